@@ -437,9 +437,21 @@ class Trainer:
         where = f"step {start}" + (f" of {total}" if total is not None else "")
         loop.training.say(f"{summary(loop.strategy)}, {where}")
         if (pipeline := loop.strategy.pipeline) is not None:
-            loop.training.say(pipeline.told(samples_at_once(self.settings, loop.training.world)))
+            samples = samples_at_once(self.settings, loop.training.world)
+            loop.training.say(pipeline.told(samples))
+            if loop.training.world.is_first and self.settings.fast_dev_run is None:
+                _draw(metrics_folder(self.settings) / "pipeline.svg", pipeline.picture(samples), loop.training)
         if self.settings.fast_dev_run is not None:
             loop.training.say("fast_dev_run: neither checkpoints nor metrics are kept")
+
+
+def _draw(path: Path, picture: str, training: Training) -> None:
+    """For people: a training goes on without it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(picture)
+    except OSError as error:
+        training.say(f"no picture of the pipeline: {error}")
 
 
 def _silence(*_: object) -> None:

@@ -32,7 +32,7 @@ from trainer.strategies.paging import bring_whole
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.strategies.settings import SHARDS, StrategySettings
 from trainer.strategies.shards import SHARDED, STAGES, deal_out_stage, mesh_over
-from trainer.strategies.stages import STAGES_OF_RANK, bubble, cut, drawn, fits, micro_batches, parts_of
+from trainer.strategies.stages import STAGES_OF_RANK, bubble, cut, drawn, fits, micro_batches, parts_of, picture
 from trainer.world import World
 
 _LEAST = 1e-6  # as torch's own clipping has it: no division by zero
@@ -190,6 +190,10 @@ class Pipeline:
         lines = f"{micros} micro-batches, {way}: each stage waits for others {share:.0%} of a step"
         picture = drawn(kind, ranks, micros)
         return f"{lines}\n{picture}" if picture else lines
+
+    def picture(self, samples: int) -> str:
+        """Of a step of so many samples a rank, as SVG."""
+        return picture(self.settings.pp_schedule, self.world.stages, self.micro_batches(samples))
 
     def _run(self, inputs: Tensor, *, learns: bool) -> Any:
         # Without a way back there is nothing to keep: as few parts as there are stages have all of them at work.

@@ -16,6 +16,8 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved")
 STAGES_OF_RANK = {"interleaved": 2}  # of others one
 _PER_STAGE = 4  # micro-batches, where nothing is said: a bubble of less than a fifth
 _DRAWN = 8  # micro-batches, of which a picture fits into a line
+_LEFT, _CELL = 60, 26  # pixels
+_FILLS = (("#a8d1f0", "#d3e8f8"), ("#f0b26b", "#f8d9b3"))  # of a rank's first stage, and its second
 
 
 def parts_of(module: nn.Module) -> list[str]:
@@ -166,3 +168,24 @@ def drawn(schedule: str, ranks: int, micros: int) -> str:
     return "\n".join(
         f"  stage {rank}  " + " ".join(cell.ljust(width) for cell in row).rstrip() for rank, row in enumerate(rows)
     )
+
+
+def picture(schedule: str, ranks: int, micros: int) -> str:
+    """The timetable as SVG: forward passes blue, backward ones orange, and white where a rank waits for others."""
+    rows = timetable(schedule, ranks, micros)
+    wide, high = _LEFT + _CELL * max(map(len, rows)), _CELL * (ranks + 1)
+    share = f"{bubble(schedule, ranks, micros):.0%} of a step is waiting"
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        f'<text x="4" y="17">{schedule}, {ranks} ranks, {micros} micro-batches: {share}</text>',
+    ]
+    for rank, row in enumerate(rows):
+        top = _CELL * (rank + 1)
+        lines.append(f'<text x="4" y="{top + 17}">rank {rank}</text>')
+        for at, work in enumerate(row):
+            if work is not None:
+                left, fill = _LEFT + _CELL * at, _FILLS[work.backward][work.stage // ranks]
+                lines.append(f'<rect x="{left}" y="{top}" width="{_CELL - 1}" height="{_CELL - 1}" fill="{fill}"/>')
+                lines.append(f'<text x="{left + 3}" y="{top + 17}">{work}</text>')
+    return "\n".join([*lines, "</svg>", ""])

@@ -212,6 +212,7 @@ def test_fifty_steps_give_the_losses_of_one_process(tmp_path, alone, ranks, mesh
     first, *rest = on(ranks, train, tmp_path, mesh=mesh, **others)
     same(first, whole)
     assert all(one.fingerprint == first.fingerprint and one.found == first.found for one in rest)
+    assert "of a step is waiting" in (tmp_path / "metrics" / "pipeline.svg").read_text()
 
 
 @pytest.mark.dealt(24)

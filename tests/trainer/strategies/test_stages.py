@@ -2,6 +2,7 @@
 
 import re
 from itertools import pairwise
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from trainer.strategies.stages import (
     micro_batches,
     order_of,
     parts_of,
+    picture,
     timetable,
 )
 from trainer.tasks.transformer import Shape, Transformer
@@ -150,6 +152,18 @@ def test_the_bubble_is_that_of_the_books(schedule):
 def test_too_few_micro_batches_go_forward_first_and_then_back():
     assert not fits("1f1b", 4, 2) and not fits("interleaved", 2, 5)
     assert order_of("1f1b", 4, 0, 2) == order_of("gpipe", 4, 0, 2)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_a_picture_for_people_has_each_pass_once_at_its_time(schedule):
+    svg = ET.fromstring(picture(schedule, 2, 4))
+    name = "{http://www.w3.org/2000/svg}"
+    texts = [one.text for one in svg.iter(f"{name}text")]
+    stages = 2 * STAGES_OF_RANK.get(schedule, 1)
+    assert sum(text[0] in "FB" for text in texts) == 2 * 4 * stages == len([*svg.iter(f"{name}rect")]) - 1
+    assert f"{bubble(schedule, 2, 4):.0%} of a step is waiting" in texts[0]
+    at = [(one.get("x"), one.get("y")) for one in svg.iter(f"{name}rect")]
+    assert len(at) == len({*at})
 
 
 def test_a_picture():
