@@ -188,8 +188,8 @@ class Pipeline:
         way = kind if fits(kind, ranks, micros) else f"gpipe, as there are too few of them for {kind}"
         share = bubble(kind, ranks, micros)
         lines = f"{micros} micro-batches, {way}: each stage waits for others {share:.0%} of a step"
-        picture = drawn(kind, ranks, micros)
-        return f"{lines}\n{picture}" if picture else lines
+        rows = drawn(kind, ranks, micros)
+        return f"{lines}\n{rows}" if rows else lines
 
     def picture(self, samples: int) -> str:
         """Of a step of so many samples a rank, as SVG."""

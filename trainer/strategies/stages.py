@@ -174,11 +174,12 @@ def picture(schedule: str, ranks: int, micros: int) -> str:
     """The timetable as SVG: forward passes blue, backward ones orange, and white where a rank waits for others."""
     rows = timetable(schedule, ranks, micros)
     wide, high = _LEFT + _CELL * max(map(len, rows)), _CELL * (ranks + 1)
+    way = schedule if fits(schedule, ranks, micros) else "gpipe"
     share = f"{bubble(schedule, ranks, micros):.0%} of a step is waiting"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="11">',
         '<rect width="100%" height="100%" fill="#fff"/>',
-        f'<text x="4" y="17">{schedule}, {ranks} ranks, {micros} micro-batches: {share}</text>',
+        f'<text x="4" y="17">{way}, {ranks} ranks, {micros} micro-batches: {share}</text>',
     ]
     for rank, row in enumerate(rows):
         top = _CELL * (rank + 1)

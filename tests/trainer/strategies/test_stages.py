@@ -164,6 +164,11 @@ def test_a_picture_for_people_has_each_pass_once_at_its_time(schedule):
     assert f"{bubble(schedule, 2, 4):.0%} of a step is waiting" in texts[0]
     at = [(one.get("x"), one.get("y")) for one in svg.iter(f"{name}rect")]
     assert len(at) == len({*at})
+    assert texts[0].startswith(f"{schedule}, 2 ranks")
+
+
+def test_a_picture_says_what_is_done_where_there_are_too_few_micro_batches():
+    assert "gpipe, 4 ranks" in picture("1f1b", 4, 2) and "gpipe, 2 ranks" in picture("interleaved", 2, 5)
 
 
 def test_a_picture():
