@@ -5,7 +5,7 @@ Another thread that decodes the class in that moment ends the process (SIGSEGV, 
 """
 
 import threading
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,3 +21,9 @@ def decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
         with _making:
             found = _made.setdefault(kind, msgspec.json.Decoder(kind))
     return found  # type: ignore[return-value] # by its key
+
+
+def converted(found: Any, kind: type[T]) -> T:
+    """What was decoded without its kind, as one of this kind. Raises msgspec.ValidationError where it is none."""
+    decoder_of(kind)
+    return msgspec.convert(found, kind)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from launcher.decoding import decoder_of
+from launcher.decoding import converted
 from launcher.errors import LaunchError
 from launcher.notify.record import Notifying, without_secrets
 from launcher.rundir.attempts import plan_as
@@ -82,10 +82,7 @@ def blotted(answer: Any, secrets: Sequence[str]) -> Any:
 
 def blotted_record(record: T, secrets: Sequence[str]) -> T:
     """A record of texts in which none of them is."""
-    if not secrets:
-        return record
-    decoder_of(type(record))
-    return msgspec.convert(blotted(record, secrets), type(record))
+    return converted(blotted(record, secrets), type(record)) if secrets else record
 
 
 def _without(answer: Any, secrets: tuple[str, ...]) -> Any:

@@ -48,9 +48,8 @@ exit codes:
  18 launcher's fault   19 no progress        20 cancelled           21 lost
  22 fenced             23 disk               24 no checkpoint       75 resume me
 """
-_COLLECT_EVERY = (
-    50_000  # new objects: most come from imports and stay, and to look at them each 700 took a tenth of a start
-)
+# New objects: most come from imports and stay, and to look for garbage among them each 700 took a tenth of a start.
+_COLLECT_EVERY = 50_000
 _NO_SPACE = "free some space there"
 _OF_THE_MACHINE = {
     errno.ENOSPC: _NO_SPACE, errno.EDQUOT: _NO_SPACE, errno.EFBIG: "`ulimit -f` shows how large a file may be",

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from launcher.decoding import decoder_of
+from launcher.decoding import converted
 from launcher.errors import Unreachable
 from launcher.hostlink.connect import Line
 
@@ -37,8 +37,7 @@ def read_answer(data: bytes, kind: type[T]) -> T:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     _check(found)
-    decoder_of(kind)  # hosts answer to a thread each
-    return msgspec.convert(found, kind)
+    return converted(found, kind)  # hosts answer to a thread each
 
 
 def _check(found: Any) -> None:

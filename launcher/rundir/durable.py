@@ -245,6 +245,14 @@ def _open_to_append(path: Path) -> int:
     return fd
 
 
+def record_in(line: bytes, kind: type[T]) -> T | None:
+    """The record that a line is; None where it is torn, or of another version."""
+    try:
+        return decoder_of(kind).decode(line)
+    except NOT_JSON:
+        return None
+
+
 def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
     """All whole records of a file of lines, and how many lines are none."""
     data = read_bytes(path)

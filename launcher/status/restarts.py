@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from math import inf
 
-from launcher.decoding import decoder_of
-from launcher.rundir.durable import NOT_JSON
+from launcher.rundir.durable import record_in
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import EXPLAINED, Event
 from launcher.status.rank_log import GrowingFile
@@ -29,7 +28,8 @@ class RestartReader:
         """Take in what has happened since."""
         while data := self._tail.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
-            self._due.extend(event for event in map(_event, lines) if event is not None and event.kind in _KINDS)
+            events = (record_in(line, Event) for line in lines)  # the log is worth reading without what is torn
+            self._due.extend(event for event in events if event is not None and event.kind in _KINDS)
 
     def before(self, attempt: int, generation: int) -> Iterator[str]:
         """Those after which this generation began."""
@@ -53,10 +53,3 @@ def _after(event: Event) -> tuple[int, float]:
 def _words(event: Event) -> str:
     brief = f"{event.cause}: {event.text}" if event.kind == EXPLAINED else event.brief or event.text
     return f"── {plain(brief)} ──"
-
-
-def _event(line: bytes) -> Event | None:
-    try:
-        return decoder_of(Event).decode(line)
-    except NOT_JSON:
-        return None  # torn, or of another version: the log is worth reading without it

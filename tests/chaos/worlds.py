@@ -302,7 +302,6 @@ class Hot(Local):
     """A training whose ranks stay when others are killed. What is not put back in them shows in the weights."""
 
     script = SCRIPTS / "in_place.py"
-    preload = "[torch]"
     more = ", mode: hot, spares: 1"
     strategy = "ddp"
     steps_per_s = 6.0

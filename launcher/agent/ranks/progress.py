@@ -23,7 +23,7 @@ from typing import Literal
 
 import msgspec
 
-from launcher.decoding import decoder_of
+from launcher.decoding import converted
 from launcher.rundir.records import NotFinite, Raised
 
 MAX_LINE_BYTES = 4096
@@ -83,8 +83,7 @@ class Progress:
         """Take in one line; False where it says nothing that we understand."""
         try:
             words = _words(line)
-            decoder_of(Report)
-            report = msgspec.convert(words, Report)
+            report = converted(words, Report)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             self.dropped_lines += 1
             return False

@@ -14,7 +14,7 @@ from launcher.agent.replication.bulk import Heard, Throttle, receive, receive_al
 from launcher.agent.replication.files import ReplicaFiles, digest_of
 from launcher.agent.replication.link import ReplicaLink, Unwilling
 from launcher.agent.wire import WireError
-from launcher.decoding import decoder_of
+from launcher.decoding import converted, decoder_of
 from launcher.rundir.durable import NOT_JSON
 from trainer.checkpoint_files.layout import MANIFEST
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
@@ -33,9 +33,8 @@ class DiskFailed(Exception):
 
 async def inventory(link: ReplicaLink) -> list[Held]:
     listed = await _record(link, words.List(), list[Held])
-    decoder_of(words.Save)
     try:  # what others are told of it by whoever asked
-        msgspec.convert([(one.kind, one.step, one.digest) for one in listed], list[words.Save])
+        converted([(one.kind, one.step, one.digest) for one in listed], list[words.Save])
     except msgspec.ValidationError as error:
         raise WireError(f"it has checkpoints that cannot be: {error}") from error
     return listed

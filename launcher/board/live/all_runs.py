@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -64,6 +65,14 @@ class SeenRun:
 
     def row(self) -> BoardRow:
         return blotted_record(board_row(self.status, self.about, self.figures), self.secrets)
+
+
+class _Looked(NamedTuple):
+    """What a look has found, and when the records were changed that it read."""
+
+    run: api.Run
+    status: RunStatus
+    changed: tuple[int, ...]
 
 
 class AllRuns:
@@ -163,21 +172,21 @@ class AllRuns:
             one.read_at = now
         return [*(one.run for one in due), *(one for run_id, one in runs.items() if run_id not in self._known)]
 
-    def _seen(self, due: Sequence[api.Run]) -> list[tuple[api.Run, RunStatus, tuple[int, ...]]]:
-        """Of those that are here, and of others what lies here until their cluster has answered; and how old it is."""
-        found = list[tuple[api.Run, RunStatus, tuple[int, ...]]]()
+    def _seen(self, due: Sequence[api.Run]) -> list[_Looked]:
+        """Of those that are here, and of others what lies here until their cluster has answered."""
+        found = list[_Looked]()
         for one in due:
             with apart(one.id):
                 known = self._known.get(one.id)
                 # Before it is read: what is written meanwhile is seen by the next look.
-                seen = known.changed if known is not None else _changed(_files_of(one))
+                changed = known.changed if known is not None else _changed(_files_of(one))
                 status, kind = api.as_far_as_here(one)
                 if kind:
                     self._elsewhere[one.id] = kind, one
                 else:
                     self._elsewhere.pop(one.id, None)
                 if not kind or known is None:
-                    found.append((one, _being_asked(status) if kind else status, seen))
+                    found.append(_Looked(one, _being_asked(status) if kind else status, changed))
         asked = dict[str, list[api.Run]]()
         for kind, one in self._elsewhere.values():
             asked.setdefault(kind, []).append(one)
@@ -192,7 +201,7 @@ class AllRuns:
             self._waiting[kind] = runs
             self._asked[kind] = self._threads.submit(api.statuses, runs, api.WATCH_S)
 
-    def _heard(self) -> list[tuple[api.Run, RunStatus, tuple[int, ...]]]:
+    def _heard(self) -> list[_Looked]:
         """What clusters have answered by now."""
         found: list[tuple[api.Run, RunStatus]] = []
         for kind in [kind for kind, asked in self._asked.items() if asked.done()]:
@@ -204,24 +213,25 @@ class AllRuns:
                 ]
             else:
                 found += zip(runs, asked.result(), strict=True)
-        return [(one, status, self._known[one.id].changed) for one, status in found if one.id in self._known]
+        return [_Looked(one, status, self._known[one.id].changed) for one, status in found if one.id in self._known]
 
-    def _take(self, found: Sequence[tuple[api.Run, RunStatus, tuple[int, ...]]]) -> None:
-        for one, status, seen in found:
+    def _take(self, found: Sequence[_Looked]) -> None:
+        for looked in found:
+            one, status, _ = looked
             if status.submitted_at <= 0 and status.state == "unknown" and not one.path.exists():
                 continue  # its folder was taken away behind our back
             with apart(one.id):
-                self._take_one(one, status, seen)
+                self._take_one(*looked)
 
-    def _take_one(self, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> None:
+    def _take_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
         known = self._known.get(one.id)
         if known is None:
-            self._known[one.id] = known = SeenRun.of(one, status, seen)
+            self._known[one.id] = known = SeenRun.of(one, status, changed)
             known.read_at = self._clock()
         else:
-            if seen[1:] != known.seen[1:] or status.attempt != known.status.attempt:
+            if changed[1:] != known.seen[1:] or status.attempt != known.status.attempt:
                 known.about, known.secrets = _about(one, status)
-            known.status, known.seen = status, seen
+            known.status, known.seen = status, changed
         if status.state.ended:
             self._going.discard(one.id)
             self._elsewhere.pop(one.id, None)

@@ -14,8 +14,7 @@ from launcher.board.log_view import BoardLine, board_line
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.rows import BoardRow
 from launcher.board.run_view import RunHead, run_head
-from launcher.decoding import decoder_of
-from launcher.rundir.durable import NOT_JSON
+from launcher.rundir.durable import record_in
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
 from launcher.status.derive import RunStatus
@@ -93,7 +92,7 @@ class WatchedRun:
     def _marks(self) -> Iterator[LifeMark]:
         while data := self._events.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
-            yield from marks_of(event for event in map(_event_in, lines) if event is not None)
+            yield from marks_of(event for line in lines if (event := record_in(line, Event)) is not None)
 
 
 def _new_checkpoints(before: RunHead, now: RunHead) -> Iterator[LifeMark]:
@@ -114,13 +113,6 @@ def newest_lines(lines: Iterable[LogLine]) -> NewLines:
             characters -= len(kept.popleft().text)
             skipped += 1
     return NewLines([*kept], skipped)
-
-
-def _event_in(line: bytes) -> Event | None:
-    try:
-        return decoder_of(Event).decode(line)
-    except NOT_JSON:
-        return None  # torn, or of another version
 
 
 def _as_points(points: list[tuple[int, float, float]]) -> NewPoints:

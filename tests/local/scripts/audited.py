@@ -11,9 +11,8 @@ class Audit:
         self.me = {"host": os.uname().nodename, "pid": os.getpid()}
 
     def note(self, what, step):
-        who = {
-            name: int(os.environ[f"LAUNCH_{name.upper()}"]) for name in ("attempt", "generation")
-        }  # of one that stays
-        who["rank"] = int(os.environ["RANK"])
+        # Looked up each time: a rank that stays gets another generation.
+        names = {"attempt": "LAUNCH_ATTEMPT", "generation": "LAUNCH_GENERATION", "rank": "RANK"}
+        who = {name: int(os.environ[variable]) for name, variable in names.items()}
         line = {"at": time.clock_gettime(time.CLOCK_BOOTTIME), "what": what, "step": step, **who, **self.me}
         os.write(self.file, json.dumps(line).encode() + b"\n")

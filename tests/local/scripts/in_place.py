@@ -1,9 +1,9 @@
 """A small training in which whatever is not put back shows: dropout, BatchNorm, draws of Python and NumPy, a schedule
 that goes by validations, a callback with state, and samples that are augmented.
 
-`--audit FILE`: what each rank does, for tests/chaos/audit.py. `--hold FILE`: no rank goes on from the step in it. `--pause S` in each forward pass; with `--slow FILE` as long as that
-is there. `--die PATH`: in files PATH-0, PATH-1 and so on a rank, a step and a
-place each, where that rank kills itself, or stops where `stop` follows: `optimizer` is after its update; with zero1
+`--audit FILE`: what each rank does, for tests/chaos/audit.py. `--hold FILE`: no rank goes on from the step in it.
+`--pause S` in each forward pass; with `--slow FILE` as long as that is there. `--die PATH`: in files PATH-0, PATH-1 and
+so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows: `optimizer` is after its update; with zero1
 `spread` is while it sends its new weights to the others, and `share` while it writes its part of the optimizer into
 memory. At the end each says how many updates it made.
 """

@@ -21,7 +21,7 @@ from launcher.rundir import drafts
 from launcher.rundir.attempts import newest
 from launcher.rundir.code.copying import copy_tree
 from launcher.rundir.code.listing import list_frozen
-from launcher.rundir.durable import NOT_JSON, create_record, make_dir, read_record, sync_dir, write_bytes, write_record
+from launcher.rundir.durable import create_record, make_dir, read_record, record_in, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
@@ -146,9 +146,8 @@ def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
 
 
 def _is_of(line: bytes, attempt: int) -> bool:
-    with contextlib.suppress(*NOT_JSON):
-        return decoder_of(Event).decode(line).attempt == attempt
-    return False
+    event = record_in(line, Event)
+    return event is not None and event.attempt == attempt
 
 
 def _disks(opening: Open) -> _Disks:
