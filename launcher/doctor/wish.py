@@ -8,6 +8,8 @@ from launcher.errors import BadInput
 from launcher.spec.tree import Scalar
 from launcher.spec.yaml_reader import read_tree
 
+OF_THIS_MACHINE = "of this machine"
+
 
 @dataclass(frozen=True, slots=True)
 class DoctorWish:
@@ -18,6 +20,7 @@ class DoctorWish:
     cluster: str = ""  # as the person calls it
     defaults: tuple[tuple[str, str], ...] = ()  # what the clusters file says of it: options of the spec, and their YAML
     trial: bool = False  # have nodes, or all hosts, try it out
+    health: bool = False  # only whether the devices compute, keep and carry what they should
     nodes: int | None = None  # of so many
     within_s: float = 60.0  # so long it waits for them
     asked: Mapping[str, str] = field(default_factory=dict)  # of a job: partition, account, qos, interface
@@ -34,4 +37,5 @@ class DoctorWish:
         """Raise BadInput where an option was given that is of no use here."""
         for name, whose in self.given.items():
             if name not in known:
-                raise BadInput(f"--{name} is {whose}", f"hint: launch doctor slurm --{name}")
+                place = "" if whose == OF_THIS_MACHINE else " slurm"
+                raise BadInput(f"--{name} is {whose}", f"hint: launch doctor{place} --{name}")

@@ -188,3 +188,23 @@ def test_its_modules_cost_other_commands_nothing(desk, command):
     loaded = done.stdout.splitlines()[-1].split()
     assert "launcher.cli.main" in loaded and ("launcher.cli.looking.status" in loaded) == (command == "status")
     assert not [name for name in loaded if "doctor" in name]
+
+
+def test_health_alone(desk, ranks, tmp_path):
+    """The interpreter of ranks is asked, once for each device; the last check-up stays what it was."""
+    ranks(f'exec {sys.executable} "$@"')
+    (line,) = desk.launch("doctor", "--health").stdout.splitlines()
+    assert line.startswith("ok       health         cpu (") and "matmul float32 exact on" in line
+    ranks(
+        'echo \'{"begins": "memory"}\'; echo \'{"part": "memory", "fit": false, "expected": "1", "seen": "2"}\'; exit 1'
+    )
+    done = desk.launch("doctor", "--health", check=4)
+    assert "problem  health         cpu: memory: expected 1, got 2\n" in done.stdout
+    ranks("exit 3")
+    done = desk.launch("doctor", "--health")
+    assert "warning  health         cpu: the check: its process left with exit code 3\n" in done.stdout
+    assert not (tmp_path / "state/launch/check-ups/local.json").exists()
+
+
+def test_health_is_of_this_machine(desk):
+    assert "launch: --health is of this machine" in desk.launch("doctor", "slurm", "--health", check=2).stderr

@@ -20,7 +20,7 @@ from launcher.clusters.kinds import kind_named, of_kind
 from launcher.clusters.protocol import Doctor, HasDoctor
 from launcher.doctor.findings import Finding, Level, exit_code
 from launcher.doctor.last import keep
-from launcher.doctor.wish import DoctorWish
+from launcher.doctor.wish import OF_THIS_MACHINE, DoctorWish
 from launcher.errors import BadInput
 from launcher.interpreter import interpreter
 from launcher.project import project_of
@@ -30,6 +30,7 @@ from launcher.words import LOCAL
 
 EXAMPLES = """
   launch doctor                  this machine
+  launch doctor --health         its cores and GPUs: do they multiply, keep and carry what they should?
   launch doctor slurm            the Slurm cluster whose programs are here; starts nothing
   launch doctor slurm --try      and a short job on two nodes: what do they see, do they reach each other?
   launch doctor slurm --try --nodes 1 --partition gpu --within 600
@@ -44,7 +45,7 @@ _LEVEL_WIDTH, _ABOUT_WIDTH = 9, 15
 _LEAST_ROOM, _READABLE = 40, 120
 _WITHIN_S = 60.0
 _OF_A_JOB = ("partition", "account", "qos", "interface")
-_WHOSE = {"try": "of Slurm clusters, Grid Engine and pools"}
+_WHOSE = {"try": "of Slurm clusters, Grid Engine and pools", "health": OF_THIS_MACHINE}
 _WHOSE |= dict.fromkeys(("nodes", "within"), "of Slurm clusters and Grid Engine")
 _WHOSE |= dict.fromkeys(_OF_A_JOB, "of Slurm clusters")
 
@@ -69,6 +70,9 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--account", metavar="NAME", type=_word, help="account that is charged")
     arguments.add_argument("--qos", metavar="NAME", type=_word, help="quality of service")
     arguments.add_argument("--interface", metavar="NAME", type=_word, help="network interface to try as well")
+    arguments.add_argument(
+        "--health", action="store_true", help="only whether its devices work: the check of recovery.health, here"
+    )
     declare_collectives(arguments)
     arguments.add_argument("--json", action="store_true", help="the list, as JSON")
 
@@ -84,7 +88,8 @@ def run(options: argparse.Namespace) -> int:
         found.append(finding)
         if not options.json:
             print("\n".join(_lines(finding)), flush=True)
-    keep(place.name, found, trial=vars(options)["try"])
+    if not options.health:
+        keep(place.name, found, trial=vars(options)["try"])
     if options.json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
     elif said := _summary(found):
@@ -117,6 +122,7 @@ def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:
         place.name,
         place.defaults,
         "try" in said,
+        options.health,
         options.nodes,
         _WITHIN_S if options.within is None else options.within,
         {name: said[name] for name in _OF_A_JOB if name in said},

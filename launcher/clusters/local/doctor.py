@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from launcher.agent.machine import this_machine
 from launcher.doctor import checks
+from launcher.doctor.devices import health_findings
 from launcher.doctor.findings import Finding, ok
 from launcher.doctor.machine_there import look, torch_of
 from launcher.doctor.wish import DoctorWish
@@ -15,10 +16,13 @@ from launcher.rundir.registry import state_folder
 
 def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
     """Everything about this machine, as it is found; torch last, because asking it takes seconds."""
-    wish.refuse_all_but()
+    wish.refuse_all_but("health")
+    gpus = this_machine(os.environ).gpus
+    if wish.health:
+        yield from health_findings(wish.python, len(gpus), os.environ)
+        return
     found = look([str(wish.runs_root), str(state_folder())])
     runs_root, state = found.folders
-    gpus = this_machine(os.environ).gpus
     yield ok("python", f"{platform.python_version()}, {sys.executable}")
     yield ok("cores", str(found.cores))
     yield checks.gpus_finding(gpus)

@@ -1,0 +1,306 @@
+"""Whether a device computes, keeps and carries what it should: the program that finds out, on the device.
+
+`python device_there.py cuda:0` (or `cpu`). It prints a JSON object a line: what it is on, what it begins, what came of
+it. Every number that is computed is whole and small enough to be exact in its type, in whatever order it is summed, so
+that one wrong bit is a wrong result. It stops at the first part that is not right, with exit code 1.
+
+The standard library and torch alone: it runs in the interpreter of the ranks, which may be as old as Python 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SMALL, _MEDIUM, _LARGE = 256, 2048, 4096  # rows of the matrices: of a core, of a GPU, of its tensor cores
+_TIMES = 4
+_MOST_CORES_S = 0.4
+_HOST_BYTES, _DEVICE_BYTES, _CARRIED_BYTES = 1 << 24, 1 << 27, 1 << 25
+_PART_OF_FREE = 8  # of a device's memory that is free, at most one of so many
+_ODD = -7046029254386353131  # a factor that makes of each address another pattern of bits
+_UNCORRECTED, _SINCE_LOADED = 1, 0  # of NVML: the kind of error, and over which time it is counted
+_MOST_LETTERS = 300
+
+
+class WrongResult(Exception):
+    """What was expected of the device, and what was seen."""
+
+    def __init__(self, expected: str, seen: str) -> None:
+        super().__init__(expected, seen)
+        self.expected, self.seen = expected, seen
+
+
+class Unable(Exception):
+    """Why nobody can say here whether the device is fit."""
+
+
+class DeviceTrial(NamedTuple):
+    """One thing that is tried; `run` gives a few words on it, and raises WrongResult."""
+
+    name: str
+    run: Callable[[], str]
+
+
+def main(device: str) -> int:
+    """0: it is fit, or nobody can say; else 1."""
+    try:
+        import torch  # late: what goes wrong is told
+    except Exception as error:  # noqa: BLE001 - whatever a package of the user's raises as it is imported
+        _say(unable=f"torch cannot be imported: {_words(error)}")
+        return 0
+    began = time.perf_counter()
+    try:
+        fit = all(_tried(part) for part in _parts(torch, device))
+    except Unable as error:
+        _say(unable=str(error))
+        return 0
+    _say(done=fit, seconds=round(time.perf_counter() - began, 3))
+    return 0 if fit else 1
+
+
+def _parts(torch: Any, device: str) -> Iterator[DeviceTrial]:
+    if device == "cpu":
+        _say(device=device, name=f"{len(os.sched_getaffinity(0))} cores")
+        yield DeviceTrial("matmul float32", lambda: _multiply_on_each_core(torch))
+        yield DeviceTrial("memory", lambda: _keep(torch, device, _HOST_BYTES))
+        return
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise Unable(f"this torch ({torch.__version__}) is built for CPUs alone")
+    _say(device=device, name="")
+    yield DeviceTrial("start", lambda: _start(torch, device))
+    yield DeviceTrial("matmul float32", lambda: _multiply(torch, device, torch.float32, _MEDIUM))
+    yield DeviceTrial("matmul bfloat16", lambda: _multiply(torch, device, torch.bfloat16, _LARGE))
+    yield DeviceTrial("memory", lambda: _keep(torch, device, _room_on(torch, device)))
+    yield DeviceTrial("copies", lambda: _carry(torch, device))
+    yield DeviceTrial("memory errors", lambda: _count_errors(torch, device))
+
+
+def _tried(part: DeviceTrial) -> bool:
+    _say(begins=part.name)
+    began, wrong, note = time.perf_counter(), None, ""
+    try:
+        note = part.run()
+    except WrongResult as error:
+        wrong = error
+    except (RuntimeError, MemoryError, OSError) as error:  # what torch raises where the device fails
+        wrong = WrongResult("no error", _words(error))
+    seconds = round(time.perf_counter() - began, 4)
+    if wrong is None:
+        _say(part=part.name, fit=True, note=note, seconds=seconds)
+    else:
+        _say(part=part.name, fit=False, expected=wrong.expected, seen=wrong.seen, seconds=seconds)
+    return wrong is None
+
+
+# Its parts
+
+
+def _start(torch: Any, device: str) -> str:
+    number, there = torch.device(device).index or 0, torch.cuda.device_count()
+    if number >= there:
+        raise WrongResult(device, f"torch sees {there} GPU{'' if there == 1 else 's'}")
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=device).add_(1).item()
+    about = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    _say(device=device, name=str(about.name))
+    return f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+
+
+def _multiply_on_each_core(torch: Any) -> str:
+    """One core may compute wrongly where the others do not."""
+    torch.set_num_threads(1)
+    product = _Product(torch, "cpu", torch.float32, _SMALL)
+    cores, done, until = os.sched_getaffinity(0), 0, time.perf_counter() + _MOST_CORES_S
+    try:
+        for core in sorted(cores):
+            if done and time.perf_counter() > until:
+                break
+            with contextlib.suppress(OSError):  # it was taken from us meanwhile
+                os.sched_setaffinity(0, {core})
+                product.check(f" on core {core}")
+                done += 1
+    finally:
+        os.sched_setaffinity(0, cores)
+    return f"exact on {done} of {len(cores)} cores"
+
+
+def _multiply(torch: Any, device: str, kind: Any, size: int) -> str:
+    product = _Product(torch, device, kind, size)
+    product.check()  # the first one also loads the library
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(_TIMES):
+        torch.mm(product.left, product.right, out=product.result)
+    end.record()
+    end.synchronize()
+    product.compare()
+    return f"exact, {_TIMES * 2 * size**3 / (begin.elapsed_time(end) * 1e9):.3g} TFLOP/s"
+
+
+class _Product:
+    """Two matrices of whole numbers, and what their product is: by sums of whole numbers on a core.
+
+    `left[i, k] = f[(i + k) % size]` and `right[k, j] = g[(k + j) % size]`, so that each number of the product is one of
+    `size` sums: `r[(i - j) % size]`, and every one of them is different work for the device.
+    """
+
+    def __init__(self, torch: Any, device: str, kind: Any, size: int) -> None:
+        self._torch, self._device, self._size = torch, device, size
+        f, g = self._whole_numbers(few=kind is torch.bfloat16)
+        sums = (self._turned(f) * g).sum(1)  # r[d]: of f[(d + m) % size] * g[m] over all m
+        self.left = self._turned(f.to(kind).to(device)).contiguous()
+        self.right = self._turned(g.to(kind).to(device)).contiguous()
+        self.expected = self._turned(sums.roll(-1).to(kind).to(device)).flip(1)
+        self.result = torch.zeros(size, size, dtype=kind, device=device)
+
+    def check(self, where: str = "") -> None:
+        self._torch.mm(self.left, self.right, out=self.result)
+        self.compare(where)
+
+    def compare(self, where: str = "") -> None:
+        wrong = self.result != self.expected
+        count = int(wrong.sum().item())
+        if count:
+            row, column = wrong.nonzero()[0].tolist()
+            expected, seen = self.expected[row, column].item(), self.result[row, column].item()
+            of_all = f"{count} of {self._size**2} numbers are wrong"
+            raise WrongResult(f"{expected:g} at row {row}, column {column}{where}", f"{seen:g}; {of_all}")
+
+    def _whole_numbers(self, *, few: bool) -> tuple[Any, Any]:
+        """Drawn alike each time. No sum of their products is above 2**24, as float32 counts exactly; with `few`,
+        none above 128, because bfloat16 does so to 256."""
+        torch, size = self._torch, self._size
+        drawn = torch.randint(-8, 9, (2, size), generator=torch.Generator().manual_seed(1))
+        if not few:
+            return drawn[0], drawn[1]
+        signs = drawn.remainder(2) * 2 - 1
+        signs[0, torch.arange(size).remainder(size // 128) != 0] = 0
+        return signs[0], signs[1]
+
+    def _turned(self, values: Any) -> Any:
+        """A matrix whose row i is the values from the i-th on, and then those before it."""
+        return self._torch.cat([values, values]).as_strided((self._size, self._size), (1, 1))
+
+
+def _room_on(torch: Any, device: str) -> int:
+    return min(_DEVICE_BYTES, int(torch.cuda.mem_get_info(device)[0]) // _PART_OF_FREE)
+
+
+def _keep(torch: Any, device: str, size: int) -> str:
+    """Each word gets bits of its own, and then their opposites: every bit is once 0 and once 1."""
+    places = torch.arange(max(1, size // 8), dtype=torch.int64, device=device)
+    wanted = places * _ODD
+    kept = wanted.clone()
+    for _ in range(2):
+        wrong = kept != wanted
+        count = int(wrong.sum().item())
+        if count:
+            at = int(wrong.nonzero()[0].item())
+            expected, seen = (f"{int(one[at].item()) & (1 << 64) - 1:016x}" for one in (wanted, kept))
+            raise WrongResult(f"{expected} in word {at}", f"{seen}; {count} of {len(kept)} words are wrong")
+        wanted, kept = wanted.bitwise_not(), kept.bitwise_not_()
+    return f"{8 * len(kept) / 1e6:.0f} MB kept what was written"
+
+
+def _carry(torch: Any, device: str) -> str:
+    """From the host's memory to the device's, and back."""
+    words = torch.arange(_CARRIED_BYTES // 8, dtype=torch.int64).mul_(_ODD).pin_memory()
+    back = torch.empty_like(words).pin_memory()
+    there = torch.empty_like(words, device=device)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    marks[0].record()
+    there.copy_(words, non_blocking=True)
+    marks[1].record()
+    back.copy_(there, non_blocking=True)
+    marks[2].record()
+    marks[2].synchronize()
+    if not torch.equal(words, back):
+        count = int((words != back).sum().item())
+        raise WrongResult("what was sent", f"{count} of {len(words)} words came back as others")
+    there_ms, back_ms = marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])
+    gigabytes = _CARRIED_BYTES / 1e6  # a millisecond
+    return f"{gigabytes / max(there_ms, 1e-3):.3g} GB/s there, {gigabytes / max(back_ms, 1e-3):.3g} GB/s back"
+
+
+def _count_errors(torch: Any, device: str) -> str:
+    """What the driver has counted of this GPU, where it has NVIDIA's library and says so."""
+    driver = _Driver.of(getattr(torch.cuda.get_device_properties(device), "uuid", None))
+    if driver is None:
+        return "not told"
+    uncorrected, rows = driver.uncorrected(), driver.remapped_rows()
+    if uncorrected:
+        raise WrongResult("no uncorrected error of its memory since the driver was loaded", f"{uncorrected} of them")
+    if rows is not None and rows.failed:
+        raise WrongResult("spare rows for those of its memory that failed", "there was none for one of them")
+    words = ["not told" if uncorrected is None else "no uncorrected ones"]
+    if rows is not None:
+        words.append(f"{rows.remapped} rows remapped{', one waits for a reset' if rows.pending else ''}")
+    return ", ".join(words)
+
+
+class RemappedRows(NamedTuple):
+    """Rows of a GPU's memory in whose place others are used."""
+
+    remapped: int
+    pending: bool
+    failed: bool
+
+
+class _Driver:
+    """NVIDIA's own library, which comes with the driver, on one GPU."""
+
+    def __init__(self, library: Any, gpu: ctypes.c_void_p) -> None:
+        self._library, self._gpu = library, gpu
+
+    @classmethod
+    def of(cls, uuid: object) -> _Driver | None:
+        """By the identity that torch knows; None where one of the two is not there."""
+        try:
+            library, gpu = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+            known = (
+                uuid is not None
+                and library.nvmlInit_v2() == 0
+                and library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(gpu)) == 0
+            )
+        except (OSError, AttributeError):  # no such library, or one that is older than the question
+            return None
+        return cls(library, gpu) if known else None
+
+    def uncorrected(self) -> int | None:
+        count = ctypes.c_ulonglong()
+        asked = self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_LOADED, ctypes.byref(count))
+        return count.value if asked else None
+
+    def remapped_rows(self) -> RemappedRows | None:
+        found = [ctypes.c_uint() for _ in range(4)]
+        if not self._ask("nvmlDeviceGetRemappedRows", *map(ctypes.byref, found)):
+            return None
+        correctable, uncorrectable, pending, failed = (one.value for one in found)
+        return RemappedRows(correctable + uncorrectable, bool(pending), bool(failed))
+
+    def _ask(self, name: str, *words: Any) -> bool:
+        """False where the library, or the GPU, does not know of it."""
+        function = getattr(self._library, name, None)
+        return function is not None and function(self._gpu, *words) == 0
+
+
+def _words(error: BaseException) -> str:
+    first = (str(error).strip().splitlines() or [""])[0][:_MOST_LETTERS]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))

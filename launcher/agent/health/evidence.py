@@ -1,0 +1,114 @@
+"""What the check of a device has shown: from the lines of device_there.py, and how it ended, to what is said of it."""
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+DEVICE_CHECK = Path(__file__).with_name("device_there.py")  # run by path, under the interpreter of the run
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class Fitness(StrEnum):
+    """Unknown is not unfit: only what was seen of a device keeps its node from having ranks."""
+
+    FIT = "fit"
+    UNFIT = "unfit"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """Of one device of one node."""
+
+    device: str
+    fitness: Fitness
+    text: str  # one line, which names the device
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Of the program: with an exit code, or by a signal; with neither, it was ended after this long."""
+
+    code: int | None = None
+    signal: int | None = None
+    after_s: float = 0.0
+
+
+class _Line(msgspec.Struct):
+    device: _Text = ""
+    name: _Text = ""
+    begins: _Text = ""
+    part: _Text = ""
+    fit: bool = True
+    expected: _Text = ""
+    seen: _Text = ""
+    note: _Text = ""
+    unable: _Text = ""
+    done: bool | None = None
+    seconds: float = 0.0
+
+
+_LINE: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
+
+
+def devices_of(gpus: int) -> tuple[str, ...]:
+    """What is checked of a node whose ranks have so many GPUs."""
+    return ("cpu", *(f"cuda:{number}" for number in range(gpus)))
+
+
+def judge(device: str, said: Iterable[bytes], ending: Ending) -> DeviceHealth:
+    """`said`: its lines, among whatever else has come to its output."""
+    lines = [line for line in map(_line, said) if line is not None]
+    name = next((line.name for line in reversed(lines) if line.name), "")
+    about = f"{device} ({name})" if name else device
+    unable = next((line.unable for line in lines if line.unable), "")
+    wrong = next((line for line in lines if not line.fit), None)
+    end = next((line for line in lines if line.done is not None), None)
+    doing = next((line.begins for line in reversed(lines) if line.begins), "")
+    if unable:
+        return DeviceHealth(device, Fitness.UNKNOWN, f"{about}: {unable}")
+    if wrong is not None:
+        text = f"{about}: {wrong.part}: expected {wrong.expected}, got {wrong.seen}"
+        return DeviceHealth(device, Fitness.UNFIT, text, wrong.seconds)
+    if end is not None:
+        return DeviceHealth(device, Fitness.FIT, f"{about}: {_parts(lines)}; {end.seconds:.2f} s", end.seconds)
+    fitness = Fitness.UNFIT if doing and _is_telling(ending) else Fitness.UNKNOWN
+    return DeviceHealth(device, fitness, f"{about}: {doing or 'the check'}: {_how(ending, doing)}")
+
+
+def _line(text: bytes) -> _Line | None:
+    try:
+        return _LINE.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # a library's warning
+
+
+def _parts(lines: Iterable[_Line]) -> str:
+    return ", ".join(f"{line.part} {line.note} in {line.seconds:.2g} s" for line in lines if line.part)
+
+
+def _is_telling(ending: Ending) -> bool:
+    """That it hung or crashed says something of its device; that it was killed, or failed by itself, does not."""
+    return ending.signal in _CRASHES if ending.signal is not None else ending.code is None
+
+
+def _how(ending: Ending, doing: str) -> str:
+    if ending.signal is not None:
+        return f"its process was ended by {_name(ending.signal)}"
+    if ending.code is not None:
+        return f"its process left with exit code {ending.code}"
+    return f"{'nothing came of it' if doing else 'it had not begun'} within {ending.after_s:.3g} s"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
