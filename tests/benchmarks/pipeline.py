@@ -1,12 +1,14 @@
 """A pipeline of two stages beside two copies and one process: steps a second, and the bubble beside its formula.
 
-    uv run python tests/benchmarks/pipeline.py [--fsdp] [--write]
+    uv run python tests/benchmarks/pipeline.py [--fsdp | --cut] [--write]
 
 The model of jobs/gpt_3d.yaml, ranks of one thread each on gloo; the sides take turns, each in new processes. All work
 on the same batch in as many parts: a pipeline's micro-batches, and as many of accumulation elsewhere. By so much as a
 pipeline's step is longer than half of one process's it is bubble, messages and unequal stages; the formula,
 (pp - 1) / (parts + pp - 1), has the bubble alone. With two ranks DDP takes half the samples of each part.
 `--fsdp`: beside the other way to have half of a model on each rank, which gathers each block when its turn comes.
+`--cut`: stages cut by measured time beside as many layers each, of a model whose first block takes eight times as long
+as each of seven more. These wait, as for an accelerator that calculates, so that a busy machine counts for little.
 """
 
 import argparse
@@ -15,10 +17,12 @@ import statistics
 import tempfile
 import time
 
+import torch
 from replica import on_ranks
 from results import publish
+from torch import nn
 
-from trainer.loop import Trainer
+from trainer.loop import Settings, Trainer
 from trainer.loop.callbacks import Callback
 from trainer.strategies.stages import bubble
 from trainer.tasks import gpt
@@ -65,6 +69,73 @@ def on_rank(_, folder, words, warm, steps):
     return watch.step_s
 
 
+class _Busy(torch.autograd.Function):
+    """Waits, as for an accelerator that calculates: cores that others use too do not count."""
+
+    @staticmethod
+    def forward(ctx, x, wait_s):
+        ctx.wait_s = wait_s
+        time.sleep(wait_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(2 * ctx.wait_s)
+        return gradient, None
+
+
+class Block(nn.Module):
+    def __init__(self, wait_s):
+        super().__init__()
+        self.wait_s, self.linear = wait_s, nn.Linear(32, 32)
+
+    def forward(self, x):
+        return _Busy.apply(x + self.linear(x), self.wait_s)
+
+
+def uneven():
+    blocks = [Block(milliseconds / 1000) for milliseconds in (8, *[1] * 7)]
+    return nn.Sequential(nn.Embedding(64, 32), *blocks, nn.Linear(32, 64))
+
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+def on_rank_of_uneven(_, folder, cut, parts, options):
+    watch = Watch(options.warm, options.steps)
+    settings = Settings(
+        mesh=f"pp={STAGES}", pp_cut=cut, pp_microbatches=parts, batch_size=options.batch_size, blocks=("Block",),
+        max_steps=options.warm + options.steps + 1, log_every=1000, checkpoint_dir=f"{folder}/checkpoints", out=folder,
+        device="cpu",
+    )  # fmt: skip
+    data = list(torch.randint(0, 64, (options.batch_size, 65), generator=torch.Generator().manual_seed(1)))
+    trainer = Trainer(settings, model=uneven, loss=loss, data=data, optimizer=torch.optim.AdamW, callbacks=[watch])
+    with contextlib.suppress(Enough):
+        trainer.fit()
+    return watch.step_s, trainer._built.pipeline.cut.told()
+
+
+def table_of_cut(options):
+    heads = [f"parts of a batch of {options.batch_size}", "by layers, steps/s", "by time, steps/s", "time, of layers"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    told = ""
+    for parts in options.parts:
+        rows = []
+        for _ in range(options.pairs):
+            row = []
+            for cut in ("layers", "time"):
+                with tempfile.TemporaryDirectory() as folder:
+                    step_s, told = on_ranks(on_rank_of_uneven, STAGES, folder, cut, parts, options)
+                row.append(step_s)
+            rows.append(row)
+        beside = [layers / timed for layers, timed in rows]
+        lines.append(
+            f"| {parts} | {speeds_of(rows)} | {statistics.median(beside):.2f} ({min(beside):.2f}-{max(beside):.2f}) |"
+        )
+    return "\n".join([*lines, "", f"Stages cut {told}."])
+
+
 def seconds(side, parts, options):
     ranks, words = SIDES[side]
     batch = ["--batch-size", str(options.batch_size)]
@@ -75,11 +146,14 @@ def seconds(side, parts, options):
 def measured(options, parts, sides):
     """Seconds of a step by pair and side, and the speeds of each side as a cell."""
     rows = [[seconds(side, parts, options) for side in sides] for _ in range(options.pairs)]
-    cells = " | ".join(
+    return rows, speeds_of(rows)
+
+
+def speeds_of(rows):
+    return " | ".join(
         f"{1 / statistics.median(times):.2f} ({1 / max(times):.2f}-{1 / min(times):.2f})"
         for times in zip(*rows, strict=True)
     )
-    return rows, cells
 
 
 def table_of_fsdp(options):
@@ -118,9 +192,12 @@ def main():
     parser.add_argument("--warm", type=int, default=4, help="steps that are not measured")
     parser.add_argument("--steps", type=int, default=12, help="that are")
     parser.add_argument("--fsdp", action="store_true", help="beside fsdp, in a table of its own")
+    parser.add_argument("--cut", action="store_true", help="stages cut by time beside by layers, in a table of its own")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
-    if options.fsdp:
+    if options.cut:
+        publish("pipeline-cut", table_of_cut(options), write=options.write, title="pipeline.py --cut")
+    elif options.fsdp:
         publish("pipeline-fsdp", table_of_fsdp(options), write=options.write, title="pipeline.py --fsdp")
     else:
         publish("pipeline", table(options), write=options.write)

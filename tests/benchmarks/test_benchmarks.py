@@ -45,6 +45,11 @@ TABLES = [
         ["--fsdp", "--pairs", "1", "--parts", "2", "--warm", "1", "--steps", "1", "--batch-size", "4"],
         ["2"],
     ),
+    (
+        "pipeline",
+        ["--cut", "--pairs", "1", "--parts", "2", "--warm", "1", "--steps", "1", "--batch-size", "4"],
+        ["2"],
+    ),
     ("load", ["--ranks", "1", "--children", "1", "--others", "3", "--samples", "2"], ["1 x 2"]),
     ("coordinator", ["--sizes", "3", "--rounds", "1"], ["3"]),
     (

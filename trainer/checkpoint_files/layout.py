@@ -11,6 +11,7 @@ FENCE = "FENCE"
 BEST = "best"  # no folder: whoever is given this name in a folder takes the best checkpoint of that folder
 FENCE_DRAFT = ".fence-draft"
 FENCE_LOCK = ".fence-lock"
+STAGES = "stages.json"  # where a pipeline that is cut by time was cut
 LAST_STEP = 10**18 - 1  # what a folder's name has room for
 _NAME = re.compile(r"(step|best)-([0-9]{8,18})")
 _DATA = re.compile(r"rank-([0-9]{5,9})\.data")

@@ -7,6 +7,7 @@ Each rank has the whole batch. What the function says is known where the last st
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +23,10 @@ from trainer.errors import BadSettings, TrainerError
 from trainer.loop.losses import Answer, LossFunction, StepCount, answer_of, plain
 from trainer.loop.metric_objects import is_of_object
 from trainer.loop.settings import Settings
+from trainer.strategies.cutting import Sample
 from trainer.strategies.finite import first_gradient
+from trainer.strategies.precision import autocasting, low_dtype
+from trainer.strategies.stages import micro_batches
 from trainer.world import World
 
 if TYPE_CHECKING:
@@ -127,27 +131,7 @@ class Piped:
         return values
 
     def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
-        """What it calls the model with, the same on all ranks: it may draw nothing before."""
-        before = state_of_generators(self._device)
-        try:
-            with self._pipeline.casting():
-                function(_Asked().train(training), data)
-        except _Called as called:
-            given = called.given
-            if called.named or len(given) != 1 or not isinstance(given[0], Tensor) or given[0].ndim == 0:
-                raise TrainerError(
-                    "loss: expected the model to be called with one tensor, as a pipeline's stages are, got "
-                    f"{len(given) + len(called.named)} arguments: {_kinds(*given, *called.named.values())}"
-                ) from None
-            if _differ(before, state_of_generators(self._device)):
-                restore_generators(before, self._device)
-                raise TrainerError(
-                    "loss: it draws random numbers before it calls the model: with pp each rank would draw others\n"
-                    "hint: draw them where the data comes from"
-                ) from None
-            found: Tensor = given[0]
-            return found
-        raise TrainerError("loss: it never calls the model, which a pipeline is to calculate")
+        return _called_with(function, data, self._pipeline.casting, self._device, training=training)
 
     def _told(self, said: list[Answer], *, known: bool) -> Answer:
         """The parts put together, on all ranks."""
@@ -171,6 +155,49 @@ class Piped:
         if isinstance(loss, tuple):
             return Answer(loss[0], loss[1], means)
         return Answer(loss, None, means)
+
+
+def _called_with(
+    function: Function, data: Any, casting: Callable[[], AbstractContextManager[None]], device: torch.device, *,
+    training: bool,
+) -> Tensor:  # fmt: skip
+    """What it calls the model with, the same on all ranks: it may draw nothing before."""
+    before = state_of_generators(device)
+    try:
+        with casting():
+            function(_Asked().train(training), data)
+    except _Called as called:
+        given = called.given
+        if called.named or len(given) != 1 or not isinstance(given[0], Tensor) or given[0].ndim == 0:
+            raise TrainerError(
+                "loss: expected the model to be called with one tensor, as a pipeline's stages are, got "
+                f"{len(given) + len(called.named)} arguments: {_kinds(*given, *called.named.values())}"
+            ) from None
+        if _differ(before, state_of_generators(device)):
+            restore_generators(before, device)
+            raise TrainerError(
+                "loss: it draws random numbers before it calls the model: with pp each rank would draw others\n"
+                "hint: draw them where the data comes from"
+            ) from None
+        found: Tensor = given[0]
+        return found
+    raise TrainerError("loss: it never calls the model, which a pipeline is to calculate")
+
+
+def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -> Sample:
+    """The first of the parts into which a pipeline divides this batch, to measure by."""
+
+    def casting() -> AbstractContextManager[None]:
+        return autocasting(world.device, low_dtype(settings.precision))
+
+    samples = len(_called_with(loss, data, casting, world.device, training=True))
+    part = _parts(data, samples, micro_batches(samples, world.stages, settings.pp_microbatches))[0]
+
+    def loss_of(output: Tensor) -> Tensor:
+        with casting():
+            return answer_of(loss(_Answering(output), part)).loss
+
+    return Sample(_called_with(loss, part, casting, world.device, training=True), loss_of)
 
 
 def _shape_of(answer: Answer) -> _Shape:

@@ -74,6 +74,10 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
 
 
+def _is_word(value: Any) -> bool:
+    return type(value) is str and value.strip() != ""
+
+
 def _is_interval(value: Any) -> bool:
     try:
         return isinstance(value, str) and Every.parse(value) != Every()
@@ -151,6 +155,12 @@ class Settings:
     pp_schedule: str = _setting(
         "1f1b", _one_of(*SCHEDULES), "mesh with pp: in which order a stage works on micro-batches"
     )
+    pp_cut: str = _setting(
+        "layers",
+        Kind("layers, time, or parts of the model, with commas between them", str, _is_word),
+        "mesh with pp: where stages begin: as many layers each, by `time` as measured before the first step, or with "
+        "these parts, as blocks.3,blocks.5",
+    )
     pp_microbatches: int | None = _setting(
         None, _whole(1), "mesh with pp: into how many parts a rank's samples are divided; left out: 4 times the stages"
     )
@@ -225,7 +235,7 @@ class Settings:
     )
     monitor: str = _setting(
         "val_loss",
-        Kind("a name", str, lambda value: type(value) is str and value != ""),
+        Kind("a name", str, _is_word),
         "the validation value that early stopping and the best model go by",
     )
     mode: str = _setting("min", _one_of("min", "max"), "whether the smaller or the larger value is better")

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from trainer.loop.average import Average
 from trainer.loop.callbacks import Callback, Callbacks
 from trainer.loop.collecting import Collecting
 from trainer.loop.console import Console
+from trainer.loop.cuts import NOTED, KeptCuts, first_sample
 from trainer.loop.determinism import be_deterministic
 from trainer.loop.evaluation import Evaluation, Metrics, Shares
 from trainer.loop.handover import StartFrom, begin_average, begin_with, hand_over, take_weights
@@ -58,6 +60,7 @@ from trainer.strategies import (
     summary,
     warn_of_low_weights,
 )
+from trainer.strategies.cutting import BY_TIME
 from trainer.strategies.mesh import on_mesh
 from trainer.wire import Launched, Wire
 from trainer.world import World, membership
@@ -137,7 +140,7 @@ class Trainer:
             while True:
                 loop: Loop | None = None
                 try:
-                    with self._loop(here, restored=restored) as loop:
+                    with self._loop(here, trains=True, restored=restored) as loop:
                         start = self._begin(loop, past, stay)
                         if start is None:
                             restored = False
@@ -286,18 +289,18 @@ class Trainer:
             yield on_mesh(world, settings.mesh)
 
     @contextmanager
-    def _loop(self, world: World, *, restored: bool = False) -> Iterator[Loop]:
+    def _loop(self, world: World, *, trains: bool = False, restored: bool = False) -> Iterator[Loop]:
         """Everything put together, at the beginning: nothing is loaded yet. `restored`: but is going to be."""
         settings = self.settings
         refuse_off_stages(settings, world)
         if settings.deterministic:
             be_deterministic()
-        strategy = self._strategy(world, restored=restored)
         console = Console() if world.is_first else None
-        training = Training(settings, world, strategy, console.say if console is not None else _silence)
         with ExitStack() as stack:
             data = train_data(settings, self._dataset, self._collate, world)
             stack.callback(data.close)
+            strategy = self._strategy(world, self._cuts(world, data if trains else None), restored=restored)
+            training = Training(settings, world, strategy, console.say if console is not None else _silence)
             training.total_steps = _total_steps(settings, data.steps_per_epoch)
             average = Average(strategy.module, settings.ema) if settings.ema is not None else None
             evaluation = None
@@ -351,9 +354,19 @@ class Trainer:
             if settings.count_flops and self._flops is None:
                 self._flops = count_operations(loop, settings)
             loop.flops = self._flops
+            if strategy.pipeline is not None and strategy.pipeline.cut.way == BY_TIME:
+                loop.info[NOTED] = ",".join(strategy.pipeline.cut.begins)
             yield loop
 
-    def _strategy(self, world: World, *, restored: bool) -> Strategy:
+    def _cuts(self, world: World, data: TrainData | None) -> KeptCuts | None:
+        """What it takes to cut the model by time; without data nothing is measured."""
+        settings, loss = self.settings, self._loss
+        if settings.pp_cut != BY_TIME or world.stages == 1:
+            return None
+        measure = partial(first_sample, settings, world, loss, data) if data is not None else None
+        return KeptCuts(self._folder, world, measure)
+
+    def _strategy(self, world: World, cuts: KeptCuts | None, *, restored: bool) -> Strategy:
         """A model that was given is wrapped once; one that is made is made each time, but where ranks meet anew."""
         settings, built = self.settings, self._built
         goes_on = built is not None and built.world is world and world.anew
@@ -370,6 +383,7 @@ class Trainer:
                 self._make_optimizer,
                 own_step=self._step is not None,
                 tp_plan=self._tp_plan,
+                cuts=cuts,
                 restored=restored,
             )
             if world.is_first:

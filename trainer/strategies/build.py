@@ -31,6 +31,7 @@ from trainer.world import World
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from trainer.strategies.cutting import Cuts
     from trainer.strategies.pipeline import Pipeline
     from trainer.strategies.tensor_parallel import Plan
 
@@ -46,12 +47,14 @@ def build(
     *,
     own_step: bool = False,
     tp_plan: "Plan | None" = None,
+    cuts: "Cuts | None" = None,
     restored: bool = False,
 ) -> Strategy:
     """All ranks call it, each with the same model, or with what makes it; rank 0's weights count.
 
     A module is changed in place. `own_step`: gradients are added up by `Turns`, part by part, in the user's order.
     `tp_plan`: how layers are divided where `mesh` has ranks work together; left out, the model's own.
+    `cuts`: what it takes to cut a pipeline's stages by time.
     `restored`: a checkpoint is about to replace the weights. If all ranks say so they are not drawn, where nothing else
     depends on that, and the strategy is `undrawn`. A rank that is new among others gets theirs, and decides alone.
     """
@@ -59,7 +62,7 @@ def build(
     if own_step and world.together > 1:
         raise BadSettings("mesh: pp and tp do not go with a training step of your own")
     if isinstance(model, nn.Module) or settings.by_parts or world.together > 1:
-        return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan)
+        return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, cuts=cuts)
     generators = state_of_generators(world.device)
     # Where ranks meet anew the others have the weights, and are just wrapping their model: this happens once.
     module = made_undrawn(model) if restored or world.anew else None
@@ -83,6 +86,7 @@ def _built(
     *,
     own_step: bool,
     tp_plan: "Plan | None",
+    cuts: "Cuts | None" = None,
     undrawn: bool = False,
 ) -> Strategy:
     """`undrawn`: weights of the model hold anything. Raises WeightsWanted, on all ranks, where that does not do."""
@@ -96,7 +100,7 @@ def _built(
         torch.backends.cudnn.benchmark = True
     if settings.sync_batchnorm:
         sync_batch_norm(module, world)
-    pipeline = _staged(module, world, settings, rows)
+    pipeline = _staged(module, world, settings, rows, cuts)
     if rows is None and not settings.offload and pipeline is None:  # else block by block, or stage by stage
         module.to(world.device)
     division = _divided(module, world, settings, tp_plan, pipeline)
@@ -224,14 +228,18 @@ def _compiled(
 
 
 def _staged(
-    module: nn.Module, world: World, settings: StrategySettings, rows: dict[str, Tensor] | None
+    module: nn.Module,
+    world: World,
+    settings: StrategySettings,
+    rows: dict[str, Tensor] | None,
+    cuts: "Cuts | None" = None,
 ) -> "Pipeline | None":
     """Cut it into stages; None where each rank has all of it."""
     if world.stages == 1:
         return None
     from trainer.strategies.pipeline import staged  # late: meshes of ranks take a while to import
 
-    return staged(module, world, settings, rows)
+    return staged(module, world, settings, rows, cuts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,16 @@ from trainer.checkpoint.elsewhere import elsewhere
 from trainer.errors import BadSettings
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.blocks import blocks_of
+from trainer.strategies.cutting import Cut, Cuts, Sample, how_cut
 from trainer.strategies.finite import multiply, plain
 from trainer.strategies.gradients import add_up
 from trainer.strategies.paging import bring_whole
+from trainer.strategies.part_times import part_times
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.strategies.settings import SHARDS, StrategySettings
 from trainer.strategies.shards import SHARDED, STAGES, deal_out_stage, mesh_over
-from trainer.strategies.stages import STAGES_OF_RANK, bubble, cut, drawn, fits, micro_batches, parts_of, picture
-from trainer.world import World
+from trainer.strategies.stages import STAGES_OF_RANK, bubble, drawn, fits, micro_batches, parts_of, picture
+from trainer.world import World, from_first
 
 _LEAST = 1e-6  # as torch's own clipping has it: no division by zero
 _SHAPES = 8  # of batches, for which buffers are kept
@@ -65,6 +67,7 @@ class Pipeline:
     mesh: DeviceMesh
     stages: dict[int, StageParts]  # by their numbers, of which others have the rest
     layers: int  # of all stages
+    cut: Cut
     casting: Callable[[], AbstractContextManager[None]]
     _holders: dict[str, tuple[int, ...]]  # of each parameter, the ranks of a pipeline
     _groups: dict[tuple[int, ...], dist.ProcessGroup]  # of several of these
@@ -189,11 +192,12 @@ class Pipeline:
         share = bubble(kind, ranks, micros)
         lines = f"{micros} micro-batches, {way}: each stage waits for others {share:.0%} of a step"
         rows = drawn(kind, ranks, micros)
-        return f"{lines}\n{rows}" if rows else lines
+        return "\n".join(one for one in (lines, rows, f"stages cut {self.cut.told()}") if one)
 
     def picture(self, samples: int) -> str:
         """Of a step of so many samples a rank, as SVG."""
-        return picture(self.settings.pp_schedule, self.world.stages, self.micro_batches(samples))
+        micros = self.micro_batches(samples)
+        return picture(self.settings.pp_schedule, self.world.stages, micros, self.cut.lines())
 
     def _run(self, inputs: Tensor, *, learns: bool) -> Any:
         # Without a way back there is nothing to keep: as few parts as there are stages have all of them at work.
@@ -260,29 +264,42 @@ class Pipeline:
 
 
 def staged(
-    module: nn.Module, world: World, settings: StrategySettings, mine: dict[str, Tensor] | None = None
+    module: nn.Module,
+    world: World,
+    settings: StrategySettings,
+    mine: dict[str, Tensor] | None = None,
+    cuts: Cuts | None = None,
 ) -> Pipeline:
     """Cut the model, in place: this rank keeps its own stages, on its device. Raises BadSettings where it cannot be.
 
     All ranks call it; rank 0's weights count. `mine`: this rank's rows of a model whose own parameters are on the meta
-    device, the same model on all ranks.
+    device, the same model on all ranks. `cuts`: what it takes to cut by time; left out, it is cut by layers then.
     """
     parts = parts_of(module)
     _refuse_what_is_in_no_stage(module, parts)
-    blocks = set(blocks_of(module, settings.blocks))
+    blocks = blocks_of(module, settings.blocks)
     named = dict(module.named_modules())
-    layers = [name for name in parts if named[name] in blocks]
+    layers = [name for name in parts if named[name] in set(blocks)]
     ranks, many = world.stages, STAGES_OF_RANK.get(settings.pp_schedule, 1)
-    rows = cut(parts, layers, ranks * many)
-    for number, row in enumerate(rows):
-        if not any(one.requires_grad for name in row for one in named[name].parameters()):
-            raise BadSettings(f"mesh: pp: stage {number} ({', '.join(row)}) has no parameter to train")
-    _refuse_what_is_in_two_stages(module, rows, ranks, settings)
-    mesh = mesh_over(world, settings)
     low = low_dtype(settings.precision)
 
     def casting() -> AbstractContextManager[None]:
         return autocasting(world.device, low)
+
+    def measured(sample: Sample) -> list[float]:
+        recomputed = blocks[:: settings.recompute_every] if settings.activation_checkpointing else []
+        row = [(name, named[name]) for name in parts]
+        return from_first(world, lambda: part_times(row, sample, world.device, casting, recomputed))
+
+    cut = how_cut(
+        settings.pp_cut, parts, layers, [_learns(named[name]) for name in parts], ranks * many, cuts, measured
+    )
+    rows = cut.rows
+    for number, row in enumerate(rows):
+        if not any(_learns(named[name]) for name in row):
+            raise BadSettings(f"mesh: pp: stage {number} ({', '.join(row)}) has no parameter to train")
+    _refuse_what_is_in_two_stages(module, rows, ranks, settings)
+    mesh = mesh_over(world, settings)
 
     holders: dict[int, set[int]] = defaultdict(set)  # of each parameter, the ranks of a pipeline
     for number, row in enumerate(rows):
@@ -302,7 +319,11 @@ def staged(
     stages = {number: StageParts([named[name] for name in row], casting) for number, row in own.items()}
     for stage in stages.values():
         stage.to(world.device)
-    return Pipeline(world, settings, mesh, stages, len(layers), casting, having, groups)
+    return Pipeline(world, settings, mesh, stages, len(layers), cut, casting, having, groups)
+
+
+def _learns(part: nn.Module) -> bool:
+    return any(one.requires_grad for one in part.parameters())
 
 
 def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, ...], dist.ProcessGroup]:

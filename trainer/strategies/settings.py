@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.errors import BadSettings
+from trainer.strategies.cutting import BY_LAYERS
 from trainer.strategies.mesh import Mesh
 from trainer.strategies.stages import SCHEDULES
 from trainer.world import World
@@ -64,6 +65,7 @@ class StrategySettings:
     shard_size: int | None = None  # hsdp: ranks that share one copy; None: those of a node
     mesh: str | Mesh | None = None  # how many ranks work on the same samples, as `tp=2`
     pp_schedule: str = "1f1b"  # mesh with pp: in which order a stage works on micro-batches
+    pp_cut: str = BY_LAYERS  # mesh with pp: layers, time, or the parts with which stages begin, but for the first
     pp_microbatches: int | None = None  # mesh with pp: parts of what is forwarded at once; None: 4 times the stages
     unused_parameters: bool = False  # ddp, zero1: some may have no part in a step's loss
     blocks: Choice = ()  # what is sharded, recomputed and compiled each by itself; empty: found
@@ -137,7 +139,7 @@ def _off_the_mesh(settings: StrategySettings, world: World) -> Iterator[str]:
     if settings.pp_schedule not in SCHEDULES:
         yield _unknown("pp_schedule", settings.pp_schedule, SCHEDULES)
     plain = StrategySettings()
-    for name in ("pp_schedule", "pp_microbatches"):
+    for name in ("pp_schedule", "pp_cut", "pp_microbatches"):
         if getattr(settings, name) != getattr(plain, name) and not staged:
             yield f"{name}: expected with a mesh that has pp only, got it without"
 

@@ -1,4 +1,4 @@
-"""A model as a row of parts, cut into the stages of a pipeline; and in which order ranks work on micro-batches.
+"""A model as a row of parts, and in which order ranks work on micro-batches in its stages.
 
 Pure: what a part holds, and where it runs, is of no interest here.
 """
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from html import escape
 
 from torch import nn
 
@@ -16,7 +17,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved")
 STAGES_OF_RANK = {"interleaved": 2}  # of others one
 _PER_STAGE = 4  # micro-batches, where nothing is said: a bubble of less than a fifth
 _DRAWN = 8  # micro-batches, of which a picture fits into a line
-_LEFT, _CELL = 60, 26  # pixels
+_LEFT, _CELL, _LINE, _LETTER = 60, 26, 16, 7  # pixels
 _FILLS = (("#a8d1f0", "#d3e8f8"), ("#f0b26b", "#f8d9b3"))  # of a rank's first stage, and its second
 
 
@@ -50,26 +51,6 @@ def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
             yield from _of_sequence(f"{prefix}{name}.", child)
         else:
             yield prefix + name
-
-
-def cut(parts: Sequence[str], layers: Sequence[str], stages: int) -> list[list[str]]:
-    """Equally many layers for each stage, or one more for some; what is no layer goes with the one before it.
-
-    The first stage has what comes before the first layer. Raises BadSettings where there are too few.
-    """
-    if len(layers) < stages:
-        raise BadSettings(
-            f"mesh: pp: expected at least {stages} layers for {stages} stages, found {len(layers)}\n"
-            "hint: fewer stages, or name the layers by `blocks`"
-        )
-    found: list[list[str]] = [[] for _ in range(stages)]
-    numbers = {name: number for number, name in enumerate(layers)}
-    stage = 0
-    for name in parts:
-        if name in numbers:
-            stage = numbers[name] * stages // len(layers)
-        found[stage].append(name)
-    return found
 
 
 def micro_batches(samples: int, stages: int, wanted: int | None) -> int:
@@ -170,10 +151,14 @@ def drawn(schedule: str, ranks: int, micros: int) -> str:
     )
 
 
-def picture(schedule: str, ranks: int, micros: int) -> str:
-    """The timetable as SVG: forward passes blue, backward ones orange, and white where a rank waits for others."""
+def picture(schedule: str, ranks: int, micros: int, stages: Sequence[str] = ()) -> str:
+    """The timetable as SVG: forward passes blue, backward ones orange, and white where a rank waits for others.
+
+    `stages`: lines about them, to stand below.
+    """
     rows = timetable(schedule, ranks, micros)
-    wide, high = _LEFT + _CELL * max(map(len, rows)), _CELL * (ranks + 1)
+    wide = max(_LEFT + _CELL * max(map(len, rows)), _LETTER * max(map(len, stages), default=0))
+    high = _CELL * (ranks + 1) + _LINE * len(stages)
     way = schedule if fits(schedule, ranks, micros) else "gpipe"
     share = f"{bubble(schedule, ranks, micros):.0%} of a step is waiting"
     lines = [
@@ -189,4 +174,6 @@ def picture(schedule: str, ranks: int, micros: int) -> str:
                 left, fill = _LEFT + _CELL * at, _FILLS[work.backward][work.stage // ranks]
                 lines.append(f'<rect x="{left}" y="{top}" width="{_CELL - 1}" height="{_CELL - 1}" fill="{fill}"/>')
                 lines.append(f'<text x="{left + 3}" y="{top + 17}">{work}</text>')
+    for place, line in enumerate(stages):
+        lines.append(f'<text x="4" y="{_CELL * (ranks + 1) + _LINE * place + 11}">{escape(line)}</text>')
     return "\n".join([*lines, "</svg>", ""])

@@ -31,7 +31,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         *("--unused-parameters", "--spike-factor", "9", "--spike-action", "rewind", "--straggler-factor", "3"),
         *("--overfit-batches", "2", "--fast-dev-run", "1"),
         *("--count-flops", "--peak-tflops", "312", "--ema", "0.999", "--mesh", "dp=2"),
-        *("--pp-schedule", "gpipe", "--pp-microbatches", "6"),
+        *("--pp-schedule", "gpipe", "--pp-cut", "time", "--pp-microbatches", "6"),
     )
     assert settings == Settings(
         max_epochs=3, max_steps=100, max_time_s=2.5, batch_size=64, accumulate=2, shuffle=False, drop_last=True,
@@ -46,7 +46,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         count_flops=True, peak_tflops=312.0, overfit_batches=2, fast_dev_run=1,
         reshard=False, offload=True, bucket_mb=50.0, recompute_every=2, recompute_keeps=("matmul", "attention"),
         sync_batchnorm=True, cudnn_benchmark=True, gc_every=100, mesh="dp=2", pp_schedule="gpipe",
-        pp_microbatches=6,
+        pp_cut="time", pp_microbatches=6,
     )  # fmt: skip
     untouched = Settings(max_steps=1)
     kept = {f.name for f in dataclasses.fields(Settings) if getattr(settings, f.name) == getattr(untouched, f.name)}

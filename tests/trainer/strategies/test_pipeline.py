@@ -1,7 +1,9 @@
 """Trainings in stages, on real ranks."""
 
+import json
 import math
 import os
+import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +17,8 @@ from torch import nn
 
 from trainer import Callback, Settings, Trainer
 from trainer.checkpoint_files import catalog
-from trainer.errors import BadSettings, NotFinite, TrainerError
-from trainer.strategies import paging
+from trainer.errors import TrainerError
+from trainer.strategies import paging, pipeline
 from trainer.tasks.transformer import Shape, Transformer
 
 pytestmark = pytest.mark.dealt(6)
@@ -64,7 +66,38 @@ class Lone(nn.Sequential):
         self.scale = nn.Parameter(torch.ones(()))
 
 
+class Pair(nn.Module):
+    """Gives its input and a number: what does not go from stage to stage."""
+
+    def forward(self, x):
+        return x, 1
+
+
+class First(nn.Module):
+    def forward(self, pair):
+        return pair[0]
+
+
+def uneven(hidden=6000):
+    """A layer that takes many times as long as the others do."""
+    wide = nn.Sequential(nn.Linear(16, hidden), nn.GELU(), nn.Linear(hidden, 16))
+    return nn.Sequential(nn.Embedding(32, 16), Kept(wide), *(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 32))
+
+
+class Kept(nn.Module):
+    """One part, whatever it is made of."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x):
+        return self.inside(x)
+
+
 MODELS = {
+    "uneven": uneven,
+    "paired": lambda: nn.Sequential(nn.Embedding(32, 16), Pair(), First(), nn.Linear(16, 32), nn.Linear(32, 32)),
     "transformer": lambda: Transformer(SHAPE),
     "untied": lambda: Transformer(replace(SHAPE, tied=False)),
     "dropping": lambda: Transformer(replace(SHAPE, dropout=0.1)),
@@ -295,6 +328,7 @@ def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(tmp_path, alone):
     ways = (
         (4, {}),
         (2, {"mesh": "pp=2"}),
+        (2, {"mesh": "pp=2", "pp_cut": "blocks.3"}),
         (4, {"strategy": "fsdp"}),
         (4, {"mesh": "pp=2", "strategy": "fsdp"}),
         (4, {"mesh": "pp=2,tp=2"}),
@@ -303,8 +337,8 @@ def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(tmp_path, alone):
     )
     lines = []
     for number, (ranks, settings) in enumerate(ways, 1):
-        lines += on(ranks, train, tmp_path, max_steps=7 * number, **settings)[0].lines
-    assert [line["loss"] for line in lines] == pytest.approx(alone().all_of("loss")[: 7 * len(ways)], rel=1e-4)
+        lines += on(ranks, train, tmp_path, max_steps=6 * number, **settings)[0].lines
+    assert [line["loss"] for line in lines] == pytest.approx(alone().all_of("loss")[: 6 * len(ways)], rel=1e-4)
 
 
 def test_what_stages_have_trained_is_exported_whole(tmp_path):
@@ -346,6 +380,74 @@ def test_a_model_that_is_made_by_parts_is_the_one_that_it_would_be_anywhere(tmp_
     assert found.lines == whole.lines and found.fingerprint == whole.fingerprint
 
 
+def cut_of(*args, **settings):
+    """Of a training that has measured its parts, or not: the stages, and what came of it."""
+    trainer, steps = trainer_of(*args, **settings)
+    measured = []
+    plain = pipeline.part_times
+    pipeline.part_times = lambda *given: measured.append(1) or plain(*given)
+    trainer.fit()
+    return trainer._built.pipeline.cut, bool(measured), steps.lines, trainer.fingerprint
+
+
+BY_TIME = {"mesh": "pp=2", "pp_cut": "time", "pp_microbatches": 2, "checkpoint_every": "4 steps", "max_steps": 8}
+
+
+@pytest.mark.dealt(3)
+@pytest.mark.parametrize(
+    ("ranks", "others"),
+    [
+        (2, {}),
+        (4, {"strategy": "fsdp", "activation_checkpointing": True, "blocks": ("1", "2", "3", "4", "5")}),
+        (2, {"strategy": "fsdp", "by_parts": True, "precision": "bf16"}),
+    ],
+)
+def test_a_layer_that_takes_longest_has_a_stage_for_itself(tmp_path, ranks, others):
+    (first, *_), *rest = on(ranks, cut_of, tmp_path, model="uneven", **BY_TIME, **others)
+    assert first.way == "time" and first.begins == ["2"], first
+    assert all(one.begins == first.begins for one, *_ in rest)
+    assert max(first.shares) == first.shares[0]
+    assert first.otherwise > first.shares[0] if "blocks" in others else first.otherwise is None  # one layer is large
+    svg = (tmp_path / "metrics" / "pipeline.svg").read_text()
+    assert "cut by measured time" in svg and f"stage 0: 0 to 1 {first.shares[0]:.0%}" in svg
+
+
+def test_what_is_measured_leaves_no_trace_in_the_training(tmp_path):
+    """A training with dropout, beside one whose stages are said to be those."""
+    of = {**BY_TIME, "model": "dropping"}
+    cut, measured, lines, fingerprint = on(2, cut_of, tmp_path / "measured", **of)[0]
+    assert measured
+    said = on(2, cut_of, tmp_path / "said", **{**of, "pp_cut": ",".join(cut.begins)})[0]
+    assert (said[0].rows, *said[1:]) == (cut.rows, False, lines, fingerprint)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the file", "the checkpoints"])
+def test_a_run_goes_on_with_the_stages_that_it_began_with(tmp_path, lost):
+    """Whatever would be measured by now, the file that is kept beside checkpoints or these alone are enough."""
+    odd = {"begins": ["blocks.3"], "seconds": [3.0, 1.0]}
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "stages.json").write_text(json.dumps(odd))
+    first = on(2, cut_of, tmp_path, **{**BY_TIME, "max_steps": 4})[0]
+    if lost == "the file":
+        (folder / "stages.json").unlink()
+    elif lost == "the checkpoints":
+        for entry in catalog.entries(folder):
+            shutil.rmtree(entry.path)
+    found = on(2, cut_of, tmp_path, **BY_TIME)[0]
+    for cut, measured, *_ in (first, found):
+        assert cut.begins == ["blocks.3"] and cut.way == "time" and not measured
+    assert found[0].shares == ([] if lost == "the file" else [0.75, 0.25])
+    assert on(2, validated, tmp_path, **BY_TIME)[0]["val_loss"] > 0
+
+
+def test_another_number_of_stages_is_measured_anew_and_goes_on(tmp_path, alone):
+    lines = on(2, cut_of, tmp_path, **{**BY_TIME, "checkpoint_every": "10 steps"})[0][2]
+    cut, measured, more, _ = on(4, cut_of, tmp_path, **{**BY_TIME, "mesh": "pp=4", "max_steps": 12})[0]
+    assert measured and len(cut.rows) == 4
+    assert [one["loss"] for one in lines + more] == pytest.approx(alone().all_of("loss")[:12], rel=1e-4)
+
+
 def validated(*args, **settings):
     return trainer_of(*args, **settings)[0].validate()
 
@@ -368,7 +470,7 @@ def test_a_loss_that_is_no_number_is_left_out_on_all_stages(tmp_path):
 def refusal(*args, **settings):
     try:
         train(*args, **settings)
-    except (BadSettings, NotFinite) as error:
+    except TrainerError as error:
         return str(error)
     return ""
 
@@ -392,6 +494,9 @@ def refusal(*args, **settings):
             {"model": "sequence", "pp_schedule": "interleaved", "blocks": ("1", "3", "4")},
             "4 layers for 4 stages, found 3",
         ),
+        ({"pp_cut": "blocks.9"}, "pp_cut: expected layers, time, or parts with which stages begin, got 'blocks.9'"),
+        ({"pp_cut": "time", "model": "paired"}, "1 gives a tuple, and only tensors go from stage to stage"),
+        ({"mesh": "tp=2", "strategy": "fsdp", "pp_cut": "time"}, "pp_cut: expected with a mesh that has pp only"),
         ({"mesh": "pp=3"}, "pp=3 does not divide the world's 2 ranks"),
     ],
 )

@@ -15,7 +15,6 @@ from trainer.strategies.stages import (
     SCHEDULES,
     STAGES_OF_RANK,
     bubble,
-    cut,
     drawn,
     fits,
     micro_batches,
@@ -64,20 +63,6 @@ def test_a_method_may_say_the_order():
     model = Named()
     model.pipeline = lambda: ["second", "first"]
     assert parts_of(model) == ["second", "first"]
-
-
-@given(layers=st.integers(1, 20), stages=st.integers(1, 8))
-def test_stages_have_equally_many_layers_or_one_more(layers, stages):
-    names = [f"blocks.{number}" for number in range(layers)]
-    parts = ["embedding", *names, "norm", "head"]
-    if layers < stages:
-        with pytest.raises(BadSettings, match=f"at least {stages} layers for {stages} stages, found {layers}"):
-            cut(parts, names, stages)
-        return
-    found = cut(parts, names, stages)
-    assert [name for row in found for name in row] == parts
-    sizes = [sum(name in names for name in row) for row in found]
-    assert len(found) == stages and max(sizes) - min(sizes) <= 1 and min(sizes) > 0
 
 
 @given(samples=st.integers(1, 200), stages=st.integers(1, 8), wanted=st.none() | st.integers(1, 64))
@@ -165,6 +150,16 @@ def test_a_picture_for_people_has_each_pass_once_at_its_time(schedule):
     at = [(one.get("x"), one.get("y")) for one in svg.iter(f"{name}rect")]
     assert len(at) == len({*at})
     assert texts[0].startswith(f"{schedule}, 2 ranks")
+
+
+def test_lines_about_the_stages_stand_below_the_picture_and_fit():
+    about = ["cut by layers", "stage 0: " + "a long name <of> a part " * 20]
+    svg = ET.fromstring(picture("1f1b", 2, 4, about))
+    texts = [*svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert [one.text for one in texts[-2:]] == about
+    _, _, wide, high = map(int, svg.get("viewBox").split())
+    assert int(texts[-1].get("y")) < high and wide > 60 + 26 * 10
+    assert int(texts[-2].get("y")) > int(texts[-3].get("y"))
 
 
 def test_a_picture_says_what_is_done_where_there_are_too_few_micro_batches():

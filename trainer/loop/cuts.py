@@ -1,0 +1,107 @@
+"""Where a training's pipeline was cut by time: kept beside its checkpoints and in each of them, so that no later start
+measures anew, and goes on with other stages in the middle of a run."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.durable import make_folder, read_small, sync_folder, write_new
+from trainer.checkpoint_files.layout import STAGES, copy_name
+from trainer.checkpoint_files.manifest import Manifest
+from trainer.data import TrainData
+from trainer.errors import CheckpointDamaged, TrainerError
+from trainer.loop.losses import LossFunction
+from trainer.loop.piped import sample_of
+from trainer.loop.placing import Placing
+from trainer.loop.settings import Settings
+from trainer.strategies.cutting import Cut, Kept, Sample
+from trainer.world import World
+
+NOTED = "pp_cut"  # with a checkpoint: the parts with which stages begin
+
+
+class _File(msgspec.Struct, frozen=True):
+    begins: list[str]
+    seconds: list[float]
+    otherwise: float | None = None
+
+
+_file = msgspec.json.Decoder(_File)
+
+
+class KeptCuts:
+    """The cut of a training: the one of its newest checkpoint, else of its first start."""
+
+    def __init__(self, folder: Path, world: World, measure: Callable[[], Sample] | None) -> None:
+        """`measure`: None where a model is only asked, and its cut is of no consequence."""
+        self._folder, self._world, self._measure = folder, world, measure
+
+    def kept(self) -> list[Kept]:
+        """What the ranks' disks have, in their order: all need not have the same."""
+        mine = (self._of_checkpoint(), self._of_file())
+        told: list[Any] = [mine]
+        if self._world.control is not None:
+            told = [None] * self._world.size
+            dist.all_gather_object(told, mine, group=self._world.control)
+        checkpoints = sorted((one for one, _ in told if one is not None), key=lambda one: -one[0])
+        files = [one for _, one in told if one is not None]
+        noted = [Kept(begins) for _, begins in checkpoints]
+        with_times = {tuple(one.begins): one for one in files}
+        return [with_times.get(tuple(one.begins), one) for one in noted] + files
+
+    def sample(self) -> Sample | None:
+        return None if self._measure is None else self._measure()
+
+    def keep(self, cut: Cut) -> None:
+        if not self._world.is_first:
+            return
+        make_folder(self._folder)
+        draft = self._folder / copy_name(STAGES)
+        write_new(draft, [msgspec.json.encode(_File(cut.begins, list(cut.seconds), cut.otherwise))])
+        os.rename(draft, self._folder / STAGES)
+        sync_folder(self._folder)
+
+    def _of_checkpoint(self) -> tuple[int, list[str]] | None:
+        """Its step and cut."""
+        for entry in reversed(catalog.entries(self._folder)):
+            manifest = _manifest(entry) if entry.kind == "step" else None
+            if manifest is not None:
+                cut = manifest.info.get(NOTED)
+                return (entry.step, cut.split(",")) if isinstance(cut, str) else None
+        return None
+
+    def _of_file(self) -> Kept | None:
+        try:
+            found = _file.decode(read_small(self._folder / STAGES))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (CheckpointDamaged, msgspec.MsgspecError) as error:
+            raise TrainerError(
+                f"{self._folder / STAGES}: {error}\nhint: remove it to measure the stages anew"
+            ) from error
+        return Kept(found.begins, tuple(found.seconds), found.otherwise)
+
+
+def _manifest(entry: catalog.Entry) -> Manifest | None:
+    """None where it is damaged: whoever loads says so."""
+    try:
+        return catalog.read_manifest(entry, partial=True)
+    except (CheckpointDamaged, OSError):
+        return None
+
+
+def first_sample(settings: Settings, world: World, loss: LossFunction, data: TrainData) -> Sample:
+    """A micro-batch of the first batch there is. All ranks call it; the data is where it was."""
+    place = data.state_dict()
+    batches = data.epoch_batches()
+    batch = next(batches, None)
+    batches.close()
+    data.load_state_dict(place)
+    if batch is None:
+        raise TrainerError("data: an epoch without a single batch\nhint: is the data set empty?")
+    return sample_of(loss, Placing(world.device)(batch.data), settings, world)

@@ -1,0 +1,112 @@
+"""How long each part of a model takes, forward and back: one after the other is on the device, never all of them."""
+
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from trainer.checkpoint.generators import restore_generators, state_of_generators
+from trainer.errors import BadSettings
+from trainer.strategies.cutting import Sample
+
+_TURNS = 5  # of each part, after one that does not count; the median is what it takes
+_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, NotImplementedError)
+
+Casting = Callable[[], AbstractContextManager[None]]
+
+
+def part_times(
+    parts: Sequence[tuple[str, nn.Module]],
+    sample: Sample,
+    device: torch.device,
+    casting: Casting,
+    recomputed: Collection[nn.Module] = (),
+) -> list[float]:
+    """Seconds of each, in this process; the last one's has the loss in it. Nothing is left of it in the model, nor in
+    random generators. Parameters on the meta device, which others have, are measured with numbers of any kind.
+
+    Raises BadSettings where a part cannot be measured.
+    """
+    generators = state_of_generators(device)
+    try:
+        return list(_each(parts, sample, device, casting, recomputed))
+    finally:
+        restore_generators(generators, device)
+
+
+def _each(
+    parts: Sequence[tuple[str, nn.Module]],
+    sample: Sample,
+    device: torch.device,
+    casting: Casting,
+    recomputed: Collection[nn.Module],
+) -> Iterator[float]:
+    given = sample.inputs.to(device)
+    for place, (name, part) in enumerate(parts):
+        loss_of = sample.loss_of if place == len(parts) - 1 else None
+        try:
+            call = _on(device, part, recomputed=part in recomputed)
+            taken = []
+            for _ in range(1 + _TURNS):
+                seconds, found = _one_turn(call, given, loss_of, device, casting)
+                taken.append(seconds)
+        except _ERRORS as error:
+            raise _unmeasured(f"{name} could not be measured: {type(error).__name__}: {error}") from error
+        if not isinstance(found, Tensor):
+            raise _unmeasured(f"{name} gives a {type(found).__name__}, and only tensors go from stage to stage")
+        given = found.detach()
+        del call, found  # and with them what of this part is on the device
+        yield statistics.median(taken[1:])
+
+
+def _on(device: torch.device, part: nn.Module, *, recomputed: bool) -> Callable[[Tensor], Tensor]:
+    """The part with parameters and buffers of its own on the device. On a CPU these share the model's numbers, which
+    nothing here changes."""
+    own: dict[str, Tensor] = {}
+    for name, one in part.named_parameters():
+        there = torch.empty_like(one, device=device).normal_(std=0.02) if one.is_meta else one.detach().to(device)
+        own[name] = there.requires_grad_(one.requires_grad)
+    own |= {name: one.detach().to(device, copy=True) for name, one in part.named_buffers()}
+
+    def call(given: Tensor) -> Tensor:
+        found: Tensor = functional_call(part, own, (given,))
+        return found
+
+    def call_twice(given: Tensor) -> Tensor:
+        found: Tensor = checkpoint(call, given, use_reentrant=False)
+        return found
+
+    return call_twice if recomputed else call
+
+
+def _one_turn(
+    call: Callable[[Tensor], Tensor],
+    given: Tensor,
+    loss_of: Callable[[Tensor], Tensor] | None,
+    device: torch.device,
+    casting: Casting,
+) -> tuple[float, Tensor]:
+    """Seconds there and back, and what came out."""
+    given = given.detach().requires_grad_(given.is_floating_point())
+    began = _now(device)
+    with casting():
+        found = call(given)
+    end = found if loss_of is None or not isinstance(found, Tensor) else loss_of(found)
+    if isinstance(end, Tensor) and end.requires_grad:
+        end.backward(torch.ones_like(end))
+    return _now(device) - began, found
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _unmeasured(why: str) -> BadSettings:
+    return BadSettings(f"pp_cut: time: {why}\nhint: pp_cut: layers, or the parts with which stages begin")
