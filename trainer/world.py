@@ -59,6 +59,11 @@ class World:
         return self.size // self.together
 
     @property
+    def of_share(self) -> tuple[int, ...]:
+        """The ranks that work on the same samples as this one, by their stages; one of them this rank."""
+        return tuple(rank for rank in range(self.size) if rank % self.ranks_of_stage // self.dividing == self.share)
+
+    @property
     def dividing(self) -> int:
         """Neighbouring ranks that divide every layer of their stage."""
         return self.together // self.stages

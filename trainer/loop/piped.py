@@ -112,12 +112,9 @@ class Piped:
 
     def ask(self, function: Function, data: Any) -> Mapping[str, Any]:
         """What a function that gives values by name says of a batch, without gradients, on all ranks."""
-        output = self._pipeline.ask(self._inputs(function, data, training=False))
-        values: Mapping[str, Any] = {}
+        values: Mapping[str, Any] = plain(self.answered(function, data)) or {}
         problem = ""
-        if output is not None:
-            with self._pipeline.casting():
-                values = plain(function(_Answering(output), data))
+        if values:
             objects = [name for name, value in values.items() if is_of_object(value)]
             if objects:
                 problem = (
@@ -129,6 +126,14 @@ class Piped:
         if problem:
             raise TrainerError(problem)
         return values
+
+    def answered(self, function: Function, data: Any) -> Any:
+        """What a function says of a batch, without gradients, where the last stage is; None elsewhere."""
+        output = self._pipeline.ask(self._inputs(function, data, training=False))
+        if output is None:
+            return None
+        with self._pipeline.casting():
+            return function(_Answering(output), data)
 
     def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
         return _called_with(function, data, self._pipeline.casting, self._device, training=training)

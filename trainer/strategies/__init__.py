@@ -1,6 +1,6 @@
 """How the ranks of a training share the work: one word in the settings, one object for the loop."""
 
-from trainer.strategies.build import build, build_to_ask, summary
+from trainer.strategies.build import Asked, build, build_to_ask, summary
 from trainer.strategies.optimizers import Optimizers
 from trainer.strategies.parameters import Parameters
 from trainer.strategies.precision import warn_of_low_weights
@@ -16,6 +16,7 @@ __all__ = [
     "PRECISIONS",
     "REPLICAS",
     "SHARDS",
+    "Asked",
     "Choice",
     "Optimizers",
     "Parameters",

@@ -137,19 +137,43 @@ def _optimized(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer | 
     return done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
 
 
-def build_to_ask(model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings) -> nn.Module:
-    """The model alone, for who does not train it: sharded where the strategy does that, or whole on each rank.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A model that is not trained, as this rank has it."""
 
-    All ranks call it. Sharded, ranks meet in every forward pass, and all have to do equally many.
+    module: nn.Module  # to call, and to load weights into
+    pipeline: "Pipeline | None" = None  # the model is in stages: it is asked through this
+
+
+def build_to_ask(
+    model: nn.Module | Callable[[], nn.Module],
+    world: World,
+    settings: StrategySettings,
+    *,
+    tp_plan: "Plan | None" = None,
+    cuts: "Cuts | None" = None,
+) -> Asked:
+    """The model alone, for who does not train it: in stages, divided and sharded as the settings say, or whole.
+
+    All ranks call it. What they have between them, they are to be asked together, and equally often. What a divided
+    model gives is whole on each rank.
     """
-    if settings.strategy not in SHARDS:
-        return (model if isinstance(model, nn.Module) else model()).to(world.device).eval()
+    if settings.strategy not in SHARDS and world.together == 1:
+        return Asked((model if isinstance(model, nn.Module) else model()).to(world.device).eval())
     check(settings, world)
     module, rows = _made(model, world, settings)
-    if rows is None and not settings.offload:
+    pipeline = _staged(module, world, settings, rows, cuts)
+    if rows is None and not settings.offload and pipeline is None:
         module.to(world.device)
-    _wrapped(module, _blocks(module, world, settings), world, settings, rows, None, None)
-    return module.eval()
+    division = _divided(module, world, settings, tp_plan, pipeline)
+    _wrapped(module, _blocks(module, world, settings), world, settings, rows, division, pipeline)
+    if pipeline is not None:
+        pipeline.settle(module, nullcontext, None)
+    elif division is not None:
+        from trainer.strategies.tensor_parallel import give_whole  # late: with what it takes to divide a model
+
+        give_whole(module)
+    return Asked(module.eval(), pipeline)
 
 
 def summary(strategy: Strategy) -> str:

@@ -39,7 +39,8 @@ class Cut:
 
     def told(self) -> str:
         """`by measured time: embedding to blocks.0 47 %, blocks.1 to head 53 %`."""
-        beside = f"; by layers the slowest would have {self.otherwise:.0%}" if self.otherwise is not None else ""
+        better = self.otherwise is not None and self.otherwise > max(self.shares, default=1.0)
+        beside = f"; by layers the slowest would have {self.otherwise:.0%}" if better else ""
         return f"{_IN_WORDS.get(self.way, 'as given')}: {', '.join(self._stages())}{beside}"
 
     def lines(self) -> list[str]:

@@ -146,6 +146,17 @@ class Pipeline:
         whole: Tensor | None = found.full_tensor() if hasattr(found, "full_tensor") else found
         return whole
 
+    def whole(self, name: str, parameter: Tensor) -> Tensor:
+        """A parameter of the model with all its numbers. All ranks ask for it, of whom only some have it."""
+        first = self._holders[name][0]
+        if self.world.stage == first:
+            found = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
+        else:
+            found = torch.empty(parameter.shape, dtype=parameter.dtype, device=self.world.device)
+        found = found.contiguous()
+        dist.broadcast(found, group=self._group, group_src=first)
+        return found
+
     def tell(self, said: Any) -> Any:
         """What the rank with the last stage says, on all ranks of this pipeline."""
         told = [said]

@@ -96,6 +96,15 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = Fal
         _tie(holders)
 
 
+def give_whole(module: nn.Module) -> None:
+    """From now on what it gives is whole on each rank, also logits of which each has some."""
+
+    def put_together(_: nn.Module, __: object, given: Any) -> Any:
+        return tree_map_only(DTensor, DTensor.full_tensor, given)
+
+    module.register_forward_hook(put_together)
+
+
 def _words(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, ParallelStyle]]:
     """What is to be done with each part. Raises BadSettings with every problem."""
     problems = []

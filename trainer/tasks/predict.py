@@ -4,8 +4,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,18 +19,24 @@ from trainer.checkpoint.generators import seed_all
 from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint_files.choice import named_best
-from trainer.checkpoint_files.layout import new_nonce
+from trainer.checkpoint_files.layout import new_nonce, parse_folder_name
 from trainer.errors import EXIT_RESUME_ME, BadSettings
+from trainer.loop.cuts import KeptCuts
 from trainer.loop.determinism import be_deterministic
+from trainer.loop.piped import Piped
 from trainer.loop.placing import placed
 from trainer.loop.settings import Settings
-from trainer.loop.sums import sum_over_ranks
+from trainer.loop.sums import gathered
 from trainer.stopping import StopRequest
-from trainer.strategies import SHARDS, StrategySettings, build_to_ask, needs_group
+from trainer.strategies import SHARDS, Asked, StrategySettings, build_to_ask, needs_group
+from trainer.strategies.mesh import mesh_of, on_mesh
 from trainer.tasks.disks import bring_answers, bring_checkpoint, leaders_of, missing_on_all
 from trainer.tasks.shards import Answers, Job, Line
 from trainer.wire import Launched, Wire
 from trainer.world import World, from_first, membership
+
+if TYPE_CHECKING:
+    from trainer.strategies.tensor_parallel import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,7 @@ class Prediction:
     mean: str  # what the mean over all samples is called
     batch_size: int
     settings: Settings  # of the training; what is of no use here does not count
+    tp_plan: "Plan | None" = None  # how layers are divided where the mesh has tp; left out, the model's own
 
 
 def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
@@ -67,7 +75,7 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
     stop.listen()
     try:
         with membership(group=needs_group(settings.strategy), device=settings.device) as world:
-            return _predict(prediction, out, checkpoint, world, stop)
+            return _predict(prediction, out, checkpoint, _on_its_mesh(world, settings), stop)
     finally:
         stop.unlisten()
 
@@ -76,8 +84,9 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
     leaders = leaders_of(world, apart=Launched.from_environment().disks_apart)
     checkpoint = checkpoints_at(wanted, world, leaders)
     seed_all(prediction.settings.seed)  # who makes a model by parts has to make the same one
-    model = build_to_ask(prediction.model, world, _sharing(prediction.settings))
-    step = load_model_together(model, checkpoint, world)
+    cuts = KeptCuts(_with_checkpoints(checkpoint), world, None)
+    asked = build_to_ask(prediction.model, world, _sharing(prediction.settings), tp_plan=prediction.tp_plan, cuts=cuts)
+    step = load_model_together(asked.module, checkpoint, world)
     job = Job(
         task=prediction.task,
         data=prediction.data,
@@ -85,7 +94,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
         batch_size=prediction.batch_size,
         precision=prediction.settings.precision,
         step=step,
-        weights=_digest(model, world.device),
+        weights=_digest(asked, world.device),
     )
     answers = Answers(out, job)
     if not from_first(world, answers.begin):
@@ -102,11 +111,13 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
     def done() -> int:
         return total - len(todo) + queue.taken  # by all ranks, but for the last few
 
-    answered = _answered(prediction, model, queue, world, stop, lambda: wire.report_step(done(), total))
+    writes = world.rank == world.of_share[-world.dividing]  # of those with the last stage the first
+    answered = _answered(prediction, asked, queue, world, stop, lambda: wire.report_step(done(), total))
     for shard, lines, values in answered:
-        answers.put(shard, lines, values)
+        if writes:
+            answers.put(shard, lines, values)
         wire.report(step=done(), total_steps=total, checkpoint=done())
-    if sum_over_ranks(world, int(queue.closed)):
+    if any(gathered(queue.closed, world)):
         _say(world, "stopped, to be resumed")
         return EXIT_RESUME_ME
     bring_answers(answers, world, leaders)
@@ -119,20 +130,30 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
 
 
 class Queue:
-    """The shards that are to do, batch by batch. Whoever is ready takes the next, so that all ranks end together."""
+    """The shards that are to do, batch by batch. Whoever is ready takes the next, so that all ranks end together.
+
+    Of ranks that work on the same samples the first takes one, and the others hear which: they look for its word in the
+    store, one after the other, as far ahead as it has got itself.
+    """
 
     def __init__(self, shards: Sequence[range], batch_size: int, world: World) -> None:
         self._shards, self._batch_size = shards, batch_size
         self._counter = from_first(world, lambda: f"shards taken {new_nonce()}")
         # The store in which the ranks have found each other counts for all of them.
         self._store = dist.distributed_c10d._get_default_store() if world.control is not None else dist.HashStore()  # noqa: SLF001 - no public way to it
+        self._words = f"{self._counter} for {world.share}"
+        self._tells, self._hears = (
+            world.together > 1 and world.rank == world.of_share[0],
+            world.rank != world.of_share[0],
+        )
+        self._heard = 0  # or told
         self.in_hand: deque[range] = deque()  # taken by this rank, and not done
         self.taken = 0
         self.closed = False
 
     def __iter__(self) -> Iterator[list[int]]:
         """Batches of samples, for a loader; it may ask for some ahead."""
-        while (place := self._store.add(self._counter, 1) - 1) < len(self._shards):
+        while (place := self._next()) < len(self._shards):
             shard = self._shards[place]
             self.in_hand.append(shard)
             self.taken = place + 1
@@ -143,41 +164,58 @@ class Queue:
         """Nobody takes any more."""
         self.closed = True
         self._store.add(self._counter, len(self._shards))
+        if self._tells:  # or who hears might wait for another word
+            self._tell(len(self._shards))
+
+    def _next(self) -> int:
+        if self._hears:
+            place = int(self._store.get(f"{self._words} {self._heard}"))
+            self._heard += 1
+            return place
+        place = self._store.add(self._counter, 1) - 1
+        if self._tells:
+            self._tell(place)
+        return place
+
+    def _tell(self, place: int) -> None:
+        self._store.set(f"{self._words} {self._heard}", str(place))
+        self._heard += 1
 
 
 def _answered(
-    prediction: Prediction,
-    model: nn.Module,
-    queue: Queue,
-    world: World,
-    stop: StopRequest,
-    after_batch: Callable[[], None],
+    prediction: Prediction, asked: Asked, queue: Queue, world: World, stop: StopRequest, after_batch: Callable[[], None]
 ) -> Iterator[tuple[range, list[Line], list[float]]]:
-    """One shard after the other, until there are no more or someone was asked to stop."""
-    settings = prediction.settings
-    sharded = settings.strategy in SHARDS
+    """One shard after the other, until there are no more or someone was asked to stop. In a pipeline only ranks with
+    the last stage have lines."""
+    settings, size = prediction.settings, prediction.batch_size
+    meets = settings.strategy in SHARDS or world.together > 1
     batches = _fetched(prediction, queue, stop)
-    if sharded:
+    if meets:
         batches = _in_step(batches, prediction.dataset, world)
     precision = torch.autocast(
         world.device.type,
         torch.bfloat16,
         enabled=settings.precision == "bf16",
-        cache_enabled=not sharded,  # or all blocks would be there at once after all
+        cache_enabled=settings.strategy not in SHARDS,  # or all blocks would be there at once after all
     )
+    ask: Callable[[Any], Any] = partial(prediction.answer, asked.module)
+    if asked.pipeline is not None:
+        ask = partial(Piped(asked.pipeline).answered, prediction.answer)
     lines: list[Line] = []
     values: list[float] = []
+    done = 0
     for batch, counts in batches:
         with torch.no_grad(), precision:
-            some, their_values = prediction.answer(model, placed(batch, world.device))
+            some, their_values = ask(placed(batch, world.device)) or ([], [])
         after_batch()
         if not counts:
             continue
         lines += some
         values += their_values
-        if len(lines) == len(queue.in_hand[0]):
+        done += size
+        if done >= len(queue.in_hand[0]):
             yield queue.in_hand.popleft(), lines, values
-            lines, values = [], []
+            lines, values, done = [], [], 0
 
 
 def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterator[tuple[Any, bool]]:
@@ -196,22 +234,49 @@ def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterato
 
 
 def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: World) -> Iterator[tuple[Any, bool]]:
-    """For a model in whose forward pass ranks meet: who has no batch left takes part until all have had theirs."""
+    """For a model in whose forward pass ranks meet: who has no batch left takes part until all have had theirs.
+
+    Where one of those that work on the same samples has none any more, as it was asked to stop, the others drop theirs.
+    """
     filler: tuple[Any, bool] | None = None
+    together = world.of_share
     while True:
         batch = next(batches, None)
-        if not sum_over_ranks(world, int(batch is not None)):
+        there = gathered(batch is not None, world)
+        if not any(there):
             return
-        if batch is None:
+        if not all(there[rank] for rank in together):
+            batches = iter(())
             batch = filler = filler or (next(iter(DataLoader(dataset, generator=torch.Generator()))), False)
-        yield batch
+        if batch is not None:
+            yield batch
+
+
+def _on_its_mesh(world: World, settings: Settings) -> World:
+    """Raises BadSettings where there are not as many ranks as it takes."""
+    try:
+        return on_mesh(world, settings.mesh)
+    except BadSettings as error:
+        raise BadSettings(
+            f"{error}\nhint: ranks share the model as in the training: start as many, or give another --mesh, or none"
+        ) from error
+
+
+def _with_checkpoints(wanted: Path) -> Path:
+    """The folder that a checkpoint is in, where it is one."""
+    folder, _ = named_best(wanted)
+    return folder.parent if parse_folder_name(folder.name) else folder
 
 
 def _sharing(settings: Settings) -> StrategySettings:
     """Weights travel in fp32, whatever is calculated in: so they are those of one rank that has the whole model."""
-    if settings.strategy not in SHARDS:
-        return StrategySettings(settings.strategy)
-    names = ("strategy", "shard_size", "by_parts", "offload", "blocks", "units")
+    names: tuple[str, ...] = ("strategy",)
+    if settings.strategy in SHARDS:
+        names += ("shard_size", "by_parts", "offload", "blocks", "units")
+    if settings.mesh:
+        names += ("mesh", "blocks")
+    if mesh_of(settings.mesh).get("pp", 1) > 1:
+        names += ("pp_schedule", "pp_cut")
     return StrategySettings(**{name: getattr(settings, name) for name in names})
 
 
@@ -222,14 +287,26 @@ def _length(dataset: Any) -> int:
     return count
 
 
-def _digest(model: nn.Module, device: torch.device) -> str:
-    """Of the weights, tensor by tensor: of a sharded model none is whole for longer. All ranks call it."""
+def _digest(asked: Asked, device: torch.device) -> str:
+    """Of the weights, tensor by tensor: of a model that ranks share none is whole for longer. All ranks call it."""
     digest = xxhash.xxh3_128()
-    for name, value in sorted(model.state_dict().items()):
-        if isinstance(value, Tensor):
-            digest.update(name.encode())
-            digest.update(bytes_of(_whole(value.detach(), device).cpu().reshape(-1).view(torch.uint8)))
+    for name, value in _whole_values(asked, device):
+        digest.update(name.encode())
+        digest.update(bytes_of(value.cpu().reshape(-1).view(torch.uint8)))
     return digest.hexdigest()
+
+
+def _whole_values(asked: Asked, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """By name, as of a model that one rank has all of."""
+    module, pipeline = asked.module, asked.pipeline
+    if pipeline is None:
+        for name, value in sorted(module.state_dict().items()):
+            if isinstance(value, Tensor):
+                yield name, _whole(value.detach(), device)
+        return
+    first_names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for name, parameter in sorted(module.named_parameters(remove_duplicate=False)):
+        yield name, pipeline.whole(first_names[id(parameter)], parameter)
 
 
 def _whole(value: Tensor, device: torch.device) -> Tensor:
@@ -237,8 +314,8 @@ def _whole(value: Tensor, device: torch.device) -> Tensor:
     if not isinstance(value, DTensor):
         return value
     there: Any = value.to(device)
-    gathered: Tensor = there.full_tensor()
-    return gathered
+    whole: Tensor = there.full_tensor()
+    return whole
 
 
 def _say(world: World, text: str) -> None:

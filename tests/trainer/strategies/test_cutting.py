@@ -139,6 +139,10 @@ def test_where_nothing_is_to_be_measured_layers_count():
     for cuts in (None, Known(measures=False)):
         found = cut_so(cuts)
         assert (found.way, found.begins, found.shares) == (BY_LAYERS, ["blocks.2"], [])
+    assert (
+        Cut(found.rows, BY_TIME, (1.0, 3.0), 0.75).told()
+        == "by measured time: embedding to blocks.1 25%, blocks.2 to head 75%"
+    )
     assert cut_so(None, BY_LAYERS).told() == "by layers: embedding to blocks.1, blocks.2 to head"
 
 

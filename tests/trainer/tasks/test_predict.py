@@ -19,6 +19,7 @@ from trainer.checkpoint_files import catalog
 from trainer.loop.settings import Settings
 from trainer.metrics_files import read_metrics
 from trainer.stopping import StopRequest
+from trainer.strategies import Asked
 from trainer.tasks import gpt, predict, resnet
 from trainer.tasks.predict import Prediction, Queue, _answered, _in_step
 from trainer.tasks.shards import Answers
@@ -160,7 +161,9 @@ def test_each_batch_is_a_sign_of_life():
         settings=Settings(max_steps=1),
     )
     queue, signs = Queue([range(10)], 3, world), []
-    [(shard, lines, _)] = _answered(prediction, prediction.model, queue, world, StopRequest(), lambda: signs.append(1))
+    [(shard, lines, _)] = _answered(
+        prediction, Asked(prediction.model), queue, world, StopRequest(), lambda: signs.append(1)
+    )
     assert (shard, len(lines), len(signs)) == (range(10), 10, 4)
 
 
