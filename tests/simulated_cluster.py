@@ -117,6 +117,8 @@ class Agent:
     fetched: int | None = None  # bytes, while it brings a checkpoint to its disk
     copies: bool = False  # what its ranks saved last still gets its second copy
     ignores_stop: bool = False
+    sick: str = ""  # what a check of its devices would show
+    unfit: str = ""  # what one has shown
     generation: int = 0
     opens: Start | None = None  # its ranks are forked when there is a rank 0
     ranks: list[SimRank] = field(default_factory=list)
@@ -304,7 +306,9 @@ class Cluster:
         port = 20_000 + agent.process.pid
         replica_port = 40_000 + agent.process.pid if self.plan.disks_apart else 0
         self.up[index].append(Join(index, address, agent.process, port, agent.generation, agent.buried, replica_port))
-        if agent.ready:
+        if agent.unfit:
+            self.up[index].append(Fault(index, False, agent.unfit, unfit=True))
+        elif agent.ready:
             self.up[index].append(Ready(index))
         self.up[index].extend(agent.told)
 
@@ -315,9 +319,17 @@ class Cluster:
             self.said[index].append((agent.generation, message))
 
     def make_ready(self, index: int) -> None:
-        if not self.agents[index].frozen:
+        if not self.agents[index].frozen and self.finds_fit(index):
             self.agents[index].ready = True
             self.say(index, Ready(index))
+
+    def finds_fit(self, index: int) -> bool:
+        """By a check of its devices, which it says the result of where they are not."""
+        agent = self.agents[index]
+        if agent.sick and not agent.unfit and self.plan.spec.recovery.health:
+            agent.unfit, agent.ready = agent.sick, False
+            self.say(index, Fault(index, False, agent.unfit, unfit=True))
+        return not agent.unfit
 
     def cut(self, index: int) -> None:
         """The connection breaks; what was on its way is gone."""
@@ -415,6 +427,8 @@ class Cluster:
         """Keep those that stay, fork the others."""
         start, agent.told, kept = word.start, [], {rank.local: rank for rank in agent.ranks}
         assert agent.generation < start.generation
+        if any(rank.exit is not None for rank in agent.ranks) and not self.finds_fit(agent.index):
+            return
         agent.generation, agent.ranks = start.generation, []
         for local in range(start.local_world_size):
             number, rank = start.first_rank + local, kept[local]
@@ -456,6 +470,10 @@ class Cluster:
             for rank in agent.live:
                 how: dict[str, Any] = {"code": 0} if stop.grace_s else {"signal": 9}
                 self._end(agent, rank, stopping=True, hung=rank.number in stop.hung, **how)
+            if not stop.grace_s and any(
+                rank.exit and (rank.exit.hung or not rank.exit.stopping) for rank in agent.ranks
+            ):
+                self.finds_fit(agent.index)
             agent.generation, agent.opens, agent.ranks = 0, None, []
         agent.told = []
         self.say(agent.index, Stopped(agent.index, stop.generation))

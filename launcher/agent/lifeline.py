@@ -32,6 +32,7 @@ class Lifeline:
         self._wire: Wire[ToAgent, ToCoordinator] | None = None
         self._refusal = ""
         self._told: list[ToCoordinator] = []
+        self._unsaid: list[messages.Noted] = []
         self._sequence = 0
         self._sent_at: dict[int, float] = {}
         self._joined_at = 0.0
@@ -51,14 +52,22 @@ class Lifeline:
         self._told.append(message)
         self.say(message)
 
+    def note(self, message: messages.Noted) -> None:
+        """Say it once, where there is no line now as soon as there is one."""
+        if self.is_up:
+            self.say(message)
+        else:
+            self._unsaid.append(message)
+
     def forget(self) -> None:
         """What was told is of a generation that the coordinator has closed."""
         self._told.clear()
 
     def join(self, message: messages.Join) -> None:
         self._joined_at = boottime()
-        for one in (message, *self._told):
+        for one in (message, *self._told, *self._unsaid):
             self.say(one)
+        self._unsaid.clear()
 
     def pulse(self, pulse: messages.Pulse) -> None:
         """Say it, with a number of its own."""

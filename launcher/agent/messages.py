@@ -12,7 +12,7 @@ import msgspec
 from launcher.rundir.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 
 
 # What comes from elsewhere is bounded where it is read.
@@ -122,13 +122,14 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped", tag_field="t"):
 class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
     """agent → coordinator: this node cannot run ranks. `setup`: the user's setup failed, or
     (without a log) their interpreter cannot run them; `disk`: there is no room now,
-    or it does not take what is written; else our own fault."""
+    or it does not take what is written; `unfit`: a device did not do what it should; else our own fault."""
 
     node: int
     setup: bool
     text: Text
     log: str | None = None  # relative to the run directory
     disk: bool = False
+    unfit: bool = False
 
     def __post_init__(self) -> None:
         if not _LOG.fullmatch(self.log or ""):
@@ -176,8 +177,9 @@ class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
 
     node: int
     kind: Literal[
-        "checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "copy_failed", "memory_copied"
-    ]
+        "checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "copy_failed", "memory_copied",
+        "node_fit", "health_unknown",
+    ]  # fmt: skip
     text: Text
 
 

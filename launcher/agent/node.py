@@ -11,13 +11,15 @@ import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.agent import messages
+from launcher.agent.health.evidence import Fitness
 from launcher.agent.lifeline import Lifeline
 from launcher.agent.load.sampler import Sampler
 from launcher.agent.messages import ToCoordinator
 from launcher.agent.processes import descendants, end_all
+from launcher.agent.ranks.checkup import NodeUnfit
 from launcher.agent.ranks.group import Home, RankGroup
 from launcher.agent.ranks.lease import Guard, LeaseWatch, Slept
 from launcher.agent.ranks.ports import HeldPort
@@ -118,10 +120,27 @@ class NodeAgent:
     async def _prepare(self) -> None:
         try:
             await self._preparation.run()
-        except SetupFailed as failure:
+        except (SetupFailed, NodeUnfit) as failure:
             self._line.say(_fault_of(self._home, failure))
             return
+        self._tell_health()
         self._line.say(messages.Ready(self._home.node.index))
+
+    async def _is_still_fit(self, suspects: list[int]) -> bool:
+        """After these ranks have failed; says so where it is not."""
+        try:
+            await self._preparation.check_again(suspects)
+        except NodeUnfit as unfit:
+            self._line.say(_fault_of(self._home, unfit))
+            return False
+        self._tell_health()
+        return True
+
+    def _tell_health(self) -> None:
+        node = self._home.node.index
+        for one in self._preparation.health:
+            kind: Literal["node_fit", "health_unknown"] = "node_fit" if one.fitness is Fitness.FIT else "health_unknown"
+            self._line.note(messages.Noted(node, kind, f"node {node}: {one.text}"))
 
     def _asked_to_stop(self) -> None:
         request = readable(self._home.attempt.stop, StopRequest)
@@ -192,6 +211,8 @@ class NodeAgent:
         if self._buddies is not None:
             await self._buddies.follow(word.start)
         await self._preparation.renew()
+        if not await self._is_still_fit(group.suspects):
+            return  # this generation will be closed
         keep = (*self._preparation.own_pids, self._guard.pid)
         await self._begin(word.start, group.go_on(word, self._preparation.starter, keep))
 
@@ -233,6 +254,8 @@ class NodeAgent:
         if group is not None and group.generation <= stop.generation:
             self._say_pulse()
             await group.stop(stop.grace_s, stop.hung, (*self._preparation.own_pids, self._guard.pid))
+            if not stop.grace_s:
+                await self._is_still_fit(group.suspects)
             if self._group is not group:
                 return  # another stop was quicker, and has said so
             group.close()
@@ -352,5 +375,7 @@ async def _settle(line: Lifeline, node: int, replication: "Replication", generat
     line.tell(messages.Settled(node, generation, await replication.settle()))
 
 
-def _fault_of(home: Home, failure: SetupFailed) -> messages.Fault:
+def _fault_of(home: Home, failure: SetupFailed | NodeUnfit) -> messages.Fault:
+    if isinstance(failure, NodeUnfit):
+        return messages.Fault(home.node.index, False, str(failure), unfit=True)
     return messages.Fault(home.node.index, True, str(failure), failure.log)

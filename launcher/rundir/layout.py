@@ -86,6 +86,10 @@ class AttemptDir:
     def zygote_log(self, index: int) -> Path:
         return self.node(index) / "zygote.log"
 
+    def health_log(self, index: int, device: str) -> Path:
+        """What the check of a device has said there."""
+        return self.node(index) / f"health-{device.replace(':', '-')}.log"
+
     def progress(self, index: int, local_rank: int) -> Path:
         """The FIFO on which a rank reports to its agent."""
         return self.node(index) / f"progress-{local_rank:03d}"

@@ -196,9 +196,10 @@ class Failure(msgspec.Struct, frozen=True):
 class NodeState(msgspec.Struct, frozen=True):
     node: int
     address: str
-    state: str  # waiting, up, spare, drained, unknown, lost; of a run that has ended: left
+    state: str  # waiting, up, spare, drained, unknown, lost, unfit; of a run that has ended: left
     ranks: tuple[int, ...] = ()
     host: str = ""  # what the cluster calls the machine, where it has a name for it
+    why: str = ""  # of one that is unfit: what was seen of which device
 
 
 class RankState(msgspec.Struct, frozen=True):
@@ -302,6 +303,7 @@ class RunState(msgspec.Struct, frozen=True):
 KEPT = "checkpoint_kept"  # the first checkpoint of the trainer's: from then on the run does not begin without one
 ANEW = "may_begin_anew"  # a person has said that it may
 EXPLAINED = "explained"  # the cluster has told afterwards what the attempt's last failure was: its `cause` holds
+NODE_UNFIT = "node_unfit"  # its `evidence` is what was seen of which device of the node
 MOVED, NOT_MOVED = "moved", "not_moved"  # what has come of `launch move`, of the node that had the ranks
 TOLD, NOT_TOLD = "notified", "not_notified"  # `brief` is what was told, `evidence` to which recipient
 

@@ -1100,6 +1100,108 @@ def test_without_the_faulty_node_there_are_too_few() -> None:
     assert "no zygote" in cluster.recorded("failure")[0].text
 
 
+# -- devices that are not fit
+
+HEALTH = Recovery(health=True)
+SICK = "cuda:1 (H100): memory: expected 00ff in word 7, got 00fd; 1 of 9 words are wrong"
+
+
+def sick_from_the_start(*nodes: int, **how: object) -> Cluster:
+    cluster = Cluster(plan_of(rules=HEALTH, **how))  # type: ignore[arg-type]
+    cluster.boot(ready=False)
+    for index in nodes:
+        cluster.agents[index].sick = SICK
+    for index in cluster.agents:
+        cluster.make_ready(index)
+    cluster.settle()
+    return cluster
+
+
+def test_a_spare_has_the_place_of_a_node_that_is_not_fit() -> None:
+    cluster = sick_from_the_start(1, nodes=2, spares=1)
+    assert sorted(cluster.starts(1)) == [0, 2]
+    (told,) = cluster.recorded("node_unfit")
+    assert (told.node, told.cause, told.evidence) == (1, Cause.NODE_LOST, SICK)
+    assert told.text == f"node 1 is left out: {SICK}"
+    nodes = cluster.state().nodes
+    assert [(node.state, node.why) for node in nodes] == [("up", ""), ("unfit", SICK), ("up", "")]
+    cluster.finish_all()
+    cluster.settle()
+    assert cluster.end is not None and cluster.end.state is State.SUCCEEDED
+    assert cluster.state().nodes[1].why == SICK
+    assert not cluster.recorded("failure")
+
+
+def test_a_spare_that_comes_later_is_waited_for() -> None:
+    cluster = Cluster(plan_of(2, least=1, spares=1, rules=HEALTH))
+    cluster.boot(ready=False)
+    cluster.agents[1].sick = SICK
+    cluster.make_ready(0)
+    cluster.make_ready(1)
+    cluster.advance(20)
+    assert not cluster.starts(1)
+    message = cluster.state().message
+    assert message == f"waiting for nodes: 1 of 2 are ready; node 1 is unfit: {SICK}"
+    cluster.make_ready(2)
+    cluster.settle()
+    assert sorted(cluster.starts(1)) == [0, 2]
+
+
+def test_a_range_goes_on_at_once_without_it() -> None:
+    cluster = sick_from_the_start(2, nodes=3, least=2)
+    assert cluster.mono == 100 and sorted(cluster.starts(1)) == [0, 1]
+
+
+def test_without_it_there_are_too_few_and_that_is_what_is_said() -> None:
+    cluster = sick_from_the_start(1, nodes=2)
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
+    (failure,) = cluster.recorded("failure")
+    assert (failure.node, failure.evidence) == (1, SICK)
+    assert failure.text == f"1 of at least 2 nodes can be used; node 1 is unfit: {SICK}"
+
+
+def test_a_device_that_is_not_fit_after_a_failure_costs_one_restart() -> None:
+    cluster = Cluster(plan_of(2, spares=1, rules=HEALTH))
+    cluster.boot()
+    cluster.advance(3)
+    cluster.agents[1].sick = SICK
+    cluster.end_rank(2, code=1, error="RuntimeError: CUDA error: misaligned address", where="a.py:3")
+    cluster.advance(3)
+    assert sorted(cluster.starts(2)) == [0, 2]
+    assert cluster.state().restarts == {"user_error": 1}
+    assert [event.kind for event in cluster.own_events if event.kind in ("node_unfit", "regroup")] == [
+        "node_unfit",
+        "regroup",
+    ]
+
+
+def test_after_a_hang_all_are_looked_at_that_were_silent() -> None:
+    """With one of them nobody makes a step: who is to blame is not known."""
+    cluster = Cluster(plan_of(2, spares=1, rules=replace(HEALTH, hang_after_s=20.0, hang_at_start_s=20.0)))
+    cluster.boot()
+    cluster.advance(3)
+    cluster.agents[1].sick = SICK
+    cluster.stuck = {0}
+    cluster.advance(60, until=lambda: cluster.state().generation == 2)
+    assert [event.node for event in cluster.recorded("node_unfit")] == [1]
+    assert sorted(cluster.starts(2)) == [0, 2]
+
+
+def test_it_is_said_once_whatever_the_line_does_and_a_new_agent_looks_again() -> None:
+    cluster = sick_from_the_start(1, nodes=2, spares=1)
+    cluster.cut(1)
+    cluster.advance(1)
+    cluster.connect(1)
+    cluster.advance(1)
+    assert len(cluster.recorded("node_unfit")) == 1 and cluster.state().nodes[1].state == "unfit"
+    cluster.kill(1)
+    cluster.settle()
+    cluster.boot(1)
+    cluster.settle()
+    assert (cluster.state().nodes[1].state, cluster.state().nodes[1].why) == ("spare", "")
+
+
 # -- messages that are late, double, or nobody's
 
 

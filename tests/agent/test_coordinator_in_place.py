@@ -911,3 +911,22 @@ def test_a_rank_that_is_killed_while_others_move_is_replaced_with_them() -> None
     assert places(cluster) == {0: (0, 1), 2: (2, 3)}
     assert cluster.state().state is State.RUNNING
     assert cluster.state().nodes[1].state == "spare"
+
+
+def test_a_rank_whose_device_is_not_fit_is_not_started_there_again() -> None:
+    """The survivors go on on a spare, warm: the place of each rank of that node is taken."""
+    cluster = running(spares=1, rules=replace(HOT, health=True))
+    cluster.agents[1].sick = "cpu: memory: expected 1, got 2"
+    cluster.end_rank(2, signal=9)
+    cluster.advance(3)
+    assert sorted(cluster.starts(3)) == [0, 2]
+    assert [event.node for event in cluster.recorded("node_unfit")] == [1]
+    assert [failure.cause for failure in cluster.recorded("failure")] == ["killed", "node_lost"]
+    assert cluster.state().state is State.RUNNING
+
+
+def test_a_healthy_node_goes_on_in_place_as_without_checks() -> None:
+    cluster = running(rules=replace(HOT, health=True))
+    cluster.end_rank(2, signal=9)
+    cluster.advance(3)
+    assert not words(cluster, Stop) and cluster.state().generation == 2

@@ -51,12 +51,21 @@ class Storm(RuleBasedStateMachine):
     @initialize(
         nodes=st.integers(1, 3), less=st.integers(0, 2), spares=st.integers(0, 2), each=st.integers(1, 3),
         time_s=st.sampled_from([None, None, None, 200.0]), up=st.sampled_from([True, True, True, False]),
-        apart=st.booleans(), mode=st.sampled_from(["warm", "hot"]),
+        apart=st.booleans(), mode=st.sampled_from(["warm", "hot"]), health=st.booleans(),
     )  # fmt: skip
     def begin(
-        self, nodes: int, less: int, spares: int, each: int, time_s: float | None, up: bool, apart: bool, mode: str
+        self,
+        nodes: int,
+        less: int,
+        spares: int,
+        each: int,
+        time_s: float | None,
+        up: bool,
+        apart: bool,
+        mode: str,
+        health: bool,
     ) -> None:
-        rules = replace(RULES, mode=mode)
+        rules = replace(RULES, mode=mode, health=health)
         plan = plan_of(nodes, least=max(1, nodes - less), spares=spares, ranks_each=each, time_s=time_s, rules=rules)
         self.cluster = Cluster(msgspec.structs.replace(plan, disks_apart=apart))
         if up:
@@ -88,6 +97,12 @@ class Storm(RuleBasedStateMachine):
             same = agent is None or not anew
             machine = "boot" if agent is None else agent.process.boot_id
             self.cluster.boot(index, ready=ready, machine=machine if same else f"{machine}+")
+
+    @rule(number=NODES)
+    def falls_sick(self, number: int) -> None:
+        index = self.node(number)
+        if self.agent(index, alive=True):
+            self.cluster.agents[index].sick = "memory: expected 1, got 2"
 
     @rule(number=NODES)
     def gets_ready(self, number: int) -> None:

@@ -29,6 +29,7 @@ TABLES = [
     ),
     ("spare", ["--pairs", "1", "--faults", "power cut"], ["power cut | launch | 1", "power cut | launch, hot | 1"]),
     ("joins", ["--pairs", "1", "--job", "mlp"], ["launch | 1", "launch, hot | 1"]),
+    ("health", ["--pairs", "1"], ["false | 1 of 1", "true | 1 of 1"]),
     ("memory", ["--ranks", "2", "--pairs", "1", "--peers", "launch"], ["launch"]),
     ("cli", ["--runs", "3", "--repeats", "1"], ["`launch --help`", "`launch status, 3 runs`"]),
     ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),

@@ -80,6 +80,7 @@ def test_every_option() -> None:
             grace_s=0.0,
             group_timeout_s=1200.0,
             mode="hot",
+            health=True,
         ),
         notify=NotifyOptions(
             (

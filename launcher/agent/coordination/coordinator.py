@@ -26,7 +26,7 @@ from launcher.agent.coordination.opening import Opener
 from launcher.agent.coordination.verdict import Verdict
 from launcher.agent.coordination.watching import Watch
 from launcher.plan.model import Plan
-from launcher.rundir.records import Event, Rolls, RunState
+from launcher.rundir.records import NODE_UNFIT, Event, Rolls, RunState
 from launcher.words import Cause, State, exit_of
 
 
@@ -206,6 +206,9 @@ class Coordinator:
         if fault.disk:
             self._disk_failed(node, fault.text)
             return
+        if fault.unfit:
+            self._leave_out(node, fault.text)
+            return
         node.fault = fault.text
         cause = Cause.USER_ERROR if fault.setup else Cause.LAUNCHER_FAULT
         where = ("run.setup" if fault.log else "run.python") if fault.setup else None
@@ -217,6 +220,18 @@ class Coordinator:
         text = f"node {node.index} is not used any more: {fault.text}"
         self._ledger.record("agent_fault", text, node=node.index, cause=cause)
         if attempt.is_open and node.holds == attempt.current.number and node.ghost is None:
+            self._closer.close(found)
+
+    def _leave_out(self, node: KnownNode, evidence: str) -> None:
+        """What was seen of its devices says that ranks there would fail, or compute wrongly."""
+        attempt = self._attempt
+        if node.unfit:
+            return  # it is said again after a cut
+        node.fault, node.unfit = evidence, True
+        text = f"{node} is left out: {evidence}"
+        self._ledger.record(NODE_UNFIT, text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
+        if attempt.is_open and node.holds == attempt.current.number and node.ghost is None:
+            found = Verdict(Cause.NODE_LOST, f"{node} is unfit: {evidence}", node=node.index, evidence=evidence)
             self._closer.close(found)
 
     def _disk_failed(self, node: KnownNode, text: str) -> None:

@@ -6,6 +6,7 @@ from launcher.plan.model import Plan
 from launcher.words import Cause
 
 SPARE_S = 5.0  # how long a full set of nodes that includes spares waits for the ones the plan prefers
+_MOST_TOLD = 2
 GIVE_UP_WAITS = 5  # after that many times `recovery.wait`, nodes that never came are not waited for
 
 
@@ -39,10 +40,11 @@ class Gathering:
 
     @property
     def _awaited(self) -> set[int]:
-        """Who is waited for at first: all but spares; these too where their disks may have the newest checkpoint."""
-        if not self._plan.disks_apart:
-            return self._nodes.missing
-        return self._nodes.missing | self._nodes.absent | self._nodes.hopeful
+        """Who is waited for at first: all but spares; these too where their disks may have the newest checkpoint, or
+        where they are to stand in for one that is unfit."""
+        nodes, awaited = self._nodes, self._nodes.missing - self._nodes.unfit
+        stand_ins = bool(nodes.unfit) and len(nodes.usable) < self._plan.nodes_max
+        return awaited | nodes.absent | nodes.hopeful if self._plan.disks_apart or stand_ins else awaited
 
     def complete(self, mono: float) -> bool:
         """True where a generation can be opened now."""
@@ -64,6 +66,10 @@ class Gathering:
         text = f"{len(nodes)} of at least {least} node{'s' if least > 1 else ''} can be used"
         if len(nodes) >= least and (short := self._nodes.short_of(nodes)) is not None:
             text = f"{short[0]} of the {short[1]} nodes that count can be used: the others may go on without them"
+        if self._nodes.unfit:
+            first = self._nodes[min(self._nodes.unfit)]
+            words = "; ".join([text, *self._unfit_words()])
+            return Verdict(Cause.NODE_LOST, words, node=first.index, evidence=first.fault)
         faulty = next((node for node in self._nodes if node.fault), None)
         if faulty is None:
             return Verdict(Cause.NODE_LOST, text)
@@ -73,7 +79,12 @@ class Gathering:
         """What is waited for, and how long that has been going on."""
         waits = [node for node in self._nodes if node.preparing and node.hopeful]
         doing = [f"{node.preparing}, {mono - node.preparing_since:.0f} s" for node in waits[:1]]
-        if doing and self._plan.nodes_max == 1:
+        if doing and self._plan.nodes_max == 1 and not self._nodes.unfit:
             return doing[0]
         text = f"waiting for nodes: {len(self._nodes.usable)} of {self._plan.nodes_max} are ready"
-        return "; ".join([text, *(f"node {waits[0].index}: {one}" for one in doing)])
+        return "; ".join([text, *(f"node {waits[0].index}: {one}" for one in doing), *self._unfit_words()])
+
+    def _unfit_words(self) -> list[str]:
+        found = [self._nodes[index] for index in sorted(self._nodes.unfit)]
+        more = [f"and {len(found) - _MOST_TOLD} more"] if len(found) > _MOST_TOLD else []
+        return [*(f"{node} is unfit: {node.fault}" for node in found[:_MOST_TOLD]), *more]

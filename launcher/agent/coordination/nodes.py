@@ -31,6 +31,7 @@ class KnownNode:
     preparing: str = ""  # what has to end before it is
     preparing_since: float = 0.0
     fault: str = ""  # why no ranks are given to it any more
+    unfit: bool = False  # that is what was seen of its devices
     drained: bool = False  # somebody wants no ranks on it any more
     moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
     wanted: bool = False  # somebody wants them here
@@ -103,6 +104,7 @@ class NodeTable:
         self.hopeful: set[int] = set()
         self.unknown: set[int] = set()
         self.missing = {node.index for node in self if not node.spare}  # no spares, and not usable
+        self.unfit: set[int] = set()
         self.look_at = inf  # no lease runs out before this moment
 
     def __iter__(self) -> Iterator[KnownNode]:
@@ -147,6 +149,7 @@ class NodeTable:
         _keep(self.hopeful, node.index, node.hopeful)
         _keep(self.unknown, node.index, node.link is Presence.UNKNOWN or node.ghost is not None)
         _keep(self.missing, node.index, not node.usable and not node.spare)
+        _keep(self.unfit, node.index, node.unfit)
 
     def hear(self, node: KnownNode, mono: float) -> None:
         """Renew its lease."""

@@ -117,10 +117,13 @@ def _serving(generation: Generation | None) -> str:
 def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:
     member = generation is not None and (node.holds == generation.number or (over and node.index in generation.members))
     ranks = tuple(rank.number for rank in generation.of_node(node.index)) if generation is not None and member else ()
-    return NodeState(node.index, node.address, _node_word(node, member, generation is not None), ranks, node.host)
+    word = _node_word(node, member, generation is not None)
+    return NodeState(node.index, node.address, word, ranks, node.host, node.fault if node.unfit else "")
 
 
 def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
+    if node.unfit:
+        return "unfit"
     if node.fault or node.link is Presence.LOST:
         return "lost"
     if node.link is Presence.UNKNOWN or node.ghost is not None:

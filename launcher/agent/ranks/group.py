@@ -28,11 +28,13 @@ from launcher.agent.ranks.zygote_link import OfferedZygote
 from launcher.clock import WakingClock
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
+from launcher.recovery.classify import classify, failed
 from launcher.rundir.code.left_out import left_out
 from launcher.rundir.durable import make_dir, write_record
 from launcher.rundir.identity import process_id
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ProcessId, RankExit, RankProcess
+from launcher.words import Cause
 
 _DUMP_BOUND_S = 3.0
 _DUMP_QUIET_S = 0.2
@@ -268,6 +270,11 @@ class RankGroup:
         return max((one for rank in self._ranks if (one := rank.progress.remembered) is not None), default=None)
 
     @property
+    def suspects(self) -> list[int]:
+        """Local ranks that failed by themselves: something may be the matter with where they ran."""
+        return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
+
+    @property
     def over(self) -> bool:
         """Each of its ranks has ended, and was told of."""
         return all(rank.ended.is_set() for rank in self._ranks)
@@ -381,3 +388,8 @@ class RankGroup:
             if sizes == last and not awaited:
                 return
             last = sizes
+
+
+def _is_suspect(end: RankExit) -> bool:
+    by_itself = end.hung or not end.stopping
+    return by_itself and failed(end) and classify(end) is not Cause.COMMUNICATION

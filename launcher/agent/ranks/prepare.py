@@ -1,4 +1,4 @@
-"""Getting a node ready for ranks: the user's setup, then the zygote and its imports."""
+"""Getting a node ready for ranks: the user's setup, then the zygote and its imports, then the check of its devices."""
 
 import asyncio
 import contextlib
@@ -6,13 +6,14 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher.agent.machine import note_environment
 from launcher.agent.processes import users_limits
+from launcher.agent.ranks.checkup import AFTER_FAILURE_S, AT_START_S, Checkup, NodeUnfit
 from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.logfile import LogFile
 from launcher.agent.ranks.reaper import Death, Reaper
@@ -21,6 +22,9 @@ from launcher.agent.ranks.zygote_link import Order, ZygoteLink, spawn
 from launcher.errors import LaunchError, said_by_the_system
 from launcher.rundir.durable import make_dir
 from launcher.rundir.patience import AGAIN_S, DISK_ERRORS
+
+if TYPE_CHECKING:
+    from launcher.agent.health.evidence import DeviceHealth
 
 T = TypeVar("T")
 _TAKE_OVER_S = 10.0  # for what takes milliseconds
@@ -39,7 +43,10 @@ class SetupFailed(LaunchError):
 
 
 class Preparation:
-    """`run` once; `wait` until ranks can start; `renew` where the zygote has gone since."""
+    """`run` once; `wait` until ranks can start; `renew` where the zygote has gone since.
+
+    With `recovery.health` ranks cannot start before its devices are known to be fit, or not known to be unfit.
+    """
 
     def __init__(self, home: Home, reaper: Reaper) -> None:
         self._home = home
@@ -50,7 +57,9 @@ class Preparation:
         self._usable = home.plan.entry.kind != "command"
         self._noting: threading.Thread | None = None
         self._settled = asyncio.Event()
-        self.failure: SetupFailed | None = None
+        self._checkup = Checkup(home, reaper) if home.plan.spec.recovery.health else None
+        self.health: list[DeviceHealth] = []  # as last looked at
+        self.failure: SetupFailed | NodeUnfit | None = None
         self.doing = ""  # for people; "" once ranks can be started
 
     @property
@@ -78,7 +87,36 @@ class Preparation:
             node, python = self._home.node.index, self._home.plan.entry.python
             self.failure = SetupFailed(f"{python} cannot run ranks on node {node}: {why}", "")
             raise self.failure
+        if self._checkup is not None:
+            self.doing = "checking its devices"
+            await self._check(self._checkup, self._checkup.devices, AT_START_S)
+            self.doing = ""
         self._settled.set()
+
+    async def check_again(self, local_ranks: Collection[int]) -> None:
+        """The devices of these ranks, which have failed. Raises NodeUnfit; then no rank can start here any more.
+
+        Where the zygote is gone too, they have ended with it, which says nothing of a device.
+        """
+        self.health = []
+        if (
+            self._checkup is None
+            or self.failure is not None
+            or (self._zygote is not None and self._zygote.gone.is_set())
+        ):
+            return
+        devices = self._checkup.devices_of_ranks(local_ranks)
+        if devices:
+            self._settled.clear()
+            await self._check(self._checkup, devices, AFTER_FAILURE_S)
+            self._settled.set()
+
+    async def _check(self, checkup: Checkup, devices: Collection[str], bound_s: float) -> None:
+        try:
+            self.health = await checkup.look(self._zygote, devices, bound_s)
+        except NodeUnfit as unfit:
+            self.failure = unfit
+            raise
 
     async def wait(self) -> None:
         await self._settled.wait()

@@ -191,7 +191,10 @@ def _ranks(status: RunStatus) -> list[str]:
     if not status.nodes and not status.ranks:
         return []
     lines = ["", paint(f"nodes {len(status.nodes)}, ranks {status.world_size or len(status.ranks)}", "bold")]
-    nodes = [(f"node {node.node}", _place(node), safe(node.state), _numbers(node.ranks)) for node in status.nodes]
+    nodes = [
+        (f"node {node.node}", _place(node), safe(node.state), safe(node.why) or _numbers(node.ranks))
+        for node in status.nodes
+    ]
     ranks = [
         (
             f"rank {one.rank}",

@@ -291,6 +291,21 @@ def test_a_node_that_does_not_answer_or_has_begun_nothing_since_is_gone(
     assert [blame.host for blame in avoided(begun.run)] == ["node1"]
 
 
+def test_a_node_that_is_unfit_is_avoided_though_its_agent_is_heard(begun, slurm_programs):
+    """Of the two that were, one has a spare's ranks now: the attempt ends for something else."""
+    slurm_programs(sbatch="echo 9", scontrol=scontrol())
+    seen = "cuda:0 (H100): memory: expected 1, got 2"
+    found = Event(time.time(), 1, "node_unfit", f"node 1 is left out: {seen}", node=1, evidence=seen)
+    joined = Event(time.time(), 1, "agent_joined", "node 1 joined again", node=1)
+    for event in (found, joined):
+        append_line(begun.run.events, event)
+    end = AttemptEnd(State.QUEUED, Cause.KILLED, 15, time.time(), "a new attempt follows")
+    write_record(begun.attempt.end, end)
+    NextJob(SlurmQueue(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)
+    assert [(blame.host, blame.evidence) for blame in avoided(begun.run)] == [("node1", seen)]
+    assert read_record(begun.run.attempt(2).handle, Handle).job_id == "9", "a new job, which leaves it out"
+
+
 def test_a_cut_that_heals_while_slurm_is_asked_blames_nobody(begun, lose_node_1, slurm_programs, monkeypatch):
     answers = iter([False, True])
     monkeypatch.setattr(next_job, "is_back", lambda *_: next(answers))

@@ -3,7 +3,7 @@ import { button, h } from "../parts/dom.js";
 import { clockTime, duration, number, percent } from "../parts/format.js";
 
 const KINDS = ["training", "running", "starting", "recovering", "waiting", "lost", "idle"];
-const GRAVE = new Set(["failure", "agent_lost", "agent_fault", "coordinator_stalled", "disk"]); // what else happens is a small tick
+const GRAVE = new Set(["failure", "agent_lost", "agent_fault", "node_unfit", "coordinator_stalled", "disk"]); // what else happens is a small tick
 const SAVED = { checkpoint: "\u2022", safe: "\u25c6", best: "\u2605", validation: "\u2502" }; // what went well has a row of its own, with these signs
 const MOST_MARKS = 400; // of the small ones; more than that are a grey wall
 

@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
 from launcher.clusters.batch.job.claims import cancel, next_attempt, owner_of
-from launcher.clusters.batch.job.nodes import is_back, lost_nodes
+from launcher.clusters.batch.job.nodes import is_back, lost_nodes, unfit_nodes
 from launcher.clusters.batch.queue import Fate, Queue
 from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end
 from launcher.clusters.keeping.wakeup import Wakeup
@@ -43,7 +43,8 @@ class NextJob:
         """The attempt that this process goes on with; or None, and the exit code with which it leaves."""
         history = read_lines(self._run.events, Event)
         lost = self._gone(attempt, lost_nodes(history, attempt.number, self._plan, time.time()))
-        stays = not lost and end.cause not in _TAKEN
+        unfit = unfit_nodes(history, attempt.number, self._plan, time.time())
+        stays = not lost and not unfit and end.cause not in _TAKEN
         if stays and not self._wakeup.stop_asked:
             self._wakeup.wait(end.delay_s)
         if is_cancelled(attempt):
@@ -51,7 +52,7 @@ class NextJob:
             return None, Exit.OK
         if stays and not self._wakeup.stop_asked:
             return next_attempt(self._queue, self._run, attempt, end.cause, self._job), Exit.OK
-        return None, self._leave() if self._move(attempt, end, lost) else Exit.OK
+        return None, self._leave() if self._move(attempt, end, lost, unfit) else Exit.OK
 
     def _leave(self) -> int:
         """The job is to start again: a scheduler that ends it first is waited for."""
@@ -60,7 +61,7 @@ class NextJob:
         self._wakeup.wait(_LAST_S)
         return Exit.OK
 
-    def _move(self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Blame]) -> bool:
+    def _move(self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Blame], unfit: Sequence[Blame]) -> bool:
         """Have the scheduler start the run again, elsewhere or later, unless it was ended by a person. True where it is
         this job that is to start again. In any other case its nodes are of no more use to us.
 
@@ -71,6 +72,8 @@ class NextJob:
         latest = newest(self._run)
         if latest is not None and latest.number > attempt.number:
             return False  # while we heard nothing another start of the job, or another job, has gone on
+        if unfit:
+            avoid(self._run, unfit)
         if lost and fate is Fate.RUNS:
             avoid(self._run, self._gone(attempt, lost))  # it took time to hear that: who was cut off may be back
         end = self._explained(attempt, end, fate, lost)
@@ -82,7 +85,7 @@ class NextJob:
                 start_again(self._queue, self._run, self._plan, self._job, end.delay_s)
                 return True
             case Fate.PREEMPTED | Fate.TIMED_OUT | Fate.RUNS | Fate.UNKNOWN:
-                return self._again_or_anew(attempt, end, lost=bool(lost))
+                return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
 
     def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Blame]) -> AttemptEnd:
         """Nodes that fell silent because the scheduler had ended what ran there are not lost."""

@@ -11,7 +11,7 @@ from launcher.plan.model import Plan
 from launcher.plan.on_hosts import with_hosts
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import AttemptDir
-from launcher.rundir.records import AgentRecord, Blame, Endpoint, Event
+from launcher.rundir.records import NODE_UNFIT, AgentRecord, Blame, Endpoint, Event
 from launcher.words import Cause
 
 _ASK_S = 5.0
@@ -78,6 +78,17 @@ def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float)
         Blame(plan.nodes[node].host, event.evidence or event.text, attempt, event.at, until)
         for node, event in sorted(last.items())
         if event.kind == "agent_lost" and node < len(plan.nodes)
+    ]
+
+
+def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Blame]:
+    """The hosts on which a device was found unfit in this attempt: an agent that is heard there does not mend it."""
+    until = now + plan.spec.recovery.avoid_s
+    found = {event.node: event for event in history if event.attempt == attempt and event.kind == NODE_UNFIT}
+    return [
+        Blame(plan.nodes[node].host, event.evidence, attempt, event.at, until)
+        for node, event in found.items()
+        if node is not None and node < len(plan.nodes)
     ]
 
 

@@ -21,7 +21,7 @@ from launcher.rundir.avoided import avoid, avoided
 from launcher.rundir.durable import append_line, make_dir, read_lines, readable, write_sealed
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import AttemptEnd, Blame, Event, Rolls, RunState
+from launcher.rundir.records import NODE_UNFIT, AttemptEnd, Blame, Event, Rolls, RunState
 from launcher.words import Cause, State
 
 _AGAIN_S = 1.0
@@ -145,7 +145,7 @@ class Leader:
         try:
             stop = StopSignal(self._wakeup, keeper.attempt, keeper.here.before)
             end = Allocation(keeper.run, keeper.attempt, keeper.plan, self._wakeup, stop, [keeper.agent()]).carry_out()
-            blame_disks(keeper)
+            blame_hosts(keeper)
             if end.state.ended:
                 keeper.ready.give_back()
             over = end.state.ended and not self._wakeup.stop_asked  # whoever asks for a stop tells all hosts
@@ -192,12 +192,13 @@ class Leader:
         tell(self._keeper)
 
 
-def blame_disks(keeper: KeeperState) -> None:
-    """Hosts whose disks ended generations come last in the next attempt, be it that a person opens it. Not our own,
-    which leads as long as it is there."""
+def blame_hosts(keeper: KeeperState) -> None:
+    """Hosts whose disks ended generations, and those that are unfit, come last in the next attempt, be it that a person
+    opens it. Our own, which leads as long as it is there, only where it is unfit: then it is a person who has to."""
     number, recovery, now = keeper.attempt.number, keeper.plan.spec.recovery, time.time()
-    said = [one for one in read_lines(keeper.run.events, Event) if one.attempt == number and one.cause is Cause.DISK]
-    texts = {one.node: one.text for one in said if one.node}
+    said = [one for one in read_lines(keeper.run.events, Event) if one.attempt == number]
+    texts = {one.node: one.text for one in said if one.node and one.cause is Cause.DISK}
+    texts |= {one.node: one.evidence for one in said if one.node is not None and one.kind == NODE_UNFIT}
     blames = [
         Blame(node.host, texts[node.index], number, now, now + recovery.avoid_s)
         for node in keeper.plan.nodes

@@ -386,9 +386,23 @@ def test_a_host_whose_disk_ended_a_generation_comes_last_in_the_next_attempt(tab
     member = table.keepers[0]
     for node, attempt in ((1, 1), (0, 1), (2, 0)):
         append_line(member.run.events, Event(time.time(), attempt, "failure", "no space", node=node, cause=Cause.DISK))
-    leader.blame_disks(member)
+    leader.blame_hosts(member)
     assert [(blame.host, blame.evidence) for blame in avoided(member.run)] == [("host1", "no space")]
     assert propose(member, [1, 2], Cause.KILLED, leads=True) == 2
+    assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
+
+
+def test_a_host_that_is_unfit_comes_last_and_the_one_that_leads_where_a_person_resumes(table):
+    member = table.keepers[0]
+    for node in (0, 1):
+        told = Event(time.time(), 1, "node_unfit", "left out", node=node, evidence=f"cuda:{node}: memory")
+        append_line(member.run.events, told)
+    leader.blame_hosts(member)
+    assert {blame.host: blame.evidence for blame in avoided(member.run)} == {
+        "host0": "cuda:0: memory",
+        "host1": "cuda:1: memory",
+    }
+    assert propose(member, [1, 2], Cause.NODE_LOST, leads=True) == 2
     assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
 
 

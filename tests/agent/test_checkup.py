@@ -1,0 +1,244 @@
+"""The check of a node's devices by real processes: whatever becomes of them, there is an answer and nothing is left."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.agent.environment import node_environment
+from launcher.agent.health.evidence import Fitness
+from launcher.agent.ranks import checkup
+from launcher.agent.ranks.checkup import Checkup, NodeUnfit
+from launcher.agent.ranks.group import Home
+from launcher.agent.ranks.prepare import Preparation
+from launcher.agent.ranks.reaper import Reaper
+from launcher.plan.build import build
+from launcher.plan.facts import Machine, Project, RunIdentity
+from launcher.plan.model import FrozenCode
+from launcher.rundir.durable import make_dir
+from launcher.rundir.layout import RunDir
+from launcher.spec.model import JobSpec, Recovery, RunOptions
+
+BOUND_S = 120.0
+FIT = """
+print('{"device": "%s", "name": "old one"}' % sys.argv[1])
+print('{"begins": "memory"}', flush=True)
+print('{"part": "memory", "fit": true, "note": "kept", "seconds": 0.1}')
+print('{"done": true, "seconds": 0.1}')
+"""
+BEGINS = """
+print('{"begins": "memory"}', flush=True)
+"""
+WRONG = """
+print('{"part": "memory", "fit": false, "expected": "1", "seen": "2"}')
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    run = RunDir(tmp_path / "stay-2222")
+    attempt = run.attempt(1)
+    make_dir(run.code)
+    make_dir(run.metrics)
+    make_dir(attempt.node(0))
+    (run.code / "stay.py").write_text("import time\ntime.sleep(600)\n")
+    spec = JobSpec("stay", RunOptions(script="stay.py"), recovery=Recovery(health=True))
+    place = RunIdentity("stay-2222", str(run.path), "local", "local", "", 0.0)
+    project = Project(str(tmp_path), {"stay.py"}, set(), module_found=True)
+    plan = build(spec, (), place, Machine(2, ()), project, FrozenCode("", 1, 1), sys.executable)
+    return Home(plan, run, attempt, plan.nodes[0], node_environment(os.environ, plan, plan.nodes[0], 1, {}))
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """The program that looks at a device, as a test wants it."""
+
+    def check(text):
+        path = tmp_path / "check.py"
+        path.write_text(
+            f"import os, signal, sys, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{text}"
+        )
+        monkeypatch.setattr(checkup, "DEVICE_CHECK", path)
+
+    return check
+
+
+def play(scene):
+    async def to_its_end():
+        try:
+            await scene()
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+    asyncio.run(to_its_end())
+
+
+def is_written(path):
+    return path.exists() and path.read_text() != ""
+
+
+def is_gone(tmp_path):
+    return not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text()}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (FIT, ""),
+        (WRONG, "expected 1, got 2"),
+        (BEGINS + "os.kill(os.getpid(), signal.SIGSEGV)", "cpu: memory: its process was ended by SIGSEGV"),
+    ],
+)  # fmt: skip
+def test_what_it_shows_decides_whether_ranks_can_start(home, check, tmp_path, text, words):
+    check(text)
+
+    async def scene():
+        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        if words:
+            with pytest.raises(NodeUnfit, match=words):
+                await preparation.run()
+            assert words in str(preparation.failure) and not preparation.done
+        else:
+            await preparation.run()
+            assert preparation.done
+            assert [one.text for one in preparation.health] == ["cpu (old one): memory kept in 0.1 s; 0.10 s"]
+        assert is_gone(tmp_path) and preparation.own_pids
+        await preparation.close()
+
+    play(scene)
+
+
+def test_one_that_hangs_is_ended_and_that_is_the_evidence(home, check, tmp_path):
+    check(BEGINS + "time.sleep(600)")
+
+    async def scene():
+        preparation = Preparation(replaced(home, health=False), Reaper(asyncio.get_running_loop()))
+        await preparation.run()
+        checks = Checkup(home, preparation._reaper)
+        with pytest.raises(NodeUnfit, match="cpu: memory: nothing came of it within 3 s"):
+            await checks.look(preparation._zygote, ["cpu"], 3.0)
+        assert is_gone(tmp_path)
+        await preparation.close()
+
+    play(scene)
+
+
+def test_who_asks_may_leave_and_takes_it_along(home, check, tmp_path):
+    check(BEGINS + "time.sleep(600)")
+
+    async def scene():
+        preparation = Preparation(replaced(home, health=False), Reaper(asyncio.get_running_loop()))
+        await preparation.run()
+        looks = asyncio.create_task(Checkup(home, preparation._reaper).look(preparation._zygote, ["cpu"], BOUND_S))
+        until = time.monotonic() + BOUND_S
+        while not is_written(tmp_path / "pid") and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        looks.cancel()
+        await asyncio.wait([looks])
+        while not is_gone(tmp_path) and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        assert is_gone(tmp_path)
+        await preparation.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("sys.exit(9)", "cpu: the check: its process left with exit code 9"),
+        ('print(\'{"unable": "torch is ill"}\')', "cpu: torch is ill"),
+        (BEGINS + "os.kill(os.getpid(), signal.SIGKILL)", "cpu: memory: its process was ended by SIGKILL"),
+    ],
+)
+def test_what_says_nothing_of_the_device_keeps_nobody_from_it(home, check, text, why):
+    check(text)
+
+    async def scene():
+        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        await preparation.run()
+        assert preparation.done
+        assert [(one.fitness, one.text) for one in preparation.health] == [(Fitness.UNKNOWN, why)]
+        await preparation.close()
+
+    play(scene)
+
+
+def test_a_log_that_cannot_be_made_is_no_evidence(home, check):
+    check(FIT)
+    home.attempt.health_log(0, "cpu").mkdir()
+
+    async def scene():
+        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        await preparation.run()
+        (found,) = preparation.health
+        assert found.fitness is Fitness.UNKNOWN and "its check" in found.text
+        await preparation.close()
+
+    play(scene)
+
+
+def test_after_a_failure_the_device_of_that_rank_is_looked_at_again(home, check):
+    check(FIT)
+
+    async def scene():
+        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        await preparation.run()
+        check(BEGINS + "os.kill(os.getpid(), signal.SIGBUS)")
+        await preparation.check_again([])
+        assert preparation.done and preparation.health == []
+        with pytest.raises(NodeUnfit, match="SIGBUS"):
+            await preparation.check_again([0])
+        assert not preparation.done
+        await preparation.close()
+
+    play(scene)
+
+
+def test_ranks_that_ended_with_the_zygote_say_nothing_of_a_device(home, check):
+    check(FIT)
+
+    async def scene():
+        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        await preparation.run()
+        check(BEGINS + "os.kill(os.getpid(), signal.SIGBUS)")
+        os.kill(preparation.own_pids[0], signal.SIGKILL)
+        await asyncio.wait_for(preparation._zygote.gone.wait(), BOUND_S)
+        await preparation.check_again([0])
+        await preparation.renew()
+        assert preparation.done
+        await preparation.close()
+
+    play(scene)
+
+
+def test_without_a_zygote_it_is_an_interpreter_of_its_own(home, check):
+    check(FIT)
+
+    async def scene():
+        (found,) = await Checkup(home, Reaper(asyncio.get_running_loop())).look(None, ["cuda:0"], BOUND_S)
+        assert found.text == "cuda:0 (old one): memory kept in 0.1 s; 0.10 s"
+
+    play(scene)
+
+
+def test_where_ranks_compute(home):
+    async def scene():
+        reaper = Reaper(asyncio.get_running_loop())
+        assert Checkup(home, reaper).devices == ("cpu",)
+        assert Checkup(home, reaper).devices_of_ranks([1, 3]) == ("cpu",)
+        two = Home(home.plan, home.run, home.attempt, replace(home.node, gpus=("4", "5")), home.environment)
+        assert Checkup(two, reaper).devices == ("cpu", "cuda:0", "cuda:1")
+        assert Checkup(two, reaper).devices_of_ranks([1, 3]) == ("cuda:1",)
+        assert Checkup(two, reaper).devices_of_ranks([]) == ()
+
+    play(scene)
+
+
+def replaced(home, *, health):
+    spec = replace(home.plan.spec, recovery=replace(home.plan.spec.recovery, health=health))
+    return Home(replace(home.plan, spec=spec), home.run, home.attempt, home.node, home.environment)
