@@ -359,7 +359,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     brief: str = ""  # of a failure, and of what follows: a few words for who reads the log
     step: int | None = None  # newest step known then
     checkpoint: int | None = None  # newest checkpoint known then
-    ran_s: float = 0.0  # of a failure: how long its generation had been open
-    still_s: float = 0.0  # of a failure: how long its generation had made no step
+    ran_s: float = 0.0  # of a failure, or of a regroup without one: how long its generation had been open
+    still_s: float = 0.0  # of those too: how long its generation had made no step
     in_place: bool = False  # of a failure: the ranks that lived were to go on in their processes, from that very step
     evidence: str = ""

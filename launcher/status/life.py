@@ -28,7 +28,7 @@ class Doing(StrEnum):
     WAITING = "waiting"  # in a queue, for a delay to pass, for nodes
     STARTING = "starting"  # until the first step after a person's word
     TRAINING = "training"
-    RECOVERING = "recovering"  # from a failure until the first step after it
+    RECOVERING = "recovering"  # from a failure, or a move to other nodes, until the first step after it
     LOST = "lost"  # training, and all of its steps had to be made again
     RUNNING = "running"  # ranks run, and nobody reports a step
     IDLE = "idle"  # it had ended, until somebody resumed it
@@ -173,7 +173,9 @@ class _Strip:
                 self._enter(Doing.TRAINING, event.at, event)
                 self._now.first = self._now.last = event.step or 0
             case "failure":
-                self._fail(event)
+                self._end_training(event)
+            case "regroup" if self._now.kind in (Doing.TRAINING, Doing.RUNNING):  # somebody wanted ranks elsewhere
+                self._end_training(event)
             case "regroup" | "requeue" | "ended":
                 self._reach(event.step)
                 self._asked = False
@@ -206,8 +208,8 @@ class _Strip:
         begins = event.attempt > self._now.attempt or not self._now.generation
         return begins and self._now.kind in (Doing.WAITING, Doing.IDLE)
 
-    def _fail(self, event: Event) -> None:
-        """Training ended with the last step that was made, however late the failure was seen."""
+    def _end_training(self, event: Event) -> None:
+        """With the last step that was made, however late the failure was seen."""
         self._reach(event.step)
         at = event.at
         if self._now.kind in (Doing.TRAINING, Doing.RUNNING):

@@ -235,6 +235,14 @@ def test_what_a_rank_had_said_counts_for_nothing_once_it_takes_it_back() -> None
 # -- a lost node, and a spare
 
 
+def was_planned(cluster: Cluster) -> str:
+    """Why a new generation followed that is no restart, as nothing had failed."""
+    state, [event] = cluster.state(), cluster.recorded("regroup")
+    assert (state.restarts, state.failure, cluster.recorded("failure")) == ({}, None, [])
+    assert (event.cause, event.text.partition("; ")[0]) == (None, event.brief)
+    return event.brief
+
+
 def joined(cluster: Cluster) -> list[tuple[int, int, int]]:
     """Who was started to meet ranks that stay: node, place, first rank."""
     starts = [(node, word) for node, word in words(cluster, Start) if isinstance(word, Start) and word.joins]
@@ -658,7 +666,8 @@ def test_a_drained_node_is_left_without_a_restart() -> None:
     assert [(node, word.grace_s) for node, word in words(cluster, Stop)] == [(1, 0.0)]  # type: ignore[attr-defined]
     assert stayed(cluster) == [(0, 0, (0, 1), 2)]
     state = cluster.state()
-    assert (state.state, state.world_size, state.restarts) == (State.RUNNING, 2, {"preempted": 1})
+    assert (state.state, state.world_size) == (State.RUNNING, 2)
+    assert was_planned(cluster) == "node 1 is drained"
 
 
 # -- a node that is drained
@@ -673,10 +682,10 @@ def test_ranks_of_a_drained_node_move_to_the_spare_and_the_others_stay() -> None
     assert joined(cluster) == [(3, 1, 2)]
     assert [node for node, _ in words(cluster, GoOn)] == [0, 2]
     state, after = cluster.state(), pids(cluster)
-    assert (state.state, state.generation, state.restarts) == (State.RUNNING, 2, {"preempted": 1})
+    assert (state.state, state.generation) == (State.RUNNING, 2)
+    assert was_planned(cluster) == "node 1 is drained"
     assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}
     assert [node.state for node in state.nodes] == ["up", "drained", "up", "up"]
-    assert cluster.recorded("failure")[0].text == "node 1 is drained"
 
 
 def test_nobody_is_started_in_a_drained_nodes_place_before_its_ranks_have_ended() -> None:
@@ -717,7 +726,8 @@ def test_without_a_spare_the_world_shrinks_where_it_may_and_ranks_save_before() 
     cluster.advance(1)
     assert {(node, word.grace_s) for node, word in words(cluster, Stop)} == {(0, HOT.grace_s), (1, HOT.grace_s)}  # type: ignore[attr-defined]
     state = cluster.state()
-    assert (state.state, state.world_size, state.restarts) == (State.RUNNING, 2, {"preempted": 1})
+    assert (state.state, state.world_size) == (State.RUNNING, 2)
+    assert was_planned(cluster) == "node 1 is drained"
     assert "warm because no spare is ready" in cluster.recorded("regroup")[0].text
 
 
@@ -727,7 +737,7 @@ def test_warm_all_may_save_and_the_spare_is_in_the_next_generation() -> None:
     cluster.advance(1)
     assert {node for node, word in words(cluster, Stop) if word.grace_s} == {0, 1}  # type: ignore[attr-defined]
     assert cluster.starts(2).keys() == {0, 2}
-    assert cluster.recorded("regroup")[0].text == "a new generation follows: restart 1 for preempted"
+    assert was_planned(cluster) == "node 1 is drained"
 
 
 def test_the_first_node_and_unknown_ones_cannot_be_drained() -> None:
@@ -758,6 +768,29 @@ def test_a_rank_that_is_killed_while_a_node_is_drained_is_replaced_with_its_rank
     assert [(node, word.stay) for node, word in words(cluster, GoOn)] == [(0, (1,))]  # type: ignore[attr-defined]
     assert joined(cluster) == [(2, 1, 2)]
     assert cluster.state().state is State.RUNNING
+    assert cluster.state().restarts == {"killed": 1}
+
+
+def test_no_budget_is_used_for_what_was_wanted() -> None:
+    for rules in (HOT, Recovery()):
+        cluster = running(2, spares=1, rules=replace(rules, preempted=Budget(0)))
+        cluster.feed(Drain(1))
+        cluster.advance(2)
+        assert places(cluster) == {0: (0, 1), 2: (2, 3)}
+        assert was_planned(cluster) == "node 1 is drained"
+
+
+def test_who_cancels_while_ranks_save_to_move_leaves_no_failure() -> None:
+    cluster = running(2, spares=1, rules=Recovery())
+    cluster.agents[1].ignores_stop = True
+    cluster.feed(Drain(1))
+    cluster.settle()
+    cluster.ask_stop("cancel")
+    cluster.agents[1].ignores_stop = False
+    cluster.advance(60)
+    assert cluster.end is not None
+    assert cluster.end.state is State.CANCELLED
+    assert not cluster.recorded("failure")
 
 
 def test_a_spare_that_is_drained_is_no_spare() -> None:
@@ -788,10 +821,10 @@ def test_ranks_of_a_node_move_to_the_spare_and_the_node_is_one() -> None:
     assert [(node, word.generation, word.grace_s) for node, word in words(cluster, Stop)] == [(1, 1, 0.0)]  # type: ignore[attr-defined]
     assert joined(cluster) == [(3, 1, 2)]
     state, after = cluster.state(), pids(cluster)
-    assert (state.state, state.generation, state.restarts) == (State.RUNNING, 2, {"preempted": 1})
+    assert (state.state, state.generation) == (State.RUNNING, 2)
+    assert was_planned(cluster) == "the ranks of node 1 move to a spare"
     assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}
     assert [node.state for node in state.nodes] == ["up", "spare", "up", "up"]
-    assert cluster.recorded("failure")[0].text == "the ranks of node 1 move to a spare"
     [moved] = cluster.recorded("moved")
     assert (moved.node, moved.text) == (1, "the ranks of node 1 have moved; ranks run on node 0, 3, 2")
 
@@ -911,6 +944,7 @@ def test_a_rank_that_is_killed_while_others_move_is_replaced_with_them() -> None
     assert places(cluster) == {0: (0, 1), 2: (2, 3)}
     assert cluster.state().state is State.RUNNING
     assert cluster.state().nodes[1].state == "spare"
+    assert cluster.state().restarts == {"killed": 1}
 
 
 def test_a_rank_whose_device_is_not_fit_is_not_started_there_again() -> None:

@@ -103,6 +103,12 @@ def test_training_ends_with_the_last_step_however_late_a_hang_is_seen():
     assert strip(life)[2:] == [("training", 10, 100), ("recovering", 100, 410)]
 
 
+def test_ranks_that_were_to_be_elsewhere_have_trained_until_they_saved():
+    events = [*begun(), event(60, "regroup", 1, 1, step=91, still_s=5.0), event(61, "generation_opened", 1, 2, step=91)]
+    life = life_of([*events, event(63, "training", 1, 2, step=92)], 70.0)
+    assert strip(life)[2:] == [("training", 10, 55), ("recovering", 55, 63), ("training", 63, 70)]
+
+
 def test_of_an_attempt_that_vanished_nothing_is_called_training_that_nobody_wrote_down():
     seen_late = [*begun(), event(3600, "failure", 1, 1, step=91, ran_s=97.0), event(3600, "requeue")]
     assert strip(life_of(seen_late, 3610.0))[2:] == [

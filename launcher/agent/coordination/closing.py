@@ -59,7 +59,11 @@ class Aftermath:
         Its first wait is not waited for: a kill while ranks meet after another one says nothing of a training that
         cannot go on, and those that live stand still meanwhile.
         """
-        attempt, event = self._attempt, self._draft_failure(found, in_place=True)
+        attempt, follows = self._attempt, f"a new generation follows, hot: {who}"
+        if found.planned:
+            self._say_what_follows(f"{found.text}; {follows}", brief=found.text)
+            return True
+        event = self._draft_failure(found, in_place=True)
         decision = decide(event, attempt.history, attempt.rules, can_regroup=True)
         budget = budget_of(attempt.rules, found.cause)
         if decision.action is not Action.REGROUP or budget is None or decision.delay_s > budget.backoff_s:
@@ -67,17 +71,26 @@ class Aftermath:
         self._note(event, found)
         attempt.history.append(event)
         self._count(found.cause)
-        text = f"a new generation follows, hot: {who}: {decision.reason}"
-        attempt.ledger.record("regroup", text, cause=event.cause, brief=_briefly(decision, event))
-        attempt.standing.state, attempt.standing.message = State.REGROUPING, f"{event.text}; {text}"
+        self._say_what_follows(f"{follows}: {decision.reason}", event, _briefly(decision, event))
         return True
+
+    def _say_what_follows(self, text: str, failure: Event | None = None, brief: str = "") -> None:
+        """On a failure; or on what somebody wanted, which is no restart: a new generation."""
+        cause, before = (failure.cause, f"{failure.text}; ") if failure is not None else (None, "")
+        self._attempt.ledger.record("regroup", text, cause=cause, brief=brief)
+        self._attempt.standing.state, self._attempt.standing.message = State.REGROUPING, f"{before}{text}"
 
     def _count(self, cause: Cause) -> None:
         restarts = self._attempt.standing.restarts
         restarts[cause.value] = restarts.get(cause.value, 0) + 1
 
     def fail(self, found: Verdict, *, can_regroup: bool) -> None:
-        attempt, event = self._attempt, self.note_failure(found)
+        attempt, warm = self._attempt, self._warm_because()
+        if found.planned and can_regroup:
+            self._say_what_follows(f"{found.text}; a new generation follows{warm}", brief=found.text)
+            self._gather_anew()
+            return
+        event = self.note_failure(found)
         if found.cause is Cause.DISK and found.node is not None:
             attempt.nodes[found.node].disk_failed_at = attempt.mono
         decision = decide(event, attempt.history, attempt.rules, can_regroup=can_regroup)
@@ -95,17 +108,18 @@ class Aftermath:
             code = exit_of(decision.cause)
             self.finish(State.QUEUED, decision.cause, code, text, decision.delay_s, _briefly(decision, event))
         else:
-            self._regroup(event, decision, wait)
+            text = f"a new generation follows{wait}{warm}: {decision.reason}"
+            self._say_what_follows(text, event, _briefly(decision, event))
+            self._gather_anew(decision.delay_s)
 
-    def _regroup(self, event: Event, decision: Decision, wait: str) -> None:
+    def _warm_because(self) -> str:
+        """Told once: why ranks that could have stayed are replaced."""
+        why, self._attempt.warm_because = self._attempt.warm_because, ""
+        return f", warm because {why}" if why else ""
+
+    def _gather_anew(self, delay_s: float = 0.0) -> None:
         attempt = self._attempt
-        warm, attempt.warm_because = f", warm because {why}" if (why := attempt.warm_because) else "", ""
-        text = f"a new generation follows{wait}{warm}: {decision.reason}"
-        attempt.ledger.record("regroup", text, cause=event.cause, brief=_briefly(decision, event))
-        attempt.standing.state = State.REGROUPING
-        attempt.standing.message = f"{event.text}; {text}"
-        open_at = attempt.mono + decision.delay_s
-        attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, open_at, first=False)
+        attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, attempt.mono + delay_s, first=False)
 
     def await_nodes(self, found: Verdict) -> None:
         """No checkpoint is whole on the nodes that are here: whoever else may have one is waited for."""
@@ -121,7 +135,7 @@ class Aftermath:
         text = f"{found.text}; the run waits for {names}, for {wait_s:.0f} s at most (recovery.gone_after)"
         attempt.ledger.record("checkpoint_awaited", text)
         attempt.standing.state, attempt.standing.message = State.REGROUPING, text
-        attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, attempt.mono, first=False)
+        self._gather_anew()
 
     def end_without_checkpoint(self, awaited: Awaited) -> None:
         """It never begins anew by itself."""
@@ -229,7 +243,7 @@ class Closer:
             return
         found = closing.verdict or verdict.of_exits(attempt.current, attempt.stop is not None)
         if attempt.stop == "cancel":
-            if not closing.graceful:
+            if not closing.graceful and not found.planned:
                 aftermath.note_failure(found)
             aftermath.end_cancelled()
         elif attempt.fenced:

@@ -94,6 +94,9 @@ In = ToCoordinator | Disconnected | ProvenDead | Drain | Move | StoodStill | Rol
 Out = Send | Record | RecordExit | Finish
 
 
+_ENDS_TRAINING = ("failure", "regroup")
+
+
 class Known(TypedDict, total=False):
     """What may be told of an event beside its text."""
 
@@ -176,6 +179,6 @@ class Ledger:
             cause=cause,
             step=self._pace.step,
             checkpoint=self._pace.checkpoint,
-            ran_s=round(self.mono - self.opened_at, 1) if kind == "failure" else 0.0,
-            still_s=round(self._pace.still_s(self.mono), 3) if kind == "failure" else 0.0,
+            ran_s=round(self.mono - self.opened_at, 1) if kind in _ENDS_TRAINING else 0.0,
+            still_s=round(self._pace.still_s(self.mono), 3) if kind in _ENDS_TRAINING else 0.0,
         )

@@ -32,6 +32,7 @@ class Verdict:
     signal: int | None = None
     left_out: str = ""  # the file that was not frozen, where that is why
     brief: str = ""  # for who reads the log; "": `text` is brief enough
+    planned: bool = False  # nothing has failed: ranks are wanted elsewhere. The cause counts where none can go on there
 
 
 def of_exits(generation: Generation, preempting: bool) -> Verdict:

@@ -7,6 +7,7 @@ from launcher import api
 from launcher.cli.arguments import Arguments, seconds
 from launcher.cli.terminal import tell
 from launcher.errors import Exit, Refused
+from launcher.words import State
 
 EXAMPLES = """
   launch drain last 1                its ranks move to a spare node, and it is used no more
@@ -32,7 +33,8 @@ def run(options: argparse.Namespace) -> int:
         if status.state.ended:
             raise Refused(f"{one.id} is {status.state}", f"hint: launch status {one.id}")
         node = next((node for node in status.nodes if node.node == index), None)
-        if node is not None and node.state == "drained":
+        # While ranks end everywhere, its own may have done so first, and nobody's have moved.
+        if node is not None and node.state == "drained" and status.state is not State.REGROUPING:
             break
         if not told:
             tell(f"waits until other nodes can have the ranks of node {index}; it goes on without this command, too")

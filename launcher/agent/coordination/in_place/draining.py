@@ -66,7 +66,10 @@ class Drainer:
 
     def _free(self, nodes: Sequence[KnownNode], why: str) -> bool:
         """Have the ranks of these members on others. False: there are too few of these."""
-        found, indexes = Verdict(Cause.PREEMPTED, why, node=nodes[0].index), {node.index for node in nodes}
+        found, indexes = (
+            Verdict(Cause.PREEMPTED, why, node=nodes[0].index, planned=True),
+            {node.index for node in nodes},
+        )
         obstacle = self._in_place.obstacle_without(indexes)
         if obstacle == "" and all(node.hears_us for node in nodes):
             self._stop(nodes, found)

@@ -49,7 +49,9 @@ class HotOpener:
         attempt.warm_because = self._obstacle(members, lost)
         if attempt.warm_because:
             return False
-        found = attempt.lost or verdict.of_exits(attempt.current, preempting=False)
+        found, killed = attempt.lost, any(not end.stopping for end in attempt.current.failures)
+        if found is None or (found.planned and killed):
+            found = verdict.of_exits(attempt.current, preempting=False)
         who = _who(attempt.current, members)
         if not self._aftermath.goes_on_in_place(found, who):
             attempt.warm_because = "there were several kills without a step in between"
