@@ -2,10 +2,13 @@
 
 here    RUN ─ the chosen checkpoint, the code, the arguments ─► a run of one rank ─ engage ─► CLUSTER
 there   launch serve RUN --in-job ARGS ─► its own checkpoint, its own code ─► address ─► launch status
+
+With `--watch` it looks into the folder where RUN saves, as its place sees that: on this disk, or where RUN was trained.
 """
 
 import json
 import os
+import posixpath
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +20,7 @@ from launcher.errors import BadInput, Refused
 from launcher.repeated import as_it_ran, name_of
 from launcher.serving.what_is_served import Served
 from launcher.submission.opening import open_named
+from launcher.submission.requests import Request
 
 _PROGRAM = "launcher.cli.main"
 _TOKEN = "SERVE_TOKEN"  # noqa: S105 - its name
@@ -28,20 +32,31 @@ _ONE_RANK = (
 )  # fmt: skip
 
 
-def open_server(one: Run, found: Served, words: Sequence[str], token: str, *, on: str, overrides: Sequence[str]) -> Run:
-    """Start a run that serves what was found. `words`: options of its `launch serve`. Raises Refused where there is no
-    checkpoint to send, and BadInput where its program would not be there.
+def open_server(
+    one: Run, found: Served, words: Sequence[str], token: str, *, on: str, overrides: Sequence[str], watch: bool = False
+) -> Run:
+    """Start a run that serves what was found. `words`: options of its `launch serve`. `watch`: and what is newer.
+
+    Raises Refused where there is no checkpoint to send, and BadInput where its program, or what it is to watch, would
+    not be there.
     """
     chosen = next(iter(found.choices()), None)
     if chosen is None:
         hint = "hint: without --on it is served here, by its --app"
         raise Refused(f"{one.id} has no checkpoint of the trainer's, which could be sent along", hint)
     args = ["serve", one.id, "--in-job", json.dumps(found.args), "--app", found.app, *words]
-    job = replace(as_it_ran(one), on=on)
+    ran = as_it_ran(one)
+    job = replace(ran, on=on)
     name = f"{job.request().spec.name}-serve"
     os.environ[_TOKEN] = token  # a secret of the run, which a restart has, too
-    own = (*_ONE_RANK, f"name={name}", f"run.args={json.dumps(args)}", f"secrets+={_TOKEN}")
-    wish = job.request([*own, *overrides])
+
+    def asked(args: Sequence[str]) -> Request:
+        own = (*_ONE_RANK, f"name={name}", f"run.args={json.dumps(args)}", f"secrets+={_TOKEN}")
+        return job.request([*own, *overrides])
+
+    wish = asked(args)
+    if watch:
+        wish = asked([*args, "--watch", "--watched", _watched(one, found, wish, on, trained_there=ran.on == on)])
     if found.app.startswith("/") and isinstance(wish.cluster, KeepsRunsElsewhere):
         hint = "hint: --app MODULE, one of the run's code"
         raise BadInput(f"--app: {on} does not see this machine's disk, where {found.app} is", hint)
@@ -49,8 +64,22 @@ def open_server(one: Run, found: Served, words: Sequence[str], token: str, *, on
     return Run(run_id, open_named(run_id, wish, checkpoint=chosen.path))
 
 
-def served_in_job(run: str, *, app: str | None, args: str, best: bool) -> Served:
-    """What this process, a rank of such a run, is to serve: the code that it runs in, and the checkpoint beside it."""
+def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: bool) -> str:
+    """The folder of the run's checkpoints, as the place of the server sees it. Raises BadInput where it does not."""
+    if not isinstance(wish.cluster, KeepsRunsElsewhere):
+        return str(found.checkpoints)
+    inside = found.checkpoints.is_relative_to(one.path)
+    if not (trained_there and inside):
+        raise BadInput(
+            f"--watch: {on} does not see this machine's disk, where {one.id} saves",
+            f"hint: without --on it is served here; without --watch {on} serves the checkpoint that it is sent",
+        )
+    return posixpath.join(wish.cluster.runs_folder(wish.spec), one.id, found.checkpoints.relative_to(one.path))
+
+
+def served_in_job(run: str, *, app: str | None, args: str, best: bool, watched: Path | None = None) -> Served:
+    """What this process, a rank of such a run, is to serve: the code that it runs in, and the checkpoint beside it, or
+    the newest of those that it watches."""
     try:
         folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])
         found = json.loads(args)
@@ -59,4 +88,10 @@ def served_in_job(run: str, *, app: str | None, args: str, best: bool) -> Served
     if app is None or not isinstance(found, list) or not all(isinstance(word, str) for word in found):
         raise BadInput("--in-job: expected a list of arguments as JSON, and --app")
     cwd, token = str(Path.cwd()), os.environ.get(_TOKEN, "")
-    return Served(run, app, tuple(found), sys.executable, cwd, dict(os.environ), folder, best, token)
+    mine = Served(run, app, tuple(found), sys.executable, cwd, dict(os.environ), folder, best, token)
+    if watched is None:
+        return mine
+    if not watched.is_dir():
+        hint = f"hint: launch serve {run} --on ... without --watch; or where nodes see that folder"
+        raise BadInput(f"--watch: this node sees no {watched}, where newer checkpoints of {run} come", hint)
+    return replace(mine, checkpoints=watched, spare=folder)

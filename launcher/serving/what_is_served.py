@@ -28,10 +28,12 @@ class Served:
     checkpoints: Path  # the folder, or one of them
     best: bool
     token: str = ""  # that requests need, where it is known already
+    spare: Path | None = None  # a copy of some of them, where there are none any more
 
     def choices(self) -> list[Entry]:
         """The checkpoints that will do, the first choice first; none where the trainer has saved none."""
-        return candidates(self.checkpoints, best=self.best)
+        others = [] if self.spare is None else candidates(self.spare, best=self.best)
+        return [*candidates(self.checkpoints, best=self.best), *others]
 
 
 def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) -> Served:

@@ -11,7 +11,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
 
 from answering import processes_of, until
-from served_job import asked, trained, write_app
+from served_job import asked, check_watched, trained, write_app
+
+from launcher.errors import BadInput
+from launcher.serving.as_job import served_in_job
 
 pytestmark = pytest.mark.dealt(2)
 
@@ -37,6 +40,29 @@ def test_a_model_of_ones_own_as_the_page_shows_it(lab):
     assert f"{run}: 2 workers have the checkpoint of step 3" in said
     assert "Traceback" not in said
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of all processes")
+
+
+@pytest.mark.timeout(600)
+def test_a_job_that_watches_takes_over_what_the_run_saves(lab):
+    write_app(lab)
+    run, expected = trained(lab)
+    check_watched(lab, lab.run_dir(run) / "code" / "checkpoints", run, expected, "--on", "local")
+
+
+@pytest.mark.parametrize(("folder", "why"), [("", "this node sees no"), ("there", "")])
+def test_a_job_that_watches_looks_where_the_run_saves_and_goes_back_to_its_own(tmp_path, monkeypatch, folder, why):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "own" / "step-00000003").mkdir(parents=True)
+    monkeypatch.setenv("LAUNCH_CHECKPOINT_DIR", str(tmp_path / "own"))
+    watched = tmp_path / (folder or "gone")
+    if why:
+        with pytest.raises(BadInput, match=f"--watch: {why} {watched}, where newer checkpoints of mine come"):
+            served_in_job("mine", app="app", args="[]", best=False, watched=watched)
+        return
+    found = served_in_job("mine", app="app", args="[]", best=False, watched=watched)
+    assert [one.path for one in found.choices()] == [tmp_path / "own" / "step-00000003"]
+    (watched / "step-00000009").mkdir()
+    assert [one.step for one in found.choices()] == [9, 3]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 
@@ -25,10 +27,10 @@ print(model(torch.ones(4)).item())
 """
 
 
-def trained(desk):
-    """A run of here by a script with a `Checkpointer`, and what its model makes of ones."""
-    desk.script("mine.py", TRAIN)
-    run = desk.submit(desk.spec("name: mine\nrun:\n  script: mine.py\nresources:\n  ranks_per_node: 1\n"))
+def trained(desk, *words, train=TRAIN):
+    """A run by a script with a `Checkpointer`, and what its model makes of ones. `words`: of its submit."""
+    desk.script("mine.py", train)
+    run = desk.submit(desk.spec("name: mine\nrun:\n  script: mine.py\nresources:\n  ranks_per_node: 1\n"), *words)
     desk.wait(run)
     return run, float(desk.launch("logs", run).stdout.split()[-1])
 
@@ -57,6 +59,37 @@ def kill_the_rank(job):
         and b"\0trainer.serving\0" not in command(parent(pid))
     ]
     os.kill(parent(loads), signal.SIGKILL)
+
+
+def train_on(folder):
+    """A newer checkpoint of that model, as its training would save it in this folder; what it makes of ones."""
+    code = TRAIN.replace('"checkpoints"', repr(str(folder))).replace("finish(3)", "finish(9)")
+    code = code.replace("checkpoints.load()", "checkpoints.load()\ntorch.nn.init.ones_(model.weight)")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCH_")}
+    found = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    return float(found.stdout.split()[-1])
+
+
+def check_watched(desk, saves, run, expected, *words):
+    """It answers by the newest checkpoint, and by a newer one as soon as that is in `saves`, the run's own folder."""
+    said = desk.launch("serve", run, "--app", "serving", "--workers", "1", "--watch", *words)
+    job, token = said.stdout.strip(), re.search(r"Bearer (\S+)", said.stderr)[1]
+
+    def address():
+        found = re.search(r"serves (http://\S+)", desk.status(job)["message"])
+        return found[1] if found else None
+
+    where = desk.until("its address", address)
+    assert asked(where, token) == (pytest.approx(expected, abs=1e-4), "3")
+    newer = train_on(saves)
+
+    def takes_over():
+        found = asked(where, token)
+        return found if found[1] != "3" else None
+
+    assert desk.until("the newer checkpoint", takes_over) == (pytest.approx(newer, abs=1e-4), "9")
+    assert newer != pytest.approx(expected, abs=1e-3)
+    desk.launch("cancel", job)
 
 
 def check_served(desk, *words):

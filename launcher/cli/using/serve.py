@@ -96,6 +96,9 @@ def declare(arguments: Arguments) -> None:
         "--in-job", metavar="ARGS",
         help="of a run that --on has started: its own checkpoint, of a training with these arguments, a list as JSON",
     )  # fmt: skip
+    arguments.add_argument(
+        "--watched", metavar="FOLDER", type=Path, help="of such a run: where --watch looks for newer checkpoints"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -116,7 +119,9 @@ def run(options: argparse.Namespace) -> int:
     if options.in_job is not None:
         from launcher.serving.as_job import served_in_job  # late: of such a job alone
 
-        found = served_in_job(options.run, app=options.app, args=options.in_job, best=options.best)
+        found = served_in_job(
+            options.run, app=options.app, args=options.in_job, best=options.best, watched=options.watched
+        )
     else:
         found = served(api.run(options.run), app=options.app, best=options.best, checkpoint=options.checkpoint)
     wanted = ServingOptions(
@@ -149,8 +154,6 @@ def _as_job(options: argparse.Namespace) -> int:
     from launcher.serving.as_job import open_server  # late: only for --on
     from launcher.serving.what_is_served import served  # late: with it
 
-    if options.watch:
-        raise BadInput("--watch: does not go with --on: the job has a checkpoint of its own, and no newer one comes")
     one = api.run(options.run)
     found = served(one, app=options.app, best=options.best, checkpoint=options.checkpoint)
     token = _token(options, loopback=False) or ""
@@ -161,7 +164,7 @@ def _as_job(options: argparse.Namespace) -> int:
         f"--host={options.host or _EVERYWHERE}", f"--port={options.port or 0}",
         *(["--best"] if options.best else []),
     ]  # fmt: skip
-    job = open_server(one, found, words, token, on=options.on, overrides=options.overrides)
+    job = open_server(one, found, words, token, on=options.on, overrides=options.overrides, watch=options.watch)
     print(job.id, flush=True)
     print(f"its address, as soon as it has one: launch status {job.id}", file=sys.stderr)
     _say_token(options, token)
