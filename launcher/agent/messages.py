@@ -66,6 +66,14 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
     port: Port  # the port it holds now for a generation after this one
 
 
+class SlowRank(msgspec.Struct, frozen=True, array_like=True):
+    """One that all others wait for, by what ranks tell each other."""
+
+    rank: Count
+    own_s: float  # what its own work takes of each step
+    usual_s: float  # what the usual rank's does
+
+
 class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     """What one rank did lately."""
 
@@ -85,6 +93,7 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     address: str = ""  # where it answers requests
     resizes: bool = False  # beside `stays`: it can go on among fewer or more ranks, too
     waits: bool = False  # it was started to join others, and waits for them
+    slow: SlowRank | None = None  # as it has reported in this generation
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):

@@ -101,6 +101,7 @@ class Recovery(Struct, frozen=True):
     grace_s: float = 30.0  # `grace:` between asking ranks to stop and killing them
     group_timeout_s: float | None = None  # `group_timeout:`; None: auto, from `hang_after`
     mode: str = "warm"  # warm, hot
+    replace_stragglers: bool = False  # the ranks of a node that all others wait for move to a spare
     health: bool = False  # a node's devices are checked before it has ranks, and those of a rank that failed
 
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.effects import Drain, Move
-from launcher.agent.messages import Fault, GoOn, Pulse, RankPulse, Start, Started, Stop
+from launcher.agent.messages import Fault, GoOn, Pulse, RankPulse, SlowRank, Start, Started, Stop
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
 
@@ -964,3 +964,74 @@ def test_a_healthy_node_goes_on_in_place_as_without_checks() -> None:
     cluster.end_rank(2, signal=9)
     cluster.advance(3)
     assert not words(cluster, Stop) and cluster.state().generation == 2
+
+
+# -- a rank that all others wait for
+
+REPLACE = replace(HOT, replace_stragglers=True)
+
+
+def waits_for(cluster: Cluster, rank: int, generation: int = 1) -> None:
+    """Rank 0 says so, and goes on saying so in each pulse."""
+    for seq in (1000, 1001):
+        found = RankPulse(0, 0.0, True, False, slow=SlowRank(rank, 1.9, 1.0))
+        cluster.feed(Pulse(0, seq, generation, (found,)))
+        cluster.settle()
+
+
+@pytest.mark.parametrize("rules", [REPLACE, replace(REPLACE, mode="warm")], ids=["hot", "warm"])
+def test_the_ranks_of_a_slow_node_move_to_a_spare_once(rules: Recovery) -> None:
+    cluster = running(3, rules=rules, spares=1)
+    waits_for(cluster, 3)
+    cluster.advance(5)
+    slow = "rank 3 on node 1 is slow: its own work takes 1.9 s of each step, the usual rank's 1 s, and all others wait"
+    slow += " for it"
+    assert [(event.node, event.rank, event.text) for event in cluster.recorded("straggler")] == [(1, 3, slow)]
+    assert cluster.recorded("failure")[0].text == f"the ranks of node 1 move to node 3: {slow}"
+    assert [event.node for event in cluster.recorded("moved")] == [1]
+    assert places(cluster) == {0: (0, 1), 3: (2, 3), 2: (4, 5)}
+    assert [node.state for node in cluster.state().nodes] == ["up", "spare", "up", "up"]
+    waits_for(cluster, 3, cluster.state().generation)  # the spare is no quicker
+    cluster.advance(5)
+    assert [event.node for event in cluster.recorded("straggler")] == [1, 3]
+    assert [event.node for event in cluster.recorded("moved")] == [1]
+    assert refusals(cluster) == ["each spare that is ready was slow itself"]
+
+
+def test_where_it_is_not_asked_for_it_is_only_told() -> None:
+    cluster = running(3, spares=1)
+    waits_for(cluster, 3)
+    cluster.advance(5)
+    assert [event.node for event in cluster.recorded("straggler")] == [1]
+    assert cluster.state().generation == 1
+
+
+@pytest.mark.parametrize(("rank", "spares", "why"), [(0, 1, "it coordinates the others"), (3, 0, "no spare is ready")])
+def test_a_slow_one_that_cannot_move_goes_on_and_why_is_told(rank: int, spares: int, why: str) -> None:
+    cluster = running(2, rules=REPLACE, spares=spares)
+    waits_for(cluster, rank)
+    cluster.advance(5)
+    assert refusals(cluster) == [why]
+    assert (cluster.state().generation, len(cluster.recorded("straggler"))) == (1, 1)
+
+
+def test_a_rank_that_there_is_not_or_of_another_generation_is_nobody() -> None:
+    cluster = running(2, rules=REPLACE, spares=1)
+    waits_for(cluster, 99)
+    waits_for(cluster, 3, generation=9)
+    assert not cluster.recorded("straggler")
+
+
+def test_a_node_that_was_slow_has_ranks_again_only_where_others_are_too_few() -> None:
+    cluster = running(2, rules=REPLACE, spares=2)
+    waits_for(cluster, 3)
+    cluster.advance(3)
+    all_stay(cluster)
+    assert places(cluster) == {0: (0, 1), 2: (2, 3)}
+    cluster.kill(2)
+    cluster.advance(3)
+    all_stay(cluster)
+    assert places(cluster) == {0: (0, 1), 3: (2, 3)}
+    cluster.kill(3)
+    cluster.advance(3)
+    assert places(cluster) == {0: (0, 1), 1: (2, 3)}

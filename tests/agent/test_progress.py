@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.agent.messages import SlowRank
 from launcher.agent.ranks.progress import Progress, ProgressPipe
 from launcher.rundir.records import NotFinite
 
@@ -33,6 +34,17 @@ def test_a_rank_that_takes_back_that_it_stays_takes_back_that_ranks_may_be_fewer
     progress.take(b'{"waits": true}')
     assert progress.waits
     assert not progress.metrics
+
+
+def test_the_rank_that_all_others_wait_for_is_told_of_until_a_new_generation():
+    progress = Progress()
+    assert progress.take(b'{"slow_rank": 3, "slow_s": 1.9, "usual_s": 1.0}')
+    assert progress.slow == SlowRank(3, 1.9, 1.0) and not progress.metrics
+    assert not progress.take(b'{"slow_rank": -1}')
+    progress.take(b'{"step": 7}')
+    assert progress.slow is not None
+    progress.go_on()
+    assert progress.slow is None
 
 
 def test_an_exception_alone_is_no_sign_of_life():

@@ -352,6 +352,7 @@ class Loop:
             **self._skipped(),
         }
         if slow := self.stragglers.take(line, passed / self.steps):
+            line["slow_rank"] = line["slowest_rank"]
             self.training.say(f"step {self.progress.step}: {slow}")
         self.steps = self.samples = 0
         self.info.update(noted({"loss": means["loss"], **self.rates}))

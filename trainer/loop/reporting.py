@@ -16,6 +16,9 @@ class Reports(Callback):
     def on_log(self, training: Training, line: Line) -> None:
         words = {name: line[name] for name in _SAID if name in line}
         self._wire.report_step(training.step, training.total_steps, **words)
+        if "slow_rank" in line:
+            own = line["own_seconds"]
+            self._wire.report(slow_rank=line["slow_rank"], slow_s=own["most"], usual_s=own["median"])
 
     def on_validation(self, _training: Training, values: Values) -> None:
         self._wire.report(**values)

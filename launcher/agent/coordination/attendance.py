@@ -112,7 +112,7 @@ class Attendance:
                 self._nodes.doubt(node)
         elif node.ghost is None:
             node.holds = 0
-        node.fault, node.unfit = "", False
+        node.fault, node.unfit, node.slow = "", False, ""
         return loss
 
     def _lose(self, node: KnownNode, evidence: str) -> Loss:

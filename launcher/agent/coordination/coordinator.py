@@ -184,8 +184,8 @@ class Coordinator:
                 node.ready = True
             case messages.Leads() | messages.Started() | messages.Pulse() | messages.Exited() | messages.Stopped():
                 self._watch.hear_of_ranks(node, message)
-                if isinstance(message, messages.Started | messages.Pulse | messages.Exited):
-                    self._joiner.hear(message)
+                self._joiner.hear(message)
+                self._drainer.hear(message)
             case messages.Fault():
                 self._fault(node, message)
             case messages.StopAsked():

@@ -33,6 +33,7 @@ class KnownNode:
     fault: str = ""  # why no ranks are given to it any more
     unfit: bool = False  # that is what was seen of its devices
     drained: bool = False  # somebody wants no ranks on it any more
+    slow: str = ""  # which of its ranks all others waited for
     moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
     wanted: bool = False  # somebody wants them here
     could_not_join: ProcessId | None = None  # the agent whose ranks failed, or were late, as they were to join others

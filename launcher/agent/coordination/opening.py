@@ -110,12 +110,12 @@ def silence_of(attempt: Attempt) -> Silence:
 
 
 def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:
-    """Without those whose ranks are to move, or whose disks failed last, as far as there are enough others.
+    """Without those whose ranks are to move, were slow, or whose disks failed last, as far as there are enough others.
 
     The head, which coordinates, is in.
     """
-    suspects = [node for node in usable if (node.moves or node.disk_failed_at) and node.index != head]
-    suspects.sort(key=lambda node: (node.moves, node.disk_failed_at), reverse=True)
+    suspects = [node for node in usable if (node.moves or node.slow or node.disk_failed_at) and node.index != head]
+    suspects.sort(key=lambda node: (node.moves, node.disk_failed_at, node.slow != ""), reverse=True)
     left_out = suspects[: max(0, len(usable) - most)]
     return [node for node in usable if node not in left_out]
 

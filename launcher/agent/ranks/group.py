@@ -252,6 +252,7 @@ class RankGroup:
             address=progress.address,
             resizes=progress.resizes,
             waits=progress.waits,
+            slow=progress.slow,
         )
 
     @property

@@ -8,7 +8,8 @@ A script needs three lines to use it:
 
 Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
 happens after it is not a failure), address (where it answers requests; "": no more), stays (the generation in which
-it can go on when another rank is replaced; 0: no more), remembered (a step that is in the node's memory), exception
+it can go on when another rank is replaced; 0: no more), remembered (a step that is in the node's memory), slow_rank
+(that all others wait for, with slow_s and usual_s: what its own work takes of a step, and the usual rank's), exception
 (written by the rank's starter). Every other number is a metric. A line stays under 4096 bytes, so that lines of several
 writers never mix; what is not such a line is dropped and counted.
 """
@@ -23,6 +24,7 @@ from typing import Literal
 
 import msgspec
 
+from launcher.agent.messages import SlowRank
 from launcher.decoding import converted
 from launcher.rundir.records import NotFinite, Raised
 
@@ -56,6 +58,9 @@ class Report(msgspec.Struct, frozen=True):
     resizes: bool = False  # beside `stays`: among fewer or more ranks, too
     waits: bool = False  # for ranks that are in the middle of the training, to meet them
     remembered: int | None = None  # a step of which this node's ranks have a snapshot in its memory
+    slow_rank: int | None = None  # that all others wait for: what its own work takes of a step, and the usual rank's
+    slow_s: float = 0.0
+    usual_s: float = 0.0
 
 
 class Progress:
@@ -74,6 +79,7 @@ class Progress:
         self.stays: int | None = None
         self.resizes = self.waits = False
         self.remembered: int | None = None
+        self.slow: SlowRank | None = None
         self.metrics: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
         self.reported = False
@@ -87,7 +93,7 @@ class Progress:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             self.dropped_lines += 1
             return False
-        counts = (report.step, report.total_steps, report.checkpoint, report.stays, report.remembered)
+        counts = (report.step, report.total_steps, report.checkpoint, report.stays, report.remembered, report.slow_rank)
         if not all(map(_is_step, counts)):
             self.dropped_lines += 1
             return False
@@ -96,7 +102,7 @@ class Progress:
 
     def go_on(self) -> None:
         """Its process is one of a new generation, in which it has reported nothing yet."""
-        self.step = self.checkpoint = self.remembered = None
+        self.step = self.checkpoint = self.remembered = self.slow = None
         self.reported = False
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:
@@ -112,6 +118,8 @@ class Progress:
             self.stays, self.resizes = report.stays, report.resizes
         self.waits = self.waits or report.waits
         self.remembered = report.remembered if report.remembered is not None else self.remembered
+        if report.slow_rank is not None:
+            self.slow = SlowRank(report.slow_rank, report.slow_s, report.usual_s)
         place = (report.exception, report.breakpoint, report.address)  # a word of these is no sign of progress
         self.reported = self.reported or place == (None, None, None)
         values = dict(self._measured(words))

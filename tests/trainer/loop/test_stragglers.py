@@ -1,5 +1,8 @@
 """Who is slow: from numbers, and on ranks whose clocks say what the test wants."""
 
+import json
+import os
+
 import pytest
 import torch
 from ranks import spawn_ranks
@@ -76,6 +79,7 @@ def _slow(folder, settings):
         return watch
 
     putting_together.phases_on = tell
+    os.environ["LAUNCH_PROGRESS"] = str(folder / "told")  # what the first rank would say to launch
     loop.peak_memory_gb = lambda device: 2.0 + torch.distributed.get_rank()
     return run_tiny(folder, {"max_epochs": 1, **settings})["code"]
 
@@ -88,7 +92,14 @@ def _slow(folder, settings):
     ],
 )
 def test_ranks_find_the_slow_one_among_them(tmp_path, capfd, settings, own):
+    os.mkfifo(tmp_path / "told")
+    ear = os.open(tmp_path / "told", os.O_RDWR | os.O_NONBLOCK)
     assert spawn_ranks(_slow, 2, tmp_path, settings) == [0, 0]
     for line in read_metrics(tmp_path / "metrics"):
         assert (line["own_seconds"], line["slowest_rank"], line["memory_gb"]) == (own, 1, 3.0)
     assert capfd.readouterr().out.count("rank 1 is slow") == 1
+    assert [line["slow_rank"] for line in read_metrics(tmp_path / "metrics") if "slow_rank" in line] == [1]
+    told = [json.loads(line) for line in os.read(ear, 1 << 20).splitlines()]
+    os.close(ear)
+    slow = {"slow_rank": 1, "slow_s": own["most"], "usual_s": own["median"]}
+    assert [words for words in told if "slow_rank" in words] == [slow]

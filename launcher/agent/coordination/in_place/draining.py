@@ -9,7 +9,7 @@ from launcher.agent.coordination.effects import Move
 from launcher.agent.coordination.in_place.going_on import HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.verdict import Verdict
-from launcher.agent.messages import Stop
+from launcher.agent.messages import Pulse, Stop, ToCoordinator
 from launcher.rundir.records import MOVED, NOT_MOVED
 from launcher.words import Cause
 
@@ -47,6 +47,32 @@ class Drainer:
             text = f"the ranks of node {move.node} are to move to {to}"
             self._attempt.ledger.record("move_asked", text, node=move.node)
             self._moves.append(move)
+
+    def hear(self, message: ToCoordinator) -> None:
+        """Ranks may say which one they all wait for: its node is told of once, and its ranks move if asked."""
+        attempt = self._attempt
+        if not isinstance(message, Pulse) or attempt.phase is not AttemptPhase.RUNNING:
+            return
+        ranks = attempt.current.ranks if attempt.is_current(message.generation) else ()
+        for slow in [news.slow for news in message.ranks if news.slow is not None]:
+            node = attempt.nodes[ranks[slow.rank].node] if slow.rank < len(ranks) else None
+            if node is None or node.slow:
+                continue
+            node.slow = (
+                f"rank {slow.rank} on {node} is slow: its own work takes {slow.own_s:.3g} s of each step, the usual "
+                f"rank's {slow.usual_s:.3g} s, and all others wait for it"
+            )
+            attempt.ledger.record("straggler", node.slow, node=node.index, rank=slow.rank)
+            if attempt.rules.replace_stragglers:
+                self._replace(node)
+
+    def _replace(self, node: KnownNode) -> None:
+        nodes = self._attempt.nodes
+        quick = [index for index in sorted(nodes.usable) if not nodes[index].slow]
+        if nodes.usable and not quick:
+            self._refuse(node.index, "each spare that is ready was slow itself")
+        else:
+            self._moves.append(Move(node.index, quick[0] if quick else None))
 
     def look(self) -> None:
         """A generation is open: can ranks move now?"""
@@ -110,7 +136,8 @@ class Drainer:
         if to is not None:
             self._attempt.nodes[to].wanted = True
         target = "a spare" if to is None else str(self._attempt.nodes[to])
-        self._moving = node if self._free([node], f"the ranks of {node} move to {target}") else None
+        why = f": {node.slow}" if node.slow else ""
+        self._moving = node if self._free([node], f"the ranks of {node} move to {target}{why}") else None
         if self._moving is None:
             self._forget()
         return self._moving is not None

@@ -16,7 +16,7 @@ from launcher.agent.coordination.generation import Generation, Rank
 from launcher.agent.coordination.in_place.going_on import HOT, HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.opening import START_S, copies_in_memory, place, preferred, silence_of, starts
-from launcher.agent.messages import Exited, Pulse, Started, Stop
+from launcher.agent.messages import Exited, Pulse, Started, Stop, ToCoordinator
 from launcher.recovery.classify import classify, describe
 
 
@@ -45,7 +45,7 @@ class Joiner:
             self._attempt.joining = None
             self._in_place.join(joining.generation, joining.newcomers)
 
-    def hear(self, message: Started | Pulse | Exited) -> None:
+    def hear(self, message: ToCoordinator) -> None:
         """Of ranks that are to join; what is about others says nothing here."""
         joining = self._attempt.joining
         if joining is None or message.node not in joining.newcomers:
