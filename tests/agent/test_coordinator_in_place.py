@@ -987,7 +987,9 @@ def test_the_ranks_of_a_slow_node_move_to_a_spare_once(rules: Recovery) -> None:
     slow = "rank 3 on node 1 is slow: its own work takes 1.9 s of each step, the usual rank's 1 s, and all others wait"
     slow += " for it"
     assert [(event.node, event.rank, event.text) for event in cluster.recorded("straggler")] == [(1, 3, slow)]
-    assert cluster.recorded("failure")[0].text == f"the ranks of node 1 move to node 3: {slow}"
+    follows = f"the ranks of node 1 move to node 3: {slow}; a new generation follows"
+    assert cluster.recorded("regroup")[0].text.startswith(follows)
+    assert not cluster.recorded("failure") and cluster.state().restarts == {}
     assert [event.node for event in cluster.recorded("moved")] == [1]
     assert places(cluster) == {0: (0, 1), 3: (2, 3), 2: (4, 5)}
     assert [node.state for node in cluster.state().nodes] == ["up", "spare", "up", "up"]

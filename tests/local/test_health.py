@@ -22,6 +22,21 @@ def multiply(*matrices, out=None):
 
 torch.mm = multiply
 """
+# A script of anybody's: its first rank finds that the others wait for rank 1.
+WAITS = """
+import os, sys, time
+
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+told = False
+for step in range(4000):
+    wire.write('{"step": %d}\\n' % step)
+    time.sleep(0.02)
+    if not told and step > 20 and os.environ["RANK"] == "0" and os.path.exists(sys.argv[1]):
+        told = True
+        wire.write('{"slow_rank": 1, "slow_s": 0.3, "usual_s": 0.1}\\n')
+    if os.environ["LAUNCH_GENERATION"] == "2" and step == 100:
+        break
+"""
 SEEN = "1 of 65536 numbers are wrong"
 
 
@@ -57,3 +72,26 @@ def test_nodes_that_compute_wrongly_are_left_out_before_they_have_ranks_and_afte
     assert [node["node"] for node in after["nodes"] if node["state"] == "unfit"] == [1, second]
     assert (after["generation"], after["restarts"]) == (2, {"total": 1, "by_cause": {"killed": 1}})
     assert after["fingerprint"] == wanted
+
+
+def test_the_ranks_of_a_slow_node_move_to_the_spare(lab, tmp_path):
+    lab.script("waits.py", WAITS)
+    spec = f"name: waits\nrun: {{script: waits.py, args: ['{tmp_path}/there']}}\n"
+    spec += "resources: {nodes: 2, ranks_per_node: 1}\n"
+    run = lab.submit(lab.spec(f"{spec}recovery: {{replace_stragglers: true, spares: 1, grace: 1s}}\n"))
+    lab.until("the spare", lambda: [node["state"] for node in lab.read_state(run)["nodes"]] == ["up", "up", "spare"])
+    (tmp_path / "there").touch()
+    after = lab.wait(run)
+    slow = (
+        "rank 1 on node 1 is slow: its own work takes 0.3 s of each step, the usual rank's 0.1 s, and all others wait"
+    )
+    assert [event["text"] for event in lab.events(run, "straggler")] == [
+        f"{slow} for it",
+        f"{slow} for it".replace("node 1", "node 2"),
+    ]
+    assert [event["node"] for event in lab.events(run, "moved")] == [1]
+    assert lab.events(run, "regroup")[0]["text"].startswith(f"the ranks of node 1 move to node 2: {slow}")
+    assert after["restarts"]["total"] == 0
+    (refused,) = lab.events(run, "not_moved")
+    assert refused["text"].endswith("each spare that is ready was slow itself")
+    assert [node["ranks"] for node in after["nodes"]] == [[0], [], [1]]
