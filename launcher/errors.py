@@ -64,7 +64,7 @@ MEANING = {
     Exit.KILLED: "a signal ended a rank, again and again",
     Exit.HANG: "ranks neither reported nor printed for `recovery.hang_after`",
     Exit.COMMUNICATION: "ranks lost each other",
-    Exit.NODE_LOST: "a node was lost, and too few are left",
+    Exit.NODE_LOST: "a node was lost or unfit, and too few are left",
     Exit.PREEMPTED: "the cluster wanted its nodes back",
     Exit.TIME_LIMIT: "`resources.time` is over",
     Exit.LAUNCHER_FAULT: "our own fault; please report",

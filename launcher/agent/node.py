@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from launcher.agent import messages
 from launcher.agent.health.evidence import Fitness
@@ -139,8 +139,10 @@ class NodeAgent:
     def _tell_health(self) -> None:
         node = self._home.node.index
         for one in self._preparation.health:
-            kind: Literal["node_fit", "health_unknown"] = "node_fit" if one.fitness is Fitness.FIT else "health_unknown"
-            self._line.note(messages.Noted(node, kind, f"node {node}: {one.text}"))
+            if one.fitness is Fitness.FIT:
+                self._line.note(messages.Noted(node, "node_fit", f"node {node} is fit: {one.text}"))
+            else:
+                self._line.note(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
 
     def _asked_to_stop(self) -> None:
         request = readable(self._home.attempt.stop, StopRequest)

@@ -77,7 +77,8 @@ def _parts(torch: Any, device: str) -> Iterator[DeviceTrial]:
     _say(device=device, name="")
     yield DeviceTrial("start", lambda: _start(torch, device))
     yield DeviceTrial("matmul float32", lambda: _multiply(torch, device, torch.float32, _MEDIUM))
-    yield DeviceTrial("matmul bfloat16", lambda: _multiply(torch, device, torch.bfloat16, _LARGE))
+    half = _half(torch, device)
+    yield DeviceTrial(f"matmul {str(half).partition('.')[2]}", lambda: _multiply(torch, device, half, _LARGE))
     yield DeviceTrial("memory", lambda: _keep(torch, device, _room_on(torch, device)))
     yield DeviceTrial("copies", lambda: _carry(torch, device))
     yield DeviceTrial("memory errors", lambda: _count_errors(torch, device))
@@ -113,6 +114,12 @@ def _start(torch: Any, device: str) -> str:
     free, total = torch.cuda.mem_get_info(device)
     _say(device=device, name=str(about.name))
     return f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+
+
+def _half(torch: Any, device: str) -> Any:
+    """What its tensor cores multiply: GPUs of NVIDIA's before 2020 have no bfloat16."""
+    is_old = torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.float16 if is_old else torch.bfloat16
 
 
 def _multiply_on_each_core(torch: Any) -> str:
@@ -155,7 +162,7 @@ class _Product:
 
     def __init__(self, torch: Any, device: str, kind: Any, size: int) -> None:
         self._torch, self._device, self._size = torch, device, size
-        f, g = self._whole_numbers(few=kind is torch.bfloat16)
+        f, g = self._whole_numbers(few=kind is not torch.float32)
         sums = (self._turned(f) * g).sum(1)  # r[d]: of f[(d + m) % size] * g[m] over all m
         self.left = self._turned(f.to(kind).to(device)).contiguous()
         self.right = self._turned(g.to(kind).to(device)).contiguous()
@@ -177,7 +184,7 @@ class _Product:
 
     def _whole_numbers(self, *, few: bool) -> tuple[Any, Any]:
         """Drawn alike each time. No sum of their products is above 2**24, as float32 counts exactly; with `few`,
-        none above 128, because bfloat16 does so to 256."""
+        none above 128, because bfloat16 does so to 256, and float16 to 2048."""
         torch, size = self._torch, self._size
         drawn = torch.randint(-8, 9, (2, size), generator=torch.Generator().manual_seed(1))
         if not few:

@@ -46,6 +46,7 @@ def gpu(monkeypatch):
                 Event=Event,
                 device_count=lambda: 1,
                 set_device=lambda _: None,
+                get_device_capability=lambda _: (9, 0),
                 mem_get_info=lambda _: (FREE, ALL),
                 get_device_properties=lambda _: SimpleNamespace(name="Old GPU"),
             )
@@ -122,7 +123,10 @@ def test_a_bit_that_is_always_set_is_found_by_the_opposite(monkeypatch):
         device_there._keep(torch, "cpu", 1 << 16)
 
 
-@pytest.mark.parametrize(("kind", "size", "most"), [(torch.float32, 2048, 1 << 24), (torch.bfloat16, 4096, 1 << 8)])
+@pytest.mark.parametrize(
+    ("kind", "size", "most"),
+    [(torch.float32, 2048, 1 << 24), (torch.bfloat16, 4096, 1 << 8), (torch.float16, 4096, 1 << 8)],
+)
 def test_products_are_exact_in_whatever_order_they_are_summed(kind, size, most):
     """No sum of parts of them leaves what the type counts exactly; and the one of floats is that of whole numbers."""
     product = device_there._Product(torch, "cpu", kind, size)
@@ -163,6 +167,12 @@ def test_tensor_cores_that_compute_wrongly_are_found(gpu, capsys, monkeypatch):
     last = lines(capsys.readouterr())[-1]
     assert (last["part"], last["fit"]) == ("matmul bfloat16", False)
     assert "at row 3, column 4" in last["expected"]
+
+
+def test_a_gpu_without_bfloat16_is_asked_for_float16(gpu, capsys):
+    gpu.cuda.get_device_capability = lambda _: (7, 0)
+    names = [part.name for part in device_there._parts(gpu, "cuda:0")]
+    assert names == ["start", "matmul float32", "matmul float16", "memory", "copies", "memory errors"]
 
 
 def test_what_comes_back_as_another_is_found(gpu, monkeypatch):
