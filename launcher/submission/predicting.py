@@ -22,6 +22,7 @@ from trainer.checkpoint_files.catalog import Entry, entries
 from trainer.checkpoint_files.choice import candidates
 from trainer.checkpoint_files.layout import BEST
 
+_HINT = "hint: a module or a script that has --predict and --checkpoint, as trainer.tasks.resnet (launch help serving)"
 _DATA = "data"  # the option of a module that says where its data is
 _DATA_OF = {"trainer.tasks.resnet": "root", "trainer.tasks.gpt": "text"}  # where it is another one
 
@@ -32,16 +33,18 @@ def open_prediction(
     """Start it; gives its id and folder. Without a checkpoint it is the best one, where one was kept, else the newest;
     without data that of its own validation.
 
-    Raises BadInput where the run is of no module, such as the shipped tasks are, which are told what to do by
-    `--predict` and `--checkpoint`; Refused where it has no checkpoint here.
+    Raises BadInput where the run is of no Python program that is told what to do by `--predict` and `--checkpoint`, as
+    the shipped tasks are; Refused where it has no checkpoint here.
     """
     attempt = newest(run)
     plan = read_plan(run, attempt.number if attempt is not None else 1)
-    if plan.entry.kind != "module":
-        hint = "hint: `run.module` of a task that has --predict and --checkpoint, as trainer.tasks.resnet"
-        raise BadInput(f"{run.id}: a {plan.entry.kind} is not known to predict", hint)
+    if plan.entry.kind == "command":
+        raise BadInput(f"{run.id}: a command is not known to predict", _HINT)
     chosen = checkpoint.absolute() if checkpoint is not None else _chosen(run)
-    code = ProjectCode(list_frozen(_code(run, plan.code.digest)), plan.own_folders, ())
+    frozen = _code(run, plan.code.digest)
+    if plan.entry.kind == "script" and not _says_predict(frozen / plan.spec.run.workdir / plan.entry.target):
+        raise BadInput(f"{run.id}: {plan.entry.target} has no --predict", _HINT)
+    code = ProjectCode(list_frozen(frozen), plan.own_folders, ())
 
     def look(*more: str) -> Request:
         words = (
@@ -64,6 +67,14 @@ def open_prediction(
     wish = able(wish)
     run_id = new_run_id(wish.spec.name, taken(registry.runs_root(Path(plan.project), create=True)))
     return run_id, open_named(run_id, wish, checkpoint=None if sent is None else sent.path)
+
+
+def _says_predict(script: Path) -> bool:
+    """Whether the option may be known to it. One that knows it not, and minds no unknown ones, would train again."""
+    try:
+        return "predict" in script.read_text(errors="replace")
+    except OSError as error:
+        raise Refused(f"{script}: {error.strerror}") from error
 
 
 def put_answers(run: RunDir, output: Path) -> None:

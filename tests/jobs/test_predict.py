@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.docs.blocks import DOCS, block
+
 pytestmark = pytest.mark.dealt(2)
 
 SPEC = """
@@ -49,11 +51,29 @@ def test_of_other_data(lab):
     assert 0 < 2 * counts[0] < counts[1]
 
 
+@pytest.mark.timeout(400)
+def test_a_script_of_ones_own_predicts_as_the_page_shows_it(lab):
+    lab.script("line.py", block(DOCS / "serving.md", "python", "def answer"))
+    run = lab.submit(lab.spec("name: line\nrun:\n  script: line.py\nresources:\n  ranks_per_node: 2\n"))
+    lab.wait(run)
+    prediction = lab.launch("predict", run, "-o", "out.jsonl").stdout.strip()
+    lab.wait(prediction)
+    lines = [json.loads(line) for line in (lab.project / "out.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in lines] == list(range(200))
+    assert lines[0]["y"] == pytest.approx(-3, abs=0.2) and lines[-1]["y"] == pytest.approx(3, abs=0.2)
+    assert json.loads((lab.project / "out.jsonl.about.json").read_text())["error"] < 0.2
+
+
 def test_what_cannot_predict_is_said(lab):
     lab.script("plain.py", "")
     run = lab.submit(lab.spec("name: x\nrun:\n  script: plain.py\nresources:\n  ranks_per_node: 1\n"))
     lab.wait(run)
-    assert "a script is not known to predict" in lab.launch("predict", run, "-o", "out", check=2).stderr
+    assert "has no checkpoints here" in lab.launch("predict", run, "-o", "out", check=4).stderr
+    (lab.run_dir(run) / "checkpoints" / "step-00000001").mkdir(parents=True)
+    assert "plain.py has no --predict" in lab.launch("predict", run, "-o", "out", check=2).stderr
+    command = lab.submit(lab.spec("name: z\nrun:\n  command: 'true'\nresources:\n  ranks_per_node: 1\n"))
+    lab.wait(command)
+    assert "a command is not known to predict" in lab.launch("predict", command, "-o", "out", check=2).stderr
     lab.script("task.py", "")
     other = lab.submit(lab.spec("name: y\nrun:\n  module: task\nresources:\n  ranks_per_node: 1\n"))
     lab.wait(other)

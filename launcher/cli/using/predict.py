@@ -18,9 +18,9 @@ EXAMPLES = """
 A run of its own, of the first one's frozen code and arguments: a line for each sample, in order, as JSON, or in a table
 where FILE ends in .csv or .parquet (`pip install 'launch-anywhere[parquet]'` where it runs). Its ranks share the
 samples out, and the model as in its training (`--set run.args.mesh=none` leaves a mesh out); each sample is answered
-once. When it was killed, it goes on with what is missing; so does `resume`. It works for a run of a module that takes
---predict and --checkpoint, as the shipped tasks do. Where nodes do not see this disk the checkpoint goes along, and the
-answers come here with --follow, or by `launch fetch --outputs`.
+once. When it was killed, it goes on with what is missing; so does `resume`. It works for a run of a module or a script
+that takes --predict and --checkpoint, as the shipped tasks do; `launch help serving` shows one of your own. Where nodes
+do not see this disk the checkpoint goes along, and the answers come here with --follow, or by `launch fetch --outputs`.
 """
 
 
