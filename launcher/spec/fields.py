@@ -58,7 +58,7 @@ RUN = Section(
         Field("args", ByShape(sequence=ListOf(WORD), mapping=ArgsTable(), blank=()),
               "What the entry is given: a list as it is, or a mapping. `key: value` becomes `--key value`, true the "
               "bare `--key`, a list `--key a b c`; false leaves it out. Quoted, 'true' and 'false' are words as any: "
-              "`--key false`", example="{epochs: 10, amp: true}"),
+              "`--key false`. `mesh: {pp: 2, dp: 2}` becomes `--mesh pp=2,dp=2`", example="{epochs: 10, amp: true}"),
         Field("workdir", InnerPath("the path of a folder", "the project"),
               "Folder of the project in which ranks start", example="src"),
         Field("setup", Text("shell commands", lines=True),

@@ -421,6 +421,8 @@ FILES = [
     ("name: a\nrun: {script: a, args: {x: }}\n", "2:28", "run.args.x", "'' for empty text"),
     ("name: a\nrun: {script: a, args: {x: null}}\n", "2:28", "run.args.x", "'' for empty text"),
     ("name: a\nrun: {script: a, args: {x: {y: 1}}}\n", "2:28", "run.args.x", "quote it if the program reads JSON"),
+    ("name: a\nrun: {script: a, args: {mesh: {tp: two}}}\n", "2:36", "run.args.mesh.tp", "ranks, got 'two'"),
+    ("name: a\nrun: {script: a, args: {mesh: {}}}\n", "2:31", "run.args.mesh", "numbers of ranks by name, as pp: 2"),
     ("name: a\nrun: {script: a, args: {x: [[1]]}}\n", "2:29", "run.args.x[0]", "got a list"),
     ("name: a\nrun: {script: a, args: {x: [1, ~]}}\n", "2:32", "run.args.x[1]", "got nothing"),
     ("name: a\nrun: {script: a, args: {'': 1}}\n", "2:25", "run.args.''", "the name of an option"),

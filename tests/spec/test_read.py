@@ -135,6 +135,13 @@ def test_a_command_is_text_or_a_list(run: str, command: object, args: tuple[str,
     assert (spec.run.command, spec.run.args) == (command, args)
 
 
+def test_a_mesh_may_be_a_mapping_as_the_trainer_has_it() -> None:
+    text = "name: a\nrun: {script: a, args: {mesh: {pp: 2, dp: 4}, lr: 1}}\n"
+    assert parse_spec(text, "job.yaml").run.args == ("--mesh", "pp=2,dp=4", "--lr", "1")
+    words = "name: a\nrun: {script: a, args: {mesh: 'pp=2,dp=4', lr: 1}}\n"
+    assert parse_spec(words, "job.yaml") == parse_spec(text, "job.yaml")
+
+
 def test_an_empty_list_of_modules_is_not_the_default() -> None:
     assert parse_spec("name: a\nrun: {module: a.b, preload: []}\n", "job.yaml").run.preload == ()
 

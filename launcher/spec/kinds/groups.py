@@ -14,6 +14,7 @@ from launcher.spec.tree import Mapping, Node, Scalar, Sequence, Unusable
 
 WORD = Text(lines=True, empty=True)
 _OPTION = r"[^\s=]+"
+_MESH = "mesh"
 _BARE_WORDS = re.compile(r"[\w./=+-][\w./=+ -]{,60}", re.ASCII)  # that need no quotes in a list
 
 
@@ -174,7 +175,10 @@ def refuse_surprise(scalar: Scalar) -> None:
 
 
 class ArgsTable(Struct, frozen=True):
-    """A mapping that becomes `--key value`; true is the bare `--key`, false leaves it out, a list `--key a b c`."""
+    """A mapping that becomes `--key value`; true is the bare `--key`, false leaves it out, a list `--key a b c`.
+
+    `mesh` may be a mapping itself, of names to numbers, as the trainer's settings have it.
+    """
 
     def words(self) -> str:
         return "a mapping that becomes `--key value`"
@@ -192,7 +196,13 @@ class ArgsTable(Struct, frozen=True):
     def schema(self) -> Json:
         value = WORD.schema()
         either = {"anyOf": [value, {"type": "array", "items": value}]}
-        return {"type": "object", "propertyNames": {"pattern": f"^{_OPTION}$"}, "additionalProperties": either}
+        sizes = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}, "minProperties": 1}
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{_OPTION}$"},
+            "properties": {_MESH: {"anyOf": [*either["anyOf"], sizes]}},
+            "additionalProperties": either,
+        }
 
 
 def _option(key: Scalar, value: Node) -> list[str]:
@@ -210,10 +220,31 @@ def option_words(key: Scalar, value: Node) -> list[Scalar]:
             return _with_scalar(option, value)
         case Sequence():
             return [option, *_scalars(value)]
+        case Mapping() if key.text == _MESH:
+            return [option, _mesh(value)]
         case Mapping():
             raise wrong(value, "expected a value or a list, got a mapping", "quote it if the program reads JSON")
         case Unusable():
             raise Wrong
+
+
+def _mesh(value: Mapping) -> Scalar:
+    """`pp=2,dp=2`. Raises Wrong."""
+    gather = Gather()
+    sizes = [
+        f"{entry.key.text}={gather.take(entry.key.text, _whole_number, entry.value)}"
+        for entry in value.entries.values()
+    ]
+    gather.close()
+    if not sizes:
+        raise wrong(value, "expected numbers of ranks by name, as pp: 2, got none")
+    return Scalar(",".join(sizes), False, value.mark)
+
+
+def _whole_number(value: Node) -> str:
+    if isinstance(value, Scalar) and re.fullmatch(r"[1-9][0-9]{0,5}", value.text):
+        return value.text
+    raise wrong(value, f"expected a number of ranks, got {got(value)}")
 
 
 def _with_scalar(option: Scalar, value: Scalar) -> list[Scalar]:
