@@ -14,6 +14,10 @@ says what it costs, not what it saves. Each figure comes from a process of its o
 - loading: every byte compared, against reading as many bytes into memory that is there already;
 - meshes: with several GPUs ddp and fsdp over all of them, and beside them ranks that work on the same samples, a line
   for each mesh of `--mesh`: layers divided (tp) with fsdp, stages of layers (pp) with ddp. All share one batch;
+- recovery: ranks are killed, as `launch prove` does, with `recovery: {mode: hot}` and warm: from the kill to the next
+  step of all, and whether the end is that of an undisturbed run, bit for bit. With one GPU its two ranks share it
+  (shared_gpu.py), and their steps are slow; how they part and meet again is as elsewhere. `waits once a step` is
+  what a step costs where it can be gone on from in place: the host lets the GPU finish it before the update;
 - collectives: with several GPUs what `launch doctor --collectives` says of nccl between them, every result checked.
 """
 
@@ -23,6 +27,7 @@ import functools
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,6 +47,7 @@ from trainer import Checkpointer
 from trainer.checkpoint_files.layout import folder_name
 from trainer.loop import Trainer
 from trainer.loop.callbacks import Callback
+from trainer.strategies import Strategy
 from trainer.tasks import gpt
 from trainer.world import join
 
@@ -50,6 +56,7 @@ SPEEDS = {
     "tf32": ["--precision", "tf32"],
     "fp16": ["--precision", "fp16"],
     "bf16": ["--precision", "bf16"],
+    "bf16, waits once a step": ["--precision", "bf16", "waits"],
     "bf16, compiled": ["--precision", "bf16", "--compile"],
     "bf16, recomputed": ["--precision", "bf16", "--activation-checkpointing"],
     "bf16, zero1": ["--precision", "bf16", "--strategy", "zero1"],
@@ -57,6 +64,28 @@ SPEEDS = {
     "bf16, fsdp, recomputed": ["--precision", "bf16", "--strategy", "fsdp", "--activation-checkpointing"],
     "bf16, dp": ["--precision", "bf16", "--strategy", "dp"],
 }
+KILLED = """name: killed
+run:
+  script: shared_gpu.py
+  args: [{task}, --max-steps, {steps}, --batch-size, 32, --seed, 1, --deterministic, {words}]
+resources:
+  nodes: 1
+  ranks_per_node: {ranks}
+  gpus_per_node: 0  # the ranks see for themselves
+  cpus_per_rank: 1
+recovery:
+  killed: {{restarts: unlimited, backoff: 0s..0s}}
+checkpoint:
+  every: 20 steps
+"""
+TASKS = {
+    "gpt, ddp": ("gpt", "--dropout, 0.1, --strategy, ddp"),
+    "gpt, fsdp": ("gpt", "--dropout, 0.1, --strategy, fsdp"),
+    "resnet, ddp": ("resnet", "--strategy, ddp"),
+    "gpt, tp=2, fsdp": ("gpt", "--mesh, tp=2, --strategy, fsdp"),
+    "gpt, pp=2, ddp": ("gpt", "--mesh, pp=2, --strategy, ddp"),
+}
+HERE = Path(__file__).parent
 WARMUP = 20
 LOG_EVERY = 10
 WAIT_S = 1800
@@ -127,6 +156,9 @@ class Watch(Callback):
 def train(args, words):
     """What a rank measures; of several each gives its own, and the first what the Trainer has told."""
     watch = Watch(args)
+    if "waits" in words:
+        words.remove("waits")
+        Strategy.step = functools.partialmethod(Strategy.step, updating=functools.partial(synchronize, args.device))
     gpt.Trainer = lambda *parts, **named: Trainer(*parts, **{**named, "callbacks": [watch]})
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
         gpt.main(
@@ -302,6 +334,8 @@ def mesh_rows(args):
 
 
 def speed_rows(args):
+    if not args.speeds:
+        return
     found = {name: [] for name in args.speeds}
     for _ in range(args.rounds):
         for name, ones in found.items():
@@ -314,15 +348,15 @@ def speed_rows(args):
         told = statistics.median(one["told"] for one in ones)
         shares = [one["mfu"] for one in ones if one["mfu"] is not None]
         mfu = f"{100 * statistics.median(shares):.1f} %" if shares else "not known"
-        yield f"| {name} | {middle} | {ratio(speeds, base):.2f} | {told:.2f} | {mfu} | {peak:.2f} |"
+        yield f"| {name} | {middle} | {ratio(speeds, base):.3f} | {told:.2f} | {mfu} | {peak:.2f} |"
 
 
-def overlap_row(args):
+def overlap_rows(args):
     found = child(args, "overlap")
     without, beside, alone = (statistics.median(ones) for ones in zip(*found["rounds"], strict=True))
     hidden = 100 * (1 - max(0.0, beside - without) / alone)
     what = f"{found['buckets']} of together {found['bytes'] / 1e6:.0f} MB"
-    return f"| {what} | {without:.2f} | {beside:.2f} | {alone:.2f} | {hidden:.0f} % |"
+    yield f"| {what} | {without:.2f} | {beside:.2f} | {alone:.2f} | {hidden:.0f} % |"
 
 
 def save_rows(args):
@@ -332,6 +366,32 @@ def save_rows(args):
         stall = " | ".join(f"{statistics.median(values) * 1000:.1f}" for values in (blocked, lost))
         cells = f"{stall} | {spread(durable)} | {spread(load)} | {ratio(load, plain):.2f}"
         yield f"| {found['bytes'] / 1e9:.2f} GB | {cells} |"
+
+
+def recovery_rows(args):
+    """Of each task and mode; on one GPU its ranks share it."""
+    for name in args.tasks if args.kills else ():
+        task, words = TASKS[name]
+        ranks = max(2, args.ranks)
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(HERE / "shared_gpu.py", folder)
+            Path(folder, "pyproject.toml").touch()
+            Path(folder, "job.yaml").write_text(
+                KILLED.format(task=task, steps=args.kill_steps, words=words, ranks=ranks)
+            )
+            plan = ["--modes", "hot,warm", "--kills", str(args.kills), "--json"]
+            command = [Path(sys.executable).parent / "launch", "prove", "job.yaml", *plan]
+            env = {**os.environ, "LAUNCH_RUNS": f"{folder}/runs", "XDG_STATE_HOME": f"{folder}/state"}
+            env |= {"CUDA_VISIBLE_DEVICES": ""} if args.device == "cpu" else {}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=folder, env=env)
+        if not done.stdout.startswith("{"):
+            raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
+        for run in json.loads(done.stdout)["compared"]:
+            hit = [kill for kill in run["kills"] if kill["next_step_s"] is not None]
+            seconds = [kill["next_step_s"] for kill in hit]
+            again = max((kill["steps_again"] for kill in hit), default=0)
+            after = spread(seconds) if seconds else "- | -"
+            yield f"| {name} | {ranks} | {run['mode']} | {len(hit)} | {after} | {again} | {run['verdict']} |"
 
 
 def collective_rows(args):
@@ -359,12 +419,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-steps", type=int, default=100)
-    parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=[*SPEEDS])
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[1000, 2000, 4000])
+    parser.add_argument("--speeds", nargs="*", choices=SPEEDS, default=[*SPEEDS])
+    parser.add_argument("--megabytes", type=int, nargs="*", default=[1000, 2000, 4000])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--kills", type=int, default=3, help="of each task and mode; 0: none")
+    parser.add_argument("--kill-steps", type=int, default=200, help="of each training that is killed")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS], help="that are killed")
     parser.add_argument("--copies", type=int, default=20, help="of a bucket, in the place of its all-reduce")
     gpus = torch.cuda.device_count()
     parser.add_argument("--ranks", type=int, default=gpus, help="of collectives (default: all GPUs; one has nobody)")
@@ -384,28 +447,27 @@ def main():
     if args.device == "cuda" and not torch.cuda.is_available():
         print("gpu.py: there is no NVIDIA GPU here: nothing was measured")
         return
-    table = [
-        "| gpt | tokens/s | range | of the first | samples_per_s, of the truth | MFU | most memory, GB |",
-        "|---|---|---|---|---|---|---|",
-        *speed_rows(args),
-        "",
-        "| buckets | backward, ms | and sent meanwhile, ms | sent alone, ms | hidden |",
-        "|---|---|---|---|---|",
-        overlap_row(args),
-        "",
-        "| state | host blocked, ms | lost, ms | on disk, s | range | loaded, s | range | loaded / read |",
-        "|---|---|---|---|---|---|---|---|",
-        *save_rows(args),
-    ]
-    if meshes := [*mesh_rows(args)]:
-        heads = "| ranks together | GPUs | tokens/s | range | of ddp | most memory of a rank, GB |"
-        table += ["", heads, "|---|---|---|---|---|---|", *meshes]
-    if collectives := [*collective_rows(args)]:
-        heads = "| collective, GPUs x size | ms | fastest | slowest | bus, GB/s | wrong |"
-        table += ["", heads, "|---|---|---|---|---|---|", *collectives]
+    table = []
+    for heads, rows in (
+        ("| gpt | tokens/s | range | of the first | samples_per_s, of the truth | MFU | most memory, GB |", speed_rows),
+        ("| buckets | backward, ms | and sent meanwhile, ms | sent alone, ms | hidden |", overlap_rows),
+        (
+            "| state | host blocked, ms | lost, ms | on disk, s | range | loaded, s | range | loaded / read |",
+            save_rows,
+        ),
+        ("| ranks together | GPUs | tokens/s | range | of ddp | most memory of a rank, GB |", mesh_rows),
+        ("| killed | ranks | mode | kills | kill to next step of all, s | range | steps again | end |", recovery_rows),
+        ("| collective, GPUs x size | ms | fastest | slowest | bus, GB/s | wrong |", collective_rows),
+    ):
+        begun = False
+        for row in rows(args):
+            table += [] if begun else ["", heads, "|---" * (heads.count("|") - 1) + "|"]
+            begun = True
+            table.append(row)
+            print(row, file=sys.stderr, flush=True)  # all of it takes a while
     card = torch.cuda.get_device_name() if args.device == "cuda" else "no GPU"
     shape = f"{args.layers} layers of {args.width}, {args.batch_size} windows of {args.context} bytes a step"
-    publish("gpu", "\n".join([*table, "", f"{card}, CUDA {torch.version.cuda}. {shape}."]), write=args.write)
+    publish("gpu", "\n".join([*table[1:], "", f"{card}, CUDA {torch.version.cuda}. {shape}."]), write=args.write)
 
 
 if __name__ == "__main__":

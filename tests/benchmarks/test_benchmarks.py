@@ -104,10 +104,12 @@ TABLES = [
             ),
             *("--save-steps", "1", "--layers", "1", "--width", "128", "--context", "16", "--batch-size", "2"),
             *("--copies", "2", "--ranks", "2", "--sizes", "1KB", "--mesh", "tp=2"),
+            *("--kills", "1", "--kill-steps", "20", "--tasks", "gpt, ddp"),
         ],
         [
             *("fp32", "bf16, fsdp", "1 of together 0 MB", "0.00 GB", "all-reduce, 2 x 1 KB"),
             *("ddp, 2 ranks | 2", "fsdp, 2 ranks | 2", "tp=2, fsdp | 2"),
+            *("gpt, ddp | 2 | hot | 1", "gpt, ddp | 2 | warm | 1"),
         ],
     ),
     (
