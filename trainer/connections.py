@@ -1,7 +1,9 @@
-"""The connections that process groups over the CPU have made: to be cut, so that nobody waits in them any more.
+"""What process groups are connected by: to be cut, so that nobody waits in them any more.
 
 gloo knows no abort. A rank that waits for one that lives, which itself has found out that a third is gone, would wait
-for as long as operations may take; its connections closed, it learns of it at once. NCCL has an abort of its own.
+for as long as operations may take; its connections closed, it learns of it at once. NCCL has an abort of its own: what
+waits on the GPU comes to its end, with numbers that mean nothing, and without a word. So whoever is about to rely on
+what came from other ranks asks `check_arrived` first.
 """
 
 import os
@@ -11,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 
 _FDS = "/proc/self/fd"
@@ -24,6 +27,8 @@ class Connections:
         self._made: dict[int, str] = {}
         self._before: dict[int, str] | None = None  # what there was, while it is watching
         self._given_up = False
+        self._group: dist.ProcessGroup | None = None  # over GPUs
+        self._aborting = threading.Lock()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -54,6 +59,19 @@ class Connections:
     def _calm(self) -> None:
         self._given_up = False
 
+    def includes(self, group: dist.ProcessGroup) -> None:
+        """That one is over GPUs, and is to be aborted when the others are cut, where somebody may ask."""
+        if "LAUNCH_CONTROL" in os.environ:
+            self._group = group
+
+    def check_arrived(self, device: torch.device) -> None:
+        """Wait for what the device has been told to do. Raises DistNetworkError where some of it may have been cut off:
+        what other ranks were to send has not come then.
+        """
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        self.check()
+
     def check(self) -> None:
         """Raises DistNetworkError where what is being made was given up."""
         if self._given_up:
@@ -61,6 +79,10 @@ class Connections:
 
     def cut(self) -> None:
         """Shut down all that are still there."""
+        with self._aborting:  # who comes second goes on when it is done
+            group, self._group = self._group, None
+            if group is not None:
+                group.abort()
         for fd, name in (self._made | self._made_since()).items():
             _shut_down(fd, name)
         self._made.clear()

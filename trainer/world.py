@@ -134,6 +134,8 @@ def join(
             if anew:
                 _await_ranks(store, rank, size)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
+        if bound is not None and dist.group.WORLD is not None:
+            made_here.includes(dist.group.WORLD)
     return _joined(environ, chosen, timeout)
 
 

@@ -70,7 +70,7 @@ def node_environment(
     ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
     if memory is not None and plan.keeps_copies:
         ours["LAUNCH_CHECKPOINT_BUDDY"] = "1"
-    defaults = {**_defaults(interface), **plan.env}
+    defaults = {**_defaults(interface, hot=recovery.mode == "hot"), **plan.env}
     chosen = [name for name in defaults if not any(name in others for others in (base, ours, plan.spec.env, secrets))]
     ours[_DEFAULTED] = " ".join(f"{name}={defaults[name]}" for name in chosen)
     return with_own_folders({**defaults, **base, **ours, **plan.spec.env, **secrets}, plan)
@@ -85,10 +85,16 @@ def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*frozen, *said]))} if frozen else dict(environ)
 
 
-def _defaults(interface: str | None) -> dict[str, str]:
+def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
     """What holds where neither the spec, nor the user's exports, nor the cluster say otherwise."""
+    # Hot: a rank that lives is told by us that another one is gone, and is not to be ended by torch meanwhile.
     # Huge pages for large tensors: in small ones a process that starts or ends spends much of its time on its pages.
-    found = {"PYTHONUNBUFFERED": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+    found = {"PYTHONUNBUFFERED": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+    found |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0" if hot else "1"}
+    if hot:
+        found["TORCH_NCCL_DUMP_ON_TIMEOUT"] = (
+            "0"  # else an abort takes a minute, for which torch waits for its own report
+        )
     if interface is not None:
         found["GLOO_SOCKET_IFNAME"] = interface
     if interface is not None and interface != "lo":

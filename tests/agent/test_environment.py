@@ -224,6 +224,13 @@ def test_what_the_user_exports_or_writes_wins(name):
     assert on_card(dict.fromkeys(CHOICE, "7"), **CHOICE)[name] == CHOICE[name]
 
 
+@pytest.mark.parametrize(("mode", "wanted"), [("warm", ("1", None)), ("hot", ("0", "0"))])
+def test_where_ranks_stay_torch_does_not_act_on_what_became_of_another_one(mode, wanted):
+    """An abort waits for its report on the failure otherwise, for a minute."""
+    found = of_node(recovery=Recovery(mode=mode))
+    assert (found["TORCH_NCCL_ASYNC_ERROR_HANDLING"], found.get("TORCH_NCCL_DUMP_ON_TIMEOUT")) == wanted
+
+
 @pytest.mark.parametrize(
     ("nodes", "least", "most", "copied"), [(2, 2, 2, False), (3, 2, 2, True), (2, 1, 2, True), (2, 1, 1, False)]
 )

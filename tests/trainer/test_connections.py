@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ranks import Ranks, world_environment
 
 from launcher.agent.ranks.ports import HeldPort
-from trainer.connections import made_here
+from trainer.connections import Connections, made_here
 from trainer.world import _own_store, cpu_group, join
 
 
@@ -78,3 +78,61 @@ def test_who_meets_others_gives_up_when_there_is_another_word(monkeypatch, first
         assert not dist.is_initialized()
         del store
     made_here.check()
+
+
+class GroupOfGpus:
+    """Whose abort takes a moment."""
+
+    def __init__(self):
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.aborted = 0
+
+    def abort(self):
+        self.begun.set()
+        assert self.may_end.wait(60)
+        self.aborted += 1
+
+
+def test_a_group_of_gpus_is_aborted_once_and_everybody_waits_for_it(monkeypatch):
+    """By the thread that heard launch's word, while the program leaves the step by itself."""
+    monkeypatch.setenv("LAUNCH_CONTROL", "/there")
+    group, connections, seen = GroupOfGpus(), Connections(), []
+    connections.includes(group)
+    hears = threading.Thread(target=connections.cut)
+    hears.start()
+    assert group.begun.wait(60)
+    leaves = threading.Thread(target=lambda: (connections.cut(), seen.append(group.aborted)))
+    leaves.start()
+    group.may_end.set()
+    hears.join()
+    leaves.join()
+    assert (seen, group.aborted) == ([1], 1)
+
+
+def test_a_group_of_gpus_that_is_not_under_launch_is_left_alone(monkeypatch):
+    monkeypatch.delenv("LAUNCH_CONTROL", raising=False)
+    connections, group = Connections(), GroupOfGpus()
+    connections.includes(group)
+    connections.cut()
+    assert not group.begun.is_set()
+
+
+def _ask_for_a_minute(connections):
+    began = time.monotonic()
+    while time.monotonic() < began + 60:
+        connections.check_arrived(torch.device("cpu"))
+
+
+def test_what_was_cut_off_is_not_relied_on():
+    """A GPU says nothing of it: its numbers only mean nothing."""
+    connections = Connections()
+    words, end = os.pipe()
+    connections.check_arrived(torch.device("cpu"))
+    watch = connections.cut_on(words)
+    os.write(end, b"a word")
+    with pytest.raises(dist.DistNetworkError, match="given up"):
+        _ask_for_a_minute(connections)
+    watch.close()
+    connections.check_arrived(torch.device("cpu"))
+    os.close(words)
+    os.close(end)

@@ -73,7 +73,7 @@ def _with_weights(loop: Loop, keeping: Keeping, agreed: Agreement) -> dict[str, 
         snapshot.put_back(subjects)
         values = dict(snapshot.loop)
     for buffer in made_anew(loop.strategy.module):  # the new rank may have made others
-        value = buffer.detach().contiguous()
+        value = buffer.detach().cpu().contiguous()
         dist.broadcast(value, src=agreed.source, group=world.control)
         buffer.copy_(value)
     return values

@@ -1,5 +1,6 @@
 """Why a training could not go on in place, where a rank was killed, and all ranks have to be started anew."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from trainer.strategies.settings import REPLICAS, SHARDS
 from trainer.wire import Launched
 
 # Settings by which a process has more than what is loaded, or handed over to another rank.
+_NOT_ON_GPUS = ("zero1", "hsdp")  # the one notes its share in the middle of each step, the other has several groups
+_NCCL_HEEDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _NOT_LOADED = ("lr_find", "profile", "fast_dev_run", "count_flops", "spike_factor", "mesh")
 _NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
 
@@ -35,8 +38,10 @@ def reasons(
         yield "the model was given, and its shards know their ranks: expected a function that makes it"
     if strategy.pipeline is not None:
         yield "the model is in stages, which have not been shown to go on in place"
-    if world.device.type != "cpu":
-        yield f"on {world.device.type}: expected CPUs"
+    if world.device.type != "cpu" and strategy.settings.strategy in _NOT_ON_GPUS:
+        yield f"strategy {strategy.settings.strategy} on {world.device.type}: expected ddp, zero2 or fsdp, or CPUs"
+    if world.backend == "nccl" and (heeds := os.environ.get(_NCCL_HEEDS)) != "0":
+        yield f"{_NCCL_HEEDS}={heeds or ''}: expected 0, or torch acts on another rank's end"
     if loop.own_step is not None:
         yield "it has a training step of its own"
     if is_iterable(dataset) or is_loader(dataset):

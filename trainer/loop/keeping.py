@@ -135,7 +135,7 @@ class Keeping:
 
     def has_drawn(self) -> bool:
         """Random numbers, since it was noted what the generators are."""
-        return self.drawn is not None and self.drawn.torch != torch_state()
+        return self.drawn is not None and (self.drawn.torch, self.drawn.gpu) != torch_state()
 
     def take_share(self, loop: Loop) -> None:
         """After an update. Raises CannotKeep."""

@@ -41,7 +41,6 @@ class Noting(Protocol):
     step_samples: int | None  # of the step after which that is; None: before the first one
 
     def note(self, loop: "Loop") -> None: ...
-    def updating(self) -> None: ...
     def updated(self, loop: "Loop", step_samples: int) -> None: ...
     def step_ended(self, loop: "Loop") -> None: ...
     def step_over(self, loop: "Loop") -> None: ...
@@ -68,6 +67,9 @@ class Loop:
     flops: Flops | None = None
     average: Average | None = None
     stay: Noting | None = None  # it notes what it takes to go on in place
+    updating: Callable[[], None] | None = (
+        None  # where ranks may go on in place: is told that the weights are about to be changed
+    )
     begin_to_stay: Callable[["Loop"], None] = lambda _loop: None
 
     strategy: Strategy = field(init=False)
@@ -219,8 +221,7 @@ class Loop:
             self.strategy.leave_out()
             self.norm = None
         else:
-            updating = None if self.stay is None else self.stay.updating
-            self.norm = self.strategy.step(factor, measured=self.logs, updating=updating)
+            self.norm = self.strategy.step(factor, measured=self.logs, updating=self.updating)
         if self.strategy.has_stepped:
             self.schedules.step()
         self.progress.step += 1

@@ -106,7 +106,7 @@ class Stay:
             self._begin_to_load(loop)
             return
         self.active = True
-        loop.stay, loop.checkpointer.leaves_for_others = self, self._others_wait
+        self._be_told(loop)
         if copies_notes:
             self.keeping.copies = Copies(world)
         self._note(loop, loop.progress.step)
@@ -136,6 +136,7 @@ class Stay:
     def _begin_to_load(self, loop: Loop) -> None:
         """Nothing has to be noted: what is saved has all that it takes. Without anything there is no way but anew."""
         self._await_words()
+        loop.updating = self._check_arrived
         if loop.checkpointer.loaded is not None:
             self._have_arrived()
         else:
@@ -150,8 +151,11 @@ class Stay:
         self._note(loop, loop.progress.step + 1)
 
     def updating(self) -> None:
-        """From here on until `updated` the weights are of no step."""
+        """From here on until `updated` the weights are of no step. Raises DistNetworkError where the gradients are not
+        what the ranks have made together: the others meet elsewhere.
+        """
         self.keeping.copied()
+        self._check_arrived()
         self.keeping.updating = True
 
     def updated(self, loop: Loop, step_samples: int) -> None:
@@ -186,7 +190,7 @@ class Stay:
         if self.active:
             self.active = False
             if self.keeping.copies is None:  # else ranks of other nodes wait for its notes, if only to hear of none
-                loop.stay = None
+                loop.stay = loop.updating = None
             self._look_no_more()
             self.wire.report(stays=0)
             loop.training.say(f"a killed rank will have all ranks started anew from now on: {why}")
@@ -203,6 +207,15 @@ class Stay:
     def _note(self, loop: Loop, step: int) -> None:
         if not self.keeping.note(loop, step, known=self.active):
             self.end(loop, "what a rank has to note of a step takes too much room in memory")
+
+    def _be_told(self, loop: Loop) -> None:
+        """Of each step from now on."""
+        loop.stay, loop.updating, loop.checkpointer.leaves_for_others = self, self.updating, self._others_wait
+
+    def _check_arrived(self) -> None:
+        """What goes into the update under way, from all ranks."""
+        if self.member is not None:
+            made_here.check_arrived(self.member.world.device)
 
     def _look_out(self) -> None:
         """For launch's word from now on: of a node that is only silent no operation fails by itself."""
@@ -283,7 +296,7 @@ class Stay:
     def go_on(self, loop: Loop) -> None:
         """All is put back."""
         self._await_words()
-        loop.stay, loop.checkpointer.leaves_for_others = self, self._others_wait
+        self._be_told(loop)
         self.keeping.go_on_from(loop, self.step_samples)
         self._have_arrived()
 

@@ -21,11 +21,12 @@ _SPARE = 1 << 15  # for what a step's losses take
 
 
 class Drawn(msgspec.Struct, frozen=True, array_like=True):
-    """The random generators of a process: Python's, NumPy's and torch's."""
+    """The random generators of a process: Python's, NumPy's, torch's, and that of its GPU."""
 
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[str, bytes, int, int, float]
     torch: bytes
+    gpu: bytes = b""  # torch's of the GPU, where there is one
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
@@ -47,11 +48,13 @@ encoded = msgspec.msgpack.Encoder().encode
 def drawn_now() -> Drawn:
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - it is the global one that user code draws from
     state = (str(kind), np.asarray(keys, np.uint32).tobytes(), *rest)
-    return Drawn(random.getstate(), state, torch_state())  # type: ignore[arg-type] # NumPy's stub knows less
+    return Drawn(random.getstate(), state, *torch_state())  # type: ignore[arg-type] # NumPy's stub knows less
 
 
-def torch_state() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
+def torch_state() -> tuple[bytes, bytes]:
+    """Of the CPU and of this process's GPU, which is not waited for: the program itself counts what is drawn there."""
+    gpu = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else b""
+    return torch.get_rng_state().numpy().tobytes(), gpu
 
 
 def draw_on(drawn: Drawn) -> None:
@@ -60,6 +63,8 @@ def draw_on(drawn: Drawn) -> None:
     random.setstate(drawn.python)
     np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))  # type: ignore[arg-type] # noqa: NPY002 - as above all
     torch.set_rng_state(torch.frombuffer(bytearray(drawn.torch), dtype=torch.uint8))
+    if drawn.gpu:
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(drawn.gpu), dtype=torch.uint8))
 
 
 def room_for(buffers: int) -> int:

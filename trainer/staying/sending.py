@@ -10,8 +10,8 @@ _LARGE_BYTES = 1 << 20  # a tensor of so many is a message of its own
 
 
 def send(tensors: Sequence[Tensor], ranks: Sequence[int], group: dist.ProcessGroup | None) -> None:
-    """To each of these ranks."""
-    small, messages = _by_size([one.detach().contiguous() for one in tensors])
+    """To each of these ranks. Those of a GPU by way of the host."""
+    small, messages = _by_size([one.detach().cpu().contiguous() for one in tensors])
     if small:
         messages.append(torch.cat([_bytes(one) for one in small]))
     sent = [dist.isend(_bytes(message), dst=rank, group=group) for message in messages for rank in ranks]

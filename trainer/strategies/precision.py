@@ -34,6 +34,11 @@ def heed(scaler: GradScaler, finite: Tensor) -> None:
             found.copy_(~finite)
 
 
+def forget_unscaled(scaler: GradScaler) -> None:
+    """The gradients of a step that was broken off are gone, and so is what the scaler knows of them."""
+    scaler._per_optimizer_states.clear()  # noqa: SLF001 - it does so only after a whole step
+
+
 def set_fp32(precision: str) -> None:
     """fp32 means fp32, in convolutions too, where torch would take TF32 without being asked."""
     if precision not in ("fp32", "tf32"):

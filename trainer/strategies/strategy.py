@@ -16,7 +16,7 @@ from trainer.strategies.clipping import clip_offloaded, clip_values
 from trainer.strategies.compiling import told_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
 from trainer.strategies.optimizers import Optimizers, has_gradients, parameters_in
-from trainer.strategies.precision import autocasting, heed, low_dtype
+from trainer.strategies.precision import autocasting, forget_unscaled, heed, low_dtype
 from trainer.strategies.replicas import let_go, replicated
 from trainer.strategies.settings import SHARDS, StrategySettings, shard_size
 from trainer.strategies.undone import undone
@@ -64,6 +64,8 @@ class Strategy:
         for optimizer in self.shared_out.values():
             optimizer.meet_anew()
         self.has_stepped, self._buffers_differ = True, True
+        if self.scaler is not None:
+            forget_unscaled(self.scaler)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -131,7 +133,7 @@ class Strategy:
         `measured`: for `number_of`, since to wait for it in every step would leave a GPU without work.
 
         `factor`, the same on all ranks, is what gradients are multiplied by first. `updating` is called when the
-        weights are about to be changed: until then they are those of the step before.
+        weights are about to be changed: until then they are those of the step before. It waits for the device.
 
         Where a loss or a gradient of any rank is not finite the step is left out, and counted in `skips`; with fp16 the
         scale falls then, too.
@@ -149,13 +151,16 @@ class Strategy:
         norm = self.clip(learned, measured=measured)
         if measured and norm is not None:
             norm = _added_up(norm)
+        known = None
         if updating is not None:
             updating()
+            known = bool(finite)  # now, as it is there: later it would come after the update
         alone = self.wrapped.first_updates
         if alone and not self.world.is_first:
             self._drop_gradients()  # so its optimizers have nothing to do
         if self.scaler is None:
-            self.skips.note(step_where(finite, self.optimizers.values()))
+            done = step_where(finite, self.optimizers.values())
+            self.skips.note(done if known is None else known)
         else:
             self._step_scaled(self.scaler, finite)
         if alone:

@@ -41,6 +41,20 @@ def test_generators_go_on_as_noted(tmp_path):
     assert [draws() for _ in range(3)] == wanted
 
 
+def test_the_generator_of_a_gpu_goes_on_as_noted_too(tmp_path, monkeypatch):
+    gpu = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", gpu.get_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", gpu.set_state)
+    gpu.manual_seed(5)
+    file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(0))
+    assert file.write(*note(1))
+    wanted = torch.rand(3, generator=gpu).tolist()
+    gpu.manual_seed(7)
+    draw_on(NoteFile.found(tmp_path / "rank").read(1).drawn)
+    assert torch.rand(3, generator=gpu).tolist() == wanted
+
+
 def test_what_does_not_fit_is_refused(tmp_path):
     file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(10))
     assert file.write(*note(1, buffers=bytes(10)))

@@ -35,6 +35,23 @@ def test_trains_nearly_like_fp32(strategy, ranks, precision):
         assert one.norms == pytest.approx(exact.norms, rel=0.1)
 
 
+def _given_up():
+    raise ConnectionError
+
+
+def test_a_step_that_was_given_up_before_its_update_leaves_the_scaler_as_it_was():
+    """It had unscaled gradients that are gone by now, and would refuse to unscale those of the next step."""
+    trial = Trial(_settings("none", "fp16"))
+    strategy, _ = start(trial)
+    one_step(strategy, trial, 0)
+    with pytest.raises(ConnectionError):
+        strategy.step(updating=_given_up)
+    strategy.meet_anew(strategy.world)
+    one_step(strategy, trial, 0)
+    strategy.step()
+    assert strategy.has_stepped
+
+
 def _dtypes(trial):
     """In what matrices are multiplied, and what comes out in the end."""
     strategy, _ = start(trial)
