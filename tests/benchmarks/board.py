@@ -22,6 +22,7 @@ from urllib.request import Request, urlopen
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "board")]
 from browser import browsing
 from cli import LAUNCH, finished_runs
+from race import free_port
 from results import publish
 from run_folder import RunFolder
 
@@ -281,11 +282,6 @@ def write_events(folder, points):
     with SummaryWriter(folder) as writer:
         for step in range(1, points + 1):
             writer.add_scalar("loss", 1 / step, step)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 def until_it_listens(port):

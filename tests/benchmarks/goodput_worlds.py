@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -20,6 +19,7 @@ from typing import Any, ClassVar
 from goodput_account import Decided, newest, read_notes
 from lab import Lab, command, environment, parent
 from noted_steps import network_card
+from race import free_port
 from ssh_desk import Desk, is_of_a_login
 
 from launcher.agent.processes import end_all
@@ -289,11 +289,6 @@ class Torchft:
 
 
 BIN = Path(sys.executable).parent
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class TorchrunHere(Torchrun, PeerHere, World):

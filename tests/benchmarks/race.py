@@ -1,8 +1,9 @@
-"""One start of one script under one of the peers, in a folder of its own, with everything ended after it."""
+"""One start of one script under launch or torchrun, in a folder of its own, with everything ended after it."""
 
 import itertools
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -73,7 +74,8 @@ class Race:
         project = self.folder / "project"
         project.mkdir()
         (project / "pyproject.toml").touch()
-        shutil.copy(HERE / self.script, project)
+        for name in (self.script, "tiny_mlp.py"):
+            shutil.copy(HERE / name, project)
         (project / "job.yaml").write_text(self._spec())
         command, more = self._command()
         env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -111,9 +113,9 @@ class Race:
         return [BIN / "torchrun", *options, self.script, *self._words], more
 
     def processes(self):
-        """Every process of this race."""
+        """Every process of this race; who has overwritten its environment, as Ray's do, is known by its folder."""
         word = f"{_TAG}={self._tag}".encode()
-        return [pid for pid in all_pids() if word in environment(pid)]
+        return [pid for pid in all_pids() if word in environment(pid) or working_in(self.folder, pid)]
 
     def wait(self, condition, timeout_s):
         """When the condition on what ranks have noted holds: True; False where it did not in time."""
@@ -179,6 +181,11 @@ class Race:
             self.notes[int(rank)].append((float(at), int(pid), what.decode()))
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 def all_pids():
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 
@@ -188,3 +195,10 @@ def environment(pid):
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def working_in(folder, pid):
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(folder)
+    except OSError:
+        return False

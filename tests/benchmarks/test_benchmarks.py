@@ -27,6 +27,7 @@ TABLES = [
         ["--jobs", "mlp", "--ranks", "2", "--kills", "1", "--peers", "launch, hot", "launch"],
         ["mlp | 2 | launch, hot | 1 of 1", "mlp | 2 | launch | 1 of 1"],
     ),
+    ("field", ["--peers", "launch, hot", "--ranks", "2", "--starts", "1", "--kills", "1"], ["launch, hot | 1 of 1"]),
     ("spare", ["--pairs", "1", "--faults", "power cut"], ["power cut | launch | 1", "power cut | launch, hot | 1"]),
     ("joins", ["--pairs", "1", "--job", "mlp"], ["launch | 1", "launch, hot | 1"]),
     ("health", ["--pairs", "1"], ["false | 1 of 1", "true | 1 of 1"]),

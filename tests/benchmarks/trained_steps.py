@@ -9,33 +9,28 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+import tiny_mlp
 
 from trainer.loop import Settings, Trainer
 from trainer.loop.callbacks import Callback
 from trainer.tasks import resnet
 from trainer.tasks.command import run
 
-_INPUTS, _CLASSES, _SAMPLES = 32, 10, 8192
-
 
 class Notes(Callback):
-    def __init__(self, path):
+    def __init__(self, path, step_s):
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._step_s = step_s
 
     def on_step(self, training):
         os.write(self._fd, f"{time.monotonic():.6f} {training.world.rank} {os.getpid()} {training.step}\n".encode())
+        time.sleep(self._step_s)
 
 
 def mlp(notes, folder, checkpoint_every, strategy):
-    chance = torch.Generator().manual_seed(2)
-    inputs = torch.randn(_SAMPLES, _INPUTS, generator=chance)
     settings = Settings(
         max_steps=1_000_000_000,
-        batch_size=32,
+        batch_size=tiny_mlp.BATCH_SIZE,
         drop_last=True,
         strategy=strategy,
         checkpoint_every=checkpoint_every,
@@ -44,10 +39,10 @@ def mlp(notes, folder, checkpoint_every, strategy):
     )
     return Trainer(
         settings,
-        model=lambda: nn.Sequential(nn.Linear(_INPUTS, 64), nn.ReLU(), nn.Linear(64, _CLASSES)),
-        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
-        data=TensorDataset(inputs, torch.randint(0, _CLASSES, (_SAMPLES,), generator=chance)),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
+        model=tiny_mlp.model,
+        loss=tiny_mlp.loss,
+        data=tiny_mlp.data(),
+        optimizer=tiny_mlp.optimizer,
         callbacks=[notes],
     ).fit()
 
@@ -57,9 +52,10 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mlp", action="store_true", help="and not the image job")
     parser.add_argument("--strategy", default="ddp", help="of the MLP")
+    parser.add_argument("--step-s", type=float, default=0.0, help="time that a step takes beside its work")
     parser.add_argument("--checkpoint-every", required=True)
     mine, words = parser.parse_known_args()
-    folder, notes = mine.out.parent, Notes(mine.out)
+    folder, notes = mine.out.parent, Notes(mine.out, mine.step_s)
     if mine.mlp:
         return mlp(notes, folder, mine.checkpoint_every, mine.strategy)
     resnet.Trainer = functools.partial(Trainer, callbacks=[notes])
