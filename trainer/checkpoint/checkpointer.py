@@ -26,6 +26,7 @@ from trainer.checkpoint_files.durable import make_folder
 from trainer.checkpoint_files.fence import Claim
 from trainer.checkpoint_files.layout import folder_name
 from trainer.checkpoint_files.manifest import Manifest, Value
+from trainer.checkpoint_files.whole import whole
 from trainer.errors import BadSettings, CheckpointDamaged, CheckpointPartial, Fenced, SaveFailed, TrainerError
 from trainer.stopping import StopRequest, Votes
 from trainer.wire import Every, Launched, Wire
@@ -382,7 +383,7 @@ class Checkpointer:
 
     def _whole_everywhere(self, mine: Mapping[tuple[int, str], Manifest]) -> set[tuple[int, str]]:
         told = self._team.exchange(set(mine) if self._team.leads else None)
-        return set.intersection(*(whole for whole in told if whole is not None))
+        return whole({disk: found} for disk, found in enumerate(told) if found is not None)
 
     def _reject(self, entry: Entry, problem: str, damaged: bool) -> None:
         """Pass over a checkpoint; one that is damaged gets another name, so that nobody trips over it again."""
@@ -397,8 +398,8 @@ class Checkpointer:
         memory = self._memory
         if memory is None:
             return None
-        common = set.intersection(*(set(steps) for steps in self._team.exchange(memory.steps(self._world))))
-        step, _ = max(common, default=(0, ""))
+        said = self._team.exchange(memory.steps(self._world))
+        step, _ = max(whole({rank: steps} for rank, steps in enumerate(said)), default=(0, ""))
         if step <= newest_on_disk:
             return None
         manifest = memory.manifest(step, self._world)

@@ -16,8 +16,11 @@ from where any start on so many ranks would from a checkpoint of that step. Of t
 the step's losses is wanted, which who keeps their notes has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.checkpoint_files.whole import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,7 @@ def agree(said: Sequence[Standing], ranks_per_node: int | None = None) -> Agreem
     """By rank; or why there is no way to go on exactly. None: all are on one node."""
     if any(one.was is not None and one.was != (rank, len(said)) for rank, one in enumerate(said)):
         return _among_others(said, ranks_per_node or len(said))
-    if any(one.shard is not None for one in said):
-        found = _by_copies(said)
-    else:
-        found = _by_weights(said) if all(one.shares is None for one in said) else _by_shares(said)
+    found = _newest(said)
     if isinstance(found, str):
         return found
     life, step, lent = said[found.source].life, found.step, []
@@ -88,7 +88,7 @@ def _among_others(said: Sequence[Standing], ranks_per_node: int) -> Agreement | 
         return "some ranks had not met the others when one more was lost"
     if said[0].was is None or said[0].was[0] != 0:
         return "the first rank is new, and no other one has noted the buffers of the model"
-    found = _by_weights(said)
+    found = _newest(said)
     if isinstance(found, str):
         return found
     [(size, _)] = before
@@ -102,43 +102,37 @@ def _among_others(said: Sequence[Standing], ranks_per_node: int) -> Agreement | 
     return replace(found, resized=True)
 
 
-def _by_weights(said: Sequence[Standing]) -> Agreement | str:
-    known = [(one.step, rank) for rank, one in enumerate(said) if one.step is not None]
-    if not known:
-        return "no rank has the weights"
-    step = max(one for one, _ in known)
-    source = min(rank for one, rank in known if one == step)
-    for one, rank in known:
-        if one < step - 1:
-            return f"rank {rank} is at step {one}, while rank {source} is at step {step}"
-    return Agreement(step, source, tuple(rank for rank, one in enumerate(said) if one.step != step))
+def _newest(said: Sequence[Standing]) -> Agreement | str:
+    """The newest step of which each part is with somebody, and who takes what from whom."""
+    with_shares = any(one.shares is not None for one in said)
+    known = [one.knows if with_shares else () if one.step is None else (one.step,) for one in said]
+    weights: list[Mapping[Any, Sequence[int]]] = [{one.shard: steps} for one, steps in zip(said, known, strict=True)]
+    shares: list[Mapping[Any, Sequence[int]]] = [
+        {("share", rank): one.shares or ()} for rank, one in enumerate(said) if with_shares
+    ]
+    step = max(whole(weights + shares), default=None)
+    if step is None:
+        return _why_none(said, shares_are_lost=with_shares and not whole(shares))
+    has: dict[int | None, int] = {}
+    for rank, one in enumerate(said):
+        if step in known[rank]:
+            has.setdefault(one.shard, rank)
+        elif not with_shares and one.shard is None and one.step is not None and one.step < step - 1:
+            return f"rank {rank} is at step {one.step}, while another one is at step {step}"
+    takers = tuple(rank for rank, steps in enumerate(known) if step not in steps)
+    handed = tuple((has[said[rank].shard], rank) for rank in takers if said[rank].shard is not None)
+    goes_back = any(one.step != step for rank, one in enumerate(said) if rank not in takers)
+    return Agreement(step, min(has.values()), takers, goes_back, handed=handed)
 
 
-def _by_copies(said: Sequence[Standing]) -> Agreement | str:
-    shards = {one.shard for one in said}
-    steps = sorted({one.step for one in said if one.step is not None}, reverse=True)
-    for step in steps:
-        has: dict[int | None, int] = {}
-        for rank, one in enumerate(said):
-            if one.step == step:
-                has.setdefault(one.shard, rank)
-        if has.keys() == shards:
-            takers = tuple(rank for rank, one in enumerate(said) if one.step != step)
-            handed = tuple((has[said[rank].shard], rank) for rank in takers)
-            return Agreement(step, min(has.values()), takers, handed=handed)
+def _why_none(said: Sequence[Standing], *, shares_are_lost: bool) -> str:
+    if shares_are_lost:
+        return "there is no step of which the memory has the shares of all ranks"
+    steps = {one.step for one in said if one.step is not None}
+    shards = {one.shard for one in said if one.shard is not None}
     lost = shards - {one.shard for one in said if one.step is not None}
     if lost:
-        return f"no rank has shard {min(one for one in lost if one is not None)} any more"
-    return f"the shards that are left are of different steps: {', '.join(map(str, reversed(steps)))}"
-
-
-def _by_shares(said: Sequence[Standing]) -> Agreement | str:
-    common = set.intersection(*(set(one.shares or ()) for one in said))
-    if not common:
-        return "there is no step of which the memory has the shares of all ranks"
-    step = max((one for one in common if any(one in rank.knows for rank in said)), default=None)
-    if step is None:
-        return "no rank has the weights"
-    known = [rank for rank, one in enumerate(said) if step in one.knows]
-    takers = tuple(rank for rank in range(len(said)) if rank not in known)
-    return Agreement(step, known[0], takers, any(said[rank].step != step for rank in known))
+        return f"no rank has shard {min(lost)} any more"
+    if shards:
+        return f"the shards that are left are of different steps: {', '.join(map(str, sorted(steps)))}"
+    return "no rank has the weights"
