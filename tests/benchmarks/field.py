@@ -234,7 +234,7 @@ def table(taken, steps):
 
 
 def legend(args, versions, failed):
-    yield f"{args.ranks} ranks, {args.starts} starts of {args.kills} kills; seed {args.seed}. {', '.join(versions)}."
+    yield "; ".join([f"{args.ranks} ranks, {args.starts} starts of {args.kills} kills", f"seed {args.seed}", *versions])
     yield from (f"{peer} was not measured: `{error}`" for peer, error in failed.items())
 
 
