@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from launcher.scaling.findings import DP, KINDS, MASTER, WEAK, ScaledRun, StepParts
+from launcher.scaling.findings import DP, KINDS, MASTER, MP, WEAK, ScaledRun, StepParts
 from launcher.scaling.measured import ratios
 
 _TOLD = 0.005  # of a step: what rounds to less is not worth a word
@@ -32,7 +32,12 @@ _ADVICE = {
 }
 _NOT_ALONE = "strategy ddp, in whose all-reduce no rank has more to send than another, however many there are"
 # What that helps against: messages of dp are copies in its passes.
-_OF_BASELINES = {DP: ("compute", "communication"), MASTER: ("communication", "straggler", "optimizer")}
+_OF_BASELINES = {
+    DP: ("compute", "communication"),
+    MASTER: ("communication", "straggler", "optimizer"),
+    MP: ("compute", "communication", "optimizer"),
+}
+_AT_ONCE = "a pipeline, mesh pp=2: its stages work at the same time, each on another part of the batch"
 _OWN_CORES = "a core, or more, for each rank: see resources.cpus_per_rank"
 
 
@@ -151,7 +156,7 @@ def _advice(point: ScaledRun) -> str:
     without = point.speedup.usual / max(1e-9, 1 - share)
     what = _OWN_CORES if point.crowded and kind in ("compute", "straggler") else _ADVICE[kind]
     if kind in _OF_BASELINES.get(point.strategy, ()):
-        what = _NOT_ALONE
+        what = _AT_ONCE if point.strategy == MP else _NOT_ALONE
     return (
         f"{point.strategy}, {point.scaling}, {_ranks(point)}: {share:.0%} of a step is {_LESS[kind]}; without it "
         f"{without:.2f} times as fast instead of {point.speedup.usual:.2f}. What helps: {what}"

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from launcher.errors import BadInput
 from launcher.repeated import gives, steps_override
-from launcher.scaling.findings import DP, MASTER, OWN, STRONG, WEAK
+from launcher.scaling.findings import DP, MASTER, MP, OWN, STRONG, WEAK
 from launcher.spec.model import Resources, RunOptions
 
-# Of the trainer, but the last one: a baseline, as dp with a number of copies is.
-STRATEGIES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp", MASTER)
-BASELINES = (DP, MASTER)  # what lectures begin with: measured, and nothing to train by
+# Of the trainer, but the last two: baselines, as dp with a number of copies is.
+STRATEGIES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp", MASTER, MP)
+BASELINES = (DP, MASTER, MP)  # what lectures begin with: measured, and nothing to train by
+_IN_ONE_PROCESS = (DP, MP)
+_AS_THE_TRAINER_HAS_IT = {MASTER: "ddp", MP: "none"}
 _BATCH, _STRATEGY = "batch-size", "strategy"
 _BASELINE = "env.TRAINER_BASELINE"  # trainer/strategies/baselines.py reads it
 _LINES = 6  # of metrics, that are measured
@@ -52,7 +54,7 @@ def schedule_of(steps: int) -> Schedule:
 class Configuration:
     """One training: its rows are those of several scalings, where it is what others are compared with.
 
-    With dp its ranks are copies of the model in one process.
+    With dp its ranks are copies of the model in one process, with mp devices that have its layers between them.
     """
 
     strategy: str  # "": as the spec has it
@@ -79,8 +81,10 @@ def configurations(
     for strategy in strategies:
         for count in sorted(set(ranks)):
             nodes, each = _placed(count, resources, per_node)
-            if strategy == DP and nodes > 1:
-                raise BadInput(f"--strategies: dp is one process on one node: expected up to {each} ranks, got {count}")
+            if strategy in _IN_ONE_PROCESS and nodes > 1:
+                raise BadInput(
+                    f"--strategies: {strategy} is one process on one node: expected up to {each} ranks, got {count}"
+                )
             for scaling in scalings[: 1 if count == min(ranks) else None]:
                 found.append(Configuration(strategy, scaling, nodes, each))
     return found
@@ -106,7 +110,7 @@ def overrides_of(
     each rank are, `cpus`.
     """
     return [
-        *_ALWAYS, *(_in_one_process(one, cpus) if one.strategy == DP else _places(one)),
+        *_ALWAYS, *(_in_one_process(one, cpus) if one.strategy in _IN_ONE_PROCESS else _places(one)),
         *(f"run.args.{name}=none" for name in _UNSET),
         *(f"run.args.{name}=null" for name in _LEFT_OUT if gives(run, name)),
         f"run.args.max-steps={schedule.end}", f"run.args.log-every={schedule.log_every}",
@@ -125,11 +129,11 @@ def _strategy_overrides(strategy: str) -> Iterator[str]:
     if strategy == MASTER:  # as ddp, but for how it adds gradients up
         yield f"{_BASELINE}={MASTER}"
     if strategy:
-        yield f"run.args.{_STRATEGY}={'ddp' if strategy == MASTER else strategy}"
+        yield f"run.args.{_STRATEGY}={_AS_THE_TRAINER_HAS_IT.get(strategy, strategy)}"
 
 
 def _in_one_process(one: Configuration, cpus: int | None) -> Iterator[str]:
-    yield from ("resources.nodes=1", "resources.ranks_per_node=1", f"{_BASELINE}={DP}={one.ranks}")
+    yield from ("resources.nodes=1", "resources.ranks_per_node=1", f"{_BASELINE}={one.strategy}={one.ranks}")
     if cpus is not None:
         yield f"resources.cpus_per_rank={cpus * one.ranks}"
 

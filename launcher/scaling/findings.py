@@ -11,7 +11,7 @@ KINDS = {
     "other": "the host",
 }
 STRONG, WEAK, OWN = "strong", "weak", "as it is"
-DP, MASTER = "dp", "master"
+DP, MASTER, MP = "dp", "master", "mp"
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -75,6 +75,8 @@ def test_baselines_are_asked_for_in_the_environment():
     copies = overrides_of(Configuration("dp", STRONG, 1, 4), run, schedule_of(30), None, 2)
     assert {"run.args.strategy=dp", "env.TRAINER_BASELINE=dp=4", "resources.ranks_per_node=1"} <= {*copies}
     assert "resources.cpus_per_rank=8" in copies, "as many as four ranks have"
+    layers = overrides_of(Configuration("mp", STRONG, 1, 4), run, schedule_of(30), None, 2)
+    assert {"run.args.strategy=none", "env.TRAINER_BASELINE=mp=4", "resources.ranks_per_node=1"} <= {*layers}
     unsaid = overrides_of(Configuration("dp", STRONG, 1, 4), run, schedule_of(30), None)
     assert not [word for word in unsaid if "cpus_per_rank" in word]
 

@@ -4,12 +4,14 @@
 
     TRAINER_BASELINE=master    beside strategy ddp: one rank gathers all gradients, updates, and sends its parameters
     TRAINER_BASELINE=dp=4      beside strategy dp: so many copies of the model in one process
+    TRAINER_BASELINE=mp=4      beside strategy none: its layers on so many devices of one process
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from trainer.errors import BadSettings
 from trainer.strategies.precision import autocasting
 
 VARIABLE = "TRAINER_BASELINE"
-_MASTER, _COPIES = "master", "dp="
+_MASTER, _COPIES, _DEVICES = "master", "dp=", "mp="
 
 
 def has_master(environ: Mapping[str, str] = os.environ) -> bool:
@@ -31,16 +33,27 @@ def has_master(environ: Mapping[str, str] = os.environ) -> bool:
 
 def copies(environ: Mapping[str, str] = os.environ) -> int | None:
     """Of the model in one process, where somebody said how many."""
+    return _number(_COPIES, environ)
+
+
+def devices(environ: Mapping[str, str] = os.environ) -> int | None:
+    """That have the layers of the model between them, in one process, where somebody said how many."""
+    return _number(_DEVICES, environ)
+
+
+def _number(kind: str, environ: Mapping[str, str]) -> int | None:
     asked = _asked(environ)
-    return int(asked.removeprefix(_COPIES)) if asked.startswith(_COPIES) else None
+    return int(asked.removeprefix(kind)) if asked.startswith(kind) else None
 
 
 def _asked(environ: Mapping[str, str]) -> str:
     asked = environ.get(VARIABLE, "")
-    number = asked.removeprefix(_COPIES)
-    if asked in ("", _MASTER) or (number != asked and number.isdecimal() and int(number) > 0):
+    _, kind, number = asked.rpartition("=")
+    if asked in ("", _MASTER) or (
+        asked.startswith((_COPIES, _DEVICES)) and kind and number.isdecimal() and int(number) > 0
+    ):
         return asked
-    raise BadSettings(f"{VARIABLE}: expected {_MASTER}, or {_COPIES} and a number above 0, got {asked!r}")
+    raise BadSettings(f"{VARIABLE}: expected {_MASTER}, or {_COPIES} or {_DEVICES} and a number above 0, got {asked!r}")
 
 
 def gathered_at_first(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -63,6 +76,66 @@ def gathered_at_first(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torc
 
     future: torch.futures.Future[Tensor] = work.get_future().then(mean)
     return future
+
+
+def lay_out(module: nn.Module, blocks: Sequence[nn.Module], many: int, first: torch.device) -> None:
+    """Model parallel as it is written by hand: `.to("cuda:1")` for some of the layers, and for what goes into them.
+
+    Each device has equally many blocks, and what is no block goes with the one before it. What comes out is on the
+    first device again, where the loss is. One device works at a time, and the others wait for it: that is what is
+    measured. Of CPUs there is one device; so that a part is as fast as a rank would be, it has as many of the cores.
+    """
+    if first.type == "cuda":
+        others = [index for index in range(torch.cuda.device_count()) if index != first.index]
+        if many > 1 + len(others):
+            raise BadSettings(f"{VARIABLE}: expected {many} GPUs in one process, found {1 + len(others)}")
+        here = [first, *(torch.device("cuda", index) for index in others[: many - 1])]
+    else:
+        here = [first] * many
+        torch.set_num_threads(max(1, torch.get_num_threads() // many))
+    place_layers(module, blocks, here)
+
+
+def place_layers(module: nn.Module, blocks: Sequence[nn.Module], here: Sequence[torch.device]) -> None:
+    """Blocks, and what is before, between and after them, on these devices in turn. What they share stays together."""
+    if len(blocks) < len(here):
+        raise BadSettings(
+            f"{VARIABLE}: expected at least {len(here)} layers for {len(here)} devices, found {len(blocks)}\n"
+            "hint: name them by `blocks`"
+        )
+    numbers = {block: number for number, block in enumerate(blocks)}
+    inside = {part for block in blocks for part in block.modules() if part is not block}
+    homes: dict[Tensor, torch.device] = {}
+    current = here[0]
+    for part in module.modules():
+        if part in numbers:
+            current = here[numbers[part] * len(here) // len(blocks)]
+        elif part in inside or any(True for _ in part.children()):
+            continue
+        tensors = [*part.parameters(), *part.buffers()]
+        home = next((homes[one] for one in tensors if one in homes), current)
+        homes |= dict.fromkeys(tensors, home)
+        part.to(home)
+        part.register_forward_pre_hook(partial(_bring, home), with_kwargs=True)
+    module.register_forward_hook(lambda _module, _inputs, found: _brought(found, here[0]))
+
+
+def _bring(
+    home: torch.device, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    found: tuple[tuple[Any, ...], dict[str, Any]] = _brought((inputs, named), home)
+    return found
+
+
+def _brought(data: Any, home: torch.device) -> Any:
+    """Every tensor in it there; all else as it is."""
+    if isinstance(data, Tensor):
+        return data.to(home)
+    if isinstance(data, dict):
+        return {key: _brought(value, home) for key, value in data.items()}
+    if type(data) in (list, tuple):
+        return type(data)(_brought(value, home) for value in data)
+    return data
 
 
 class CopiesInThreads(nn.Module):

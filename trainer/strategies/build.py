@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.errors import BadSettings
+from trainer.strategies import baselines
 from trainer.strategies.batch_norm import sync_batch_norm
 from trainer.strategies.blocks import blocks_of, chosen
 from trainer.strategies.compiling import compile_parts
@@ -327,6 +328,8 @@ def _wrapped(
         return replace(sharded(module, parts, world, settings, mesh=division.mesh), around=division.around)
     if settings.strategy == "dp":
         return over_all_gpus(module, world, low_dtype(settings.precision))
+    if (many := baselines.devices()) is not None:
+        baselines.lay_out(module, blocks_of(module, settings.blocks), many, world.device)
     return Wrapped(module)
 
 

@@ -17,6 +17,7 @@ EXAMPLES = """
   launch scale job.yaml --ranks 1,2 -o report     a page with pictures, too, and all of it as Markdown and as JSON
   launch scale job.yaml --strategies ddp,fsdp     which strategy, on one rank and on two
   launch scale job.yaml --strategies dp,master,ddp    threads of one process, a parameter master, all-reduce
+  launch scale job.yaml --strategies mp,ddp       layers on several devices by hand, which wait for each other
   launch scale job.yaml --ranks 1,8,16 --per-node 8 --on cluster    a GPU, a node, two nodes
   launch scale job.yaml --strong --rounds 3       the batch stays; each training three times, round by round
 
@@ -38,7 +39,7 @@ def declare(arguments: Arguments) -> None:
         "--strategies",
         metavar="NAME,...",
         default="",
-        help="of the trainer, as ddp,zero1,fsdp, and master (default: the spec's)",
+        help="of the trainer, as ddp,zero1,fsdp, and master, mp (default: the spec's)",
     )
     arguments.add_argument("--strong", action="store_true", help="measure with the batch as it is")
     arguments.add_argument("--weak", action="store_true", help="measure with a batch in proportion to the ranks")
