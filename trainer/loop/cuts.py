@@ -4,10 +4,8 @@ measures anew, and goes on with other stages in the middle of a run."""
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import torch.distributed as dist
 
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.durable import make_folder, read_small, sync_folder, write_new
@@ -19,6 +17,7 @@ from trainer.loop.losses import LossFunction
 from trainer.loop.piped import sample_of
 from trainer.loop.placing import Placing
 from trainer.loop.settings import Settings
+from trainer.loop.sums import gathered
 from trainer.strategies.cutting import Cut, Kept, Sample
 from trainer.world import World
 
@@ -43,11 +42,7 @@ class KeptCuts:
 
     def kept(self) -> list[Kept]:
         """What the ranks' disks have, in their order: all need not have the same."""
-        mine = (self._of_checkpoint(), self._of_file())
-        told: list[Any] = [mine]
-        if self._world.control is not None:
-            told = [None] * self._world.size
-            dist.all_gather_object(told, mine, group=self._world.control)
+        told = gathered((self._of_checkpoint(), self._of_file()), self._world)
         checkpoints = sorted((one for one, _ in told if one is not None), key=lambda one: -one[0])
         files = [one for _, one in told if one is not None]
         noted = [Kept(begins) for _, begins in checkpoints]
