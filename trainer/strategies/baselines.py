@@ -33,25 +33,24 @@ def has_master(environ: Mapping[str, str] = os.environ) -> bool:
 
 def copies(environ: Mapping[str, str] = os.environ) -> int | None:
     """Of the model in one process, where somebody said how many."""
-    return _number(_COPIES, environ)
+    return _number(_COPIES, _asked(environ))
 
 
 def devices(environ: Mapping[str, str] = os.environ) -> int | None:
     """That have the layers of the model between them, in one process, where somebody said how many."""
-    return _number(_DEVICES, environ)
+    return _number(_DEVICES, _asked(environ))
 
 
-def _number(kind: str, environ: Mapping[str, str]) -> int | None:
-    asked = _asked(environ)
-    return int(asked.removeprefix(kind)) if asked.startswith(kind) else None
+def _number(kind: str, asked: str) -> int | None:
+    number = asked.removeprefix(kind)
+    if number == asked or not number.isdecimal():
+        return None
+    return int(number) or None
 
 
 def _asked(environ: Mapping[str, str]) -> str:
     asked = environ.get(VARIABLE, "")
-    _, kind, number = asked.rpartition("=")
-    if asked in ("", _MASTER) or (
-        asked.startswith((_COPIES, _DEVICES)) and kind and number.isdecimal() and int(number) > 0
-    ):
+    if asked in ("", _MASTER) or _number(_COPIES, asked) or _number(_DEVICES, asked):
         return asked
     raise BadSettings(f"{VARIABLE}: expected {_MASTER}, or {_COPIES} or {_DEVICES} and a number above 0, got {asked!r}")
 

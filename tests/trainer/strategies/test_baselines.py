@@ -166,7 +166,7 @@ def test_a_master_takes_no_fp16(monkeypatch):
         replicated(words(), World(0, 2, 0, 2, torch.device("cpu")), StrategySettings("ddp", precision="fp16"))
 
 
-@pytest.mark.parametrize("asked", ["dp", "mp", "mp=0", "dp=0", "dp=two", "dp=-1", "slave", "master=2"])
+@pytest.mark.parametrize("asked", ["dp", "mp", "mp=0", "mp=dp=3", "dp=0", "dp=two", "dp=-1", "slave", "master=2"])
 def test_what_is_no_baseline_is_refused(asked):
     with pytest.raises(BadSettings, match=f"expected master, or dp= or mp= and a number above 0, got '{asked}'"):
         baselines.has_master({baselines.VARIABLE: asked})
