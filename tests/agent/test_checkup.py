@@ -3,25 +3,19 @@
 import asyncio
 import os
 import signal
-import sys
 import time
 
 import pytest
 from msgspec.structs import replace
+from one_node import home_of, play
 
-from launcher.agent.environment import node_environment
 from launcher.agent.health.evidence import Fitness
 from launcher.agent.ranks import checkup
 from launcher.agent.ranks.checkup import Checkup, NodeUnfit
 from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.prepare import Preparation
 from launcher.agent.ranks.reaper import Reaper
-from launcher.plan.build import build
-from launcher.plan.facts import Machine, Project, RunIdentity
-from launcher.plan.model import FrozenCode
-from launcher.rundir.durable import make_dir
-from launcher.rundir.layout import RunDir
-from launcher.spec.model import JobSpec, Recovery, RunOptions
+from launcher.spec.model import Recovery
 
 BOUND_S = 120.0
 FIT = """
@@ -40,17 +34,7 @@ print('{"part": "memory", "fit": false, "expected": "1", "seen": "2"}')
 
 @pytest.fixture
 def home(tmp_path):
-    run = RunDir(tmp_path / "stay-2222")
-    attempt = run.attempt(1)
-    make_dir(run.code)
-    make_dir(run.metrics)
-    make_dir(attempt.node(0))
-    (run.code / "stay.py").write_text("import time\ntime.sleep(600)\n")
-    spec = JobSpec("stay", RunOptions(script="stay.py"), recovery=Recovery(health=True))
-    place = RunIdentity("stay-2222", str(run.path), "local", "local", "", 0.0)
-    project = Project(str(tmp_path), {"stay.py"}, set(), module_found=True)
-    plan = build(spec, (), place, Machine(2, ()), project, FrozenCode("", 1, 1), sys.executable)
-    return Home(plan, run, attempt, plan.nodes[0], node_environment(os.environ, plan, plan.nodes[0], 1, {}))
+    return home_of(tmp_path, "import time\ntime.sleep(600)\n", recovery=Recovery(health=True))
 
 
 @pytest.fixture
@@ -65,16 +49,6 @@ def check(tmp_path, monkeypatch):
         monkeypatch.setattr(checkup, "DEVICE_CHECK", path)
 
     return check
-
-
-def play(scene):
-    async def to_its_end():
-        try:
-            await scene()
-        finally:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-
-    asyncio.run(to_its_end())
 
 
 def is_written(path):

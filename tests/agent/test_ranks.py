@@ -5,27 +5,21 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 
 import msgspec
 import pytest
+from one_node import home_of, play
 
-from launcher.agent.environment import node_environment
 from launcher.agent.messages import Start
 from launcher.agent.processes import become_subreaper, descendants, end_all, orphans
 from launcher.agent.ranks import group as ranks
 from launcher.agent.ranks import prepare
-from launcher.agent.ranks.group import Home, RankGroup
+from launcher.agent.ranks.group import RankGroup
 from launcher.agent.ranks.prepare import Preparation
 from launcher.agent.ranks.reaper import Reaper
-from launcher.plan.build import build
-from launcher.plan.facts import Machine, Project, RunIdentity
-from launcher.plan.model import FrozenCode
-from launcher.rundir.durable import make_dir
-from launcher.rundir.layout import RunDir
-from launcher.spec.model import JobSpec, Resources, RunOptions
+from launcher.spec.model import Resources
 
 RANKS = 8
 BOUND_S = 150.0
@@ -69,16 +63,9 @@ def processes_of_its_own(monkeypatch):
 
 @pytest.fixture
 def home(tmp_path):
-    run = RunDir(tmp_path / "stay-2222")
-    attempt = run.attempt(1)
-    make_dir(run.code)
-    make_dir(attempt.node(0))
-    (run.code / "stay.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    spec = JobSpec("stay", RunOptions(script="stay.py"), resources=Resources(ranks_per_node=RANKS))
-    place = RunIdentity("stay-2222", str(run.path), "local", "local", "", 0.0)
-    project = Project(str(tmp_path), {"stay.py"}, set(), module_found=True)
-    plan = build(spec, (), place, Machine(2, ()), project, FrozenCode("", 1, 1), sys.executable)
-    return Home(plan, run, attempt, plan.nodes[0], node_environment(os.environ, plan, plan.nodes[0], 1, {}))
+    return home_of(
+        tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(600)\n", resources=Resources(ranks_per_node=RANKS)
+    )
 
 
 def start(generation):
@@ -89,18 +76,6 @@ async def prepared(home):
     preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
     await preparation.run()
     return preparation
-
-
-def play(scene):
-    """Children that die as the loop closes are nothing to it: asyncio takes the pipe away before the handler."""
-
-    async def to_its_end():
-        try:
-            await scene()
-        finally:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-
-    asyncio.run(to_its_end())
 
 
 def left(preparation):
