@@ -111,7 +111,8 @@ class _Measuring:
     ) -> ScalingReport:
         """Round by round: whatever else the machine does meanwhile is spread over all of them."""
         began = time.monotonic()
-        self.tell(f"{self.id}: {len(wanted) * rounds} runs of {self.schedule.end} steps")
+        many = len(wanted) * rounds
+        self.tell(f"{self.id}: {many} run{'s' if many > 1 else ''} of {self.schedule.end} steps")
         for number in range(1, rounds + 1):
             for one in wanted:
                 if one not in self.why:

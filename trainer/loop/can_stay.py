@@ -13,9 +13,9 @@ from trainer.loop.settings import Settings
 from trainer.strategies.settings import REPLICAS, SHARDS
 from trainer.wire import Launched
 
-# Settings by which a process has more than what is loaded, or handed over to another rank.
 _NOT_ON_GPUS = ("zero1", "hsdp")  # the one notes its share in the middle of each step, the other has several groups
 _NCCL_HEEDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+# Settings by which a process has more than what is loaded, or handed over to another rank.
 _NOT_LOADED = ("lr_find", "profile", "fast_dev_run", "count_flops", "spike_factor", "mesh")
 _NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
 
