@@ -180,7 +180,8 @@ RECOVERY = Section(
               "their processes and hand their state to the new ones, so that no step is lost, and is warm wherever "
               "that cannot be exact", example="hot"),
         Field("replace_stragglers", Boolean(), "The ranks of a node on which one is slow, by the trainer's own "
-              "figures, move to a spare, as by `launch move`; once of each node", example="true"),
+              "figures, move to a spare as soon as one is ready, as by `launch move`; once of each node",
+              example="true"),
         Field("health", Boolean(), "Before a node has ranks, and again where one of them failed, its cores and GPUs "
               "multiply, keep and carry numbers whose result is known: a node where they do not has no ranks",
               example="true"),

@@ -997,7 +997,7 @@ def test_the_ranks_of_a_slow_node_move_to_a_spare_once(rules: Recovery) -> None:
     cluster.advance(5)
     assert [event.node for event in cluster.recorded("straggler")] == [1, 3]
     assert [event.node for event in cluster.recorded("moved")] == [1]
-    assert refusals(cluster) == ["each spare that is ready was slow itself"]
+    assert refusals(cluster) == ["each spare that is ready was slow itself; they do once another one is"]
 
 
 def test_where_it_is_not_asked_for_it_is_only_told() -> None:
@@ -1008,7 +1008,57 @@ def test_where_it_is_not_asked_for_it_is_only_told() -> None:
     assert cluster.state().generation == 1
 
 
-@pytest.mark.parametrize(("rank", "spares", "why"), [(0, 1, "it coordinates the others"), (3, 0, "no spare is ready")])
+NO_SPARE = "no spare is ready; they do once another one is"
+
+
+@pytest.mark.parametrize("rules", [REPLACE, replace(REPLACE, mode="warm")], ids=["hot", "warm"])
+def test_where_no_spare_was_ready_the_ranks_of_a_slow_node_move_once_one_is(rules: Recovery) -> None:
+    cluster = Cluster(plan_of(3, spares=2, rules=rules))
+    cluster.boot(0, 1, 2)
+    cluster.advance(30)
+    all_stay(cluster)
+    waits_for(cluster, 3)
+    waits_for(cluster, 5)
+    cluster.advance(3)
+    assert refusals(cluster) == [NO_SPARE, NO_SPARE] and cluster.state().generation == 1
+    cluster.boot(3)
+    cluster.advance(5)
+    assert places(cluster) == {0: (0, 1), 3: (2, 3), 2: (4, 5)}
+    all_stay(cluster)
+    cluster.boot(4)
+    cluster.advance(5)
+    assert places(cluster) == {0: (0, 1), 3: (2, 3), 4: (4, 5)}
+    assert [event.node for event in cluster.recorded("moved")] == [1, 2]
+    assert len(refusals(cluster)) == 2 and cluster.state().restarts == {}
+
+
+def test_it_is_tried_once_more_and_only_of_a_node_that_is_still_slow() -> None:
+    cluster = Cluster(plan_of(3, spares=2, rules=REPLACE))
+    cluster.boot(0, 1, 2)
+    cluster.advance(30)
+    all_stay(cluster)
+    waits_for(cluster, 3)
+    waits_for(cluster, 5)
+    cluster.kill(1, proof=False)
+    cluster.boot(1, buries=True)  # another agent, of which nobody has said so
+    cluster.advance(5)
+    all_stay(cluster)
+    cluster.agents[2].ignores_stop = True
+    cluster.boot(3)
+    cluster.settle()
+    cluster.kill(3)
+    cluster.advance(1)
+    cluster.agents[2].ignores_stop = False
+    cluster.down[2].append(Stop(cluster.state().generation, 0.0))
+    cluster.advance(3)
+    assert refusals(cluster) == [NO_SPARE, NO_SPARE, "no spare was ready any more"]
+    all_stay(cluster)
+    cluster.boot(4)
+    cluster.advance(5)
+    assert places(cluster) == {0: (0, 1), 1: (2, 3), 2: (4, 5)} and not cluster.recorded("moved")
+
+
+@pytest.mark.parametrize(("rank", "spares", "why"), [(0, 1, "it coordinates the others"), (3, 0, NO_SPARE)])
 def test_a_slow_one_that_cannot_move_goes_on_and_why_is_told(rank: int, spares: int, why: str) -> None:
     cluster = running(2, rules=REPLACE, spares=spares)
     waits_for(cluster, rank)

@@ -30,6 +30,7 @@ class Drainer:
         self._in_place = in_place
         self._moves: deque[Move] = deque()  # that were asked for: one after the other
         self._moving: KnownNode | None = None  # whose ranks are on their way
+        self._await_spare: set[int] = set()  # nodes that are slow, for which no spare was ready that is not
 
     def ask(self, index: int) -> None:
         """From now on; the first node, which coordinates, cannot be drained."""
@@ -67,12 +68,26 @@ class Drainer:
                 self._replace(node)
 
     def _replace(self, node: KnownNode) -> None:
+        quick, usable = self._quick_spare(), self._attempt.nodes.usable
+        if quick is not None or node.index == self._attempt.plan.nodes[0].index:
+            self._moves.append(Move(node.index, quick))
+            return
+        self._await_spare.add(node.index)
+        why = "each spare that is ready was slow itself" if usable else "no spare is ready"
+        self._refuse(node.index, f"{why}; they do once another one is")
+
+    def _quick_spare(self) -> int | None:
         nodes = self._attempt.nodes
-        quick = [index for index in sorted(nodes.usable) if not nodes[index].slow]
-        if nodes.usable and not quick:
-            self._refuse(node.index, "each spare that is ready was slow itself")
-        else:
-            self._moves.append(Move(node.index, quick[0] if quick else None))
+        return min((index for index in nodes.usable if not nodes[index].slow), default=None)
+
+    def _replace_who_waited(self) -> None:
+        """A spare has come since: that is tried once of each node that is still called slow, and has ranks."""
+        while self._await_spare and (quick := self._quick_spare()) is not None:
+            node = self._attempt.nodes[min(self._await_spare)]
+            self._await_spare.discard(node.index)
+            if node.slow and node.index in self._attempt.current.members:
+                self._moves.append(Move(node.index, quick))
+                return
 
     def look(self) -> None:
         """A generation is open: can ranks move now?"""
@@ -84,6 +99,8 @@ class Drainer:
         drained = [node for node in map(attempt.nodes.__getitem__, attempt.current.members) if node.drained]
         if drained and self._free(drained, f"{' and '.join(map(str, drained))} is drained"):
             return
+        if not self._moves:
+            self._replace_who_waited()
         while self._moves:
             move = self._moves.popleft()
             if not (why := self._obstacle(move)) and self._begin(move):
