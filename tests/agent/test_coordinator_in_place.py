@@ -947,16 +947,93 @@ def test_a_rank_that_is_killed_while_others_move_is_replaced_with_them() -> None
     assert cluster.state().restarts == {"killed": 1}
 
 
-def test_a_rank_whose_device_is_not_fit_is_not_started_there_again() -> None:
-    """The survivors go on on a spare, warm: the place of each rank of that node is taken."""
-    cluster = running(spares=1, rules=replace(HOT, health=True))
-    cluster.agents[1].sick = "cpu: memory: expected 1, got 2"
-    cluster.end_rank(2, signal=9)
+SICK = "cpu: memory: expected 1, got 2"
+
+
+def falls_sick(cluster: Cluster, rank: int, node: int) -> None:
+    """As a rank of it is killed."""
+    cluster.agents[node].sick = SICK
+    cluster.end_rank(rank, signal=9)
+
+
+def test_a_device_that_falls_sick_after_a_kill_takes_its_node_and_the_others_stay() -> None:
+    """A spare has its place, once its other ranks have ended."""
+    cluster = running(3, spares=1, rules=replace(HOT, health=True))
+    before = pids(cluster)
+    falls_sick(cluster, 2, 1)
+    cluster.settle()
+    assert [(node, word.generation) for node, word in words(cluster, Stop)] == [(1, 2)]  # type: ignore[attr-defined]
+    assert joined(cluster) == [(3, 1, 2)]
+    assert [(node, word.stay) for node, word in words(cluster, GoOn)][-2:] == [(0, (0, 1)), (2, (4, 5))]  # type: ignore[attr-defined]
+    state, after = cluster.state(), pids(cluster)
+    assert (state.state, state.generation, state.restarts) == (State.RUNNING, 3, {"killed": 1, "node_lost": 1})
+    assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}
+    assert [node.state for node in state.nodes] == ["up", "unfit", "up", "up"]
+    assert [(event.in_place, event.text) for event in cluster.recorded("failure")][1:] == [
+        (True, f"node 1 is unfit: {SICK}")
+    ]
+
+
+def test_without_a_spare_the_others_go_on_as_fewer_where_they_may() -> None:
+    cluster = elastic(3, least=2, rules=replace(HOT, health=True))
+    before = pids(cluster)
+    falls_sick(cluster, 3, 1)
+    cluster.settle()
+    assert [(node, word.generation) for node, word in words(cluster, Stop)] == [(1, 2)]  # type: ignore[attr-defined]
+    assert places(cluster) == {0: (0, 1), 2: (2, 3)}
+    assert pids(cluster) == {0: before[0], 1: before[1], 2: before[4], 3: before[5]}
+
+
+@pytest.mark.parametrize(
+    ("rank", "how", "why"),
+    [
+        (2, {"nodes": 3, "least": 2}, "no spare is ready to take the place of node 1"),
+        (0, {"nodes": 2, "least": 1, "spares": 1}, ""),  # it coordinates the others
+    ],
+)
+def test_where_they_may_not_all_are_started_anew(rank: int, how: dict[str, int], why: str) -> None:
+    cluster = running(rules=replace(HOT, health=True), **how)  # type: ignore[arg-type]
+    falls_sick(cluster, rank, rank // 2)
     cluster.advance(3)
-    assert sorted(cluster.starts(3)) == [0, 2]
-    assert [event.node for event in cluster.recorded("node_unfit")] == [1]
-    assert [failure.cause for failure in cluster.recorded("failure")] == ["killed", "node_lost"]
+    if why:
+        assert why in cluster.recorded("regroup")[-1].text
+        assert sorted(cluster.starts(3)) == [0, 2] and cluster.state().state is State.RUNNING
+    else:
+        assert cluster.end is not None and cluster.end.state is State.QUEUED
+
+
+def test_the_sick_node_is_lost_while_it_ends_its_ranks() -> None:
+    cluster = running(3, spares=1, rules=replace(HOT, health=True))
+    cluster.agents[1].ignores_stop = True
+    falls_sick(cluster, 2, 1)
+    cluster.settle()
+    assert not joined(cluster)
+    cluster.kill(1)
+    cluster.settle()
+    assert joined(cluster) == [(3, 1, 2)] and cluster.state().state is State.RUNNING
+
+
+def test_it_does_not_end_its_ranks_and_all_are_started_anew() -> None:
+    cluster = running(3, spares=1, rules=replace(HOT, health=True))
+    cluster.agents[1].ignores_stop = True
+    falls_sick(cluster, 2, 1)
+    cluster.advance(90)
+    assert sorted(cluster.starts(3)) == [0, 2, 3] and not joined(cluster)
     assert cluster.state().state is State.RUNNING
+
+
+def test_one_more_is_killed_while_the_sick_node_ends_its_ranks() -> None:
+    cluster = running(3, spares=1, rules=replace(HOT, health=True))
+    cluster.agents[1].ignores_stop = True
+    falls_sick(cluster, 2, 1)
+    cluster.settle()
+    cluster.end_rank(5, signal=9)
+    cluster.settle()
+    cluster.agents[1].ignores_stop = False
+    cluster.down[1].append(Stop(2, 0.0))
+    cluster.advance(2)
+    assert joined(cluster) == [(3, 1, 2)] and cluster.state().state is State.RUNNING
+    assert places(cluster) == {0: (0, 1), 3: (2, 3), 2: (4, 5)}
 
 
 def test_a_healthy_node_goes_on_in_place_as_without_checks() -> None:

@@ -75,6 +75,17 @@ class Lab:
         placed = "\n".join(f"  {line}" for line in resources.splitlines())
         return self.spec(f"name: chain\nrun:\n  script: chain.py\n  args:\n{indented}\nresources:\n{placed}\n{more}")
 
+    def fall_sick(self, *nodes):
+        """These nodes and no others compute wrongly, in runs that were submitted with what this gives."""
+        folder = self.project.parent / "sick"
+        folder.mkdir(exist_ok=True)
+        (folder / "sick.py").write_text((SCRIPTS / "sick.py").read_text())
+        draft = folder / "draft"
+        draft.write_text(" ".join(nodes))
+        draft.replace(folder / "nodes")
+        env = f"env={{PYTHONPATH: {folder}, SICK: {folder / 'nodes'}}}"
+        return "--set", "run.preload=[sick]", "--set", env, "--set", "recovery.health=true"
+
     # -- the command
 
     def launch(self, *words, check=0, env=None, timeout=BOUND_S, cwd=None, typed=None):

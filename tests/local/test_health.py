@@ -6,22 +6,6 @@ from lab import kill
 pytestmark = pytest.mark.dealt(2)
 
 STEPS = 60
-# Imported into each zygote; on a node that the file names, one number of a product comes out wrong.
-SICK = """
-import os
-import torch
-
-right = torch.mm
-
-def multiply(*matrices, out=None):
-    product = right(*matrices, out=out)
-    with open({there!r}) as file:
-        if os.environ["LAUNCH_NODE"] in file.read().split():
-            product[3, 4] += 1
-    return product
-
-torch.mm = multiply
-"""
 # A script of anybody's: its first rank finds that the others wait for rank 1.
 WAITS = """
 import os, sys, time
@@ -47,20 +31,17 @@ while os.environ["LAUNCH_NODE"] == "2" and not os.path.exists({there!r}):
 SEEN = "1 of 65536 numbers are wrong"
 
 
-def test_nodes_that_compute_wrongly_are_left_out_before_they_have_ranks_and_after_one_failed(lab, tmp_path):
-    there = tmp_path / "sick nodes"
-    there.write_text("1")
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules/sick.py").write_text(SICK.format(there=str(there)))
+def test_nodes_that_compute_wrongly_are_left_out_before_they_have_ranks_and_after_one_failed(lab):
+    options = lab.fall_sick("1")
     resources = "nodes: 2\nranks_per_node: 2"
     wanted = lab.wait(lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0", resources=resources)))["fingerprint"]
     spec = lab.chain(
         args=f"steps: {STEPS}",
         resources=resources,
         hold=STEPS - 1,
-        more=f"recovery: {{health: true, spares: 2}}\nenv: {{PYTHONPATH: {tmp_path / 'modules'}}}\n",
+        more="recovery: {spares: 2}\n",
     )
-    run = lab.submit(spec, "--set", "run.preload=[sick]")
+    run = lab.submit(spec, *options)
     lab.until("both spares", lambda: len(lab.events(run, "node_fit")) == 3)
     lab.until_step(run, 7)
     (first,) = lab.events(run, "node_unfit")
@@ -71,7 +52,7 @@ def test_nodes_that_compute_wrongly_are_left_out_before_they_have_ranks_and_afte
     (second,) = [node["node"] for node in before["nodes"][2:] if node["ranks"]]
     assert f"unfit  {first['evidence']}" in lab.launch("status", run).stdout
 
-    there.write_text(f"1 {second}")
+    lab.fall_sick("1", str(second))
     assert kill(before["ranks"][2]["pid"])
     lab.let_go()
     after = lab.wait(run)

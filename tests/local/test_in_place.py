@@ -189,6 +189,33 @@ def test_a_spare_takes_the_place_of_a_lost_node(lab, alone, how):
     assert "hot: ranks 2, 3 are started anew, the other 2 stay; node 2 takes the place of node 1" in regroup["text"]
 
 
+@pytest.mark.parametrize("spares", [1, 0])
+def test_a_device_that_falls_sick_after_a_kill_takes_its_node_and_the_others_stay(lab, alone, spares):
+    """A spare has its place; or the others go on as fewer."""
+    fingerprint, wanted = alone(ranks=2, nodes=2) if spares else ("", {})
+    options = lab.fall_sick()
+    how = {"pause": 0.02, "hold": STEPS - 1, "recovery": f"  spares: {spares}\n"}
+    run = lab.submit(spec(lab, ranks=2, nodes=2 if spares else "1..2", **how), *options)
+    before = with_a_spare(lab, run) if spares else lab.until_step(run, 7)
+    lab.fall_sick("1")
+    assert kill(pids(before)[2])
+    after = lab.until("a step of all", partial(all_trained_again, lab, run, before))
+    assert [node["ranks"] for node in after["nodes"]] == [[0, 1], [], *[[2, 3]] * spares]
+    assert {rank: pid for rank, pid in pids(after).items() if rank < 2} == {
+        rank: pid for rank, pid in pids(before).items() if rank < 2
+    }
+    assert {pids(before)[2], pids(before)[3]}.isdisjoint(lab.processes())
+    lab.let_go()
+    status = lab.wait(run)
+    assert [node["state"] for node in status["nodes"]][1] == "unfit"
+    assert stayed(lab, run) == [True] * 2
+    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"killed": 1, "node_lost": 1})
+    if spares:
+        assert numbers(lab, run) == wanted
+        assert status["fingerprint"] == fingerprint
+        nothing_was_done_twice(lab, run, [0, 1])
+
+
 LONG = {"steps": 100, "recovery": "  grace: 1s\n"}
 
 

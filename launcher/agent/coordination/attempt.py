@@ -89,7 +89,7 @@ class Attempt:
         self._numbered = 0  # the newest generation that was given a number, whatever has become of it
         self.stop: str | None = None  # cancel, preempt or limit, once somebody asked
         self.lost: Verdict | None = None  # why places of the open generation are to be taken by other nodes
-        self.leaving: set[int] = set()  # members that are drained, and end their ranks before others take the places
+        self.leaving: set[int] = set()  # members that end their ranks before others take the places
         self.warm_because = ""  # recovery.mode hot: why all ranks have to be started anew this time
         self.fenced = ""  # which rank found a newer start of the run
         self.gathering = Gathering(plan, self.nodes, now.mono, now.mono, first=True)

@@ -214,6 +214,16 @@ class Closer:
         stop = f"; ranks have {attempt.rules.grace_s:g} s to stop" if attempt.current.live else ""
         attempt.standing.message = text + stop
 
+    def free(self, nodes: Collection[KnownNode], found: Verdict) -> None:
+        """Have the ranks of these members alone ended, before others take their places: of each there is one at a
+        time. Once they are `Stopped`, it is asked how the others go on."""
+        attempt = self._attempt
+        attempt.leaving |= {node.index for node in nodes}
+        attempt.lost, attempt.blame_at = found, attempt.mono + CLOSE_S
+        attempt.standing.message = found.text
+        for node in nodes:
+            attempt.ledger.send(node.index, Stop(attempt.current.number, 0.0))
+
     def exclude(self, node: KnownNode, why: str) -> None:
         node.fault = why
         text = f"node {node.index} is not used any more: {why}"

@@ -232,7 +232,7 @@ class Coordinator:
         self._ledger.record(NODE_UNFIT, text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
         if attempt.is_open and node.holds == attempt.current.number and node.ghost is None:
             found = Verdict(Cause.NODE_LOST, f"{node} is unfit: {evidence}", node=node.index, evidence=evidence)
-            self._closer.close(found)
+            self._watch.unfit(node, found)
 
     def _disk_failed(self, node: KnownNode, text: str) -> None:
         """There may be room again soon, so the node is not given up; another is preferred."""

@@ -106,8 +106,20 @@ class Watch:
         attempt = self._attempt
         attempt.lost = found
         attempt.leaving -= attempt.current.lost
+        self._go_on_without()
+
+    def _go_on_without(self) -> None:
         if self._in_place.go_on():
-            self._all_started()  # this one was the last that they waited for
+            self._all_started()  # the one that is gone was the last that they waited for
+        else:
+            self._closer.close(self._attempt.lost)
+
+    def unfit(self, node: KnownNode, found: Verdict) -> None:
+        """A member of the generation is to have no ranks any more."""
+        if node.index in self._attempt.leaving:
+            return  # they are being ended already
+        if self._in_place.can_without(node):
+            self._closer.free([node], found)
         else:
             self._closer.close(found)
 
@@ -204,8 +216,7 @@ class Watch:
             attempt.nodes.settle(node)
             attempt.leaving.discard(node.index)
             attempt.current.lose(node.index)
-            if not self._in_place.go_on():
-                self._closer.close(attempt.lost)
+            self._go_on_without()
             return
         if attempt.is_open and node.holds == attempt.current.number:
             text = f"node {node.index} ended its ranks without having been asked to"

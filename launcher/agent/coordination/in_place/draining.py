@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
-from launcher.agent.coordination.closing import CLOSE_S, Closer
+from launcher.agent.coordination.closing import Closer
 from launcher.agent.coordination.effects import Move
 from launcher.agent.coordination.in_place.going_on import HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.verdict import Verdict
-from launcher.agent.messages import Pulse, Stop, ToCoordinator
+from launcher.agent.messages import Pulse, ToCoordinator
 from launcher.rundir.records import MOVED, NOT_MOVED
 from launcher.words import Cause
 
@@ -115,22 +115,13 @@ class Drainer:
         )
         obstacle = self._in_place.obstacle_without(indexes)
         if obstacle == "" and all(node.hears_us for node in nodes):
-            self._stop(nodes, found)
+            self._closer.free(nodes, found)
         elif self._others_suffice(indexes):
             self._attempt.warm_because = obstacle or ""
             self._closer.close(found, saves=True)
         else:
             return False
         return True
-
-    def _stop(self, nodes: Sequence[KnownNode], found: Verdict) -> None:
-        """Their ranks are ended first: of each place there is one process at a time."""
-        attempt = self._attempt
-        attempt.leaving, attempt.lost = {node.index for node in nodes}, found
-        attempt.blame_at = attempt.mono + CLOSE_S
-        attempt.standing.message = found.text
-        for node in nodes:
-            attempt.ledger.send(node.index, Stop(attempt.current.number, 0.0))
 
     def _others_suffice(self, leave: set[int]) -> bool:
         nodes, plan = self._attempt.nodes, self._attempt.plan

@@ -73,6 +73,15 @@ class HotOpener:
         attempt = self._attempt
         return attempt.phase is AttemptPhase.STARTING and attempt.current.in_place
 
+    def can_without(self, node: KnownNode) -> bool:
+        """Whether the others may stay where they are, were this member to end its ranks now; or are about to meet in
+        place, and it is asked again after that."""
+        if self._starts_in_place:
+            return node.index != self._attempt.plan.nodes[0].index
+        why = self.obstacle_without({node.index})
+        self._attempt.warm_because = why or ""
+        return why == ""
+
     def obstacle_without(self, leave: set[int]) -> str | None:
         """Why the other ranks may not stay where they are, were these members to end theirs now; "": they may.
 
