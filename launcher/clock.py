@@ -1,14 +1,30 @@
-"""The clock that leases are kept by, and what of it a process has slept through."""
+"""The clock that leases are kept by, how long they are on either side, and what of it a process has slept through."""
 
 import time
 from collections.abc import Callable
 
 STEP_S = 2.0
+ENDING_S = 1.0  # that a guard has to end the ranks of a node, before others take their places
 
 
 def boottime() -> float:
     """Seconds since this machine was started, those too in which it was suspended: others did not wait meanwhile."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def lease_of_ranks(lease_s: float) -> float:
+    """For how long ranks run on a node that hears nothing: they are ended in the last second of the lease, so that
+    others take their places right after it.
+
+    Of a short lease a fifth is enough, else too few pulses would be left that may renew it.
+    """
+    return lease_s - min(ENDING_S, lease_s / 5)
+
+
+def lease_of_places(lease_s: float) -> float:
+    """For how long a node that is not heard keeps its ranks' places; a short lease is followed by what its last fifth
+    lacks of the time that a guard is given."""
+    return lease_of_ranks(lease_s) + ENDING_S
 
 
 class WakingClock:

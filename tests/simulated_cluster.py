@@ -52,6 +52,7 @@ from launcher.agent.messages import (
     ToCoordinator,
     Welcome,
 )
+from launcher.clock import ENDING_S, lease_of_ranks
 from launcher.ids import parse_run_id
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.recovery.policy import budget_of, restarts_by_cause
@@ -274,7 +275,9 @@ class Cluster:
         if isinstance(self.event, Join) and self.event.process.boot_id != process.boot_id:
             return  # the machine was started anew since
         silent_s = self.mono - self.heard_at[process]
-        assert silent_s >= self.plan.spec.recovery.lease_s - 1e-6, f"given up after {silent_s} s: {event.text}"
+        lease_s = self.plan.spec.recovery.lease_s
+        least_s = max(lease_s, lease_of_ranks(lease_s) + ENDING_S)
+        assert silent_s >= least_s - 1e-6, f"given up after {silent_s} s: {event.text}"
 
     def check_budgets(self) -> None:
         for name, used in restarts_by_cause(self.events, 1 << 30).items():
@@ -482,7 +485,8 @@ class Cluster:
 
     def _check_lease(self, agent: Agent) -> None:
         """Cut off for longer than its lease: it ends its ranks and leaves."""
-        if agent.alive and not agent.frozen and self.mono >= agent.leased_at + self.plan.spec.recovery.lease_s:
+        ends_at = agent.leased_at + lease_of_ranks(self.plan.spec.recovery.lease_s)
+        if agent.alive and not agent.frozen and self.mono >= ends_at:
             self.kill(agent.index, proof=False)
 
     # -- time and delivery

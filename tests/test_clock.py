@@ -3,12 +3,26 @@
 import time
 from itertools import pairwise
 
-from launcher.clock import STEP_S, WakingClock, boottime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.clock import ENDING_S, STEP_S, WakingClock, boottime, lease_of_places, lease_of_ranks
 
 
 def test_it_runs_on_while_the_machine_is_suspended():
     before, now, after = time.clock_gettime(time.CLOCK_BOOTTIME), boottime(), time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= now <= after
+
+
+@given(st.floats(0.001, 1e6))
+def test_ranks_are_ended_a_second_before_others_take_their_places(lease_s):
+    """Within the lease where it has the seconds, and never in so much of it that no pulse could renew it."""
+    ranks_s, places_s = lease_of_ranks(lease_s), lease_of_places(lease_s)
+    assert places_s - ranks_s == pytest.approx(ENDING_S)
+    assert ranks_s >= 0.79 * lease_s
+    assert places_s >= lease_s or places_s == pytest.approx(lease_s)
+    assert lease_s < 5 * ENDING_S or places_s == pytest.approx(lease_s)
 
 
 def shown(*moments):

@@ -10,11 +10,13 @@ from launcher.agent.messages import ToAgent, ToCoordinator
 from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.lease import Lease, LeaseWatch
 from launcher.agent.wire import Wire, WireError, complain, dial, wire_key
-from launcher.clock import boottime
+from launcher.clock import boottime, lease_of_ranks
 from launcher.plan.model import Plan
 from launcher.rundir.durable import Damaged, read_record
 from launcher.rundir.records import Endpoint
 
+PULSE_S = 1.0
+_PULSES = 4  # in a lease, at least
 _RETRY_S = 0.05
 _LOOK_S = 1.0
 _MOST_GENERATIONS = 1 << 31
@@ -36,12 +38,17 @@ class Lifeline:
         self._sequence = 0
         self._sent_at: dict[int, float] = {}
         self._joined_at = 0.0
-        self._lease_s = home.plan.spec.recovery.lease_s
+        self._lease_s = lease_of_ranks(home.plan.spec.recovery.lease_s)
         self._leased_from(boottime() + home.plan.spec.recovery.wait_s)
 
     @property
     def is_up(self) -> bool:
         return self._wire is not None
+
+    @property
+    def pulse_s(self) -> float:
+        """Seconds to the next pulse at the latest: several are on their way before a lease has run out."""
+        return min(PULSE_S, self._lease_s / _PULSES)
 
     def say(self, message: ToCoordinator) -> None:
         if self._wire is not None:
@@ -79,7 +86,7 @@ class Lifeline:
 
     def welcomed(self, lease_s: float) -> None:
         """Who has lost our ranks welcomes us too: a lease that has run out is renewed by a pulse's answer alone."""
-        self._lease_s = min(lease_s, self._home.plan.spec.recovery.lease_s)
+        self._lease_s = lease_of_ranks(min(lease_s, self._home.plan.spec.recovery.lease_s))
         if self._lease.until > boottime():
             self._leased_from(self._joined_at)  # when it was sent: the coordinator heard it later
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from launcher.agent.replication.buddies import Buddies
     from launcher.agent.replication.replication import Replication
 
-PULSE_S = 1.0
 NEWS_S = 0.1
 _PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
 # A batch system may send any of these to every process of a job, some time before it takes the nodes back.
@@ -296,7 +295,7 @@ class NodeAgent:
             self._say_pulse()
             self._fresh.clear()
             try:
-                async with asyncio.timeout(PULSE_S):
+                async with asyncio.timeout(self._line.pulse_s):
                     await self._fresh.wait()
             except TimeoutError:
                 continue

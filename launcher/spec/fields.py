@@ -165,7 +165,8 @@ RECOVERY = Section(
         Field("spares", Integer(0, 4096), "Extra nodes that wait to step in for a lost one", example="1"),
         Field("wait", Duration(), "How long to wait for all nodes before going on with the fewest", ("wait_s",), "5m"),
         Field("lease", Duration(zero=False),
-              "A node that is not heard of for so long is lost, and stops its ranks itself", ("lease_s",), "30s"),
+              "A node that is not heard of for so long is lost; it ends its ranks itself a second earlier",
+              ("lease_s",), "30s"),
         Field("gone_after", Duration(), "Without a common disk: how long a lost node may come back with its "
               "checkpoints; a run that has no whole one without it waits so long, then ends as no_checkpoint",
               ("gone_after_s",), "1h"),

@@ -13,6 +13,7 @@ from launcher.agent.coordination.nodes import NodeTable
 from launcher.agent.coordination.pace import pace_of
 from launcher.agent.coordination.snapshot import Standing, run_state
 from launcher.agent.coordination.verdict import Verdict
+from launcher.clock import lease_of_places
 from launcher.plan.model import Plan
 from launcher.recovery.policy import as_explained, restarts_by_cause
 from launcher.rundir.records import ANEW, KEPT, Event, Rolls, RunState
@@ -27,7 +28,6 @@ class AttemptPhase(Enum):
     OVER = auto()
 
 
-ENDING_S = 1.0  # that a guard has to end the ranks of a lease that has run out, before others take their place
 _OPEN = (AttemptPhase.STARTING, AttemptPhase.RUNNING, AttemptPhase.COPYING)
 
 
@@ -74,7 +74,7 @@ class Attempt:
         self.plan = plan
         self.rules = plan.spec.recovery
         self.history = [event for event in as_explained(history) if event.kind in ("failure", "resumed")]
-        self.nodes = NodeTable(plan.nodes, self.rules.lease_s + ENDING_S, {*plan.away}, now.mono, counts)
+        self.nodes = NodeTable(plan.nodes, lease_of_places(self.rules.lease_s), {*plan.away}, now.mono, counts)
         self.pace = pace_of(self.history)
         self.ledger = Ledger(number, self.pace, now)
         self.standing = Standing(number, restarts=restarts_by_cause(history, number), job=job)
