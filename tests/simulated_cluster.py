@@ -31,6 +31,7 @@ from launcher.agent.coordination.effects import (
 )
 from launcher.agent.coordination.nodes import NOBODY_VOTES
 from launcher.agent.messages import (
+    CheckLink,
     End,
     Exited,
     Fault,
@@ -38,6 +39,7 @@ from launcher.agent.messages import (
     GoOn,
     Join,
     Leads,
+    LinkSeen,
     Pulse,
     PulseAck,
     RankPulse,
@@ -168,6 +170,8 @@ class Cluster:
         self.training = True
         self.checkpoint: int | None = None
         self.stuck: set[int] = set()  # ranks that make no progress; with one of them nobody does
+        self.slow: dict[int, float] = {}  # nodes none of whose links carries more than that, a second; 0: nothing comes
+        self.slow_links: dict[tuple[int, int], float] = {}
         self.zombies: set[int] = set()  # processes that may outlive what was decided: of frozen or stubborn agents
 
     @property
@@ -308,7 +312,8 @@ class Cluster:
         address = self.plan.nodes[index].address
         port = 20_000 + agent.process.pid
         replica_port = 40_000 + agent.process.pid if self.plan.disks_apart else 0
-        self.up[index].append(Join(index, address, agent.process, port, agent.generation, agent.buried, replica_port))
+        ports = replica_port, 50_000 + agent.process.pid if self.plan.spec.recovery.health else 0
+        self.up[index].append(Join(index, address, agent.process, port, agent.generation, agent.buried, *ports))
         if agent.unfit:
             self.up[index].append(Fault(index, False, agent.unfit, unfit=True))
         elif agent.ready:
@@ -400,6 +405,8 @@ class Cluster:
                 agent.leased_at = max(agent.leased_at, agent.joined_at)
             case PulseAck(seq=seq):
                 agent.leased_at = max(agent.leased_at, agent.sent_at.pop(seq, agent.leased_at))
+            case CheckLink():
+                self._measure(agent, message)
             case Start():
                 self._start(agent, message)
             case GoOn():
@@ -412,6 +419,11 @@ class Cluster:
             case End():
                 agent.alive = agent.connected = False
                 agent.ranks = []
+
+    def _measure(self, agent: Agent, word: CheckLink) -> None:
+        pair = min(agent.index, word.peer.node), max(agent.index, word.peer.node)
+        rate = min(self.slow_links.get(pair, 1e9), *(self.slow.get(node, 1e9) for node in pair))
+        self.say(agent.index, LinkSeen(agent.index, word.number, rate, 1e-4, "" if rate else "no answer"))
 
     def _start(self, agent: Agent, start: Start) -> None:
         assert not agent.live or agent.process.pid in self.zombies

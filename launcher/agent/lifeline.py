@@ -1,7 +1,7 @@
 """An agent's line to the coordinator: what is said, what is said again after a cut, and the lease that silence ends."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -112,6 +112,8 @@ class Lifeline:
                         check_start(message, self._home.plan)
                     elif isinstance(message, messages.GoOn):
                         check_start(message.start, self._home.plan)
+                    elif isinstance(message, messages.CheckLink):
+                        check_peer(message.peer, self._home.plan)
                     obey(message)
             except WireError as error:
                 wire.complain(error)
@@ -146,7 +148,6 @@ def check_start(start: messages.Start, plan: Plan) -> None:
     """What a coordinator decides is which nodes have ranks, and no more. Raises WireError."""
     each, places = plan.ranks_per_node, range(min(start.group_world_size, plan.nodes_max))
     known = {node.index: node.address for node in plan.nodes}
-    named = [known.get(replica.node) in (replica.address, "") for replica in start.replicas]
     good = (
         1 <= start.generation <= _MOST_GENERATIONS
         and start.group_rank in places
@@ -156,7 +157,17 @@ def check_start(start: messages.Start, plan: Plan) -> None:
         and (start.master_addr in known.values() or "" in known.values())
         and 1 <= start.master_port <= 65535
         and start.restarts >= 0
-        and all(named)
+        and all(_is_of(replica, known) for replica in start.replicas)
     )
     if not good:
         raise WireError("it wants ranks to be started that are not of this plan")
+
+
+def check_peer(peer: messages.ReplicaAddress, plan: Plan) -> None:
+    """Nothing is sent to a machine that has no part in the run. Raises WireError."""
+    if not _is_of(peer, {node.index: node.address for node in plan.nodes}):
+        raise WireError("it wants a link to be measured that is not of this plan")
+
+
+def _is_of(peer: messages.ReplicaAddress, known: Mapping[int, str]) -> bool:
+    return known.get(peer.node) in (peer.address, "")

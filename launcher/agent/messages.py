@@ -12,7 +12,7 @@ import msgspec
 from launcher.rundir.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 
 
 # What comes from elsewhere is bounded where it is read.
@@ -25,7 +25,7 @@ _LOG = re.compile(r"(logs(/\w[\w.-]*)+)?")  # relative to the run directory, and
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True, array_like=True):
-    """Where another agent gives and takes files of checkpoints."""
+    """Where another agent gives and takes files of checkpoints; or bytes, for the link to be measured."""
 
     node: int
     address: Name
@@ -42,6 +42,7 @@ class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
     generation: Count = 0  # the generation whose ranks it still runs; 0: none
     buried: ProcessId | None = None  # the agent that was here before, known to be gone with all that it ran
     replica_port: Port = 0  # where it gives and takes files of checkpoints; 0: it has none
+    link_port: Port = 0  # where the link to it is measured; 0: nowhere
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="t"):
@@ -192,6 +193,16 @@ class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
     text: Text
 
 
+class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
+    """agent → coordinator: the answer to CheckLink."""
+
+    node: int
+    number: Count
+    bytes_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # of its two ways the slower one's
+    round_trip_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    problem: Name = ""  # why there is no more to say
+
+
 class StopAsked(msgspec.Struct, frozen=True, tag="stop_asked", tag_field="t"):
     """agent → coordinator: this agent got SIGTERM."""
 
@@ -203,6 +214,13 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
     """coordinator → agent: the answer to Join."""
 
     lease_s: float
+
+
+class CheckLink(msgspec.Struct, frozen=True, tag="check_link", tag_field="t"):
+    """coordinator → agent: measure the link to that node, then answer LinkSeen."""
+
+    number: int
+    peer: ReplicaAddress
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
@@ -271,9 +289,9 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
 
 ToCoordinator = (
     Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
-    | NotFetched | NothingWhole | Copied | Settled | Noted
+    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen
 )  # fmt: skip
-ToAgent = Welcome | Start | GoOn | Follow | Stop | PulseAck | End
+ToAgent = Welcome | CheckLink | Start | GoOn | Follow | Stop | PulseAck | End
 
 TO_COORDINATOR: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
 TO_AGENT: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)

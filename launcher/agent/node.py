@@ -33,6 +33,7 @@ from launcher.rundir.patience import DISK_ERRORS, say
 from launcher.rundir.records import ProcessId, StopRequest
 
 if TYPE_CHECKING:
+    from launcher.agent.health.probe import Prober
     from launcher.agent.replication.buddies import Buddies
     from launcher.agent.replication.replication import Replication
 
@@ -60,6 +61,7 @@ class NodeAgent:
         self._leader = asyncio.Event()
         self._replication: Replication | None = None  # only where each node has a disk of its own
         self._buddies: Buddies | None = None  # only where what is in memory has copies on other nodes
+        self._prober: Prober | None = None  # only where links are measured
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
@@ -79,6 +81,8 @@ class NodeAgent:
             self._replication = await _open_replication(self._home, self._token, self._line.say)
         elif self._home.plan.keeps_copies and self._home.snapshots is not None:
             self._buddies = await _open_buddies(self._home, self._home.snapshots, self._token, self._line.say)
+        if self._home.plan.spec.recovery.health and len(self._home.plan.nodes) > 1:
+            self._prober = await _open_prober(self._home, self._token)
         for life in (
             self._prepare(),
             self._line.keep(self._introduce, self._obey),
@@ -93,6 +97,8 @@ class NodeAgent:
             await self._replication.close()
         if self._buddies is not None:
             await self._buddies.close()
+        if self._prober is not None:
+            await self._prober.close()
         await self._preparation.close()
         await asyncio.to_thread(end_all, lambda: descendants(os.getpid()))
         self._line.close()
@@ -157,8 +163,9 @@ class NodeAgent:
         me, port = this_process(), self._port.number
         gives = self._replication or self._buddies
         port_of_replicas = gives.port if gives is not None else 0
-        generation, buried = self._generation, self._buried
-        self._line.join(messages.Join(node.index, node.address, me, port, generation, buried, port_of_replicas))
+        port_of_links = self._prober.port if self._prober is not None else 0
+        ports = port_of_replicas, port_of_links
+        self._line.join(messages.Join(node.index, node.address, me, port, self._generation, self._buried, *ports))
         if self._preparation.failure is not None:
             self._line.say(_fault_of(self._home, self._preparation.failure))
         elif self._preparation.done:
@@ -170,6 +177,8 @@ class NodeAgent:
                 self._line.welcomed(lease_s)
             case messages.PulseAck(seq=seq):
                 self._line.answered(seq)
+            case messages.CheckLink():
+                self._go(self._check_link(message))
             case messages.Start():
                 self._starting = self._go(self._start(message))
             case messages.GoOn():
@@ -182,6 +191,10 @@ class NodeAgent:
             case messages.End(goes_on=goes_on):
                 self.goes_on = goes_on
                 self.leave(Exit.OK)
+
+    async def _check_link(self, word: messages.CheckLink) -> None:
+        if self._prober is not None:
+            self._line.say(await self._prober.measure(word.number, word.peer))
 
     # -- ranks
 
@@ -337,6 +350,15 @@ async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator
     replication = Replication(node.index, node.address, key, folder, say, patience_s, limit)
     await replication.open()
     return replication
+
+
+async def _open_prober(home: Home, token: str) -> "Prober":
+    from launcher.agent.health.probe import Prober  # late: 20 ms that runs without such checks are spared
+
+    key = wire_key(token, "links", home.plan.run_id, home.attempt.number)
+    prober = Prober(home.node.index, home.node.address, key)
+    await prober.open()
+    return prober
 
 
 async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToCoordinator], None]) -> "Buddies":

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from launcher.amounts import rate
 from launcher.collectives.findings import CollectiveLine, CollectivesReport
 from launcher.collectives.tables import duration, size
-from launcher.doctor.findings import rate
 from launcher.reports import COLOURS, Place, dot, line, logarithmic, picture, words
 
 _WIDE, _HIGH, _LEFT, _BELOW, _LEGEND = 760, 380, 84, 44, 150

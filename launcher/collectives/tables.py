@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from launcher.amounts import rate
 from launcher.collectives.findings import CollectivesReport
-from launcher.doctor.findings import rate
 
 HEADS = ("operation", "ranks", "size", "median", "range", "algbw", "busbw", "memory copy", "wrong")
 PAIR_HEADS = ("nodes", "send/recv", "round trip", "plain connection", "")

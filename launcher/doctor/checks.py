@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from launcher.doctor.findings import Finding, ahead, all_of, ok, problem, size, warning
+from launcher.amounts import size
+from launcher.doctor.findings import Finding, ahead, all_of, ok, problem, warning
 from launcher.doctor.machine_there import MEMORY, FolderFacts, Torch
 from launcher.doctor.wish import DoctorWish
 from launcher.rundir.file_systems import FileSystem, Reach, file_system_of

@@ -10,7 +10,8 @@ _BOUND_S = 120.0  # with the import of torch, which may be the first one from a 
 
 
 def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A finding for each device, one after the other. `python`: the interpreter that would run ranks."""
+    """A finding for each device, one after the other, and that links are not looked at here. `python`: the interpreter
+    that would run ranks."""
     for device in devices_of(gpus):
         health = _checked(python, device, environ)
         match health.fitness:
@@ -21,6 +22,7 @@ def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Itera
                 yield problem("health", health.text, hint)
             case Fitness.UNKNOWN:
                 yield warning("health", health.text, f"nothing is known of it; {python} would run ranks")
+    yield ok("links", "none on one machine: runs measure those between their nodes, `launch doctor POOL` a pool's")
 
 
 def _checked(python: str, device: str, environ: Mapping[str, str]) -> DeviceHealth:

@@ -53,19 +53,6 @@ def exit_code(findings: Iterable[Finding]) -> Exit:
 # Words
 
 
-def size(amount: float) -> str:
-    """`812 B`, `3.1 MB`"""
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} TB"
-
-
-def rate(bytes_per_s: float) -> str:
-    return f"{size(bytes_per_s)}/s"
-
-
 def ahead(seconds: float) -> str:
     return f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'}"
 

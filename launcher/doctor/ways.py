@@ -4,7 +4,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.doctor.findings import Finding, Level, problem, rate, some, warning
+from launcher.agent.health.links import turns
+from launcher.amounts import rate
+from launcher.doctor.findings import Finding, Level, problem, some, warning
 
 _SLOW = 0.5  # of what is usual
 _MOST_NAMED = 4  # single slow ways
@@ -33,8 +35,7 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
     First neighbours on a ring, then those 2, 4, 8, ... apart: each has several partners in about log2(count) rounds.
     """
     ring = [(one, (one + 1) % count) for one in range(count if count > 2 else count - 1)]
-    whole = len(ring) - len(ring) % 2 if count > 2 else len(ring)
-    found = [ring[0:whole:2], ring[1:whole:2], ring[whole:]]
+    found = turns(ring)
     apart = 2
     while apart < count:
         pairs = [(one, one + apart) for one in range(count - apart) if not one & apart]

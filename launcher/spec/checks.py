@@ -65,6 +65,15 @@ def buddy_needs_snapshots(checkpoint: Mapping, values: Values[str, Any]) -> Iter
         yield Problem(buddy.value.mark, "there is nothing in memory to copy without memory_every", hint, ("buddy",))
 
 
+def link_floor_needs_health(recovery: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    floor = recovery.find("link_floor")
+    if floor is None or values.get("link_floor_bytes") is None or values.get("health"):
+        return
+    if "health" in recovery.entries and "health" not in values:
+        return  # that is the problem
+    yield Problem(floor.value.mark, "no link is measured without health", "write health: true", ("link_floor",))
+
+
 def signal_before_time(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
     before, slurm, resources = job.find("slurm", "signal_before"), values.get("slurm"), _resources(job, values)
     if before is None or not isinstance(slurm, Slurm) or resources is None or resources.time_s is None:

@@ -184,9 +184,12 @@ RECOVERY = Section(
               "figures, move to a spare as soon as one is ready, as by `launch move`; once of each node",
               example="true"),
         Field("health", Boolean(), "Before a node has ranks, and again where one of them failed, its cores and GPUs "
-              "multiply, keep and carry numbers whose result is known: a node where they do not has no ranks",
-              example="true"),
+              "multiply, keep and carry numbers whose result is known, and the links between nodes are measured: one "
+              "where they do not, or that is slow with all others, has no ranks", example="true"),
+        Field("link_floor", WordOr("auto", Size(), ("default",)), "With `health`: the least that a link between nodes "
+              "is to carry, a second; auto: a tenth of what is usual among them", ("link_floor_bytes",), "50MB"),
     ),
+    checks=(checks.link_floor_needs_health,),
 )  # fmt: skip
 
 OCCASIONS = ("started", "restarted", "stalled", "ended")

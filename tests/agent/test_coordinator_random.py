@@ -104,6 +104,10 @@ class Storm(RuleBasedStateMachine):
         if self.agent(index, alive=True):
             self.cluster.agents[index].sick = "memory: expected 1, got 2"
 
+    @rule(number=NODES, rate=st.sampled_from([0.0, 1e6, 1e9]))
+    def has_slow_links(self, number: int, rate: float) -> None:
+        self.cluster.slow[self.node(number)] = rate
+
     @rule(number=NODES)
     def gets_ready(self, number: int) -> None:
         index = self.node(number)

@@ -15,7 +15,7 @@ from simulated_cluster import Cluster, plan_of
 
 from launcher.agent import messages
 from launcher.agent.coordination.effects import Now, RecordExit
-from launcher.agent.lifeline import Lifeline, check_start
+from launcher.agent.lifeline import Lifeline, check_peer, check_start
 from launcher.agent.messages import ReplicaAddress, Start
 from launcher.agent.ranks.lease import Lease
 from launcher.agent.wire import WireError, WireServer, parsed, wire_key
@@ -102,6 +102,13 @@ def test_a_start_that_the_plan_does_not_know_is_refused(lie):
     plan, good = starts()
     with pytest.raises(WireError, match="plan"):
         check_start(msgspec.structs.replace(good, **lie), plan)
+
+
+@pytest.mark.parametrize(("node", "address"), [(2, "10.9.9.9"), (7, "127.0.0.3"), (-1, "127.0.0.3")])
+def test_no_link_is_measured_to_who_has_no_part_in_the_run(node, address):
+    check_peer(ReplicaAddress(2, "127.0.0.3", 5), plan_of(3))
+    with pytest.raises(WireError, match="plan"):
+        check_peer(ReplicaAddress(node, address, 5), plan_of(3))
 
 
 @given(lines(messages.ToAgent))

@@ -193,7 +193,8 @@ def test_its_modules_cost_other_commands_nothing(desk, command):
 def test_health_alone(desk, ranks, tmp_path):
     """The interpreter of ranks is asked, once for each device; the last check-up stays what it was."""
     ranks(f'exec {sys.executable} "$@"')
-    (line,) = desk.launch("doctor", "--health").stdout.splitlines()
+    line, links = desk.launch("doctor", "--health").stdout.splitlines()
+    assert links.startswith("ok       links          none on one machine")
     assert line.startswith("ok       health         cpu (") and "matmul float32 exact on" in line
     ranks(
         'echo \'{"begins": "memory"}\'; echo \'{"part": "memory", "fit": false, "expected": "1", "seen": "2"}\'; exit 1'

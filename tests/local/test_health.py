@@ -60,6 +60,9 @@ def test_nodes_that_compute_wrongly_are_left_out_before_they_have_ranks_and_afte
     assert [node["node"] for node in after["nodes"] if node["state"] == "unfit"] == [1, second]
     assert (after["generation"], after["restarts"]) == (2, {"total": 1, "by_cause": {"killed": 1}})
     assert after["fingerprint"] == wanted
+    checked = lab.events(run, "links_checked")  # before each start
+    assert len(checked) == 2 and all(" between nodes measured: " in event["text"] for event in checked)
+    assert not lab.events(run, "link_slow")
 
 
 def test_the_ranks_of_a_slow_node_move_to_the_spare_once_there_is_one(lab, tmp_path):

@@ -180,6 +180,7 @@ VALUES = [
     ("checkpoint.memory_every", "20", "write 20 steps or 20s"),
     ("checkpoint.memory_every", "never", "steps or a duration"),
     ("checkpoint.buddy", "true", "nothing in memory to copy without memory_every"),
+    ("recovery.link_floor", "50MB", "no link is measured without health"),
     ("checkpoint.buddy", "2", "true or false"),
     ("checkpoint.memory_limit", "8", "write the unit: 8MB or 8GB"),
     ("checkpoint.memory_limit", "0GB", "more than nothing"),

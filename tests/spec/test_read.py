@@ -81,6 +81,7 @@ def test_every_option() -> None:
             group_timeout_s=1200.0,
             mode="hot",
             health=True,
+            link_floor_bytes=50_000_000,
             replace_stragglers=True,
         ),
         notify=NotifyOptions(

@@ -44,12 +44,8 @@ class Attendance:
             loss = self._replace(node, join)
         elif join.process == node.ghost:
             self._nodes.lay(node)
-        node.process, node.address, node.port, node.replica_port = (
-            join.process,
-            join.address,
-            join.port,
-            join.replica_port,
-        )
+        node.process, node.address, node.port = join.process, join.address, join.port
+        node.replica_port, node.link_port = join.replica_port, join.link_port
         node.link, node.ready = Presence.UP, node.ready and known
         self._nodes.hear(node, self._ledger.mono)
         self._nodes.settle(node)

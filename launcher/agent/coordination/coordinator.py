@@ -21,12 +21,13 @@ from launcher.agent.coordination.effects import Disconnected, Drain, In, Move, N
 from launcher.agent.coordination.in_place.draining import Drainer
 from launcher.agent.coordination.in_place.going_on import HotOpener
 from launcher.agent.coordination.in_place.joining import Joiner
+from launcher.agent.coordination.links import Links
 from launcher.agent.coordination.nodes import NOBODY_VOTES, KnownNode
 from launcher.agent.coordination.opening import Opener
 from launcher.agent.coordination.verdict import Verdict
 from launcher.agent.coordination.watching import Watch
 from launcher.plan.model import Plan
-from launcher.rundir.records import NODE_UNFIT, Event, Rolls, RunState
+from launcher.rundir.records import Event, Rolls, RunState
 from launcher.words import Cause, State, exit_of
 
 
@@ -49,9 +50,10 @@ class Coordinator:
         self._attendance = Attendance(self._nodes, plan.spec.recovery.lease_s, self._ledger)
         self._aftermath = Aftermath(self._attempt)
         self._closer = Closer(self._attempt, self._aftermath)
-        self._opener = Opener(self._attempt, self._aftermath)
         in_place = HotOpener(self._attempt, self._aftermath)
         self._watch = Watch(self._attempt, self._closer, self._aftermath, in_place)
+        self._links = Links(self._attempt, self._watch)
+        self._opener = Opener(self._attempt, self._aftermath, self._links.are_known)
         self._drainer = Drainer(self._attempt, self._closer, in_place)
         self._joiner = Joiner(self._attempt, in_place)
 
@@ -105,7 +107,11 @@ class Coordinator:
         attempt = self._attempt
         match attempt.phase:
             case AttemptPhase.WAITING:
-                return [*attempt.gathering.moments(), attempt.awaited.until if attempt.awaited else inf]
+                return [
+                    *attempt.gathering.moments(),
+                    self._links.moments(),
+                    attempt.awaited.until if attempt.awaited else inf,
+                ]
             case AttemptPhase.STARTING:
                 return [attempt.start_by, attempt.blame_at]
             case AttemptPhase.RUNNING:
@@ -194,6 +200,8 @@ class Coordinator:
                 self._watch.hear_of_checkpoints(message)
             case messages.Copied() | messages.Settled() | messages.Noted():
                 self._watch.hear_of_checkpoints(message)
+            case messages.LinkSeen():
+                self._links.hear(message)
             case messages.Join():
                 raise AssertionError("a Join has a way of its own")
             case _:
@@ -207,7 +215,7 @@ class Coordinator:
             self._disk_failed(node, fault.text)
             return
         if fault.unfit:
-            self._leave_out(node, fault.text)
+            self._watch.leave_out(node, fault.text)
             return
         node.fault = fault.text
         cause = Cause.USER_ERROR if fault.setup else Cause.LAUNCHER_FAULT
@@ -221,18 +229,6 @@ class Coordinator:
         self._ledger.record("agent_fault", text, node=node.index, cause=cause)
         if attempt.is_open and node.holds == attempt.current.number and node.ghost is None:
             self._closer.close(found)
-
-    def _leave_out(self, node: KnownNode, evidence: str) -> None:
-        """What was seen of its devices says that ranks there would fail, or compute wrongly."""
-        attempt = self._attempt
-        if node.unfit:
-            return  # it is said again after a cut
-        node.fault, node.unfit = evidence, True
-        text = f"{node} is left out: {evidence}"
-        self._ledger.record(NODE_UNFIT, text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
-        if attempt.is_open and node.holds == attempt.current.number and node.ghost is None:
-            found = Verdict(Cause.NODE_LOST, f"{node} is unfit: {evidence}", node=node.index, evidence=evidence)
-            self._watch.unfit(node, found)
 
     def _disk_failed(self, node: KnownNode, text: str) -> None:
         """There may be room again soon, so the node is not given up; another is preferred."""

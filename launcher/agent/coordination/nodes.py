@@ -31,7 +31,7 @@ class KnownNode:
     preparing: str = ""  # what has to end before it is
     preparing_since: float = 0.0
     fault: str = ""  # why no ranks are given to it any more
-    unfit: bool = False  # that is what was seen of its devices
+    unfit: bool = False  # that is what was seen of its devices, or of its links
     drained: bool = False  # somebody wants no ranks on it any more
     slow: str = ""  # which of its ranks all others waited for
     moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
@@ -40,6 +40,7 @@ class KnownNode:
     disk_failed_at: float = 0.0  # when a generation last ended for its disk; 0: none has
     port: int = 0
     replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none
+    link_port: int = 0  # where the link to it is measured; 0: nowhere
     heard_at: float = 0.0
     lost_at: float = 0.0
     holds: int = 0  # the generation whose ranks may still live there; 0: surely none

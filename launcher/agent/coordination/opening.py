@@ -1,6 +1,6 @@
 """The beginning of a generation: when it can be opened, and who gets which ranks."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -28,9 +28,12 @@ class Search:
 class Opener:
     """Opens the next generation, or sees that there can be none."""
 
-    def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
+    def __init__(
+        self, attempt: Attempt, aftermath: Aftermath, links_are_known: Callable[[Sequence[int]], bool]
+    ) -> None:
         self._attempt = attempt
         self._aftermath = aftermath
+        self._links_are_known = links_are_known
 
     def wait(self) -> None:
         """No generation is open: stop here, open one, or see that none can be."""
@@ -49,7 +52,11 @@ class Opener:
             if attempt.mono >= attempt.awaited.until:
                 aftermath.end_without_checkpoint(attempt.awaited)
         elif attempt.gathering.complete(attempt.mono):
-            self._open()
+            members, unfit = self._chosen(), len(attempt.nodes.unfit)
+            if self._links_are_known(members):
+                self._open(members)
+            elif len(attempt.nodes.unfit) > unfit:
+                self.wait()  # without who was left out
         elif attempt.generation is None:
             attempt.standing.message = attempt.gathering.words(attempt.mono)
 
@@ -59,13 +66,17 @@ class Opener:
         come = nodes.here - awaited.here
         return bool(come) and not come & nodes.hopeful
 
-    def _open(self) -> None:
+    def _chosen(self) -> tuple[int, ...]:
+        """Who would have ranks, by group rank."""
         attempt, plan = self._attempt, self._attempt.plan
         before = attempt.generation
         usable = preferred(
             [attempt.nodes[index] for index in attempt.nodes.usable], plan.nodes[0].index, plan.nodes_max
         )
-        members = place(before.members if before else (), usable, plan.nodes_max)
+        return place(before.members if before else (), usable, plan.nodes_max)
+
+    def _open(self, members: tuple[int, ...]) -> None:
+        attempt, plan = self._attempt, self._attempt.plan
         number = attempt.next_number()
         generation = Generation(number, members, plan.ranks_per_node, silence_of(attempt), attempt.mono)
         attempt.generation, attempt.phase, attempt.lost = generation, AttemptPhase.STARTING, None

@@ -13,7 +13,7 @@ from launcher.agent.coordination.opening import START_S
 from launcher.agent.coordination.verdict import Verdict
 from launcher.errors import Exit
 from launcher.recovery.classify import fenced
-from launcher.rundir.records import KEPT
+from launcher.rundir.records import KEPT, NODE_UNFIT
 from launcher.words import Cause, State
 
 BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who that was
@@ -114,10 +114,20 @@ class Watch:
         else:
             self._closer.close(self._attempt.lost)
 
-    def unfit(self, node: KnownNode, found: Verdict) -> None:
-        """A member of the generation is to have no ranks any more."""
-        if node.index in self._attempt.leaving:
-            return  # they are being ended already
+    def leave_out(self, node: KnownNode, evidence: str) -> None:
+        """What was seen of its devices says that ranks there would fail, or compute wrongly; or of its links, that all
+        others would wait for them."""
+        attempt = self._attempt
+        if node.unfit:
+            return  # it is said again after a cut
+        node.fault, node.unfit = evidence, True
+        attempt.nodes.settle(node)
+        text = f"{node} is left out: {evidence}"
+        attempt.ledger.record(NODE_UNFIT, text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
+        holds = attempt.is_open and node.holds == attempt.current.number and node.ghost is None
+        if not holds or node.index in attempt.leaving:
+            return  # it has no ranks of the generation, or they are being ended already
+        found = Verdict(Cause.NODE_LOST, f"{node} is unfit: {evidence}", node=node.index, evidence=evidence)
         if self._in_place.can_without(node):
             self._closer.free([node], found)
         else:

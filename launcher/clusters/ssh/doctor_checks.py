@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from launcher.amounts import size
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.doctor.checks import space_finding
-from launcher.doctor.findings import Finding, Level, ahead, ok, problem, size, some, warning
+from launcher.doctor.findings import Finding, Level, ahead, ok, problem, some, warning
 from launcher.doctor.machine_there import MachineFacts, Torch
 from launcher.errors import LaunchError
 from launcher.hostlink.shipping import bundle

@@ -1,0 +1,14 @@
+"""Bytes in words for people."""
+
+
+def size(amount: float) -> str:
+    """`812 B`, `3.1 MB`"""
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} TB"
+
+
+def rate(bytes_per_s: float) -> str:
+    return f"{size(bytes_per_s)}/s"
