@@ -99,6 +99,11 @@ def join(
 
     A process group that the script has made already is used as it is.
     """
+    if environ.get("LAUNCH_RESERVE"):
+        raise BadSettings(
+            "recovery.reserve: expected a training by Trainer, which waits until it is a rank, got a program that "
+            "meets the other ranks by itself\nhint: leave recovery.reserve out"
+        )
     timeout = dt.timedelta(seconds=timeout_s or float(environ.get("LAUNCH_GROUP_TIMEOUT_S") or TIMEOUT_S))
     if dist.is_initialized():
         return _joined(environ, torch.device(device) if device else None, timeout)
@@ -111,7 +116,7 @@ def join(
     size = _number(environ, "WORLD_SIZE", 1)
     rank = _number(environ, "RANK", 0)
     local_rank = _number(environ, "LOCAL_RANK", 0)
-    _set_threads(environ, size)
+    set_threads(environ, size)
     chosen = _device(local_rank, torch.device(device) if device else None)
     if size == 1 and not group:
         return World(0, 1, 0, 1, chosen)
@@ -308,7 +313,7 @@ def cpu_group(timeout: dt.timedelta | None = None) -> dist.ProcessGroup:
     return group
 
 
-def _set_threads(environ: Mapping[str, str], size: int) -> None:
+def set_threads(environ: Mapping[str, str], size: int) -> None:
     """The number of threads decides the last bits of many sums: it must not depend on how this process came to be."""
     wanted = environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:

@@ -138,6 +138,19 @@ def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[st
     return words | ({"LAUNCH_JOINS": "1"} if joins else {})
 
 
+def reserve_environment(start: Start, progress: str, place: str) -> dict[str, str]:
+    """What a process in reserve gets on top of its node's environment: it is no rank, and meets nobody.
+
+    `place`: the FIFO on which it hears which rank it is.
+    """
+    return {
+        "WORLD_SIZE": str(start.world_size),
+        "LOCAL_WORLD_SIZE": str(start.local_world_size),
+        "LAUNCH_PROGRESS": progress,
+        "LAUNCH_RESERVE": place,
+    }
+
+
 def rank_environment(start: Start, local_rank: int, progress: str, error_file: str) -> dict[str, str]:
     """What one rank gets on top of its node's environment."""
     rank = str(start.first_rank + local_rank)

@@ -188,7 +188,7 @@ class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
     node: int
     kind: Literal[
         "checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "copy_failed", "memory_copied",
-        "node_fit", "health_unknown",
+        "node_fit", "health_unknown", "in_reserve", "no_reserve",
     ]  # fmt: skip
     text: Text
 

@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.agent import messages
 from launcher.agent.health.evidence import Fitness
@@ -52,8 +52,8 @@ class NodeAgent:
         self._buried = buried
         self._token = token
         self._reaper = reaper
-        self._preparation = Preparation(home, reaper)
         self._line = Lifeline(home, token, guard.lease)
+        self._preparation = Preparation(home, reaper, self._tell_of_reserve)
         self._group: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
         self._opens = 0  # the generation of which no rank runs here yet
@@ -148,6 +148,9 @@ class NodeAgent:
                 self._line.note(messages.Noted(node, "node_fit", f"node {node} is fit: {one.text}"))
             else:
                 self._line.note(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
+
+    def _tell_of_reserve(self, kind: Literal["in_reserve", "no_reserve"], text: str) -> None:
+        self._line.note(messages.Noted(self._home.node.index, kind, text))
 
     def _asked_to_stop(self) -> None:
         request = readable(self._home.attempt.stop, StopRequest)
@@ -290,6 +293,9 @@ class NodeAgent:
             self._replication.note(self._group.checkpoint)
         if self._buddies is not None and self._group is not None and self._group.remembered is not None:
             self._buddies.note(self._group.remembered)
+        if self._preparation.reserve.is_short and self._group is not None and self._group.all_step:
+            # Not before: it would only keep ranks from their first step.
+            self._go(self._preparation.fill_reserve(self._group.start))
         self._fresh.set()
 
     def last_news(self) -> None:

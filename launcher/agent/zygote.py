@@ -49,6 +49,7 @@ MAX_HANDED = 250  # descriptors that come with one word: the kernel lets no more
 TAG, ROOM = "LAUNCH_RUN_DIR", "LAUNCH_TAG_ROOM"
 # What of an environment has nothing to do with imports. CUDA reads its variable when it is first used.
 OF_A_RUN = ("LAUNCH_", "TORCHELASTIC_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+PROGRESS, RESERVE = "LAUNCH_PROGRESS", "LAUNCH_RESERVE"
 PLACE, OFFERED = "LAUNCH_AGENT_PLACE", "LAUNCH_ZYGOTE"  # what a keeper and an agent are told of theirs
 REPORT_BYTES = 4000  # below PIPE_BUF, so that a report reaches the FIFO whole or not at all
 CANNOT_START = 125  # exit code of a rank whose log, folder or environment could not be had
@@ -420,21 +421,27 @@ class Breakpoints:
     def debugger(self) -> Any:
         """Raise OSError where no socket can be had."""
         if self._listener is None:
-            folder, name = os.path.split(self._order.debug)
+            path = self._path
+            folder, name = os.path.split(path)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._order.debug)
+                os.unlink(path)
             listener = socket.socket(socket.AF_UNIX)
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 listener.bind(f"/proc/self/fd/{fd}/{name}")  # a whole path may be too long for a socket
             finally:
                 os.close(fd)
-            os.chmod(self._order.debug, 0o600)
+            os.chmod(path, 0o600)
             listener.listen(1)
             self._listener = listener
         if self._debugger is None:
             self._debugger = debugger_over(self)
         return self._debugger
+
+    @property
+    def _path(self) -> str:
+        """Beside its FIFO."""
+        return os.path.splitext(fifo_of(self._order))[0] + os.path.splitext(self._order.debug)[1]
 
     def stops(self, place: str) -> None:
         """It is at a prompt there; "": it goes on."""
@@ -534,11 +541,17 @@ def report(error: BaseException, order: Order) -> None:
 def tell(order: Order, line: bytes) -> None:
     """On the FIFO, where there is one with somebody at its other end and room: the log says the rest."""
     with contextlib.suppress(OSError):
-        fd = os.open(order.progress or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(fifo_of(order), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.write(fd, line)
         finally:
             os.close(fd)
+
+
+def fifo_of(order: Order) -> str:
+    """A process that was in reserve has that of the rank which it has become."""
+    became = os.environ.get(PROGRESS) if RESERVE in order.env else None
+    return became or order.progress or ""
 
 
 def message_of(error: BaseException) -> str:

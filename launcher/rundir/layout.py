@@ -90,6 +90,14 @@ class AttemptDir:
         """What the check of a device has said there."""
         return self.node(index) / f"health-{device.replace(':', '-')}.log"
 
+    def reserve_log(self, index: int) -> Path:
+        """What processes say there before they are ranks."""
+        return self.node(index) / "reserve.log"
+
+    def reserve(self, index: int, number: int) -> Path:
+        """The FIFO on which a process in reserve reports to its agent."""
+        return self.node(index) / f"reserve-{number:03d}"
+
     def progress(self, index: int, local_rank: int) -> Path:
         """The FIFO on which a rank reports to its agent."""
         return self.node(index) / f"progress-{local_rank:03d}"

@@ -183,6 +183,9 @@ RECOVERY = Section(
         Field("replace_stragglers", Boolean(), "The ranks of a node on which one is slow, by the trainer's own "
               "figures, move to a spare as soon as one is ready, as by `launch move`; once of each node",
               example="true"),
+        Field("reserve", Integer(0, 1024), "Processes on each node that have begun already, with imports, data and "
+              "model, and wait to take the place of a rank that is started anew; for trainings by Trainer",
+              example="1"),
         Field("health", Boolean(), "Before a node has ranks, and again where one of them failed, its cores and GPUs "
               "multiply, keep and carry numbers whose result is known, and the links between nodes are measured: one "
               "where they do not, or that is slow with all others, has no ranks", example="true"),

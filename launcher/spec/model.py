@@ -102,6 +102,7 @@ class Recovery(Struct, frozen=True):
     group_timeout_s: float | None = None  # `group_timeout:`; None: auto, from `hang_after`
     mode: str = "warm"  # warm, hot
     replace_stragglers: bool = False  # the ranks of a node that all others wait for move to a spare
+    reserve: int = 0  # processes of each node that have begun, and wait to be ranks
     health: bool = False  # a node's devices and links are checked before it has ranks, and again after a failure
     link_floor_bytes: int | None = None  # `link_floor:` a second; None: auto, a tenth of what is usual
 

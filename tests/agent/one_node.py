@@ -1,11 +1,16 @@
-"""A node without a coordinator: where its ranks are at home, and a loop that has children."""
+"""A node without a coordinator: where its ranks are at home, who hears of them, and a loop that has children."""
 
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 
+import pytest
+
 from launcher.agent.environment import node_environment
+from launcher.agent.processes import descendants, orphans
+from launcher.agent.ranks import group
 from launcher.agent.ranks.group import Home
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -40,3 +45,38 @@ def play(scene):
             asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
     asyncio.run(to_its_end())
+
+
+class Ears:
+    def __init__(self):
+        self.exits = []
+        self.begun_ranks = []
+
+    def begun(self, rank):
+        self.begun_ranks.append(rank)
+
+    def news(self):
+        pass
+
+    def last_news(self):
+        pass
+
+    def ended(self, exited):
+        self.exits.append(exited.exit)
+
+
+@pytest.fixture
+def processes_of_its_own(monkeypatch):
+    """A stop ends everything below the agent's process, which here is pytest's: a lab of other tests stays up."""
+    strangers = set(descendants(os.getpid()))
+
+    def below(root, keep=()):
+        return [pid for pid in orphans(root, strangers) if pid not in keep]
+
+    monkeypatch.setattr(group, "descendants", below)
+    bystander = subprocess.Popen(["sleep", "3600"])
+    strangers.add(bystander.pid)
+    yield
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()

@@ -3,8 +3,8 @@
 import json
 import math
 
-from launcher.agent.ranks.metrics_file import MetricsFile
-from launcher.agent.ranks.progress import Progress
+from launcher.agent.ranks.reports.metrics_file import MetricsFile
+from launcher.agent.ranks.reports.progress import Progress
 
 
 def lines_of(path):

@@ -1,6 +1,6 @@
 """Kernel evidence for out of memory."""
 
-from launcher.agent.ranks.oom import OomCounter
+from launcher.agent.ranks.reports.oom import OomCounter
 
 
 def test_growth_counts_once(tmp_path):

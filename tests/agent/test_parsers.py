@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lying import lines
 
-from launcher.agent.ranks.progress import Progress
+from launcher.agent.ranks.reports.progress import Progress
 from launcher.agent.ranks.zygote_link import ForkRefused, ZygoteLink, _PendingFork
 from launcher.agent.replication.protocol import FromServer, ToServer
 from launcher.agent.wire import WireError, parsed

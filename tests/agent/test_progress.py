@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.agent.messages import SlowRank
-from launcher.agent.ranks.progress import Progress, ProgressPipe
+from launcher.agent.ranks.reports.progress import Progress, ProgressPipe
 from launcher.rundir.records import NotFinite
 
 

@@ -4,16 +4,15 @@ import asyncio
 import ctypes
 import os
 import signal
-import subprocess
 import time
 from dataclasses import replace
 
 import msgspec
 import pytest
-from one_node import home_of, play
+from one_node import Ears, home_of, play, processes_of_its_own
 
 from launcher.agent.messages import Start
-from launcher.agent.processes import become_subreaper, descendants, end_all, orphans
+from launcher.agent.processes import become_subreaper, descendants, end_all
 from launcher.agent.ranks import group as ranks
 from launcher.agent.ranks import prepare
 from launcher.agent.ranks.group import RankGroup
@@ -21,44 +20,12 @@ from launcher.agent.ranks.prepare import Preparation
 from launcher.agent.ranks.reaper import Reaper
 from launcher.spec.model import Resources
 
+__all__ = ["processes_of_its_own"]
+pytestmark = pytest.mark.usefixtures("processes_of_its_own")
+
 RANKS = 8
 BOUND_S = 150.0
 PR_SET_CHILD_SUBREAPER = 36
-
-
-class Ears:
-    def __init__(self):
-        self.exits = []
-        self.begun_ranks = []
-
-    def begun(self, rank):
-        self.begun_ranks.append(rank)
-
-    def news(self):
-        pass
-
-    def last_news(self):
-        pass
-
-    def ended(self, exited):
-        self.exits.append(exited.exit)
-
-
-@pytest.fixture(autouse=True)
-def processes_of_its_own(monkeypatch):
-    """A stop ends everything below the agent's process, which here is pytest's: a lab of other tests stays up."""
-    strangers = set(descendants(os.getpid()))
-
-    def below(root, keep=()):
-        return [pid for pid in orphans(root, strangers) if pid not in keep]
-
-    monkeypatch.setattr(ranks, "descendants", below)
-    bystander = subprocess.Popen(["sleep", "3600"])
-    strangers.add(bystander.pid)
-    yield
-    assert bystander.poll() is None
-    bystander.kill()
-    bystander.wait()
 
 
 @pytest.fixture

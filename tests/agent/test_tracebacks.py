@@ -5,9 +5,9 @@ import json
 import pytest
 
 from launcher.agent.coordination.verdict import failure_of
-from launcher.agent.ranks.logfile import LogFile
-from launcher.agent.ranks.progress import ExceptionReport
-from launcher.agent.ranks.tracebacks import error_file_says, last_exception, likeliest, stuck_at
+from launcher.agent.ranks.reports.logfile import LogFile
+from launcher.agent.ranks.reports.progress import ExceptionReport
+from launcher.agent.ranks.reports.tracebacks import error_file_says, last_exception, likeliest, stuck_at
 from launcher.rundir.records import Event, Raised
 from launcher.words import Cause
 

@@ -21,6 +21,7 @@ TORCHRUN = "torchrun"
 WITH_VARIABLE = "torchrun, own store"
 LAUNCH = "launch"
 HOT = "launch, hot"
+RESERVE, HOT_RESERVE = "launch, reserve", "launch, hot, reserve"  # a process for each rank; one for all on a node
 PEERS = (LAUNCH, TORCHRUN, WITH_VARIABLE)
 LEGEND = f"`{WITH_VARIABLE}`: torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
 _TAG = "BENCHMARK_RACE"
@@ -93,7 +94,8 @@ class Race:
 
     def _spec(self):
         preload = "" if self.preload is None else f"  preload: {list(self.preload)}\n"
-        mode = "hot" if self.peer == HOT else "warm"
+        mode = "hot" if self.is_hot else "warm"
+        reserve = {RESERVE: self.ranks // self.nodes, HOT_RESERVE: 1}.get(self.peer)
         return _SPEC.format(
             script=self.script,
             args=self._words,
@@ -101,16 +103,24 @@ class Race:
             nodes=self._range,
             ranks=self.ranks // self.nodes,
             mode=mode,
-            recovery=self.recovery,
+            recovery=self.recovery + ("" if reserve is None else f"  reserve: {reserve}\n"),
             checkpoint=self.checkpoint,
         )
 
     def _command(self):
-        if self.peer in (LAUNCH, HOT):
+        if self.is_launch:
             return [BIN / "launch", "submit", "job.yaml"], {}
         more = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.peer == WITH_VARIABLE else {}
         options = ["--standalone", f"--nproc-per-node={self.ranks}", "--max-restarts=1000000"]
         return [BIN / "torchrun", *options, self.script, *self._words], more
+
+    @property
+    def is_launch(self):
+        return self.peer.startswith(LAUNCH)
+
+    @property
+    def is_hot(self):
+        return self.peer.startswith(HOT)
 
     def processes(self):
         """Every process of this race; who has overwritten its environment, as Ray's do, is known by its folder."""

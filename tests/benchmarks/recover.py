@@ -14,7 +14,7 @@ import signal
 import statistics
 import time
 
-from race import HOT, LAUNCH, LEGEND, PEERS, TORCHRUN, WITH_VARIABLE, Race
+from race import LAUNCH, LEGEND, PEERS, TORCHRUN, WITH_VARIABLE, Race
 from results import publish
 
 START_S = 180
@@ -61,7 +61,7 @@ def kill(race, chance, patience_s, pause_s):
         return None  # it had not stayed up after the kill before: that one was not recovered from
 
     def firsts():
-        return race.firsts_in_place(strangers, at) if race.peer == HOT else race.firsts(strangers)
+        return race.firsts_in_place(strangers, at) if race.is_hot else race.firsts(strangers)
 
     return max(firsts()) - at if race.wait(firsts, patience_s) else None
 

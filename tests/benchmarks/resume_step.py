@@ -14,7 +14,7 @@ import argparse
 import random
 import statistics
 
-from race import HOT, LAUNCH, TORCHRUN, WITH_VARIABLE, Race
+from race import HOT, HOT_RESERVE, LAUNCH, RESERVE, TORCHRUN, WITH_VARIABLE, Race
 from recover import in_turns, kills
 from results import publish
 
@@ -51,19 +51,20 @@ def rows(job, ranks, taken, steps):
 
 
 def main():
-    peers = [LAUNCH, HOT, TORCHRUN, WITH_VARIABLE]
+    peers = [LAUNCH, RESERVE, HOT, HOT_RESERVE, TORCHRUN, WITH_VARIABLE]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--kills", type=int, default=20, help="of launch")
     parser.add_argument("--peer-kills", type=int, default=10, help="of torchrun")
+    parser.add_argument("--pause-s", type=float, nargs=2, default=PAUSE_S, help="between a recovery and the next kill")
     parser.add_argument("--patience-s", type=float, default=90)
     parser.add_argument("--peers", nargs="+", choices=peers, default=[LAUNCH, HOT, WITH_VARIABLE])
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance = random.Random(args.seed)
-    counts = {peer: args.kills if peer in (LAUNCH, HOT) else args.peer_kills for peer in args.peers}
+    counts = {peer: args.kills if peer.startswith(LAUNCH) else args.peer_kills for peer in args.peers}
     last = args.peers[-1]
     table = [
         (
@@ -79,7 +80,10 @@ def main():
             def start():
                 return Race(peer, ranks, *JOBS[job], script="trained_steps.py", preload=PRELOAD)
 
-            return kills(start, count, chance, args.patience_s, PAUSE_S, lambda race: steps[peer].append(race.step_s()))
+            def note(race):
+                steps[peer].append(race.step_s())
+
+            return kills(start, count, chance, args.patience_s, args.pause_s, note)
 
         table += rows(job, ranks, in_turns(args.peers, counts, some_kills), steps)
     had = f"a failed kill had {args.patience_s:g} s; seed {args.seed}"

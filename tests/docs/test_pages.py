@@ -156,6 +156,7 @@ def test_the_environment_is_that_of_a_rank(lab):
         "LAUNCH_REPEAT",
         "LAUNCH_DISK",
         "LAUNCH_JOINS",
+        "LAUNCH_RESERVE",
         "LAUNCH_NOTES_COPIED",
         "LAUNCH_LEASE_S",
     }

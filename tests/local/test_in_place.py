@@ -17,6 +17,21 @@ from launcher.errors import Exit
 pytestmark = [pytest.mark.dealt(8), pytest.mark.timeout(600)]
 
 STEPS = 48
+MEETS = """import time, torch
+from trainer import Checkpointer
+model = torch.nn.Linear(2, 1)
+checkpointer = Checkpointer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range(checkpointer.load() + 1, 101):
+    time.sleep(0.05)
+    checkpointer.after_step(step, {"loss": 1.0})
+checkpointer.finish(step)
+"""
+STEPS_ALONE = """import os, time
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+for step in range(100):
+    time.sleep(0.05)
+    wire.write('{"step": %d}\\n' % step)
+"""
 
 
 def spec(
@@ -369,3 +384,45 @@ def test_ranks_move_to_the_spare_and_back_and_nothing_is_lost(lab, alone):
 
 def said_to_move(lab, run, node):
     return [event for event in lab.events(run, "move_asked") if event["node"] == node]
+
+
+def in_reserve(lab, run):
+    """The process that each event is of."""
+    return [int(re.search(r"process (\d+) in reserve", event["text"])[1]) for event in lab.events(run, "in_reserve")]
+
+
+@pytest.mark.parametrize(("mode", "every"), [("hot", "10 steps"), ("warm", "10 steps"), ("warm", "1000 steps")])
+def test_it_takes_the_place_of_a_killed_rank(lab, mode, every):
+    """With no checkpoint the ranks begin again, with first weights that are drawn."""
+    wanted = lab.submit(spec(lab, every=every))
+    fingerprint = lab.wait(wanted)["fingerprint"]
+    each = 1 if mode == "hot" else 2
+    run = lab.submit(spec(lab, mode=mode, every=every, hold=STEPS - 1, pause=0.02, recovery=f"  reserve: {each}\n"))
+    for number, victim in enumerate((1, 0), start=1):
+        lab.until("a reserve", lambda number=number: len(in_reserve(lab, run)) == each * number)
+        ready = in_reserve(lab, run)[-each:]
+        before = lab.read_state(run)
+        assert kill(pids(before)[victim])
+        after = pids(lab.until("a step of all", partial(all_trained_again, lab, run, before)))
+        assert {pid for rank, pid in after.items() if pid != pids(before)[rank]} == {*ready}
+    lab.let_go()
+    status = lab.wait(run)
+    assert stayed(lab, run) == [mode == "hot"] * 2
+    assert status["fingerprint"] == fingerprint
+    assert numbers(lab, run) == numbers(lab, wanted)
+    assert not lab.events(run, "no_reserve")
+
+
+@pytest.mark.parametrize(
+    ("script", "why"), [(MEETS, "leave recovery.reserve out"), (STEPS_ALONE, "made a step in the place of waiting")]
+)
+def test_a_program_that_does_not_wait_is_told_of_once_and_the_run_goes_on(lab, script, why):
+    (lab.project / "alone.py").write_text(script)
+    run = lab.submit(
+        lab.spec("name: alone\nrun:\n  script: alone.py\nresources:\n  ranks_per_node: 2\n  gpus_per_node: 0\n"
+                 "recovery:\n  reserve: 1\n")
+    )  # fmt: skip
+    lab.wait(run)
+    (event,) = lab.events(run, "no_reserve")
+    assert event["text"].startswith("node 0 has no process in reserve: ") and why in event["text"]
+    assert not lab.events(run, "in_reserve")

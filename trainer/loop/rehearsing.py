@@ -1,15 +1,30 @@
 """Passes before the first step that leave no trace: to count operations, to find a learning rate."""
 
-from collections.abc import Generator
+import logging
+import os
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from trainer.data import Batch
+from trainer.data.iterable import is_iterable
 from trainer.errors import BadSettings
 from trainer.loop.flops import Flops, counted
 from trainer.loop.loop import Loop
+from trainer.loop.losses import LossFunction, answer_of
 from trainer.loop.lr_finder import learning_rate_finder, put_back
+from trainer.loop.placing import Placing
 from trainer.loop.settings import Settings
+from trainer.loop.sources import train_data
+from trainer.strategies.precision import autocasting, low_dtype
+from trainer.strategies.undone import undone
+from trainer.world import World, set_threads
+
+log = logging.getLogger("trainer")
 
 
 def count_operations(loop: Loop, settings: Settings) -> Flops:
@@ -53,3 +68,39 @@ def find_rate(loop: Loop) -> None:
     strategy.skips.load_state_dict(skips)
     schedule.start_from(sweep.suggestion)
     loop.training.say(f"learning rate {sweep.suggestion:.3g}: where the loss fell fastest of {len(sweep.rates)} tried")
+
+
+def try_first_pass(
+    module: nn.Module,
+    settings: Settings,
+    loss: LossFunction,
+    dataset: Any,
+    collate: Callable[[list[Any]], Any] | None,
+) -> None:
+    """By a process in reserve, on the processor: over the first samples, with a model whose weights are still to come.
+
+    Code is loaded then, and memory touched, for which a first pass takes longer than others. Of GPUs none is its own.
+    """
+    device = torch.device("cpu")
+    on_gpu = torch.cuda.is_available() if settings.device is None else settings.device != "cpu"
+    if on_gpu or not isinstance(dataset, Dataset) or is_iterable(dataset):
+        return
+    size = int(os.environ.get("WORLD_SIZE") or 1)
+    set_threads(os.environ, size)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    data = train_data(replace(settings, workers=0), dataset, collate, World(0, size, 0, 1, device))
+    try:
+        batches = data.epoch_batches()
+        batch = next(batches, None)
+        batches.close()
+        if batch is not None:
+            with undone(module, device):
+                with autocasting(device, low_dtype(settings.precision)):
+                    answer = answer_of(loss(module.train(), Placing(device)(batch.data)))
+                answer.loss.backward()
+    except Exception as error:  # noqa: BLE001 - the user's code, with weights that nobody would give it
+        log.warning("a first pass in reserve was broken off: %s: %s", type(error).__name__, error)
+    finally:
+        data.close()

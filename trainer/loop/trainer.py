@@ -37,7 +37,7 @@ from trainer.loop.phases import Phases, phases_on
 from trainer.loop.piped import refuse_off_stages, samples_at_once
 from trainer.loop.profiling import MarkedPhases, Profiler
 from trainer.loop.progress import Training
-from trainer.loop.rehearsing import count_operations, find_rate
+from trainer.loop.rehearsing import count_operations, find_rate, try_first_pass
 from trainer.loop.reporting import Reports
 from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedules import MakeSchedules, Schedules
@@ -47,6 +47,7 @@ from trainer.loop.spikes import Spikes
 from trainer.loop.staying import Stay
 from trainer.loop.stragglers import Stragglers
 from trainer.loop.trials import begin_anew, first_batches, in_short
+from trainer.staying.reserve import become_a_rank
 from trainer.stopping import Votes
 from trainer.strategies import (
     REPLICAS,
@@ -125,7 +126,7 @@ class Trainer:
         self._callbacks, self._start_from = callbacks, start_from
         self.fingerprint = ""  # of the end; SHA-256 of model and optimizer
         self._built: Strategy | None = None
-        self._made: nn.Module | None = None  # by a rank that joins others, before it meets them
+        self._made: nn.Module | None = None  # before the others are met, without weights
         self._flops: Flops | None = None
 
     def fit(self, world: World | None = None) -> int:
@@ -278,15 +279,31 @@ class Trainer:
             yield on_mesh(given, settings.mesh)
             return
         launched = Launched.from_environment()
+        if launched.reserve is not None:
+            self._get_ready()
+            become_a_rank(launched)
+            launched = Launched.from_environment()
         group = needs_group(settings.strategy) or launched.notes_copied  # others may come
         if launched.joins:  # those that it meets may train meanwhile
-            if settings.strategy in REPLICAS and not isinstance(self._model, nn.Module):
-                self._made = made_undrawn(self._model)  # its weights are going to be theirs
+            self._make_undrawn()
             wire = Wire(launched.progress)
             wire.report(waits=True)
             wire.close()
         with membership(group=group, timeout_s=settings.timeout_s, device=settings.device) as world:
             yield on_mesh(world, settings.mesh)
+
+    def _make_undrawn(self) -> nn.Module | None:
+        """Where that can be done alone: its weights are going to be those of a checkpoint, or of other ranks."""
+        alone = self.settings.strategy in REPLICAS and self.settings.mesh is None
+        if self._made is None and alone and not isinstance(self._model, nn.Module):
+            self._made = made_undrawn(self._model)
+        return self._made
+
+    def _get_ready(self) -> None:
+        """A process in reserve does what can be done before it is a rank."""
+        module = self._make_undrawn()
+        if module is not None and self._step is None:
+            try_first_pass(module, self.settings, self._loss, self._dataset, self._collate)
 
     @contextmanager
     def _loop(self, world: World, *, trains: bool = False, restored: bool = False) -> Iterator[Loop]:
@@ -377,7 +394,7 @@ class Trainer:
             wanted = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StrategySettings)}
             made, self._made = self._made, None
             self._built = built = build(
-                self._model if made is None else lambda: made,
+                self._model,
                 world,
                 StrategySettings(**wanted),
                 self._make_optimizer,
@@ -385,6 +402,7 @@ class Trainer:
                 tp_plan=self._tp_plan,
                 cuts=cuts,
                 restored=restored,
+                made=made,
             )
             if world.is_first:
                 warn_of_low_weights(built.module)

@@ -50,6 +50,7 @@ def build(
     tp_plan: "Plan | None" = None,
     cuts: "Cuts | None" = None,
     restored: bool = False,
+    made: nn.Module | None = None,
 ) -> Strategy:
     """All ranks call it, each with the same model, or with what makes it; rank 0's weights count.
 
@@ -58,6 +59,7 @@ def build(
     `cuts`: what it takes to cut a pipeline's stages by time.
     `restored`: a checkpoint is about to replace the weights. If all ranks say so they are not drawn, where nothing else
     depends on that, and the strategy is `undrawn`. A rank that is new among others gets theirs, and decides alone.
+    `made`: the model, where it has been made undrawn already.
     """
     check(settings, world)
     if own_step and world.together > 1:
@@ -66,7 +68,8 @@ def build(
         return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, cuts=cuts)
     generators = state_of_generators(world.device)
     # Where ranks meet anew the others have the weights, and are just wrapping their model: this happens once.
-    module = made_undrawn(model) if restored or world.anew else None
+    module = (made_undrawn(model) if made is None else made) if restored or world.anew else None
+    del made
     if world.anew and module is not None and _optimized(module, make_optimizer) is None:
         module = None
     if agreed(world, module is not None) and module is not None:

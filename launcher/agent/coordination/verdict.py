@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.agent.coordination.generation import Generation, Rank
-from launcher.agent.ranks.tracebacks import stuck_at
+from launcher.agent.ranks.reports.tracebacks import stuck_at
 from launcher.plan.model import Plan
 from launcher.recovery.classify import brief, classify, culprit, describe, evidence, failed
 from launcher.rundir.records import Event, Failure, RankExit

@@ -17,13 +17,13 @@ from launcher.agent.environment import hot_words, rank_environment
 from launcher.agent.messages import Exited, GoOn, RankPulse, Start
 from launcher.agent.processes import descendants, end_all, is_stopped, orphans, signal_process
 from launcher.agent.ranks.control import ControlPipe, control_of
-from launcher.agent.ranks.logfile import LogFile
-from launcher.agent.ranks.metrics_file import MetricsFile
-from launcher.agent.ranks.oom import OomCounter
-from launcher.agent.ranks.progress import Progress, ProgressPipe
 from launcher.agent.ranks.reaper import Death
+from launcher.agent.ranks.reports.logfile import LogFile
+from launcher.agent.ranks.reports.metrics_file import MetricsFile
+from launcher.agent.ranks.reports.oom import OomCounter
+from launcher.agent.ranks.reports.progress import Progress, ProgressPipe
+from launcher.agent.ranks.reports.tracebacks import error_file_says, last_exception, likeliest
 from launcher.agent.ranks.start import DUMP_SIGNAL, Starter
-from launcher.agent.ranks.tracebacks import error_file_says, last_exception, likeliest
 from launcher.agent.ranks.zygote_link import OfferedZygote
 from launcher.clock import WakingClock
 from launcher.errors import Exit
@@ -109,7 +109,7 @@ class RankGroup:
     def __init__(self, home: Home, start: Start, starter: Starter, listener: "Listener") -> None:
         self.generation = start.generation
         self._home = home
-        self._start = start
+        self.start = start
         self._starter = starter
         self._listener = listener
         self._stopping = False
@@ -124,7 +124,7 @@ class RankGroup:
     async def begin(self) -> tuple[int, ...]:
         """Start all ranks; gives their pids. Raises OSError."""
         make_dir(self._home.run.generation_logs(self._home.attempt.number, self.generation))
-        for local in range(self._start.local_world_size):
+        for local in range(self.start.local_world_size):
             self._ranks.append(self._prepare(local))
         begun = await asyncio.gather(*(self._begin(rank) for rank in self._ranks), return_exceptions=True)
         for error in begun:
@@ -143,7 +143,7 @@ class RankGroup:
             self._metrics,
             MetricsFile(run.reported(self._home.attempt.number, node), start.generation),
         )
-        self.generation, self._start, self._starter = start.generation, start, starter
+        self.generation, self.start, self._starter = start.generation, start, starter
         make_dir(run.generation_logs(self._home.attempt.number, self.generation))
         living: list[int] = []
         for rank in self._ranks:
@@ -182,7 +182,7 @@ class RankGroup:
             rank.control.say({"generation": self.generation, **logs, "environment": environment}, calm=calm)
 
     def _prepare(self, local: int) -> _Rank:
-        number = self._start.first_rank + local
+        number = self.start.first_rank + local
         log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number))
         fifo = self._home.attempt.progress(self._home.node.index, local)
         progress = Progress(partial(self._measure, local))
@@ -194,11 +194,11 @@ class RankGroup:
         return rank
 
     def _measure(self, local: int, step: int, values: Mapping[str, float]) -> None:
-        self._metrics.add(self._start.first_rank + local, step, values)
+        self._metrics.add(self.start.first_rank + local, step, values)
 
     def _environment(self, rank: _Rank) -> dict[str, str]:
         fifo = self._home.attempt.progress(self._home.node.index, rank.local)
-        environment = rank_environment(self._start, rank.local, str(fifo), str(self._error_file(rank)))
+        environment = rank_environment(self.start, rank.local, str(fifo), str(self._error_file(rank)))
         if self._home.notes is not None:
             joins = rank.local in self._joins
             environment |= hot_words(self._home.plan, control_of(fifo), self._home.notes, joins=joins)
@@ -274,6 +274,11 @@ class RankGroup:
     def suspects(self) -> list[int]:
         """Local ranks that failed by themselves: something may be the matter with where they ran."""
         return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
+
+    @property
+    def all_step(self) -> bool:
+        """Each of its ranks has made a step in this generation."""
+        return all(rank.progress.step is not None and not rank.ended.is_set() for rank in self._ranks)
 
     @property
     def over(self) -> bool:

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from launcher.agent.machine import note_environment
+from launcher.agent.messages import Start
 from launcher.agent.processes import users_limits
 from launcher.agent.ranks.checkup import AFTER_FAILURE_S, AT_START_S, Checkup, NodeUnfit
 from launcher.agent.ranks.group import Home
-from launcher.agent.ranks.logfile import LogFile
 from launcher.agent.ranks.reaper import Death, Reaper
+from launcher.agent.ranks.reports.logfile import LogFile
+from launcher.agent.ranks.reserve import FromReserve, Note, Reserve
 from launcher.agent.ranks.start import OrdinaryStarter, Starter, ZygoteStarter
 from launcher.agent.ranks.zygote_link import Order, ZygoteLink, spawn
 from launcher.errors import LaunchError, said_by_the_system
 from launcher.rundir.durable import make_dir
-from launcher.rundir.patience import AGAIN_S, DISK_ERRORS
+from launcher.rundir.patience import AGAIN_S, DISK_ERRORS, say
 
 if TYPE_CHECKING:
     from launcher.agent.health.evidence import DeviceHealth
@@ -48,9 +50,11 @@ class Preparation:
     With `recovery.health` ranks cannot start before its devices are known to be fit, or not known to be unfit.
     """
 
-    def __init__(self, home: Home, reaper: Reaper) -> None:
+    def __init__(self, home: Home, reaper: Reaper, note: Note = lambda _, text: say(text)) -> None:
+        """`note` hears of processes in reserve."""
         self._home = home
         self._reaper = reaper
+        self.reserve = Reserve(home, note)
         self._ordinary = OrdinaryStarter(home.plan.entry, home.environment, home.workdir, home.run.code, reaper)
         self._zygote: ZygoteLink | None = None
         self._offered = home.offered
@@ -69,13 +73,17 @@ class Preparation:
 
     @property
     def starter(self) -> Starter:
+        return FromReserve(self.reserve, self._begins_anew)
+
+    @property
+    def _begins_anew(self) -> Starter:
         return self._ordinary if self._zygote is None else ZygoteStarter(self._zygote, self._ordinary)
 
     @property
     def own_pids(self) -> tuple[int, ...]:
         """What must outlive a generation."""
         links = () if self._zygote is None else (self._zygote, self._zygote.standby)
-        return tuple(link.pid for link in links if link is not None and link.pid)
+        return (*(link.pid for link in links if link is not None and link.pid), *self.reserve.pids)
 
     async def run(self) -> None:
         if self._home.plan.setup is not None:
@@ -127,6 +135,9 @@ class Preparation:
             self._settled.clear()
             await self._raise_zygote()
             self._settled.set()
+
+    async def fill_reserve(self, start: Start) -> None:
+        await self.reserve.fill(self._begins_anew, start)
 
     async def settle(self) -> None:
         """Return once no start is under way any more."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launcher.agent.processes import signal_process
+from launcher.agent.ranks.reports.tracebacks import stacks_in
 from launcher.agent.ranks.start import DUMP_SIGNAL
-from launcher.agent.ranks.tracebacks import stacks_in
 from launcher.clusters.inside.ranks_here import awaits_telling, deaf_threads, is_stopped, tells_stacks
 from launcher.clusters.inside.words import RankStacks
 from launcher.errors import said_by_the_system

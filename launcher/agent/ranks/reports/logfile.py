@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from launcher.agent.ranks.tracebacks import crash_in
+from launcher.agent.ranks.reports.tracebacks import crash_in
 from launcher.rundir.layout import times_of
 from launcher.rundir.patience import DISK_ERRORS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.agent.ranks.progress import ExceptionReport
+from launcher.agent.ranks.reports.progress import ExceptionReport
 from launcher.rundir.durable import readable
 from launcher.rundir.records import Raised
 
