@@ -401,7 +401,7 @@ def test_it_takes_the_place_of_a_killed_rank(lab, mode, every):
     for number, victim in enumerate((1, 0), start=1):
         lab.until("a reserve", lambda number=number: len(in_reserve(lab, run)) == each * number)
         ready = in_reserve(lab, run)[-each:]
-        before = lab.read_state(run)
+        before = lab.until_step(run, 4 * number)
         assert kill(pids(before)[victim])
         after = pids(lab.until("a step of all", partial(all_trained_again, lab, run, before)))
         assert {pid for rank, pid in after.items() if pid != pids(before)[rank]} == {*ready}

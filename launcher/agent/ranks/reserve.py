@@ -33,11 +33,12 @@ class _Process:
     control: ControlPipe
     pid: int = 0
     ended: bool = False
+    told: bool = False  # that it is ready
     tell: TellDeath | None = field(default=None)  # who hears of its death; None: it is in reserve
 
     @property
     def is_ready(self) -> bool:
-        return self.progress.waits and not self.ended and not is_stopped(self.pid)
+        return self.progress.waits and self.pid != 0 and not self.ended and not is_stopped(self.pid)
 
     def close(self) -> None:
         self.pipe.close()
@@ -107,14 +108,15 @@ class Reserve:
             self._forget(process)
             raise
         process.pid = pid
+        self._heard(process)  # what it said before that was known
 
     def _heard(self, process: _Process) -> None:
         known = process_id(process.pid) if process.pid and not process.ended else None
         if process.progress.step is not None and known is not None:
             self._give_up("its program made a step in the place of waiting: only a training by Trainer waits")
             signal_process(known, signal.SIGKILL)
-        elif process.progress.waits:
-            node = self._home.node.index
+        elif process.progress.waits and process.pid and not process.told:
+            process.told, node = True, self._home.node.index
             self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
 
     def _ended(self, process: _Process, death: Death) -> None:
