@@ -10,7 +10,7 @@ from lab import kill
 
 from launcher.agent.memory_tier import MEMORY
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 # Counts what it finds in its node's memory, one up at each start, and tells it as its step.
 COUNTS = """

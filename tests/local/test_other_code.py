@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 BUG = """
 import json, os, pathlib

@@ -7,7 +7,7 @@ from scaled_training import measured
 
 from launcher.errors import Exit
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(4)
 
 THEIRS = """
 import json, os, sys, time

@@ -10,7 +10,7 @@ import sys
 import pytest
 from shares import SEED, SHARE
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 DEEDS = "rename,fsync,mkdir,symlink,unlink,vfork"
 WORK = """

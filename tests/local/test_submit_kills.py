@@ -14,7 +14,7 @@ from launcher.clusters.local.cluster import KeeperStandingBy
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.layout import RunDir
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 # What changes the world; all of their occurrences are struck. Of the rest a random share.
 DEEDS = "rename,fsync,mkdir,symlink,link,unlink,vfork"

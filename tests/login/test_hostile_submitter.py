@@ -22,7 +22,7 @@ from launcher.rundir.code.listing import list_frozen
 from launcher.spec.read import read_spec
 from tests.conftest import tagged_processes
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(3)
 
 SCRIPT = b"print('up')\n"
 SPEC = b"name: job\nrun: {script: train.py, preload: []}\nresources: {ranks_per_node: 1}\n"

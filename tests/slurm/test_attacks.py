@@ -22,7 +22,7 @@ from shares import SHARE
 from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
 from launcher.clusters.slurm.script import render
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 PLACED = {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "time": "10m"}
 # Of a rank's environment: what is another one's in each run, and what is the machine's.

@@ -39,7 +39,7 @@ from launcher.spec.model import SshHost
 from launcher.words import State
 from tests.lab.hosts import UIDS
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 PLACED = {"nodes": 2, "ranks_per_node": 1}
 # Of a rank's environment: what is another one's in each run.

@@ -18,7 +18,7 @@ from shares import SEED, SHARE
 
 from tests.lab.nodes import Cut, pid_inside
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 LIMIT_S = 100.0  # 30, and what a busy machine adds
 LEASE_S = 10.0

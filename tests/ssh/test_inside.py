@@ -5,7 +5,7 @@ import json
 import at_breakpoint
 import pytest
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 
 @pytest.mark.parametrize("transport", ["paramiko", "openssh"])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(3)
 
 SPEC = """
 name: words

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ssh_desk import strike
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 LESSONS = f"""
 name: lessons

@@ -11,7 +11,7 @@ from shares import SEED, SHARE
 EVERY = 9 if SHARE == 1 else 1
 
 
-@pytest.mark.dealt(3)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize("search", ["random", "tpe", "grid", struck_conductor.HALVING])
 def test_killed_before_any_change_of_the_disk(tmp_path, search):
     words = [sys.executable, struck_conductor.__file__, str(tmp_path), search, str(EVERY), str(SEED)]

@@ -9,7 +9,7 @@ import pytest
 from launcher.agent.processes import tagged
 from launcher.rundir.identity import alive, process_id
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(3)
 
 IMPORTED = """
 import os

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(4)
 
 
 def test_a_node_offers_something(site):

@@ -36,7 +36,7 @@ from tests.clusters.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import dead_process, plan_of, state_of
 from tests.saved_checkpoints import save_part
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(3)
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "scripts", "hostile_host.py")
 SPEC = "name: job\nrun: {command: [train]}\nresources: {nodes: 1..2}\n"

@@ -26,7 +26,7 @@ from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name
 from trainer.errors import TrainerError
 from trainer.world import World
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 # -- another world, another strategy
 

@@ -27,7 +27,7 @@ from trainer.checkpoint_files import catalog, commit, fence
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import FENCE_LOCK, folder_name
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EFBIG")
 VARIETY = 1 if SHARE == 1 else len(ERRORS)

@@ -20,7 +20,7 @@ from trainer.checkpoint_files import catalog, commit, fence
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import draft_name, folder_name
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 
 @pytest.fixture(autouse=True)

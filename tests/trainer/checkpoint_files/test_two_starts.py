@@ -31,7 +31,7 @@ from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import FENCE, folder_name
 from trainer.errors import EXIT_FENCED, Fenced
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 
 @pytest.fixture(autouse=True)

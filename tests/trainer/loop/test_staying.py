@@ -300,7 +300,7 @@ def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypa
     assert "done again" not in run.said()
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(6)
 def test_hsdp_goes_back_where_a_shard_is_lost_with_all_its_copies(tmp_path, alone):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
     run, codes = killed(tmp_path, 4, "1 8 backward", "3 8 backward", words=HSDP, memory_every="2 steps")
@@ -311,7 +311,7 @@ def test_hsdp_goes_back_where_a_shard_is_lost_with_all_its_copies(tmp_path, alon
     assert "(no rank has shard 1 any more)" in run.said()
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize("sabotage", ["weights", "states", "buffers"])
 def test_hsdp_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     put_back = Part.put_back
@@ -484,7 +484,7 @@ def test_fewer_and_fewer(tmp_path, started_anew, second):
         assert (run.fingerprint(), run.numbers()) == started_anew(3, 3, 8, 1)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(6)
 @pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("death", [None, "load"])
 def test_one_more_node_joins_and_all_go_on_as_a_start_on_so_many_ranks_would(

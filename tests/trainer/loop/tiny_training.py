@@ -220,7 +220,8 @@ def run_tiny(folder, settings=None, disturb=(), **parts):
 
 def history(folder):
     """What the metrics say of each step, without what time has a part in."""
-    timed = ("samples_per_s", "seconds", "elapsed_s", "own_seconds", "slowest_rank", "memory_gb", "flops_per_s", "mfu")
+    timed = ("samples_per_s", "seconds", "elapsed_s", "own_seconds", "slowest_rank", "slow_rank", "memory_gb")
+    timed += ("flops_per_s", "mfu")
     return [
         {key: value for key, value in line.items() if key not in timed} for line in read_metrics(folder / "metrics")
     ]

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.errors import TrainerError
 from trainer.strategies import StrategySettings
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 
 def _trial(strategy="none", recomputed=True, **others):

@@ -10,7 +10,7 @@ from torch import nn
 
 from trainer.strategies import StrategySettings, replicas
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(3)
 
 STEPS, RESUMED_AT = 6, 3
 

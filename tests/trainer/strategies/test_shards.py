@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from trainer.strategies import StrategySettings, build
 from trainer.world import join
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 
 def _wide():

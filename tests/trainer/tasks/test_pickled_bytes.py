@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.shares import SHARE
 from trainer.tasks.pickled_bytes import NotPlain, PickledArray, read_plain
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 BATCH = {b"batch_label": b"x", b"labels": [3, 7], b"data": np.arange(2 * 6, dtype=np.uint8).reshape(2, 6), b"n": None}
 

@@ -14,7 +14,7 @@ from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint_files import catalog
 from trainer.tasks import gpt, resnet
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 ALWAYS = ["--max-steps", "40", "--batch-size", "8", "--checkpoint-every", "4 steps", "--log-every", "1"]
 NET = ["--model", "shufflenet_v2_x0_5", "--pixels", "16", "--train-images", "70", "--validation-images", "20"]
