@@ -39,10 +39,11 @@ from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachab
 from launcher.ids import LAST, RunId, parse_run_id
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, newest, read_intent, read_plan, remains
+from launcher.rundir.draining import ask_to_drain, ask_to_move
 from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.locks import locked
-from launcher.rundir.records import ClusterWord, DrainRequest, Labels, MoveRequest, NodeState, RunState
+from launcher.rundir.records import ClusterWord, Labels, MoveRequest, NodeState, RunState
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import RunFacts, read_facts
 from launcher.status.log_choice import LogChoice
@@ -374,9 +375,7 @@ def drain(one: Run, node: str) -> int:
     """
     attempt, status = _with_nodes(one, "drained")
     index = _node_to_free(one, status, node, "drained").node
-    with locked(attempt.drain_lock, wait=True, optional=True):
-        before = readable(attempt.drain, DrainRequest) or DrainRequest()
-        write_record(attempt.drain, msgspec.structs.replace(before, nodes=tuple(sorted({*before.nodes, index}))))
+    ask_to_drain(attempt, {index: ""})
     return index
 
 
@@ -402,10 +401,7 @@ def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
         names = ", ".join(str(known.node) for known in spares)
         raise Refused(f"node {wanted.node} of {one.id} is {wanted.state}, and no spare: node {names} is", hint)
     moving = MoveAnswer(RunDir(one.path), left.node)
-    with locked(attempt.drain_lock, wait=True, optional=True):
-        before = readable(attempt.drain, DrainRequest) or DrainRequest()
-        wish = MoveRequest(left.node, None if wanted is None else wanted.node)
-        write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, wish)))
+    ask_to_move(attempt, MoveRequest(left.node, None if wanted is None else wanted.node))
     return moving
 
 

@@ -145,7 +145,7 @@ class CoordinatorServer:
                 self._counts = said if self._coordinator.counts_by(said) else self._counts
 
     async def _hear_whose_ranks_move(self) -> None:
-        """People write them down: `launch drain`, `launch move`."""
+        """People write them down (`launch drain`, `launch move`), and a batch process, where its scheduler drains."""
         drained, moved = set[int](), 0
         while not self.ended.done():
             await asyncio.sleep(_DRAIN_S)
@@ -153,7 +153,7 @@ class CoordinatorServer:
             for node in request.nodes:
                 if node not in drained:
                     drained.add(node)
-                    self._handle(Drain(node))
+                    self._handle(Drain(node, request.why.get(node, "")))
             for move in request.moves[moved:]:
                 self._handle(Move(move.node, move.to))
             moved = max(moved, len(request.moves))

@@ -339,6 +339,7 @@ class DrainRequest(msgspec.Struct, frozen=True):
     """attempts/0001/drain.json: which nodes people want without ranks."""
 
     nodes: tuple[int, ...] = ()  # for good
+    why: dict[int, str] = {}  # of those of whom somebody else says so: the scheduler's words
     moves: tuple[MoveRequest, ...] = ()  # now, each once, in this order; the node may have others later
 
 

@@ -705,10 +705,15 @@ def test_nobody_is_started_in_a_drained_nodes_place_before_its_ranks_have_ended(
 
 def test_a_drained_node_goes_on_until_another_can_have_its_place() -> None:
     cluster = running(2)
-    cluster.feed(Drain(1))
+    cluster.feed(Drain(1, "Slurm says so"))
+    cluster.feed(Drain(0, "Slurm says so"))
     cluster.advance(60)
     state = cluster.state()
     assert (state.state, state.generation, state.nodes[1].ranks) == (State.RUNNING, 1, (2, 3))
+    assert [event.text for event in cluster.recorded("drain_asked")] == [
+        "node 1 is to be drained (Slurm says so); its ranks stay until others can have their places",
+        "node 0 is to be drained (Slurm says so), but coordinates the others: it stays",
+    ]
 
 
 def test_a_spare_that_comes_later_has_the_place() -> None:

@@ -54,6 +54,22 @@ def test_with_a_range_of_nodes_the_run_goes_on_without_the_lost_one(desk, slurm)
     desk.launch("cancel", run)
 
 
+def test_a_node_that_an_administrator_drains_has_its_ranks_moved_to_the_spare(desk, slurm):
+    """It would run on there for Slurm's part; nobody has to know of launch to have it free."""
+    run = desk.submit(two_nodes(desk, STEPS, "recovery:\n  spares: 1\n", hold=STEPS - 1), "--on", "slurm")
+    desk.until_step(run, 20)
+    desk.until("a spare", lambda: [node["state"] for node in desk.read_state(run)["nodes"]] == ["up", "up", "spare"])
+    host = record(desk, run, "plan.json")["nodes"][1]["host"]
+    slurm.ask("scontrol", "update", f"NodeName={host}", "State=DRAIN", "Reason=its fan is loud")
+    desk.until("ranks on the spare", lambda: {rank["node"] for rank in desk.read_state(run)["ranks"]} == {0, 2})
+    [asked] = desk.events(run, "drain_asked")
+    assert asked["node"] == 1 and "drain: its fan is loud" in asked["text"]
+    desk.let_go()
+    status = desk.wait(run)
+    assert (status["attempt"], status["restarts"]["total"], causes(desk, run)) == (1, 0, [])
+    assert status["fingerprint"] == fingerprint_here(desk, STEPS)
+
+
 def test_without_one_it_moves_to_other_nodes_and_avoids_the_lost_one(desk, slurm):
     run = desk.submit(two_nodes(desk, STEPS, SHORT, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)

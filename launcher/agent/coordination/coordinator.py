@@ -74,7 +74,7 @@ class Coordinator:
                 if not self._attempt.outvoted(event):  # else it is said again, and who is to count may join until then
                     self._nodes.counts = event
             case Drain():
-                self._drainer.ask(event.node)
+                self._drainer.ask(event)
             case Move():
                 self._drainer.ask_to_move(event)
             case Disconnected():

@@ -42,6 +42,7 @@ class Drain:
     """Somebody wants no ranks on this node any more."""
 
     node: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

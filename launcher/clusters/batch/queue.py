@@ -112,6 +112,7 @@ class NodeWord(msgspec.Struct, frozen=True):
     down: bool  # given up; a node that merely takes no new jobs is not
     text: str  # its state and the reason, for people
     booted_at: float | None = None
+    drains: bool = False  # an administrator wants it free of jobs; those that it has may end there
 
 
 class Fate(Enum):

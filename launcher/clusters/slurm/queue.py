@@ -204,4 +204,4 @@ def _ended_waiting(job: SlurmJob) -> str:
 
 def _word_on(node: Node) -> NodeWord:
     reason = f": {node.reason}" if node.reason else ""
-    return NodeWord(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at)
+    return NodeWord(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)

@@ -1,11 +1,19 @@
-"""The keeper of a node that is not the first one."""
+"""The keeper of a node that is not the first one, and what the batch process hears of nodes."""
 
+import threading
+import time
+
+import msgspec
 import pytest
 
+from launcher.clusters.batch.job.drains import note_drains, watched_for_drains
 from launcher.clusters.batch.job.on_node import see_to_the_first_node
 from launcher.clusters.batch.queue import NodeWord
 from launcher.clusters.gridengine.queue import GridEngineQueue
 from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.rundir.draining import ask_to_drain
+from launcher.rundir.durable import read_record
+from launcher.rundir.records import DrainRequest
 
 DOWN = 'case "$*" in *"show node"*) echo "NodeName=node0 State=DOWN* Reason=Not responding" ;; esac'
 
@@ -35,3 +43,45 @@ def test_where_only_the_batch_process_can_put_a_job_back_nobody_else_says_that_i
     )
     monkeypatch.setattr(GridEngineQueue, "start_again", lambda *_: pytest.fail("it does not start again"))
     assert not see_to_the_first_node(GridEngineQueue(), begun.plan)
+
+
+SHOWN = """
+cat <<'END'
+NodeName=node0 State=MIXED Reason=none
+NodeName=node1 State=ALLOCATED+DRAIN Reason=fan is loud [root@2026-11-26T21:00:00]
+NodeName=node2 State=IDLE
+END
+"""
+
+
+def on_three(begun):
+    """Of which one is a spare."""
+    nodes = [msgspec.structs.replace(begun.plan.nodes[0], index=i, host=f"node{i}", spare=i > 1) for i in range(3)]
+    return msgspec.structs.replace(begun.plan, nodes=tuple(nodes), nodes_max=2)
+
+
+def test_nodes_that_are_drained_are_told_of_once(begun, slurm_programs):
+    slurm_programs(scontrol=SHOWN)
+    plan, attempt = on_three(begun), begun.attempt
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    ask_to_drain(attempt, {2: ""})
+    assert note_drains(SlurmQueue(), attempt, plan) == {1}
+    said = DrainRequest(nodes=(1, 2), why={1: "the scheduler says allocated+drain: fan is loud"})
+    assert read_record(attempt.drain, DrainRequest) == said
+    assert note_drains(SlurmQueue(), attempt, plan, {1}) == set()
+    slurm_programs(scontrol="exit 1")
+    assert note_drains(SlurmQueue(), attempt, plan) == set(), "who does not answer says nothing"
+
+
+def test_the_batch_process_asks_as_long_as_the_attempt_goes_on_and_only_where_there_is_a_spare(begun, slurm_programs):
+    slurm_programs(scontrol=SHOWN)
+    plan, threads = on_three(begun), threading.active_count()
+    with watched_for_drains(SlurmQueue(), begun.attempt, msgspec.structs.replace(plan, nodes_max=3), 0.01):
+        assert threading.active_count() == threads
+    with watched_for_drains(SlurmQueue(), begun.attempt, plan, 0.01):
+        deadline = time.monotonic() + 60
+        while read_record(begun.attempt.drain, DrainRequest) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert threading.active_count() == threads
+    said = read_record(begun.attempt.drain, DrainRequest)
+    assert said is not None and said.nodes == (1,)

@@ -375,7 +375,7 @@ def test_nodes_of_a_real_cluster():
     assert drained.state == ("MIXED", "DRAIN")
     assert drained.reason == "bad disk, do not use; x=y State=IDLE"
     assert not drained.takes_jobs
-    assert not drained.is_down
+    assert (drained.is_down, drained.is_drained, one.is_drained) == (False, True, False)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.closing import Closer
-from launcher.agent.coordination.effects import Move
+from launcher.agent.coordination.effects import Drain, Move
 from launcher.agent.coordination.in_place.going_on import HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.verdict import Verdict
@@ -32,14 +32,20 @@ class Drainer:
         self._moving: KnownNode | None = None  # whose ranks are on their way
         self._await_spare: set[int] = set()  # nodes that are slow, for which no spare was ready that is not
 
-    def ask(self, index: int) -> None:
+    def ask(self, wish: Drain) -> None:
         """From now on; the first node, which coordinates, cannot be drained."""
-        node = self._attempt.nodes.get(index)
-        if node is None or node.drained or index == self._attempt.plan.nodes[0].index:
+        node = self._attempt.nodes.get(wish.node)
+        if node is None or node.drained:
             return
-        node.drained = True
-        self._attempt.nodes.settle(node)
-        self._attempt.ledger.record("drain_asked", f"node {index} is to be drained", node=index)
+        text = f"node {node.index} is to be drained{f' ({wish.why})' if wish.why else ''}"
+        if node.index == self._attempt.plan.nodes[0].index:
+            text += ", but coordinates the others: it stays"
+        else:
+            node.drained = True
+            self._attempt.nodes.settle(node)
+            if node.holds and not self._attempt.nodes.usable:
+                text += "; its ranks stay until others can have their places"
+        self._attempt.ledger.record("drain_asked", text, node=node.index)
 
     def ask_to_move(self, move: Move) -> None:
         """It is answered, by an event, while a generation runs."""

@@ -20,6 +20,7 @@ from launcher.agent.processes import die_with, end_all, tagged
 from launcher.clusters.batch.cluster import queue_of
 from launcher.clusters.batch.hand_over import run_of_element
 from launcher.clusters.batch.job.claims import claim
+from launcher.clusters.batch.job.drains import watched_for_drains
 from launcher.clusters.batch.job.guard import HEARD
 from launcher.clusters.batch.job.next_job import NextJob
 from launcher.clusters.batch.job.nodes import seated
@@ -86,7 +87,8 @@ def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: 
         write_record(attempt.plan, plan)
         wishes = BatchWishes(queue, wakeup, attempt, plan, start.job)
         agents = queue.processes(plan, attempt)
-        end = Allocation(run, attempt, plan, wakeup, wishes, agents, told_within_s=_TOLD_WITHIN_S).carry_out()
+        with watched_for_drains(queue, attempt, plan):
+            end = Allocation(run, attempt, plan, wakeup, wishes, agents, told_within_s=_TOLD_WITHIN_S).carry_out()
         close_tier(Path(plan.run_dir), attempt.number)
         if end.state is not State.QUEUED:
             return end.exit_code

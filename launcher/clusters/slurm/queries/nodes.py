@@ -44,12 +44,18 @@ class Node(msgspec.Struct, frozen=True):
         return not _DOWN.isdisjoint(self.state)
 
     @property
+    def is_drained(self) -> bool:
+        """Or is to be, as soon as its jobs have ended."""
+        return not _DRAINED.isdisjoint(self.state)
+
+    @property
     def takes_jobs(self) -> bool:
         """Where nothing that is said of it keeps jobs off it; a word that is not known does."""
         return bool(self.state) and _UP.issuperset(self.state)
 
 
 _DOWN = frozenset({"DOWN", "NOT_RESPONDING", "FAIL", "ERROR"})
+_DRAINED = frozenset({"DRAIN", "DRAINING", "DRAINED"})
 _UP = frozenset({
     "IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM", "POWERED_DOWN", "POWERING_UP",
 })  # fmt: skip
