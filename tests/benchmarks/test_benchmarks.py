@@ -29,6 +29,7 @@ TABLES = [
     ),
     ("field", ["--peers", "launch, hot", "--ranks", "2", "--starts", "1", "--kills", "1"], ["launch, hot | 1 of 1"]),
     ("spare", ["--pairs", "1", "--faults", "power cut"], ["power cut | launch | 1", "power cut | launch, hot | 1"]),
+    ("striping", ["--megabytes", "2", "--pairs", "1"], ["loopback"]),
     ("joins", ["--pairs", "1", "--job", "mlp"], ["launch | 1", "launch, hot | 1"]),
     ("health", ["--pairs", "1"], ["false | 1 of 1", "true | 1 of 1"]),
     ("memory", ["--ranks", "2", "--pairs", "1", "--peers", "launch"], ["launch"]),

@@ -1,6 +1,6 @@
 """Where ranks have met anew after one was killed: they agree on a step, hand it on, and are where they go on from.
 
-standing of each ─► agree ─► notes that were lent ─► weights, optimizer, snapshot: given or put back
+standing of each ─► agree ─► notes that were lent ─► weights, optimizer, snapshot: given, in stripes, or put back
                  ─► buffers, generators, the step's losses ─► all are right after that step's update
 """
 
@@ -64,12 +64,12 @@ def _with_weights(loop: Loop, keeping: Keeping, agreed: Agreement) -> dict[str, 
             optimizer.spread()
     if world.rank in agreed.takers:
         keeping.snapshots.clear()  # until it has all of it
-        values = Taker(agreed.source, agreed.step, subjects, world).take()
+        values = Taker(agreed, subjects, world).take()
         _put_share_back(loop, keeping, agreed.step)
     else:
         snapshot = next(one for one in keeping.snapshots if one.step == agreed.step)
-        if world.rank == agreed.source and agreed.takers:
-            Replica(subjects, snapshot).give(agreed.takers, world.control)
+        if agreed.takers:
+            Replica(subjects, snapshot).give(agreed, world)
         snapshot.put_back(subjects)
         values = dict(snapshot.loop)
     for buffer in made_anew(loop.strategy.module):  # the new rank may have made others

@@ -84,7 +84,7 @@ class Part:
         }
         for rank in ranks:
             dist.send_object_list([Part(self.snapshot, empty, states)], dst=rank, group=group)
-        send([*self._tensors()], ranks, group)
+        send([(ranks, [*self._tensors()])], group)
 
     @classmethod
     def take(cls, rank: int, group: dist.ProcessGroup | None) -> "Part":
@@ -98,7 +98,7 @@ class Part:
             for key, some in described.states.items()
         }
         taken = cls(described.snapshot, weights, states)
-        receive([*taken._tensors()], rank, group)
+        receive({rank: [*taken._tensors()]}, group)
         return taken
 
     def _tensors(self) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Weights, optimizer and all that is one for all ranks, from a rank that has them to those that need them."""
+"""Weights, optimizer and all that is one for all ranks, from those that have them to those that need them."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,9 @@ from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames
 from trainer.checkpoint.tree import dtype_name, dtype_of, to_json
 from trainer.checkpoint_files.manifest import Manifest, TensorEntry
-from trainer.staying.sending import receive, send
+from trainer.staying.agreement import Agreement
+from trainer.staying.sending import bytes_of, receive, send
+from trainer.staying.stripes import givers_of, stripes
 from trainer.world import World
 
 _LOOP = "loop"
@@ -55,10 +57,11 @@ class Snapshot:
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """The source's word: a document, and which tensors come beside it, in this order."""
+    """The source's word: a document, and which tensors come beside it, in this order: name, type, shape."""
 
     document: bytes
-    tensors: list[tuple[str, str, list[int]]]  # name, type, shape
+    alike: list[tuple[str, str, list[int]]]  # on all ranks that have the step, each of which gives a stripe
+    own: list[tuple[str, str, list[int]]]  # of the source alone: buffers follow the first rank's in each step
 
 
 class Replica:
@@ -67,10 +70,12 @@ class Replica:
     def __init__(self, subjects: Subjects, snapshot: Snapshot) -> None:
         names = ModelNames(subjects.models)
         optimizers = {key: OptimizerNames(key, value, names) for key, value in subjects.optimizers.items()}
-        self._tensors = names.parameters() | dict(subjects.averages) | names.buffers()
         whole = {key: one for key, one in optimizers.items() if not one.shared_out}  # else it is no other rank's
+        alike = names.parameters()
         for optimizer in whole.values():
-            self._tensors |= optimizer.tensors()
+            alike |= optimizer.tensors()
+        self._alike = dict(sorted(alike.items()))  # in one order on all ranks, in whichever each has made or taken them
+        self._own = dict(subjects.averages) | names.buffers()
         named = {
             key: [
                 then | {"params": now["params"]} for now, then in zip(one.groups(), snapshot.groups[key], strict=True)
@@ -85,26 +90,41 @@ class Replica:
             "extra": {},
             _LOOP: dict(snapshot.loop),
         }
-        document = to_json(shared, f"state/{SHARED}", self._tensors)
-        tensors = [(name, dtype_name(one.dtype), [*one.shape]) for name, one in self._tensors.items()]
-        self._word = Shared(document, tensors)
+        document = to_json(shared, f"state/{SHARED}", self._own)
+        self._word = Shared(document, _described(self._alike), _described(self._own))
 
-    def give(self, takers: Sequence[int], group: dist.ProcessGroup | None) -> None:
-        """To each of these ranks."""
-        for rank in takers:
-            dist.send_object_list([self._word], dst=rank, group=group)
-        send([*self._tensors.values()], takers, group)
+    def give(self, agreed: Agreement, world: World) -> None:
+        """To each rank that takes it, this one's stripe; the source gives the rest too."""
+        is_source = world.rank == agreed.source
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for taker in agreed.takers:
+            if is_source:
+                dist.send_object_list([self._word], dst=taker, group=world.control)
+            givers = givers_of(taker, agreed.takers, world.size, world.local_size)
+            alike.setdefault(tuple(givers), []).append(taker)
+        own = [*self._own.values()] if is_source else []
+        send([(takers, own + self._stripe(world.rank, givers)) for givers, takers in alike.items()], world.control)
+
+    def _stripe(self, rank: int, givers: Sequence[int]) -> list[Tensor]:
+        if rank not in givers:
+            return []
+        tensors = [*self._alike.values()]
+        dealt = stripes([one.nbytes for one in tensors], len(givers))
+        return [_bytes(tensors[one.tensor])[one.begin : one.end] for one in dealt[givers.index(rank)]]
 
 
 class Taker(Reader):
     """A rank that needs it: reads from a peer as from a checkpoint."""
 
-    def __init__(self, source: int, step: int, subjects: Subjects, world: World) -> None:
+    def __init__(self, agreed: Agreement, subjects: Subjects, world: World) -> None:
         said: list[Any] = [None]
-        dist.recv_object_list(said, src=source, group=world.control)
-        self._source, self._word, self._control = source, said[0], world.control
-        tensors = {name: TensorEntry(dtype, tuple(shape), ()) for name, dtype, shape in self._word.tensors}
-        super().__init__(Path(f"rank {source}"), Manifest(step, world.size, "", (), tensors, {}), subjects, world)
+        dist.recv_object_list(said, src=agreed.source, group=world.control)
+        self._source, self._word, self._control = agreed.source, said[0], world.control
+        self._givers = givers_of(world.rank, agreed.takers, world.size, world.local_size)
+        coming = self._word.alike + self._word.own
+        tensors = {name: TensorEntry(dtype, tuple(shape), ()) for name, dtype, shape in coming}
+        manifest = Manifest(agreed.step, world.size, "", (), tensors, {})
+        super().__init__(Path(f"rank {agreed.source}"), manifest, subjects, world)
         self._documents[SHARED] = memoryview(self._word.document)
         own = {"generators": state_of_generators(*subjects.devices(world)), "objects": {}, "extra": {}}
         self._documents[of_rank(world.rank)] = memoryview(to_json(own, "", {}))  # what is its own, a rank has noted
@@ -112,8 +132,14 @@ class Taker(Reader):
     def take(self) -> dict[str, Any]:
         """Into the model, the optimizers and all objects; where the loop stands."""
         self.prepare()
-        coming = {name: self._place(name, dtype, shape) for name, dtype, shape in self._word.tensors}
-        receive([*coming.values()], self._source, self._control)
+        alike = {name: self._place(name, dtype, shape) for name, dtype, shape in self._word.alike}
+        own = {name: self._place(name, dtype, shape) for name, dtype, shape in self._word.own}
+        parcels = {self._source: [*own.values()]}
+        tensors = [*alike.values()]
+        for giver, dealt in zip(self._givers, stripes([one.nbytes for one in tensors], len(self._givers)), strict=True):
+            parcels.setdefault(giver, []).extend(bytes_of(tensors[one.tensor])[one.begin : one.end] for one in dealt)
+        receive(parcels, self._control)
+        coming = alike | own
         with torch.no_grad():
             for name, target in self._targets.by_name.items():
                 if coming[name].data_ptr() != target.data_ptr():
@@ -130,3 +156,13 @@ class Taker(Reader):
             if value.dtype == dtype_of(dtype) and [*value.shape] == shape:
                 return value
         return torch.empty(shape, dtype=dtype_of(dtype))
+
+
+def _described(tensors: Mapping[str, Tensor]) -> list[tuple[str, str, list[int]]]:
+    return [(name, dtype_name(one.dtype), [*one.shape]) for name, one in tensors.items()]
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Where they lie, if they lie in order."""
+    value = tensor.detach()
+    return bytes_of(value if value.is_contiguous() else value.cpu().contiguous())

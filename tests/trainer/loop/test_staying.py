@@ -5,13 +5,16 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from replaced_ranks import Launched
 
 from trainer.checkpoint_files import catalog
 from trainer.loop import arriving, staying
 from trainer.loop.keeping import Keeping
+from trainer.staying import stripes
 from trainer.staying.copies import Copies
 from trainer.staying.parts import Part
+from trainer.staying.replica import Replica
 from trainer.staying.shares import ShareFile
 from trainer.strategies.zero import SharedOut
 
@@ -388,6 +391,36 @@ def test_several_nodes_are_lost(tmp_path, alone, deaths):
     run, codes = killed(tmp_path, 3, *deaths, nodes=3)
     assert codes == [0] * 3, run.said()
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+@pytest.mark.dealt(8)
+@pytest.mark.parametrize(
+    ("size", "nodes", "words", "deaths"),
+    [
+        pytest.param(3, 0, (), ("1 4 on_step", "2 8 backward", "0 12 on_step"), id="who took it gives it"),
+        pytest.param(3, 0, ("--strategy", "zero1"), ("0 8 share", "1 12 backward"), id="with shares of the optimizer"),
+        pytest.param(4, 2, (), ("2 8 backward",), id="both ranks of one node to both of another"),
+    ],
+)
+def test_each_rank_that_has_it_gives_a_stripe(tmp_path, alone, monkeypatch, size, nodes, words, deaths):
+    monkeypatch.setattr(stripes, "_LEAST_BYTES", 7)
+    fingerprint, wanted = alone(size, *words[1:])
+    run, codes = killed(tmp_path, size, *deaths, words=words, nodes=nodes)
+    assert codes == [0] * size, run.said()
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+def test_a_stripe_that_is_not_of_the_step_shows(tmp_path, alone, monkeypatch):
+    monkeypatch.setattr(stripes, "_LEAST_BYTES", 7)
+    stripe = Replica._stripe
+
+    def none_but_the_first_gives(replica, rank, givers):
+        return [torch.zeros_like(one) if rank != min(givers) else one for one in stripe(replica, rank, givers)]
+
+    monkeypatch.setattr(Replica, "_stripe", none_but_the_first_gives)
+    _, wanted = alone(3)
+    run, codes = killed(tmp_path, 3, "1 8 backward")
+    assert codes != [0] * 3 or run.numbers() != wanted
 
 
 def test_a_copy_of_another_step_shows(tmp_path, alone, monkeypatch):

@@ -62,8 +62,8 @@ def test_another_rank_takes_what_is_given(monkeypatch: pytest.MonkeyPatch) -> No
     wire: list[Any] = []
     monkeypatch.setattr(dist, "send_object_list", lambda said, **_: wire.append(said[0]))
     monkeypatch.setattr(dist, "recv_object_list", lambda said, **_: said.__setitem__(0, wire.pop(0)))
-    monkeypatch.setattr(parts, "send", lambda tensors, *_: wire.append([one.clone() for one in tensors]))
-    monkeypatch.setattr(parts, "receive", lambda tensors, *_: [*map(Tensor.copy_, tensors, wire.pop(0))])
+    monkeypatch.setattr(parts, "send", lambda parcels, *_: wire.append([one.clone() for one in parcels[0][1]]))
+    monkeypatch.setattr(parts, "receive", lambda parcels, *_: [*map(Tensor.copy_, parcels[0], wire.pop(0))])
     part.give([1], None)
     taken = Part.take(0, None)
     assert not wire

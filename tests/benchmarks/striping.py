@@ -1,0 +1,157 @@
+"""A new rank takes the whole state of a training from one rank that has it, and from three at once, by turns.
+
+    uv run python tests/benchmarks/striping.py [--megabytes 300] [--mbit 1000] [--pairs 7] [--write]
+
+Four ranks, each a process of its own with a model and its Adam, meet over gloo; the first has lost its state. Over
+loopback all share two cores, and nothing is gained by more ends: it only must not be slower. `--mbit` puts each rank
+into a network namespace of its own (as root), from which it sends no faster than that. What was taken is compared with
+what was given, byte by byte.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+from replica import Clock, Replica, ratio, spread
+from results import publish
+
+from launcher.agent.ranks.ports import HeldPort
+from trainer import world as worlds
+from trainer.checkpoint.contents import Subjects
+from trainer.staying import replica as handing
+from trainer.staying.agreement import Agreement
+from trainer.staying.replica import Snapshot, Taker
+from trainer.staying.stripes import givers_of
+
+RANKS, WAYS = 4, ("one", "three")
+HUB = "10.99.0.1"
+AGREED = Agreement(step=1, source=1, takers=(0,))
+
+
+def hand_on(pairs, megabytes):
+    """On each rank; the first one tells how long it took, by way."""
+    world = worlds.join(device="cpu")
+    state = Replica(megabytes)
+    subjects = Subjects({"model": state.model}, {"optimizer": state.optimizer}, {}, {})
+    snapshot = Snapshot.of(1, {}, subjects.optimizers, {})
+    clock, taken, wanted = Clock(world), {way: [] for way in WAYS}, digest(state)
+    for turn in range(2 * (pairs + 1)):
+        way = WAYS[turn % 2]
+        handing.givers_of = givers_of if way == "three" else (lambda *at: givers_of(*at)[:1])
+        if world.is_first:
+            for tensor in state.model.parameters():
+                tensor.detach().zero_()
+            state.optimizer.state.clear()
+        taken[way].append(clock.time(lambda: move(subjects, snapshot, world)))
+        if digest(state) != wanted:
+            raise SystemExit("what was taken is not what was given")
+    worlds.barrier(world)
+    if world.is_first:
+        print(json.dumps({"bytes": state.bytes, "taken": {way: times[1:] for way, times in taken.items()}}))
+
+
+def move(subjects, snapshot, world):
+    if world.is_first:
+        Taker(AGREED, subjects, world).take()
+    else:
+        handing.Replica(subjects, snapshot).give(AGREED, world)
+
+
+def digest(state):
+    found = hashlib.blake2b()
+    for parameter in state.model.parameters():
+        found.update(parameter.detach().numpy().data)
+        for _, value in sorted(state.optimizer.state[parameter].items()):
+            found.update(value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def measure(args, mbit):
+    """Of ranks that are on one network, or each in a namespace of its own."""
+    port = HeldPort("127.0.0.1")
+    words = [sys.executable, __file__, "--rank", "--pairs", str(args.pairs), "--megabytes", str(args.megabytes)]
+    ranks = []
+    for rank in range(RANKS):
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCH_")} | {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(RANKS),
+            "LOCAL_RANK": "0" if mbit else str(rank),
+            "LOCAL_WORLD_SIZE": "1" if mbit else str(RANKS),
+            "MASTER_ADDR": HUB if mbit else "127.0.0.1",
+            "MASTER_PORT": str(port.number),
+            "GLOO_SOCKET_IFNAME": "lo" if not mbit else "eth0" if rank else "hub",
+            "OMP_NUM_THREADS": "1",
+        }
+        enter = ["unshare", "--net"] if mbit else []
+        ranks.append(subprocess.Popen([*enter, *words], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    try:
+        if mbit:
+            connect([one.pid for one in ranks], mbit)
+        for one in ranks:
+            one.stdin.write(b"\n")
+            one.stdin.flush()
+        said = [one.communicate()[0] for one in ranks]
+        if any(one.returncode for one in ranks):
+            raise SystemExit("a rank has failed")
+    finally:
+        for one in ranks:
+            one.kill()
+    return json.loads(said[0])
+
+
+def connect(pids, mbit):
+    """The first rank's namespace has the switch. They end with their processes, and all that is in them."""
+    for pid in pids:
+        while os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+            time.sleep(0.01)
+    first, *others = pids
+    run(first, "ip link add hub type bridge; ip link set hub up; ip link set lo up")
+    run(first, f"ip address add {HUB}/24 dev hub")
+    for number, pid in enumerate(others, 2):
+        run(first, f"ip link add to{number} type veth peer name eth0 netns {pid}")
+        run(first, f"ip link set to{number} master hub up")
+        run(pid, f"ip address add 10.99.0.{number}/24 dev eth0; ip link set eth0 up; ip link set lo up")
+        run(pid, f"tc qdisc add dev eth0 root tbf rate {mbit}mbit burst 256kb latency 50ms")
+
+
+def run(pid, commands):
+    for command in commands.split("; "):
+        subprocess.run(["nsenter", f"--target={pid}", "--net", *command.split()], check=True)
+
+
+def row(where, said):
+    rates = {way: [said["bytes"] / seconds / 1e6 for seconds in times] for way, times in said["taken"].items()}
+    cells = " | ".join(f"{spread(said['taken'][way])} | {sorted(rates[way])[len(rates[way]) // 2]:.0f}" for way in WAYS)
+    return (
+        f"| {where} | {said['bytes'] / 1e6:.0f} | {cells} | {ratio(said['taken']['three'], said['taken']['one']):.2f} |"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=300)
+    parser.add_argument("--mbit", type=int, nargs="*", default=[], help="what each rank may send, in namespaces")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    if args.rank:
+        sys.stdin.readline()  # the network is there
+        hand_on(args.pairs, args.megabytes)
+        return
+    table = [
+        "| network | MB | from one, s | range | MB/s | from three, s | range | MB/s | of one |",
+        "|---" * 9 + "|",
+        row("loopback", measure(args, None)),
+        *(row(f"{mbit} Mbit/s from each", measure(args, mbit)) for mbit in args.mbit),
+    ]
+    notes = f"Medians of {args.pairs} pairs, by turns in the same processes; the last column is that of their ratios."
+    publish("striping", "\n".join([*table, "", notes]), write=args.write)
+
+
+if __name__ == "__main__":
+    main()

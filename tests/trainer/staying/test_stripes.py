@@ -1,0 +1,41 @@
+"""Which rank gives which bytes: each byte once, from each giver as many; from the taker's own node where it can be."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.staying import stripes as under_test
+from trainer.staying.stripes import givers_of, stripes
+
+LEAST = under_test._LEAST_BYTES
+
+
+@given(st.lists(st.integers(0, 5 * LEAST), max_size=30), st.integers(1, 70))
+def test_each_byte_is_given_once_and_nobody_gives_more_than_a_part(sizes, givers):
+    dealt = stripes(sizes, givers)
+    assert len(dealt) == givers
+    begins = [0] * len(sizes)
+    for piece in (piece for some in dealt for piece in some):  # in the order of givers each tensor is filled up
+        assert piece.begin == begins[piece.tensor] < piece.end
+        begins[piece.tensor] = piece.end
+    assert begins == sizes
+    given_by = [sum(piece.end - piece.begin for piece in some) for some in dealt]
+    used = max(1, min(givers, sum(sizes) // LEAST))
+    assert max(given_by) - min(given_by[:used]) <= 1
+    assert not any(given_by[used:])
+
+
+def test_a_large_tensor_is_cut_and_a_small_state_comes_from_one():
+    cut = [[(piece.tensor, piece.begin, piece.end) for piece in some] for some in stripes([9 * LEAST, 3 * LEAST], 3)]
+    assert cut == [[(0, 0, 4 * LEAST)], [(0, 4 * LEAST, 8 * LEAST)], [(0, 8 * LEAST, 9 * LEAST), (1, 0, 3 * LEAST)]]
+    assert [len(some) for some in stripes([LEAST // 2, LEAST], 3)] == [2, 0, 0]
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 8))
+def test_those_of_the_same_node_give_and_else_all_that_have_it(data, nodes, each):
+    size = nodes * each
+    takers = data.draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size))
+    for taker in takers:
+        givers = givers_of(taker, takers, size, each)
+        there = [rank for rank in range(size) if rank not in takers]
+        near = [rank for rank in there if rank // each == taker // each]
+        assert givers == (near or there)
