@@ -8,6 +8,9 @@ met, loaded from the newest checkpoint, and trained on. With `recovery: {mode: h
 process: there it is the first step that all of them make together. The last column leaves out, on both sides, the step
 itself: the median of those that nothing disturbed. torchrun has its own store for the ranks
 (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1): as it comes, it mostly does not recover at all (recover.py).
+
+`launch, reserve` has a process in reserve for each rank, `launch, hot, reserve` one for all. Kills have to be far
+enough apart for the next one to be ready: --pause-s 6 9.
 """
 
 import argparse
