@@ -10,7 +10,7 @@ class Mode:
     says: str  # of one kill, for people
     whole_node: bool  # all that is of the run on a node; else one of its ranks
     overrides: tuple[str, ...]
-    usual: bool = True  # where nobody says which
+    usual_for: tuple[str, ...] = ("warm", "hot")  # `recovery.mode` of specs that it is for where nobody says which
 
 
 MODES = {
@@ -28,6 +28,6 @@ MODES = {
         "kill -9 of a rank; the others stay, and give the new one the state of the last step",
         whole_node=False,
         overrides=("recovery.mode=hot",),
-        usual=False,  # of a script that cannot do it, it is warm once more
+        usual_for=("hot",),
     ),
 }

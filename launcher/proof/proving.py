@@ -36,23 +36,28 @@ def prove(
     Returns when all is known, which takes as long as the training for each mode and once more. Interrupted, it cancels
     the run that goes on. Runs of a proof that is exact are removed, unless `keep`.
     """
-    chosen = _modes(modes)
+    _refuse_unknown(modes)
     if kills < 1:
         raise BadInput(f"--kills: expected a number above 0, got {kills}")
     if steps is not None:
         planned(0, "", kills, steps)  # what cannot be is refused before anything is started
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     target = for_a_proof(job_of(ref, on=on, overrides=overrides), steps=steps, kills=kills)
+    wish = target.request()
+    chosen = {name: one for name, one in MODES.items() if _is_chosen(name, modes, wish.spec.recovery.mode)}
     for mode in chosen.values():
         target.request(mode.overrides)
-    return _Proving(target, name_of(target.request()), kills, seed, metrics, tell).carry_out(chosen, keep=keep)
+    return _Proving(target, name_of(wish), kills, seed, metrics, tell).carry_out(chosen, keep=keep)
 
 
-def _modes(names: Sequence[str]) -> dict[str, Mode]:
+def _refuse_unknown(names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in MODES]
     if unknown:
         raise BadInput(f"--modes: expected some of {', '.join(MODES)}, got {unknown[0][:100]!r}")
-    return {name: mode for name, mode in MODES.items() if (name in names if names else mode.usual)}
+
+
+def _is_chosen(name: str, names: Sequence[str], recovery_mode: str) -> bool:
+    return name in names if names else recovery_mode in MODES[name].usual_for
 
 
 @dataclass(slots=True)

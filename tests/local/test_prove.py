@@ -68,9 +68,10 @@ def test_that_no_step_is_lost_where_ranks_stay_is_proven_too(lab):
     lab.script("in_place.py")
     run = "run: {script: in_place.py, args: {steps: 40, pause: 0.05}}"
     resources = "resources: {ranks_per_node: 2, gpus_per_node: 0}\ncheckpoint: {every: 10 steps}"
-    file = lab.spec(f"name: staying\n{run}\n{resources}\n")
-    words = ("--kills", "2", "--seed", "5", "--modes", "hot", "--keep")
-    [found] = proof_of(lab, file, *words, check=Exit.OK)["compared"]
+    file = lab.spec(f"name: staying\n{run}\n{resources}\nrecovery: {{mode: hot}}\n")
+    compared = proof_of(lab, file, "--kills", "2", "--seed", "5", "--keep", check=Exit.OK)["compared"]
+    assert [one["mode"] for one in compared] == ["warm", "power", "hot"]
+    found = compared[-1]
     hit = [kill for kill in found["kills"] if not kill.get("missed")]
     assert hit and [kill["steps_again"] for kill in hit] == [0] * len(hit), found
     assert [event.get("in_place") for event in lab.events(found["run"], "failure")] == [True] * len(hit)

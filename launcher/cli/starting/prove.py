@@ -36,7 +36,10 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--steps", metavar="N", type=_NUMBER, help="make the training so long, in all its runs")
     arguments.add_argument("--kills", metavar="N", type=_NUMBER, default=3, help="of each mode (default: 3)")
     arguments.add_argument(
-        "--modes", metavar="MODE,...", default="", help="some of warm, power, hot (default: warm,power)"
+        "--modes",
+        metavar="MODE,...",
+        default="",
+        help="some of warm, power, hot (default: warm,power, and hot where the spec's recovery.mode is)",
     )
     arguments.add_argument(
         "--seed", metavar="N", type=int, help="draws when and whom; by default another one each time"
