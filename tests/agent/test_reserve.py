@@ -118,3 +118,30 @@ def test_one_that_ends_by_itself_is_told_of_and_not_tried_again(tmp_path):
         await node.preparation.close()
 
     play(scene)
+
+
+def test_where_they_are_killed_again_and_again_no_more_are_begun(tmp_path):
+    """As where there is no memory for one more."""
+
+    async def scene():
+        node = Node(tmp_path)
+        await node.preparation.run()
+        reserve = node.preparation.reserve
+        for generation in (1, 2, 2, 2):
+            await until(lambda: reserve.is_short)
+            await node.preparation.fill_reserve(node.start(generation))
+            [pid] = reserve.pids
+            os.kill(pid, signal.SIGKILL)
+        await until(
+            lambda: (
+                (
+                    "no_reserve",
+                    "node 0 has no process in reserve: 3 were killed in one generation, the last by signal 9",
+                )
+                in node.notes
+            )
+        )
+        assert not reserve.is_short
+        await node.preparation.close()
+
+    play(scene)

@@ -339,6 +339,7 @@ class Hot(Local):
 
 class HotZero1(Hot):
     strategy = "zero1"
+    more = f"{Hot.more}, reserve: 1"
 
 
 class HotFsdp(Hot):

@@ -25,12 +25,15 @@ from launcher.agent.ranks.zygote_link import TellDeath
 from launcher.errors import said_by_the_system
 from launcher.rundir.identity import process_id
 
+_MOST_KILLED = 3  # in a generation: there may be no memory for one more
+
 
 @dataclass(slots=True, eq=False)
 class _Process:
     progress: Progress
     pipe: ProgressPipe
     control: ControlPipe
+    generation: int  # in which it was begun
     pid: int = 0
     ended: bool = False
     told: bool = False  # that it is ready
@@ -58,6 +61,7 @@ class Reserve:
         self._processes: list[_Process] = []
         self._number = 0
         self._filling = False
+        self._killed: list[int] = []  # in which generations
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -99,7 +103,9 @@ class Reserve:
         self._number += 1
         fifo = self._home.attempt.reserve(self._home.node.index, self._number)
         progress, control = Progress(), ControlPipe(control_of(fifo))
-        process = _Process(progress, ProgressPipe(fifo, progress, lambda: self._heard(process)), control)
+        process = _Process(
+            progress, ProgressPipe(fifo, progress, lambda: self._heard(process)), control, start.generation
+        )
         self._processes.append(process)
         environment = reserve_environment(start, str(fifo), str(control_of(fifo)))
         try:
@@ -125,9 +131,12 @@ class Reserve:
         if process.tell is not None:
             process.tell(death)
             return
+        self._killed.append(process.generation)
         if death.code is not None:  # by itself: the next one would, too
             said = LogFile(self._log).tail()
             self._give_up(f"it ended with exit code {death.code}" + (f": {said[-1]}" if said else ""))
+        elif self._killed.count(process.generation) >= _MOST_KILLED:
+            self._give_up(f"{_MOST_KILLED} were killed in one generation, the last by signal {death.signal}")
 
     def _forget(self, process: _Process) -> None:
         process.close()

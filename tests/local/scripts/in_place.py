@@ -86,10 +86,17 @@ class Audited(Callback):
 
     def __init__(self, path):
         self._note = importlib.import_module("audited").Audit(path).note
-        self._generation, self._saved = "", 0
+        self._generation, self._saved, self._born = "", 0, False
+        if "RANK" in os.environ:  # else it is in reserve
+            self._be_born()
+
+    def _be_born(self):
         self._note("born", 0)
+        self._born = True
 
     def updated(self, step):
+        if not self._born:
+            self._be_born()
         if self._generation != os.environ["LAUNCH_GENERATION"]:
             self._generation = os.environ["LAUNCH_GENERATION"]
             self._note("start", step - 1)
