@@ -1,5 +1,6 @@
 """The ranks that write one checkpoint together, who acts for which disk, and the words that they exchange meanwhile."""
 
+import datetime as dt
 import os
 import pickle
 import struct
@@ -17,6 +18,7 @@ _FAN = 8  # so many hear one of them
 _FRAME = 1024  # bytes that are sent in any case: most words fit in, and need no second message
 _LENGTH = struct.Struct("<Q")
 _LOST = (1 << 64) - 1  # in the place of a length: there is no word, for whoever should have brought it is lost
+_FAREWELL = dt.timedelta(seconds=3)  # to say so: whoever does not take it in time has it from the end of the connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,12 @@ class Team:
     def _say(self, word: bytes | None, place: int) -> None:
         frame = bytearray(_LENGTH.pack(_LOST) if word is None else _LENGTH.pack(len(word)) + word)
         frame += bytes(max(0, _FRAME - len(frame)))
+        if word is None:
+            # A send that gloo takes just as its connection is cut is never over, and no error of its.
+            work = dist.isend(torch.frombuffer(frame, dtype=torch.uint8), dst=self.ranks[place], group=self.group)
+            if work is not None:
+                work.wait(_FAREWELL)
+            return
         for piece in (frame[:_FRAME], frame[_FRAME:]):
             if piece:
                 dist.send(torch.frombuffer(piece, dtype=torch.uint8), dst=self.ranks[place], group=self.group)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import time
 
 import pytest
 from ranks import Ranks, spawn_ranks
@@ -71,6 +72,23 @@ def test_where_one_is_lost_nobody_waits_for_a_word(who):
     """Not even for those who live on and wait for each other."""
     outcomes = Ranks(lose, 5, who, stay=True).outcomes()
     assert [what for kind, what in outcomes if kind == "returned"] == ["lost"] * 4
+
+
+def speak_of_a_loss_to_who_does_not_hear():
+    """The other rank takes no word before this one has given up."""
+    world = join(device="cpu")
+    team = Team(cpu_group(), (0, 1), world.rank)
+    began = time.monotonic()
+    lost = team._pass_on(None) if world.is_first else None
+    barrier(world)
+    return type(lost), time.monotonic() - began
+
+
+def test_to_say_that_one_is_lost_takes_seconds_at_most():
+    """A group's operations may take ten minutes, and meanwhile the others meet without this one."""
+    (error, took_s), _ = Ranks(speak_of_a_loss_to_who_does_not_hear, 2).results()
+    assert error is RuntimeError
+    assert took_s < 60
 
 
 def test_nobody_hears_many_and_everybody_is_heard():
