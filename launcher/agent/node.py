@@ -293,8 +293,8 @@ class NodeAgent:
             self._replication.note(self._group.checkpoint)
         if self._buddies is not None and self._group is not None and self._group.remembered is not None:
             self._buddies.note(self._group.remembered)
-        if self._preparation.reserve.is_short and self._group is not None and self._group.all_step:
-            # Not before: it would only keep ranks from their first step.
+        if self._preparation.reserve.is_short and self._group is not None and self._group.is_steady:
+            # Not before: it would only keep ranks from their first steps.
             self._go(self._preparation.fill_reserve(self._group.start))
         self._fresh.set()
 

@@ -39,6 +39,7 @@ from launcher.words import Cause
 _DUMP_BOUND_S = 3.0
 _DUMP_QUIET_S = 0.2
 _LAST_EXITS_S = 5.0
+_FIRST_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +277,9 @@ class RankGroup:
         return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
 
     @property
-    def all_step(self) -> bool:
-        """Each of its ranks has made a step in this generation."""
-        return all(rank.progress.step is not None and not rank.ended.is_set() for rank in self._ranks)
+    def is_steady(self) -> bool:
+        """Each of its ranks makes steps: it is over with the first ones, of which those that stay tell once more."""
+        return all(rank.progress.steps >= _FIRST_STEPS and not rank.ended.is_set() for rank in self._ranks)
 
     @property
     def over(self) -> bool:

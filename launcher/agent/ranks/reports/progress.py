@@ -70,6 +70,7 @@ class Progress:
         """`keep` is given each report that has metrics, with the step that it is of."""
         self._keep = keep
         self.step: int | None = None
+        self._began: int | None = None  # the first step that it has reported in this generation
         self.total_steps: int | None = None
         self.checkpoint: int | None = None
         self.fingerprint: str | None = None
@@ -102,11 +103,17 @@ class Progress:
 
     def go_on(self) -> None:
         """Its process is one of a new generation, in which it has reported nothing yet."""
-        self.step = self.checkpoint = self.remembered = self.slow = None
+        self.step = self._began = self.checkpoint = self.remembered = self.slow = None
         self.reported = False
+
+    @property
+    def steps(self) -> int:
+        """Made in this generation since it first told of one."""
+        return 0 if self.step is None or self._began is None else self.step - self._began
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:
         self.step = report.step if report.step is not None else self.step
+        self._began = self.step if self._began is None else self._began
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
         self.checkpoint = report.checkpoint if report.checkpoint is not None else self.checkpoint
         self.fingerprint = report.fingerprint if report.fingerprint is not None else self.fingerprint
