@@ -121,7 +121,7 @@ def test_move_asks_once_and_waits_for_the_answer(desk, kind, code):
             time.sleep(0.05)
         folder.event("of another node", "moved", node=2)
         folder.event("so it is", kind, node=1)
-    assert json.loads(drain.read_bytes()) == {"nodes": [], "moves": [{"node": 1, "to": 3}]}
+    assert json.loads(drain.read_bytes()) == {"nodes": [], "moves": [{"node": 1, "to": 3}], "why": {}}
     done = asked.result()
     assert "job-abcd: so it is\n" in (done.stdout if code == 0 else done.stderr)
 
@@ -131,4 +131,4 @@ def test_what_is_asked_of_nodes_is_kept_beside_what_was_asked_before(desk):
     for words in (["move", "last", "1"], ["drain", "last", "2"], ["move", "last", "1"], ["drain", "last", "1"]):
         desk.launch(*words, "--timeout", "0", check=4)
     asked = json.loads(folder.run.attempt(1).drain.read_bytes())
-    assert asked == {"nodes": [1, 2], "moves": [{"node": 1, "to": None}] * 2}
+    assert asked == {"nodes": [1, 2], "moves": [{"node": 1, "to": None}] * 2, "why": {}}

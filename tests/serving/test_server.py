@@ -140,7 +140,10 @@ def test_what_an_idle_worker_that_was_killed_had_not_read_is_not_lost(server):
 
 
 def test_what_machines_ask(server):
-    server.ask("hello")
+    assert server.ask("hello").status == 200
+    assert server.post("/predict", b"nothing").status == 422
+    assert server.ask("poison", "die").status == 503
+    until(server.pids, "another one")
     assert server.get("/health").json() == {"status": "ok", "run": "mine-abcd", "step": 1, "workers": 1}
     metrics = {family.name: family for family in text_string_to_metric_families(server.get("/metrics").body.decode())}
     assert {("/predict", "200"), ("/predict", "422"), ("/predict", "503")} <= {

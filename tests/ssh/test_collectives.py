@@ -22,5 +22,6 @@ def test_a_slow_pair_of_hosts_is_named(desk, tmp_path):
     assert sorted(pairs) == [(0, 1), (0, 2), (1, 2)]
     assert "times as slow by send and recv" in pairs[1, 2]
     assert "times as slow by a plain connection" in pairs[1, 2]
-    assert pairs[0, 1] == pairs[0, 2] == ""
+    # The round trip alone may be longer on a busy machine.
+    assert not [slow for pair, slow in pairs.items() if pair != (1, 2) and "times as slow" in slow]
     assert ", slow</text>" in (tmp_path / "page.html").read_text()
