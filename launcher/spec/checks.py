@@ -55,6 +55,14 @@ def spares_need_nodes(job: Mapping, values: Values[str, Any]) -> Iterator[Proble
         yield Problem(spares.value.mark, reason, key=("recovery", "spares"))
 
 
+def reserve_needs_python(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    """A command does not wait to be a rank: it would do its work beside the ranks."""
+    reserve, recovery = job.find("recovery", "reserve"), values.get("recovery")
+    if reserve is not None and isinstance(recovery, Recovery) and recovery.reserve and job.find("run", "command"):
+        reason = "a command cannot wait to be a rank: only a training by Trainer, run by script or module, does"
+        yield Problem(reserve.value.mark, reason, key=("recovery", "reserve"))
+
+
 def buddy_needs_snapshots(checkpoint: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
     """What is copied is what `memory_every` keeps."""
     buddy, every = checkpoint.find("buddy"), ("memory_every_steps", "memory_every_s")

@@ -281,7 +281,7 @@ JOB = _Job(
         *OF_KINDS,
         Field("sweep", SWEEP, "Many runs that differ in some options; `launch sweep` starts them"),
     )),
-    checks=(checks.env_or_secret, checks.spares_need_nodes, checks.signal_before_time),
+    checks=(checks.env_or_secret, checks.spares_need_nodes, checks.reserve_needs_python, checks.signal_before_time),
     required=True,
     schema_extra=(
         ("required", ["name"]),

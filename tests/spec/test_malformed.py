@@ -413,6 +413,7 @@ FILES = [
     ("name: a\nrun: {script: a, module: b}\n", "2:18", "run.module", "only one of script, module and command"),
     ("name: a\nrun: {command: a, script: b}\n", "2:7", "run.command", "only one of script, module and command"),
     ("name: a\nrun: {command: a, preload: [torch]}\n", "2:19", "run.preload", "has no use for a command"),
+    ("name: a\nrun: {command: a}\nrecovery: {reserve: 1}\n", "3:21", "recovery.reserve", "cannot wait to be a rank"),
     ("name: a\nrun: {script: a, preload: [os, a-b]}\n", "2:32", "run.preload[1]", "a module name"),
     ("name: a\nrun: {script: a, arg: [b]}\n", "2:18", "run.arg", "did you mean args?"),
     ("name: a\nrun: {script: a, args: {x: yes}}\n", "2:28", "run.args.x", "write true, or quote it"),
