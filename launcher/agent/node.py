@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from launcher.agent import messages
 from launcher.agent.health.evidence import Fitness
@@ -25,6 +25,7 @@ from launcher.agent.ranks.lease import Guard, LeaseWatch, Slept
 from launcher.agent.ranks.ports import HeldPort
 from launcher.agent.ranks.prepare import Preparation, SetupFailed
 from launcher.agent.ranks.reaper import Death, Reaper
+from launcher.agent.ranks.reserve import ReserveEvent
 from launcher.agent.wire import wire_key
 from launcher.errors import Exit, said_by_the_system
 from launcher.rundir.durable import readable
@@ -149,7 +150,7 @@ class NodeAgent:
             else:
                 self._line.note(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
 
-    def _tell_of_reserve(self, kind: Literal["in_reserve", "no_reserve"], text: str) -> None:
+    def _tell_of_reserve(self, kind: ReserveEvent, text: str) -> None:
         self._line.note(messages.Noted(self._home.node.index, kind, text))
 
     def _asked_to_stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Passes before the first step that leave no trace: to count operations, to find a learning rate."""
+"""Passes before the first step that leave no trace: to count operations, to find a learning rate, to get ready."""
 
 import logging
 import os

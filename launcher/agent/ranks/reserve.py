@@ -8,7 +8,7 @@ wait to hear which rank they are. So a rank that is started anew after a failure
 
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,8 @@ from launcher.agent.ranks.zygote_link import TellDeath
 from launcher.errors import said_by_the_system
 from launcher.rundir.identity import process_id
 
+ReserveEvent = Literal["in_reserve", "no_reserve"]
+Note = Callable[[ReserveEvent, str], None]  # a line for the run's events
 _MOST_KILLED = 3  # in a generation: there may be no memory for one more
 
 
@@ -37,7 +39,7 @@ class _Process:
     pid: int = 0
     ended: bool = False
     told: bool = False  # that it is ready
-    tell: TellDeath | None = field(default=None)  # who hears of its death; None: it is in reserve
+    tell: TellDeath | None = None  # who hears of its death; None: it is in reserve
 
     @property
     def is_ready(self) -> bool:
@@ -46,9 +48,6 @@ class _Process:
     def close(self) -> None:
         self.pipe.close()
         self.control.close()
-
-
-Note = Callable[[Literal["in_reserve", "no_reserve"], str], None]  # a line for the run's events
 
 
 class Reserve:
