@@ -16,7 +16,7 @@ from launcher.errors import Exit
 
 pytestmark = [pytest.mark.dealt(8), pytest.mark.timeout(600)]
 
-STEPS = 48
+STEPS, BATCH = 48, 16
 MEETS = """import time, torch
 from trainer import Checkpointer
 model = torch.nn.Linear(2, 1)
@@ -51,11 +51,14 @@ def spec(
     )
 
 
+def lines(lab, run):
+    return map(json.loads, (lab.run_dir(run) / "metrics" / "metrics.jsonl").read_text().splitlines())
+
+
 def numbers(lab, run):
     """The loss and the rate of every step, and what validations found, as the newest start wrote it down."""
-    lines = (lab.run_dir(run) / "metrics" / "metrics.jsonl").read_text().splitlines()
     found = {}
-    for line in map(json.loads, lines):
+    for line in lines(lab, run):
         kept = {name: line[name] for name in ("loss", "lr", "norm", "val_loss") if name in line}
         if kept:
             found.setdefault(line["step"], {}).update(kept)
@@ -120,6 +123,8 @@ def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(lab, al
     assert numbers(lab, run) == wanted
     assert status["fingerprint"] == fingerprint
     assert "goes on in place after step" in lab.rank_logs(run)
+    speeds = [line["samples_per_s"] for line in lines(lab, run) if "loss" in line]
+    assert max(speeds) <= BATCH / how["pause"]  # the step is at least as long; that of a line written again, too
 
 
 @pytest.mark.parametrize("second", ["1 0 start", "1 0 load", "0 8 load"])

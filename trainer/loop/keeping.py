@@ -151,7 +151,7 @@ class Keeping:
         """After an update of so many samples; None: before the first step."""
         values = {name: getattr(loop, name) for name in _OF_LOOP}
         norm = float(loop.norm) if loop.norm is not None and loop.logs else None  # else nobody looks at it
-        values |= {"norm": norm, "step_samples": step_samples}
+        values |= {"norm": norm, "step_samples": step_samples, "spent": loop.phases.so_far()}
         step, subjects = loop.progress.step, loop.checkpointer.subjects
         kept = 1 if self.shares is None else 2
         self.snapshots.append(Snapshot.of(step, subjects.shared, subjects.optimizers, values))

@@ -17,7 +17,7 @@ from trainer.loop.evaluation import Evaluation
 from trainer.loop.flops import Flops
 from trainer.loop.losses import Answer, LossFunction, StepCount, StepLosses, answer_of
 from trainer.loop.own_step import OwnStep
-from trainer.loop.phases import VALIDATION, Phases
+from trainer.loop.phases import VALIDATION, Phases, Spent
 from trainer.loop.piped import Piped
 from trainer.loop.placing import Placing
 from trainer.loop.progress import Progress, Training
@@ -88,6 +88,7 @@ class Loop:
     left: int | None = None  # samples of the epoch that are still to come
     steps: int = 0  # since the last line of metrics
     samples: int = 0
+    spent: Spent = field(default_factory=lambda: ({}, 0.0))  # in these steps, where ranks met anew after them
     norm: Tensor | None = None  # of the last step's gradients, where they are clipped or logged; not read
     fingerprint: str = ""
     info: Info = field(default_factory=dict)  # what is noted with a checkpoint
@@ -118,6 +119,7 @@ class Loop:
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
         if self.stay is not None:
+            self.phases.go_on_from(self.spent)
             if self._go_on_after_step(self.stay):
                 return True
         else:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 VALIDATION = "validation"  # a phase that no step has
+Spent = tuple[dict[str, float], float]  # seconds per phase, and by the clock on the wall
 PHASES = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "other")
 
 
@@ -16,11 +17,17 @@ class Phases(Protocol):
 
     def lap(self, phase: str) -> None: ...
 
-    def take(self) -> tuple[dict[str, float], float]:
+    def take(self) -> Spent:
         """Since the last time it was asked: seconds per phase, and those of the clock on the wall without validation.
 
         On a GPU phases overlap (data is fetched while it works), so that their sum is more than the time that passed.
         """
+
+    def so_far(self) -> Spent:
+        """What `take` would give now, without waiting for a GPU: all by the host's clock."""
+
+    def go_on_from(self, spent: Spent) -> None:
+        """As if so much had passed already."""
 
 
 class HostPhases:
@@ -36,11 +43,21 @@ class HostPhases:
         self._seconds[phase] += now - self._last
         self._last = now
 
-    def take(self) -> tuple[dict[str, float], float]:
+    def take(self) -> Spent:
         now, seconds, self._seconds = self._clock(), self._seconds, defaultdict(float)
         passed, self._taken = now - self._taken, now
         passed -= seconds.pop(VALIDATION, 0.0)
         return _in_order(seconds), passed
+
+    def so_far(self) -> Spent:
+        seconds = dict(self._seconds)
+        return seconds, self._clock() - self._taken - seconds.pop(VALIDATION, 0.0)
+
+    def go_on_from(self, spent: Spent) -> None:
+        seconds, passed = spent
+        self._taken -= passed
+        for phase, spent_s in seconds.items():
+            self._seconds[phase] += spent_s
 
 
 class DevicePhases:
@@ -57,16 +74,20 @@ class DevicePhases:
         self._spare: list[torch.cuda.Event] = []
         self._marks: list[tuple[str, torch.cuda.Event]] = []
         self._first = self._mark()
+        self._before: dict[str, float] = {}  # in another process, or before others were met
 
     def lap(self, phase: str) -> None:
         self._host.lap(phase)
         self._marks.append((phase, self._mark()))
 
-    def take(self) -> tuple[dict[str, float], float]:
+    def take(self) -> Spent:
         if self._marks:
             self._marks[-1][1].synchronize()
         of_host, passed = self._host.take()
         seconds = defaultdict(float, {phase: s for phase, s in of_host.items() if phase in self._OF_HOST})
+        for phase, before_s in self._before.items():
+            seconds[phase] += before_s
+        self._before = {}
         before = self._first
         for phase, mark in self._marks:
             if phase not in (*self._OF_HOST, VALIDATION):
@@ -75,6 +96,13 @@ class DevicePhases:
             before = mark
         self._first, self._marks = before, []
         return _in_order(seconds), passed
+
+    def so_far(self) -> Spent:
+        return self._host.so_far()
+
+    def go_on_from(self, spent: Spent) -> None:
+        self._before, passed = spent
+        self._host.go_on_from(({}, passed))
 
     def _mark(self) -> torch.cuda.Event:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)

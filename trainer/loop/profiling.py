@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch.autograd.profiler import record_function
 
 from trainer.loop.callbacks import Callback
-from trainer.loop.phases import Phases
+from trainer.loop.phases import Phases, Spent
 from trainer.loop.progress import Training
 from trainer.loop.sums import gathered
 from trainer.loop.traced import LAP, merged, said, traced
@@ -29,8 +29,14 @@ class MarkedPhases:
         self._phases.lap(phase)
         _mark(phase)
 
-    def take(self) -> tuple[dict[str, float], float]:
+    def take(self) -> Spent:
         return self._phases.take()
+
+    def so_far(self) -> Spent:
+        return self._phases.so_far()
+
+    def go_on_from(self, spent: Spent) -> None:
+        self._phases.go_on_from(spent)
 
 
 def _mark(phase: str) -> None:

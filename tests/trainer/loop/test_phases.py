@@ -44,6 +44,24 @@ def test_a_validation_is_no_time_of_steps():
     assert phases.take() == ({"data": 1, "forward": 2}, 3)
 
 
+def test_what_was_spent_before_ranks_met_anew_counts_and_the_time_between_does_not():
+    clock = Clock()
+    phases = HostPhases(clock)
+    for seconds, phase in ((1, "data"), (8, VALIDATION), (2, "forward"), (4, "data")):
+        clock.now += seconds
+        phases.lap(phase)
+    clock.now += 1
+    spent = phases.so_far()
+    assert phases.so_far() == spent == ({"data": 5, "forward": 2}, 8)
+    clock.now += 100
+    anew = HostPhases(clock)
+    anew.go_on_from(spent)
+    clock.now += 3
+    anew.lap("data")
+    assert anew.take() == ({"data": 8, "forward": 2}, 11)
+    assert spent == ({"data": 5, "forward": 2}, 8), "it may be put back once more"
+
+
 class Stream:
     """A GPU that is busy until `free`: an event is due when all before it is done."""
 
@@ -84,6 +102,26 @@ def test_on_a_gpu_the_time_of_a_step_is_that_on_the_wall(monkeypatch):
     assert passed == 5, "the first batch, and then the GPU is never idle"
     assert seconds["data"] == 2
     assert seconds["forward"] == 4
+
+
+def test_on_a_gpu_what_was_spent_before_counts_by_the_clock_of_its_host(monkeypatch):
+    clock = Clock()
+    stream = Stream(clock)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    phases = DevicePhases(torch.device("cuda", 0), clock)
+    stream.work(50)
+    clock.now += 1
+    phases.lap("forward")
+    spent = phases.so_far()
+    assert spent == ({"forward": 1}, 1), "nobody has waited for the GPU"
+    clock.now += 100
+    phases = DevicePhases(torch.device("cuda", 0), clock)
+    phases.go_on_from(spent)
+    stream.work(2)
+    phases.lap("forward")
+    assert phases.take() == ({"forward": 3}, 3)
+    assert phases.take() == ({}, 0), "once"
 
 
 def test_a_processor_is_timed_by_the_clock():
