@@ -21,7 +21,6 @@ from trainer.loop.placing import Placing
 from trainer.loop.settings import Settings
 from trainer.loop.sources import train_data
 from trainer.strategies.precision import autocasting, low_dtype
-from trainer.strategies.undone import undone
 from trainer.world import World, set_threads
 
 log = logging.getLogger("trainer")
@@ -77,9 +76,10 @@ def try_first_pass(
     dataset: Any,
     collate: Callable[[list[Any]], Any] | None,
 ) -> None:
-    """By a process in reserve, on the processor: over the first samples, with a model whose weights are still to come.
+    """By a process in reserve, on the processor: over the first samples, with a model that nobody uses after it.
 
     Code is loaded then, and memory touched, for which a first pass takes longer than others. Of GPUs none is its own.
+    Samples are fetched by another process: the data set of this one is where it was.
     """
     device = torch.device("cpu")
     on_gpu = torch.cuda.is_available() if settings.device is None else settings.device != "cpu"
@@ -90,16 +90,15 @@ def try_first_pass(
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.zero_()
-    data = train_data(replace(settings, workers=0), dataset, collate, World(0, size, 0, 1, device))
+    data = train_data(replace(settings, workers=1), dataset, collate, World(0, size, 0, 1, device))
     try:
         batches = data.epoch_batches()
         batch = next(batches, None)
         batches.close()
         if batch is not None:
-            with undone(module, device):
-                with autocasting(device, low_dtype(settings.precision)):
-                    answer = answer_of(loss(module.train(), Placing(device)(batch.data)))
-                answer.loss.backward()
+            with autocasting(device, low_dtype(settings.precision)):
+                answer = answer_of(loss(module.train(), Placing(device)(batch.data)))
+            answer.loss.backward()
     except Exception as error:  # noqa: BLE001 - the user's code, with weights that nobody would give it
         log.warning("a first pass in reserve was broken off: %s: %s", type(error).__name__, error)
     finally:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.checkpoint import Checkpointer
-from trainer.checkpoint.generators import seed_all
+from trainer.checkpoint.generators import restore_generators, seed_all, state_of_generators
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.export import Shape, Written
 from trainer.checkpoint_files.manifest import BEST_BY
@@ -296,14 +296,20 @@ class Trainer:
         """Where that can be done alone: its weights are going to be those of a checkpoint, or of other ranks."""
         alone = self.settings.strategy in REPLICAS and self.settings.mesh is None
         if self._made is None and alone and not isinstance(self._model, nn.Module):
+            seed_all(self.settings.seed)  # whatever it draws for other things than weights is as on the others
             self._made = made_undrawn(self._model)
         return self._made
 
     def _get_ready(self) -> None:
         """A process in reserve does what can be done before it is a rank."""
+        generators = state_of_generators()
         module = self._make_undrawn()
         if module is not None and self._step is None:
             try_first_pass(module, self.settings, self._loss, self._dataset, self._collate)
+            del module
+            self._made = None  # whatever that has left in it
+            self._make_undrawn()
+        restore_generators(generators)
 
     @contextmanager
     def _loop(self, world: World, *, trains: bool = False, restored: bool = False) -> Iterator[Loop]:
