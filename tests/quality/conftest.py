@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tool():
     """Runs a development tool of this environment on the project, or on a copy of it."""
 
