@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from lab import Lab
-from shares import SEED, SHARE, todays
+from shares import SEED, SHARE, of_other_days
 
 from launcher.agent.processes import TAG
 from tests.lab.requirements import PACKAGES as LAB_PACKAGES
@@ -60,6 +59,7 @@ def pytest_sessionstart(session):
 LONGEST = (
     "ssh/test_showcase.py",
     "slurm/test_showcase.py",
+    "quality/test_style.py",
     "jobs/test_shipped_jobs.py",
     "test_readme.py",
     "docs/test_pages.py",
@@ -119,12 +119,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _of_other_days(items):
-    """Of the tests of a file that are marked `dealt(3)` two thirds, tomorrow other ones."""
-    hands = defaultdict(list)
-    for item in items:
-        if mark := item.get_closest_marker("dealt"):
-            hands[item.path, *mark.args].append(item)
-    return {item for (_, of), hand in hands.items() for item in set(hand) - set(todays(hand, of))}
+    marks = {item: item.get_closest_marker("dealt") for item in items}
+    return of_other_days((item, mark.args[0]) for item, mark in marks.items() if mark)
 
 
 def _turn(file):

@@ -8,7 +8,8 @@ Read at import: the suite takes LAUNCH_* out of the environment of its tests.
 
 import os
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
@@ -23,3 +24,12 @@ def todays(cases: Sequence[T], of: int = 3) -> list[T]:
     """At the nightly size all; in CI one in so many, others every day. For what is no test by itself: a test has the
     mark `dealt`."""
     return [case for number, case in enumerate(cases) if SHARE > 1 or number % of == _DAY % of]
+
+
+def of_other_days(marked: Iterable[tuple[T, int]]) -> set[T]:
+    """Of what is given with a 3 two thirds, tomorrow other ones: tests that are marked `dealt(3)`. Those of the whole
+    suite are counted on: with a count in each file, all that are alone in theirs would come on the same day."""
+    hands = defaultdict(list)
+    for one, of in marked:
+        hands[of].append(one)
+    return {one for of, hand in hands.items() for one in set(hand) - set(todays(hand, of))}
