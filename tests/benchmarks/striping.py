@@ -1,11 +1,12 @@
-"""A new rank takes the whole state of a training from one rank that has it, and from three at once, by turns.
+"""A new rank takes the whole state of a training from one rank that has it, from three at once, and out of the memory
+of one on its node, by turns.
 
     uv run python tests/benchmarks/striping.py [--megabytes 300] [--mbit 1000] [--pairs 7] [--write]
 
 Four ranks, each a process of its own with a model and its Adam, meet over gloo; the first has lost its state. Over
 loopback all share two cores, and nothing is gained by more ends: it only must not be slower. `--mbit` puts each rank
-into a network namespace of its own (as root), from which it sends no faster than that. What was taken is compared with
-what was given, byte by byte.
+into a network namespace of its own (as root), from which it sends no faster than that; there nothing is read. What was
+taken is compared with what was given, byte by byte.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 
 from replica import Clock, Replica, ratio, spread
 from results import publish
@@ -27,26 +30,28 @@ from trainer.staying.agreement import Agreement
 from trainer.staying.replica import Snapshot, Taker
 from trainer.staying.stripes import givers_of
 
-RANKS, WAYS = 4, ("one", "three")
+RANKS = 4
+ONE, THREE, READ = "from one", "from three", "read"
 HUB = "10.99.0.1"
 AGREED = Agreement(step=1, source=1, takers=(0,))
 
 
-def hand_on(pairs, megabytes):
+def hand_on(ways, pairs, megabytes):
     """On each rank; the first one tells how long it took, by way."""
     world = worlds.join(device="cpu")
     state = Replica(megabytes)
     subjects = Subjects({"model": state.model}, {"optimizer": state.optimizer}, {}, {})
     snapshot = Snapshot.of(1, {}, subjects.optimizers, {})
-    clock, taken, wanted = Clock(world), {way: [] for way in WAYS}, digest(state)
-    for turn in range(2 * (pairs + 1)):
-        way = WAYS[turn % 2]
-        handing.givers_of = givers_of if way == "three" else (lambda *at: givers_of(*at)[:1])
+    clock, taken, wanted = Clock(world), {way: [] for way in ways}, digest(state)
+    for turn in range(len(ways) * (pairs + 1)):
+        way = ways[turn % len(ways)]
+        handing.givers_of = givers_of if way == THREE else (lambda *at: givers_of(*at)[:1])
+        among = replace(world, local_size=RANKS) if way == READ else world
         if world.is_first:
             for tensor in state.model.parameters():
                 tensor.detach().zero_()
             state.optimizer.state.clear()
-        taken[way].append(clock.time(lambda: move(subjects, snapshot, world)))
+        taken[way].append(clock.time(partial(move, subjects, snapshot, among)))
         if digest(state) != wanted:
             raise SystemExit("what was taken is not what was given")
     worlds.barrier(world)
@@ -73,14 +78,15 @@ def digest(state):
 def measure(args, mbit):
     """Of ranks that are on one network, or each in a namespace of its own."""
     port = HeldPort("127.0.0.1")
-    words = [sys.executable, __file__, "--rank", "--pairs", str(args.pairs), "--megabytes", str(args.megabytes)]
+    words = [sys.executable, __file__, "--pairs", str(args.pairs), "--megabytes", str(args.megabytes)]
+    words += ["--rank", ONE, THREE, *([] if mbit else [READ])]
     ranks = []
     for rank in range(RANKS):
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCH_")} | {
             "RANK": str(rank),
             "WORLD_SIZE": str(RANKS),
-            "LOCAL_RANK": "0" if mbit else str(rank),
-            "LOCAL_WORLD_SIZE": "1" if mbit else str(RANKS),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": HUB if mbit else "127.0.0.1",
             "MASTER_PORT": str(port.number),
             "GLOO_SOCKET_IFNAME": "lo" if not mbit else "eth0" if rank else "hub",
@@ -123,12 +129,11 @@ def run(pid, commands):
         subprocess.run(["nsenter", f"--target={pid}", "--net", *command.split()], check=True)
 
 
-def row(where, said):
-    rates = {way: [said["bytes"] / seconds / 1e6 for seconds in times] for way, times in said["taken"].items()}
-    cells = " | ".join(f"{spread(said['taken'][way])} | {sorted(rates[way])[len(rates[way]) // 2]:.0f}" for way in WAYS)
-    return (
-        f"| {where} | {said['bytes'] / 1e6:.0f} | {cells} | {ratio(said['taken']['three'], said['taken']['one']):.2f} |"
-    )
+def rows(where, said):
+    for way, times in said["taken"].items():
+        rates = sorted(said["bytes"] / seconds / 1e6 for seconds in times)
+        cells = f"{spread(times)} | {rates[len(rates) // 2]:.0f} | {ratio(times, said['taken'][ONE]):.2f}"
+        yield f"| {where} | {said['bytes'] / 1e6:.0f} | {way} | {cells} |"
 
 
 def main():
@@ -136,18 +141,18 @@ def main():
     parser.add_argument("--megabytes", type=float, default=300)
     parser.add_argument("--mbit", type=int, nargs="*", default=[], help="what each rank may send, in namespaces")
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     if args.rank:
         sys.stdin.readline()  # the network is there
-        hand_on(args.pairs, args.megabytes)
+        hand_on(args.rank, args.pairs, args.megabytes)
         return
     table = [
-        "| network | MB | from one, s | range | MB/s | from three, s | range | MB/s | of one |",
-        "|---" * 9 + "|",
-        row("loopback", measure(args, None)),
-        *(row(f"{mbit} Mbit/s from each", measure(args, mbit)) for mbit in args.mbit),
+        "| network | MB | | s | range | MB/s | of one |",
+        "|---" * 7 + "|",
+        *rows("loopback", measure(args, None)),
+        *(row for mbit in args.mbit for row in rows(f"{mbit} Mbit/s from each", measure(args, mbit))),
     ]
     notes = f"Medians of {args.pairs} pairs, by turns in the same processes; the last column is that of their ratios."
     publish("striping", "\n".join([*table, "", notes]), write=args.write)

@@ -87,9 +87,9 @@ def _with_part(loop: Loop, keeping: Keeping, agreed: Agreement) -> dict[str, Any
     for giver in dict.fromkeys(one for one, _ in agreed.handed):
         takers = [rank for one, rank in agreed.handed if one == giver]
         if world.rank == giver and keeping.part is not None:
-            keeping.part.give(takers, world.control)
+            keeping.part.give(takers, world)
         elif world.rank in takers:
-            keeping.part = Part.take(giver, world.control)
+            keeping.part = Part.take(giver, world)
     part = keeping.part
     if part is None or part.step != agreed.step:
         raise cannot(f"this rank has no shards of step {agreed.step}")

@@ -20,6 +20,7 @@ from trainer.checkpoint.optimizers import OptimizerNames
 from trainer.staying.replica import Snapshot
 from trainer.staying.sending import receive, send
 from trainer.staying.shares import CannotKeep
+from trainer.world import World
 
 State = dict[str, Any]  # of a parameter: tensors, and plain values
 
@@ -75,7 +76,7 @@ class Part:
                 )
         self.snapshot.put_back(subjects)
 
-    def give(self, ranks: Sequence[int], group: dist.ProcessGroup | None) -> None:
+    def give(self, ranks: Sequence[int], world: World) -> None:
         """To each of these."""
         empty = {name: torch.empty_like(one, device="meta") for name, one in self.weights.items()}
         states = {
@@ -83,14 +84,14 @@ class Part:
             for key, some in self.states.items()
         }
         for rank in ranks:
-            dist.send_object_list([Part(self.snapshot, empty, states)], dst=rank, group=group)
-        send([(ranks, [*self._tensors()])], group)
+            dist.send_object_list([Part(self.snapshot, empty, states)], dst=rank, group=world.control)
+        send([(ranks, [*self._tensors()])], world)
 
     @classmethod
-    def take(cls, rank: int, group: dist.ProcessGroup | None) -> "Part":
+    def take(cls, rank: int, world: World) -> "Part":
         """What that rank gives."""
         said: list[Any] = [None]
-        dist.recv_object_list(said, src=rank, group=group)
+        dist.recv_object_list(said, src=rank, group=world.control)
         described: Part = said[0]
         weights = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in described.weights.items()}
         states = {
@@ -98,7 +99,7 @@ class Part:
             for key, some in described.states.items()
         }
         taken = cls(described.snapshot, weights, states)
-        receive({rank: [*taken._tensors()]}, group)
+        receive({rank: [*taken._tensors()]}, world)
         return taken
 
     def _tensors(self) -> Iterator[Tensor]:

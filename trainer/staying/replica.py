@@ -103,7 +103,7 @@ class Replica:
             givers = givers_of(taker, agreed.takers, world.size, world.local_size)
             alike.setdefault(tuple(givers), []).append(taker)
         own = [*self._own.values()] if is_source else []
-        send([(takers, own + self._stripe(world.rank, givers)) for givers, takers in alike.items()], world.control)
+        send([(takers, own + self._stripe(world.rank, givers)) for givers, takers in alike.items()], world)
 
     def _stripe(self, rank: int, givers: Sequence[int]) -> list[Tensor]:
         if rank not in givers:
@@ -119,7 +119,7 @@ class Taker(Reader):
     def __init__(self, agreed: Agreement, subjects: Subjects, world: World) -> None:
         said: list[Any] = [None]
         dist.recv_object_list(said, src=agreed.source, group=world.control)
-        self._source, self._word, self._control = agreed.source, said[0], world.control
+        self._source, self._word, self._among = agreed.source, said[0], world
         self._givers = givers_of(world.rank, agreed.takers, world.size, world.local_size)
         coming = self._word.alike + self._word.own
         tensors = {name: TensorEntry(dtype, tuple(shape), ()) for name, dtype, shape in coming}
@@ -138,7 +138,7 @@ class Taker(Reader):
         tensors = [*alike.values()]
         for giver, dealt in zip(self._givers, stripes([one.nbytes for one in tensors], len(self._givers)), strict=True):
             parcels.setdefault(giver, []).extend(bytes_of(tensors[one.tensor])[one.begin : one.end] for one in dealt)
-        receive(parcels, self._control)
+        receive(parcels, self._among)
         coming = alike | own
         with torch.no_grad():
             for name, target in self._targets.by_name.items():

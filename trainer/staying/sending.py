@@ -1,43 +1,94 @@
-"""Tensors from one rank to others: the large ones from where they lie to where they belong, the small ones together."""
+"""Tensors from one rank to others: the large ones from where they lie to where they belong, the small ones together.
 
+On one node a rank reads them out of the other's memory, where the system lets it; else, and from other nodes, they are
+sent.
+"""
+
+import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_LARGE_BYTES = 1 << 20  # a tensor of so many is a message of its own
+from trainer.staying.process_memory import read, readable
+from trainer.world import World
+
+log = logging.getLogger("trainer")
+_LARGE_BYTES = 1 << 20  # a tensor of so many is a message of its own; fewer in all are not worth the words of reading
 
 
-def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], group: dist.ProcessGroup | None) -> None:
+def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
     """Each to its ranks, all at once. What is on a GPU by way of the host."""
     sent: list[tuple[dist.Work | None, Tensor]] = []
     for ranks, tensors in parcels:
-        small, messages = _by_size([one.detach().cpu().contiguous() for one in tensors])
+        values = [one.detach().cpu().contiguous() for one in tensors]
+        far = [rank for rank in ranks if not (_may_read(values, rank, world) and _was_read(values, rank, world))]
+        if not far:
+            continue
+        small, messages = _by_size(values)
         if small:
             messages.append(torch.cat([bytes_of(one) for one in small]))
         sent += [
-            (dist.isend(bytes_of(message), dst=rank, group=group), message) for message in messages for rank in ranks
+            (dist.isend(bytes_of(message), dst=rank, group=world.control), message)
+            for message in messages
+            for rank in far
         ]
     for one, _ in sent:
         _wait(one)
 
 
-def receive(parcels: Mapping[int, Sequence[Tensor]], group: dist.ProcessGroup | None) -> None:
+def receive(parcels: Mapping[int, Sequence[Tensor]], world: World) -> None:
     """From these ranks at once, into these, which are contiguous, and are given there in this order."""
     coming: list[dist.Work | None] = []
     together: list[tuple[list[Tensor], Tensor]] = []
-    for rank, tensors in parcels.items():
-        small, messages = _by_size([one.detach() for one in tensors])
+    for rank, given in parcels.items():
+        tensors = [one.detach() for one in given]
+        if _may_read(tensors, rank, world) and _has_read(tensors, rank, world):
+            continue
+        small, messages = _by_size(tensors)
         if small:
             messages.append(torch.empty(sum(one.nbytes for one in small), dtype=torch.uint8))
             together.append((small, messages[-1]))
-        coming += [dist.irecv(bytes_of(message), src=rank, group=group) for message in messages]
+        coming += [dist.irecv(bytes_of(message), src=rank, group=world.control) for message in messages]
     for one in coming:
         _wait(one)
     for small, message in together:
         for tensor, part in zip(small, message.split([one.nbytes for one in small]), strict=True):
             bytes_of(tensor).copy_(part)
+
+
+def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
+    """Both sides say the same."""
+    near = rank // world.local_size == world.rank // world.local_size
+    return near and sum(one.nbytes for one in tensors) >= _LARGE_BYTES
+
+
+def _was_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
+    """By that rank, which asks for it. False: it has to be sent."""
+    said: list[Any] = [None]
+    dist.recv_object_list(said, src=rank, group=world.control)
+    with readable(tensors, by=said[0]) as places:
+        dist.send_object_list([places], dst=rank, group=world.control)
+        dist.recv_object_list(said, src=rank, group=world.control)
+    return bool(said[0])
+
+
+def _has_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
+    """From that rank, which waits meanwhile."""
+    dist.send_object_list([os.getpid()], dst=rank, group=world.control)
+    said: list[Any] = [None]
+    dist.recv_object_list(said, src=rank, group=world.control)
+    try:
+        read(said[0], tensors)
+        done = True
+    except OSError as error:
+        log.info("rank %d sends its state over the network: %s", rank, error)
+        done = False
+    dist.send_object_list([done], dst=rank, group=world.control)
+    return done
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

@@ -118,9 +118,9 @@ class Audited(Callback):
         return new
 
 
-def model(*, buffers=True):
-    norm = nn.BatchNorm1d(33) if buffers else nn.LayerNorm(33)
-    return nn.Sequential(nn.Linear(8, 33), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(33, 1))
+def model(*, buffers=True, width=33):
+    norm = nn.BatchNorm1d(width) if buffers else nn.LayerNorm(width)
+    return nn.Sequential(nn.Linear(8, width), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1))
 
 
 def watch_updates(reporter):
@@ -146,6 +146,7 @@ def main(words=None):
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--no-buffers", action="store_true")
+    parser.add_argument("--width", type=int, default=33)
     parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--shard-size", type=int)
     parser.add_argument("--given", action="store_true", help="the model itself, in the place of a function")
@@ -205,7 +206,7 @@ def main(words=None):
     )
     trainer = Trainer(
         settings,
-        model=model() if args.given else lambda: model(buffers=not args.no_buffers),
+        model=model() if args.given else lambda: model(buffers=not args.no_buffers, width=args.width),
         loss=loss,
         data=Points(),
         validation=Points(),

@@ -12,6 +12,7 @@ from trainer.checkpoint.contents import Subjects
 from trainer.staying import parts
 from trainer.staying.parts import Part
 from trainer.staying.replica import Snapshot
+from trainer.world import World
 
 
 def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -64,8 +65,9 @@ def test_another_rank_takes_what_is_given(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(dist, "recv_object_list", lambda said, **_: said.__setitem__(0, wire.pop(0)))
     monkeypatch.setattr(parts, "send", lambda parcels, *_: wire.append([one.clone() for one in parcels[0][1]]))
     monkeypatch.setattr(parts, "receive", lambda parcels, *_: [*map(Tensor.copy_, parcels[0], wire.pop(0))])
-    part.give([1], None)
-    taken = Part.take(0, None)
+    alone = World(0, 1, 0, 1, torch.device("cpu"))
+    part.give([1], alone)
+    taken = Part.take(0, alone)
     assert not wire
     new, its = made(2)
     taken.put_back(Subjects({"": new}, {"": its}, {}, {}))
