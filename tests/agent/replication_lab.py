@@ -6,6 +6,8 @@ import hashlib
 import shutil
 import time
 
+from lab import BOUND_S
+
 from launcher.agent.messages import ReplicaAddress, Start
 from launcher.agent.replication.replication import Replication
 from launcher.agent.wire import wire_key
@@ -16,8 +18,7 @@ from trainer.checkpoint_files.manifest import FileEntry, Manifest, encode
 
 TOKEN = hashlib.sha256(b"token").hexdigest()
 KEY, OTHER = wire_key(TOKEN, "replicas", "run", 1), wire_key("0e" * 32, "replicas", "run", 1)
-BOUND_S = 150.0
-BRING_S = 60.0
+BRING_S = min(60.0, BOUND_S)
 
 
 def content(rank, step, size=1000):

@@ -111,7 +111,7 @@ def test_it_is_noticed(name, tmp_path):
     done = subprocess.run(
         [*PYTEST, "-x", "--timeout", "60", str(TESTS / tests), "-k", which],
         cwd=TESTS.parent,
-        env={**environment(), "PYTHONPATH": str(tmp_path)},
+        env={**environment(), "PYTHONPATH": str(tmp_path), "LAUNCH_TEST_BOUND_S": "15"},
         capture_output=True,
         text=True,
         timeout=280,
