@@ -17,7 +17,7 @@ SEEDS = (2,) if SHARE == 1 else range(SEED, SEED + 10)
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.dealt(3)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize("turn", range(len(SEEDS)))
 @pytest.mark.parametrize("kind", ["local", "ssh", "slurm", "hot"])
 def test_nothing_wrong_ever(kind, turn, request):

@@ -16,7 +16,7 @@ from tests.lab import claims, fixtures, requirements
 from tests.lab.nodes import BOUND_S, Cut, Program, until
 from tests.lab.slurm import SlurmLab
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from shares import SEED
 
 from launcher.errors import Exit
 
-pytestmark = [pytest.mark.dealt(8), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.dealt(12), pytest.mark.timeout(600)]
 
 STEPS, BATCH = 48, 16
 MEETS = """import time, torch

@@ -7,7 +7,7 @@ import pytest
 from lab import all_pids, command, kill
 from listeners import Web, open_listener
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(6)
 
 REPORTS = """
 import json, os, sys

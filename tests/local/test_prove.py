@@ -6,7 +6,7 @@ import pytest
 
 from launcher.errors import Exit
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.dealt(6)
 
 SPEC = "name: walk\nrun: {{script: {script}, {more}args: {{steps: 99, holds: [10, 20]{args}}}}}\n"
 WORDS = ("--steps", "24", "--kills", "2", "--seed", "3")  # its kills come at 10 and 20 at the latest, where starts wait

@@ -19,7 +19,7 @@ from launcher.rundir.identity import alive, process_id
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import ANEW, Gone
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 STEPS = 60
 

@@ -23,7 +23,7 @@ from launcher.errors import Exit
 PROGRAMS = Path(__file__).parent / "scripts"
 MOST_KB = 600_000
 LIMIT_S = 60.0
-pytestmark = [pytest.mark.dealt(6), pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.dealt(8), pytest.mark.timeout(500)]
 CODES = {int(code) for code in Exit}
 
 

@@ -10,7 +10,7 @@ import pytest
 from login_node import BOUND_S, until
 from shares import SEED, SHARE, todays
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 ONCE = "import os\nwith open('{ledger}', 'a') as file:\n    file.write(os.environ['LAUNCH_RUN_ID'] + '\\n')\n"
 JOB = "name: once\nrun:\n  script: once.py\n  preload: []\nresources:\n  ranks_per_node: 1\n"

@@ -3,7 +3,7 @@
 import pytest
 from served_job import check_served
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(6)
 
 
 @pytest.mark.timeout(600)

@@ -13,7 +13,7 @@ from lab import BOUND_S
 from runs import record
 from shares import SEED, SHARE
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 # What changes the world; all of their occurrences are struck. Of the rest a random share.
 DEEDS = "rename,fsync,mkdir,link,symlink,unlink,vfork,flock"

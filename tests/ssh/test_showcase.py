@@ -8,7 +8,7 @@ import pytest
 import torch
 from ssh_desk import strike
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 LESSONS = f"""
 name: lessons

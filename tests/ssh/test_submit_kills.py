@@ -18,7 +18,7 @@ from lab import BOUND_S, parent
 from shares import SEED, SHARE
 from ssh_desk import command_line
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 # What changes the world, here and by the socket on the hosts. Of all occurrences a random share is struck.
 DEEDS = "rename,fsync,mkdir,link,unlink,flock"

@@ -4,7 +4,7 @@ import pytest
 from shares import SEED
 from struck_sweep import check, struck_until_over, undisturbed
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(6)
 
 
 @pytest.mark.timeout(600)

@@ -23,7 +23,7 @@ from launcher.agent.wire import WireError, WireServer, dial
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import MANIFEST
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(6)
 
 LIES = [
     None, True, -1, 0, 1, 7, 2**31, 2**63 - 1, 1e308, "", "..", "../../x", "/etc/passwd", "a\0b", "x" * 5000,

@@ -32,7 +32,7 @@ from tests.clusters.ssh.near_hosts import on_hosts
 from tests.run_folder import RunFolder, dead_process, plan_of, state_of
 from trainer.checkpoint_files.partial import Held
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(6)
 
 MOST_S = 30.0
 RUN = "job-1a2b"

@@ -100,7 +100,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=400 * SHARE)
+@settings(deadline=None, max_examples=200 * SHARE)
 @given(values)
 def test_everything_comes_back_as_it_was(value):
     assert same(there_and_back(value), value)

@@ -47,7 +47,7 @@ def killed(folder, size, *deaths, words=(), **how):
     return run, codes
 
 
-@pytest.mark.dealt(16)
+@pytest.mark.dealt(24)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place):
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -84,7 +84,7 @@ def test_one_after_the_other(tmp_path, alone, deaths):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -105,7 +105,7 @@ def test_one_more_while_they_meet(tmp_path, alone, deaths, replaced):
 ZERO1 = ("--strategy", "zero1")
 
 
-@pytest.mark.dealt(34)
+@pytest.mark.dealt(36)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_zero1_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(9)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -150,7 +150,7 @@ def test_zero1_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, 
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize("sabotage", ["share", "slot", "spread"])
 def test_zero1_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     """A share that is not restored, one of another step, weights that stay as the broken update left them."""
@@ -180,7 +180,7 @@ def gone_back_to(run):
     ]
 
 
-@pytest.mark.dealt(24)
+@pytest.mark.dealt(36)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), ("fsdp", 3), ("zero2", 2), ("hsdp", 2)])
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_shards_go_back_to_the_newest_snapshot_in_memory(tmp_path, alone, strate
     assert "a killed rank will have all go back in their processes, to the newest snapshot in memory" in run.said()
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 def test_shards_one_after_the_other_and_while_they_load(tmp_path, alone):
     fingerprint, wanted = alone(3, "fsdp")
     deaths = ("1 5 backward", "0 9 optimizer", "2 14 on_step", "1 0 start")
@@ -211,7 +211,7 @@ def test_shards_one_after_the_other_and_while_they_load(tmp_path, alone):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 def test_shards_without_snapshots_in_memory_go_back_to_the_newest_checkpoint(tmp_path, alone):
     fingerprint, wanted = alone(2, "fsdp")
     run, codes = killed(tmp_path, 2, "1 17 backward", words=["--strategy", "fsdp"])
@@ -226,6 +226,7 @@ def test_shards_of_which_nothing_was_saved_are_started_anew(tmp_path):
     assert "the training cannot go on in place: nothing was saved so far" in run.said()
 
 
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize(("memory_every", "first"), [("2 steps", 2), ("", 10)])
 def test_shards_say_that_they_can_stay_once_something_is_saved(tmp_path, memory_every, first):
     """Before that launch need not have them meet in vain."""
@@ -252,7 +253,7 @@ def no_update_was_made_twice(run, ranks):
     assert {*made.values()} == {str(STEPS)}
 
 
-@pytest.mark.dealt(16)
+@pytest.mark.dealt(24)
 @pytest.mark.parametrize("victim", [0, 3])
 @pytest.mark.parametrize(
     ("step", "place"),
@@ -273,7 +274,7 @@ def test_hsdp_takes_the_shards_of_a_killed_rank_from_their_copy(tmp_path, alone,
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -291,7 +292,7 @@ def test_hsdp_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, r
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize("death", ["0 forward", "8 backward", "9 optimizer", "15 on_validation", "8 backward stop"])
 def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypatch, death):
     monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
@@ -303,7 +304,7 @@ def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypa
     assert "done again" not in run.said()
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.dealt(8)
 def test_hsdp_goes_back_where_a_shard_is_lost_with_all_its_copies(tmp_path, alone):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
     run, codes = killed(tmp_path, 4, "1 8 backward", "3 8 backward", words=HSDP, memory_every="2 steps")
@@ -314,7 +315,7 @@ def test_hsdp_goes_back_where_a_shard_is_lost_with_all_its_copies(tmp_path, alon
     assert "(no rank has shard 1 any more)" in run.said()
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize("sabotage", ["weights", "states", "buffers"])
 def test_hsdp_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     put_back = Part.put_back
@@ -334,7 +335,7 @@ def halved(part):
     return {name: one / 2 for name, one in part.weights.items()}
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(("step", "memory_every", "begun"), [(9, "2 steps", 8), (17, "", 10)])
 def test_zero1_shares_that_are_lost_with_a_node_are_loaded(tmp_path, alone, step, memory_every, begun):
     """Of a snapshot in memory that is not lost, or of the newest checkpoint."""
@@ -348,7 +349,7 @@ def test_zero1_shares_that_are_lost_with_a_node_are_loaded(tmp_path, alone, step
     assert again == step - gone_back
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     "death",
@@ -377,7 +378,7 @@ def test_a_node_is_lost_with_what_its_ranks_had_noted(tmp_path, alone, monkeypat
     assert len(run.ghosts) == ("stop" in death)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -393,7 +394,7 @@ def test_several_nodes_are_lost(tmp_path, alone, deaths):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     ("size", "nodes", "words", "deaths"),
     [
@@ -410,6 +411,7 @@ def test_each_rank_that_has_it_gives_a_stripe(tmp_path, alone, monkeypatch, size
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
+@pytest.mark.dealt(6)
 def test_a_stripe_that_is_not_of_the_step_shows(tmp_path, alone, monkeypatch):
     monkeypatch.setattr(stripes, "_LEAST_BYTES", 7)
     stripe = Replica._stripe
@@ -423,6 +425,7 @@ def test_a_stripe_that_is_not_of_the_step_shows(tmp_path, alone, monkeypatch):
     assert codes != [0] * 3 or run.numbers() != wanted
 
 
+@pytest.mark.dealt(6)
 def test_a_copy_of_another_step_shows(tmp_path, alone, monkeypatch):
     keep, first = Copies._keep, []
 
@@ -471,7 +474,7 @@ def started_anew(tmp_path_factory):
     return of
 
 
-@pytest.mark.dealt(16)
+@pytest.mark.dealt(24)
 @pytest.mark.parametrize(("size", "nodes"), [(2, 2), (3, 3), (4, 2)])
 @pytest.mark.parametrize(
     "death",
@@ -496,7 +499,7 @@ def test_a_node_is_lost_and_the_others_go_on_as_a_start_on_so_many_ranks_would(
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize("second", ["1 8 load", "1 8 on_step", "1 8 backward", "1 9 on_step", "1 12 on_step"])
 def test_a_spare_stands_in_for_one_of_the_ranks_that_are_left(tmp_path, started_anew, second):
     """Before they have ended the step in which they became fewer, and later."""
@@ -507,7 +510,7 @@ def test_a_spare_stands_in_for_one_of_the_ranks_that_are_left(tmp_path, started_
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize("second", ["8 load", "13 backward"])
 def test_fewer_and_fewer(tmp_path, started_anew, second):
     run, codes = killed(tmp_path, 3, "2 8 forward", f"1 {second}", nodes=3, shrinks=2)
@@ -517,7 +520,7 @@ def test_fewer_and_fewer(tmp_path, started_anew, second):
         assert (run.fingerprint(), run.numbers()) == started_anew(3, 3, 8, 1)
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("death", [None, "load"])
 def test_one_more_node_joins_and_all_go_on_as_a_start_on_so_many_ranks_would(
@@ -539,7 +542,7 @@ def test_one_more_node_joins_and_all_go_on_as_a_start_on_so_many_ranks_would(
     assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize("sabotage", ["seeds", "losses"])
 def test_what_a_start_on_fewer_ranks_has_otherwise_shows(tmp_path, started_anew, monkeypatch, sabotage):
     if sabotage == "seeds":
@@ -558,6 +561,7 @@ def test_zero1_says_that_its_ranks_cannot_be_fewer(tmp_path):
     assert not run.resizes
 
 
+@pytest.mark.dealt(3)
 def test_two_at_once(tmp_path, alone):
     fingerprint, wanted = alone(3)
     run, codes = killed(tmp_path, 3, "0 8 backward", "2 8 backward")
@@ -566,6 +570,7 @@ def test_two_at_once(tmp_path, alone):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
+@pytest.mark.dealt(3)
 def test_a_model_without_buffers(tmp_path):
     calm = Launched(tmp_path / "calm", 2, "--steps", str(STEPS), "--no-buffers")
     assert calm.run() == [0, 0], calm.said()
@@ -582,6 +587,7 @@ def test_without_launchs_word_a_rank_fails_as_ever(tmp_path, monkeypatch):
     assert "gloo" in run.said()
 
 
+@pytest.mark.dealt(6)
 @pytest.mark.parametrize("sabotage", ["draw_on", "put_bytes", "losses"])
 def test_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     """Generators, buffers, what was logged of a step: without any of them the numbers differ."""

@@ -21,7 +21,7 @@ from trainer.errors import TrainerError
 from trainer.strategies import paging, pipeline
 from trainer.tasks.transformer import Shape, Transformer
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.dealt(12)
 
 STEPS = 50
 BRIEF = {"max_steps": 26, "pp_microbatches": 4}
@@ -393,7 +393,7 @@ def cut_of(*args, **settings):
 BY_TIME = {"mesh": "pp=2", "pp_cut": "time", "pp_microbatches": 2, "checkpoint_every": "4 steps", "max_steps": 8}
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(6)
 @pytest.mark.parametrize(
     ("ranks", "others"),
     [
@@ -475,7 +475,7 @@ def refusal(*args, **settings):
     return ""
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -514,7 +514,7 @@ def trouble(*args, **settings):
     return ""
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
