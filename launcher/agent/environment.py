@@ -144,27 +144,33 @@ def reserve_environment(start: Start, progress: str, place: str) -> dict[str, st
     `place`: the FIFO on which it hears which rank it is.
     """
     return {
-        "WORLD_SIZE": str(start.world_size),
-        "LOCAL_WORLD_SIZE": str(start.local_world_size),
+        **sizes(start),
         "LAUNCH_PROGRESS": progress,
         "LAUNCH_RESERVE": place,
+    }
+
+
+def sizes(start: Start) -> dict[str, str]:
+    """What all ranks of a node are told alike of how many there are."""
+    world = str(start.world_size)
+    return {
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": str(start.local_world_size),
+        "GROUP_WORLD_SIZE": str(start.group_world_size),
+        "ROLE_WORLD_SIZE": world,
     }
 
 
 def rank_environment(start: Start, local_rank: int, progress: str, error_file: str) -> dict[str, str]:
     """What one rank gets on top of its node's environment."""
     rank = str(start.first_rank + local_rank)
-    world = str(start.world_size)
     return {
+        **sizes(start),
         "RANK": rank,
         "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": str(start.local_world_size),
         "GROUP_RANK": str(start.group_rank),
-        "GROUP_WORLD_SIZE": str(start.group_world_size),
         "NODE_RANK": str(start.group_rank),
         "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": world,
         "ROLE_NAME": "default",
         "MASTER_ADDR": start.master_addr,
         "MASTER_PORT": str(start.master_port),

@@ -20,7 +20,7 @@ from launcher.agent.load.sampler import Sampler
 from launcher.agent.messages import ToCoordinator
 from launcher.agent.processes import descendants, end_all
 from launcher.agent.ranks.checkup import NodeUnfit
-from launcher.agent.ranks.group import Home, RankGroup
+from launcher.agent.ranks.group import Home, Pids, RankGroup
 from launcher.agent.ranks.lease import Guard, LeaseWatch, Slept
 from launcher.agent.ranks.ports import HeldPort
 from launcher.agent.ranks.prepare import Preparation, SetupFailed
@@ -231,8 +231,8 @@ class NodeAgent:
         await self._preparation.renew()
         if not await self._is_still_fit(group.suspects):
             return  # this generation will be closed
-        keep = (*self._preparation.own_pids, self._guard.pid)
-        await self._begin(word.start, group.go_on(word, self._preparation.starter, keep))
+        keep, waiting = self._not_of_ranks
+        await self._begin(word.start, group.go_on(word, self._preparation.starter, keep, waiting))
 
     async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
         node = self._home.node.index
@@ -257,6 +257,11 @@ class NodeAgent:
             await self._leader.wait()
 
     @property
+    def _not_of_ranks(self) -> tuple[tuple[int, ...], Pids]:
+        """Of the processes below this one: what to keep, and who waits to be a rank."""
+        return (*self._preparation.own_pids, self._guard.pid), lambda: self._preparation.reserve.pids
+
+    @property
     def _generation(self) -> int:
         """That of the ranks that run here, or are about to; 0: none."""
         return self._group.generation if self._group is not None else self._opens
@@ -271,7 +276,7 @@ class NodeAgent:
         group = self._group
         if group is not None and group.generation <= stop.generation:
             self._say_pulse()
-            await group.stop(stop.grace_s, stop.hung, (*self._preparation.own_pids, self._guard.pid))
+            await group.stop(stop.grace_s, stop.hung, *self._not_of_ranks)
             if not stop.grace_s:
                 await self._is_still_fit(group.suspects)
             if self._group is not group:
@@ -294,7 +299,7 @@ class NodeAgent:
             self._replication.note(self._group.checkpoint)
         if self._buddies is not None and self._group is not None and self._group.remembered is not None:
             self._buddies.note(self._group.remembered)
-        if self._preparation.reserve.is_short and self._group is not None and self._group.is_steady:
+        if self._group is not None and self._group.is_steady and self._preparation.reserve.is_short(self._group.start):
             # Not before: it would only keep ranks from their first steps.
             self._go(self._preparation.fill_reserve(self._group.start))
         self._fresh.set()

@@ -222,11 +222,20 @@ def _wait_for(handles: list[int], deadline: float) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """By a signal, or by who debugs it; of one that is gone its end is told by other means."""
+    return _state(pid) in (b"T", b"t")
+
+
+def runs(pid: int) -> bool:
+    """It has not ended, which may have been told to nobody yet, and is not stopped."""
+    return _state(pid) not in (b"T", b"t", b"Z", b"X", b"")
+
+
+def _state(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+            return file.read().rpartition(b")")[2].split()[0]
     except OSError:
-        return False
+        return b""
 
 
 def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:

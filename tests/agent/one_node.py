@@ -70,10 +70,7 @@ def processes_of_its_own(monkeypatch):
     """A stop ends everything below the agent's process, which here is pytest's: a lab of other tests stays up."""
     strangers = set(descendants(os.getpid()))
 
-    def below(root, keep=()):
-        return [pid for pid in orphans(root, strangers) if pid not in keep]
-
-    monkeypatch.setattr(group, "descendants", below)
+    monkeypatch.setattr(group, "orphans", lambda root, trees: orphans(root, {*strangers, *trees}))
     bystander = subprocess.Popen(["sleep", "3600"])
     strangers.add(bystander.pid)
     yield

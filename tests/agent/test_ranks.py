@@ -46,7 +46,7 @@ async def prepared(home):
 
 
 def left(preparation):
-    return ranks.descendants(os.getpid(), preparation.own_pids)
+    return [pid for pid in ranks.orphans(os.getpid(), ()) if pid not in preparation.own_pids]
 
 
 def test_all_are_started_and_all_are_ended(home):

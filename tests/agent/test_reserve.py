@@ -3,12 +3,13 @@
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 from one_node import Ears, home_of, play, processes_of_its_own
 
 from launcher.agent.messages import Start
-from launcher.agent.processes import is_stopped
+from launcher.agent.processes import descendants, runs
 from launcher.agent.ranks.group import RankGroup
 from launcher.agent.ranks.prepare import Preparation
 from launcher.agent.ranks.reaper import Reaper
@@ -31,10 +32,10 @@ time.sleep(600)
 
 
 class Node:
-    def __init__(self, folder, script=SCRIPT):
-        self.notes = []
+    def __init__(self, folder, script=SCRIPT, reserve=1):
+        self.notes, self.size = [], 2
         self.home = home_of(
-            folder, script, resources=Resources(ranks_per_node=2), recovery=Recovery(reserve=1, mode="hot")
+            folder, script, resources=Resources(ranks_per_node=2), recovery=Recovery(reserve=reserve, mode="hot")
         )
         self.preparation = Preparation(self.home, Reaper(asyncio.get_running_loop()), self._note)
         self.ears = Ears()
@@ -43,18 +44,25 @@ class Node:
         self.notes.append((kind, text))
 
     def start(self, generation):
-        return Start(generation, 0, 2, 2, 0, 1, "127.0.0.1", 20_000, 0)
+        return Start(generation, 0, 2, self.size, 0, self.size // 2, "127.0.0.1", 20_000, 0)
 
     def group(self, generation):
         return RankGroup(self.home, self.start(generation), self.preparation.starter, self.ears)
 
-    async def fill(self):
-        """Gives the process that is there then."""
-        await self.preparation.fill_reserve(self.start(1))
-        await until(lambda: self.notes)
-        [(kind, text)] = self.notes
-        assert kind == "in_reserve", text
-        return self.preparation.reserve.pids[0]
+    async def fill(self, generation=1):
+        """Gives the processes that are there then."""
+        self.notes.clear()
+        await self.preparation.fill_reserve(self.start(generation))
+        pids = self.preparation.reserve.pids
+        await until(lambda: len(self.notes) == len(pids))
+        assert {kind for kind, _ in self.notes} == {"in_reserve"}, self.notes
+        return pids
+
+    async def stop(self, group, grace_s=0.0):
+        await group.stop(grace_s, (), self.preparation.own_pids, lambda: self.preparation.reserve.pids)
+
+    def is_short(self, generation=1):
+        return self.preparation.reserve.is_short(self.start(generation))
 
 
 async def until(holds):
@@ -69,19 +77,19 @@ def test_it_outlives_a_generation_and_is_a_rank_of_the_next_whose_errors_are_hea
         await node.preparation.run()
         first = node.group(1)
         await first.begin()
-        ready = await node.fill()
-        assert not node.preparation.reserve.is_short
-        await first.stop(0.0, (), node.preparation.own_pids)
+        (ready,) = await node.fill()
+        assert not node.is_short()
+        await node.stop(first)
         first.close()
         second = node.group(2)
         pids = await second.begin()
-        assert pids[0] == ready != pids[1] and node.preparation.reserve.is_short
+        assert pids[0] == ready != pids[1] and node.is_short()
         await until(lambda: any(end.generation == 2 for end in node.ears.exits))
         (end,) = [end for end in node.ears.exits if end.generation == 2]
         assert (end.rank, end.pid, end.code) == (0, ready, 1)
         assert end.error == "RuntimeError: as rank 0" and end.where == "stay.py:8 in <module>"
         assert node.home.run.rank_log(1, 2, 0).read_text() == "here\n"
-        await second.stop(0.0, (), node.preparation.own_pids)
+        await node.stop(second)
         await node.preparation.close()
 
     play(scene)
@@ -92,29 +100,27 @@ def test_one_that_does_not_run_takes_no_place(tmp_path, number):
     async def scene():
         node = Node(tmp_path)
         await node.preparation.run()
-        ready = await node.fill()
+        (ready,) = await node.fill()
         os.kill(ready, number)
-        if number == signal.SIGSTOP:
-            await until(lambda: is_stopped(ready))
-        else:
-            await until(lambda: node.preparation.reserve.is_short)  # and another one will be there
+        while runs(ready):  # nobody is to hear of its end meanwhile
+            time.sleep(0.001)  # noqa: ASYNC251 - so nothing else goes on
         group = node.group(1)
         assert ready not in await group.begin()
-        await group.stop(0.0, (), node.preparation.own_pids)
+        await node.stop(group)
         await node.preparation.close()
         assert len(node.notes) == 1
 
     play(scene)
 
 
-def test_one_that_ends_by_itself_is_told_of_and_not_tried_again(tmp_path):
+def test_one_that_ends_by_itself_is_told_of_and_tried_again_in_the_next_generation(tmp_path):
     async def scene():
         node = Node(tmp_path, "import os, sys\nsys.exit('no use' if 'LAUNCH_RESERVE' in os.environ else 0)\n")
         await node.preparation.run()
         await node.preparation.fill_reserve(node.start(1))
         await until(lambda: node.notes)
         assert node.notes == [("no_reserve", "node 0 has no process in reserve: it ended with exit code 1: no use")]
-        assert not node.preparation.reserve.is_short
+        assert not node.is_short(1) and node.is_short(2)
         await node.preparation.close()
 
     play(scene)
@@ -128,7 +134,7 @@ def test_where_they_are_killed_again_and_again_no_more_are_begun(tmp_path):
         await node.preparation.run()
         reserve = node.preparation.reserve
         for generation in (1, 2, 2, 2):
-            await until(lambda: reserve.is_short)
+            await until(lambda generation=generation: node.is_short(generation))
             await node.preparation.fill_reserve(node.start(generation))
             [pid] = reserve.pids
             os.kill(pid, signal.SIGKILL)
@@ -136,12 +142,74 @@ def test_where_they_are_killed_again_and_again_no_more_are_begun(tmp_path):
             lambda: (
                 (
                     "no_reserve",
-                    "node 0 has no process in reserve: 3 were killed in one generation, the last by signal 9",
+                    "node 0 has no process in reserve: 3 were begun in one generation, the last was killed by signal 9",
                 )
                 in node.notes
             )
         )
-        assert not reserve.is_short
+        assert not node.is_short(2)
+        await node.preparation.close()
+
+    play(scene)
+
+
+def test_one_that_was_begun_for_another_number_of_ranks_takes_no_place_and_is_replaced(tmp_path):
+    """Its script may have divided something by their number, and it sums in as many threads as fitted that one."""
+
+    async def scene():
+        node = Node(tmp_path)
+        await node.preparation.run()
+        (ready,) = await node.fill()
+        node.size = 4
+        group = node.group(2)
+        assert ready not in await group.begin()
+        assert await node.fill(2) != (ready,)
+        await until(lambda: not runs(ready))
+        await node.stop(group)
+        await node.preparation.close()
+
+    play(scene)
+
+
+def test_those_that_are_killed_together_as_with_the_zygote_are_begun_again(tmp_path):
+    async def scene():
+        node = Node(tmp_path, reserve=3)
+        await node.preparation.run()
+        for pid in await node.fill():
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: not node.preparation.reserve.pids)
+        assert len(await node.fill(2)) == 3
+        await node.preparation.close()
+
+    play(scene)
+
+
+BUSY = """import os, signal, subprocess
+if "LAUNCH_RESERVE" in os.environ:
+    subprocess.Popen(["sleep", "600"])
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("deaf")
+"""
+
+
+def test_one_that_begins_while_ranks_are_being_stopped_stays_with_what_it_starts(tmp_path):
+    async def scene():
+        node = Node(tmp_path, BUSY + SCRIPT)
+        await node.preparation.run()
+        group = node.group(1)
+        pids = await group.begin()
+        logs = [node.home.run.rank_log(1, 1, rank) for rank in range(2)]
+        await until(lambda: all(log.exists() and log.read_text() == "deaf\n" for log in logs))
+        stop = asyncio.create_task(node.stop(group, BOUND_S))
+        await asyncio.sleep(0)  # it looks who there is
+        (ready,) = await node.fill()
+        (below,) = descendants(ready)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        await stop
+        assert runs(ready) and runs(below)
+        os.kill(below, signal.SIGKILL)
         await node.preparation.close()
 
     play(scene)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from launcher.agent.environment import hot_words, rank_environment
 from launcher.agent.messages import Exited, GoOn, RankPulse, Start
-from launcher.agent.processes import descendants, end_all, is_stopped, orphans, signal_process
+from launcher.agent.processes import end_all, is_stopped, orphans, signal_process
 from launcher.agent.ranks.control import ControlPipe, control_of
 from launcher.agent.ranks.reaper import Death
 from launcher.agent.ranks.reports.logfile import LogFile
@@ -40,6 +40,7 @@ _DUMP_BOUND_S = 3.0
 _DUMP_QUIET_S = 0.2
 _LAST_EXITS_S = 5.0
 _FIRST_STEPS = 3
+Pids = Callable[[], Collection[int]]  # now
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +134,10 @@ class RankGroup:
                 raise error  # of what has begun all the same the end is heard, and seen to
         return tuple(rank.pid for rank in self._ranks)
 
-    async def go_on(self, word: GoOn, starter: Starter, keep: Collection[int]) -> tuple[int, ...]:
+    async def go_on(self, word: GoOn, starter: Starter, keep: Collection[int], waiting: Pids) -> tuple[int, ...]:
         """Be the ranks of another generation: those that stay are told of it, the others are started anew.
 
-        What the dead ones have left behind is ended first; `keep` are ours. Raises OSError.
+        What the dead ones have left behind is ended first; `keep` and `waiting` are as for `stop`. Raises OSError.
         """
         start = word.start
         run, node = self._home.run, self._home.node.index
@@ -157,7 +158,7 @@ class RankGroup:
             else:
                 living.append(rank.pid)
                 self._keep(rank, calm=word.calm)
-        await asyncio.to_thread(end_all, lambda: [pid for pid in orphans(os.getpid(), living) if pid not in keep])
+        await asyncio.to_thread(end_all, lambda: _left_behind([*living, *waiting()], keep))
         await asyncio.to_thread(metrics.close)
         new = [rank for rank in self._ranks if rank.replaced]
         await asyncio.gather(*(rank.ended.wait() for rank in new))  # else it would clear away the pipes of the next one
@@ -343,8 +344,11 @@ class RankGroup:
 
         return os.path.lexists(self._home.run.path / self._home.plan.spec.checkpoint.dir / FENCE)
 
-    async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int]) -> None:
-        """End every process of this generation, and all that it left behind; `keep` are ours (the zygote)."""
+    async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int], waiting: Pids = tuple) -> None:
+        """End every process of this generation, and all that it left behind.
+
+        `keep` are ours, though what is below them is not; those `waiting` to be ranks are of no generation.
+        """
         self._stopping = True
         if hung:
             await self._dump([rank for rank in self._ranks if rank.number in hung and not rank.ended.is_set()])
@@ -356,7 +360,7 @@ class RankGroup:
             await self.wait(grace_s)
         if self._closed:
             return  # by another stop, which was quicker: what runs now is not ours to end
-        await asyncio.to_thread(end_all, lambda: descendants(os.getpid(), keep))
+        await asyncio.to_thread(end_all, lambda: _left_behind(waiting(), keep))
         await self.wait(_LAST_EXITS_S)
 
     async def wait(self, timeout_s: float) -> bool:
@@ -395,6 +399,10 @@ class RankGroup:
             if sizes == last and not awaited:
                 return
             last = sizes
+
+
+def _left_behind(trees: Collection[int], keep: Collection[int]) -> list[int]:
+    return [pid for pid in orphans(os.getpid(), trees) if pid not in keep]
 
 
 def _is_suspect(end: RankExit) -> bool:

@@ -81,9 +81,9 @@ class Preparation:
 
     @property
     def own_pids(self) -> tuple[int, ...]:
-        """What must outlive a generation."""
+        """What must outlive a generation, beside the reserve; ranks are below it."""
         links = () if self._zygote is None else (self._zygote, self._zygote.standby)
-        return (*(link.pid for link in links if link is not None and link.pid), *self.reserve.pids)
+        return tuple(link.pid for link in links if link is not None and link.pid)
 
     async def run(self) -> None:
         if self._home.plan.setup is not None:

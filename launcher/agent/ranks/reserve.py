@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launcher.agent.environment import reserve_environment
+from launcher.agent.environment import reserve_environment, sizes
 from launcher.agent.messages import Start
-from launcher.agent.processes import descendants, is_stopped, signal_process
+from launcher.agent.processes import runs, signal_process
 from launcher.agent.ranks.control import ControlPipe, control_of
 from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.reaper import Death
@@ -27,7 +27,7 @@ from launcher.rundir.identity import process_id
 
 ReserveEvent = Literal["in_reserve", "no_reserve"]
 Note = Callable[[ReserveEvent, str], None]  # a line for the run's events
-_MOST_KILLED = 3  # in a generation: there may be no memory for one more
+_SPARE_TRIES = 2  # in a generation, beyond one for each place: there may be no memory for one more
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class _Process:
     progress: Progress
     pipe: ProgressPipe
     control: ControlPipe
-    generation: int  # in which it was begun
+    told_of: Mapping[str, str]  # what it knows of the ranks already
     pid: int = 0
     ended: bool = False
     told: bool = False  # that it is ready
@@ -43,7 +43,11 @@ class _Process:
 
     @property
     def is_ready(self) -> bool:
-        return self.progress.waits and self.pid != 0 and not self.ended and not is_stopped(self.pid)
+        return self.progress.waits and self.pid != 0 and not self.ended and runs(self.pid)
+
+    def can_be(self, environment: Mapping[str, str]) -> bool:
+        """Whether ranks of these variables are such as it was begun for: with as many others above all."""
+        return self.told_of.items() <= environment.items()
 
     def close(self) -> None:
         self.pipe.close()
@@ -60,34 +64,50 @@ class Reserve:
         self._processes: list[_Process] = []
         self._number = 0
         self._filling = False
-        self._killed: list[int] = []  # in which generations
+        self._generation = 0  # in which it was filled last
+        self._tries = 0  # that are left in it
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Those of its processes, and of what these have started."""
-        own = [one.pid for one in self._processes if one.pid]
-        return (*own, *(below for pid in own for below in descendants(pid)))
+        """Those of its processes; what these have started is theirs, too."""
+        return tuple(one.pid for one in self._processes if one.pid)
 
-    @property
-    def is_short(self) -> bool:
-        return len(self._processes) < self._wanted and not self._filling
+    def is_short(self, start: Start) -> bool:
+        """Whether there is something to do for `fill`. Of a generation without success no more is expected."""
+        has_tries = start.generation != self._generation or self._tries > 0
+        return self._lacks(start) > 0 and has_tries and not self._filling
 
     async def fill(self, starter: Starter, start: Start) -> None:
-        """Have as many as there are to be, for ranks as those of `start`."""
-        if not self.is_short:
+        """Have as many as there are to be, for ranks as those of `start`, and no other."""
+        if not self.is_short(start):
             return
+        if start.generation != self._generation:
+            self._generation, self._tries = start.generation, self._wanted + _SPARE_TRIES
         self._filling = True
         try:
-            while len(self._processes) < self._wanted:
+            self._let_go(start)
+            while self._lacks(start) > 0 and self._tries > 0:
+                self._tries -= 1
                 await self._begin(starter, start)
         except OSError as error:
             self._give_up(said_by_the_system(error))
         finally:
             self._filling = False
 
+    def _lacks(self, start: Start) -> int:
+        return self._wanted - sum(one.can_be(sizes(start)) for one in self._processes)
+
+    def _let_go(self, start: Start) -> None:
+        """Of those that were begun for ranks of another world."""
+        for process in [one for one in self._processes if not one.can_be(sizes(start))]:
+            self._processes.remove(process)
+            known = process_id(process.pid) if process.pid else None
+            if known is not None:
+                signal_process(known, signal.SIGKILL)
+
     def hand_over(self, environment: Mapping[str, str], log: Path, tell: TellDeath) -> int | None:
         """Have one of them be this rank; gives its pid. None: nobody is ready."""
-        process = next((one for one in self._processes if one.is_ready), None)
+        process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
         if process is None:
             return None
         self._processes.remove(process)
@@ -102,9 +122,8 @@ class Reserve:
         self._number += 1
         fifo = self._home.attempt.reserve(self._home.node.index, self._number)
         progress, control = Progress(), ControlPipe(control_of(fifo))
-        process = _Process(
-            progress, ProgressPipe(fifo, progress, lambda: self._heard(process)), control, start.generation
-        )
+        pipe = ProgressPipe(fifo, progress, lambda: self._heard(process))
+        process = _Process(progress, pipe, control, sizes(start))
         self._processes.append(process)
         environment = reserve_environment(start, str(fifo), str(control_of(fifo)))
         try:
@@ -118,24 +137,25 @@ class Reserve:
     def _heard(self, process: _Process) -> None:
         known = process_id(process.pid) if process.pid and not process.ended else None
         if process.progress.step is not None and known is not None:
+            self._wanted = 0
             self._give_up("its program made a step in the place of waiting: only a training by Trainer waits")
             signal_process(known, signal.SIGKILL)
-        elif process.progress.waits and process.pid and not process.told:
+        elif process.progress.waits and known is not None and not process.told:
             process.told, node = True, self._home.node.index
             self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
 
     def _ended(self, process: _Process, death: Death) -> None:
         process.ended = True
+        is_ours = process in self._processes
         self._forget(process)
         if process.tell is not None:
             process.tell(death)
-            return
-        self._killed.append(process.generation)
-        if death.code is not None:  # by itself: the next one would, too
+        elif is_ours and death.code is not None:  # by itself: the next one would, too
             said = LogFile(self._log).tail()
             self._give_up(f"it ended with exit code {death.code}" + (f": {said[-1]}" if said else ""))
-        elif self._killed.count(process.generation) >= _MOST_KILLED:
-            self._give_up(f"{_MOST_KILLED} were killed in one generation, the last by signal {death.signal}")
+        elif is_ours and self._tries == 0:
+            tries = self._wanted + _SPARE_TRIES
+            self._give_up(f"{tries} were begun in one generation, the last was killed by signal {death.signal}")
 
     def _forget(self, process: _Process) -> None:
         process.close()
@@ -143,9 +163,9 @@ class Reserve:
             self._processes.remove(process)
 
     def _give_up(self, why: str) -> None:
-        if self._wanted:
-            self._wanted = 0
-            self._note("no_reserve", f"node {self._home.node.index} has no process in reserve: {why}")
+        """Until the next generation."""
+        self._tries = 0
+        self._note("no_reserve", f"node {self._home.node.index} has no process in reserve: {why}")
 
     @property
     def _log(self) -> Path:
