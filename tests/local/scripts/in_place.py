@@ -87,7 +87,7 @@ class Audited(Callback):
     def __init__(self, path):
         self._note = importlib.import_module("audited").Audit(path).note
         self._generation, self._saved, self._born = "", 0, False
-        if "RANK" in os.environ:  # else it is in reserve
+        if "LAUNCH_RESERVE" not in os.environ:  # else it is no rank yet
             self._be_born()
 
     def _be_born(self):
@@ -118,9 +118,21 @@ class Audited(Callback):
         return new
 
 
-def model(*, buffers=True, width=33):
+class Shuffled(nn.Module):
+    """In an order that Python draws when it is made."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.order = random.sample(range(width), width)
+
+    def forward(self, x):
+        return x[:, self.order]
+
+
+def model(*, buffers=True, width=33, shuffled=True):
     norm = nn.BatchNorm1d(width) if buffers else nn.LayerNorm(width)
-    return nn.Sequential(nn.Linear(8, width), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1))
+    order = [Shuffled(width)] if shuffled else []
+    return nn.Sequential(nn.Linear(8, width), *order, norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1))
 
 
 def watch_updates(reporter):
@@ -206,7 +218,7 @@ def main(words=None):
     )
     trainer = Trainer(
         settings,
-        model=model() if args.given else lambda: model(buffers=not args.no_buffers, width=args.width),
+        model=model(shuffled=False) if args.given else lambda: model(buffers=not args.no_buffers, width=args.width),
         loss=loss,
         data=Points(),
         validation=Points(),
