@@ -60,7 +60,7 @@ class Launched:
     notes_dir: Path | None = None  # in memory, for what is this rank's alone at each step
     joins: bool = False  # the other ranks are in the middle of the training, and have its state
     notes_copied: bool = False  # another node may take the place of a lost one: each note has a copy elsewhere
-    reserve: Path | None = None  # this process is no rank yet: where launch will say which one it is
+    reserve: Path | None = None  # this process is no rank yet: where it says that it waits to be one
     lease_s: float = 0.0  # until launch knows that a node which it does not hear is lost
 
     @classmethod

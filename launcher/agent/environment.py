@@ -138,16 +138,12 @@ def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[st
     return words | ({"LAUNCH_JOINS": "1"} if joins else {})
 
 
-def reserve_environment(start: Start, progress: str, place: str) -> dict[str, str]:
+def reserve_environment(start: Start, fifo: str) -> dict[str, str]:
     """What a process in reserve gets on top of its node's environment: it is no rank, and meets nobody.
 
-    `place`: the FIFO on which it hears which rank it is.
+    `fifo`: where it says that it waits. Beside it, as with a rank, is the one on which it hears which rank it is.
     """
-    return {
-        **sizes(start),
-        "LAUNCH_PROGRESS": progress,
-        "LAUNCH_RESERVE": place,
-    }
+    return {**sizes(start), "LAUNCH_RESERVE": fifo}
 
 
 def sizes(start: Start) -> dict[str, str]:

@@ -59,6 +59,11 @@ BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 # An open one of these means that a driver is initialised, which does not survive a fork.
 DEVICES = ("/dev/nvidia", "/dev/kfd")
 MAX_CHAIN = 8  # exceptions that one report tells of
+# Of what only a rank is told, what it may ask for: to one that waits to be a rank it is not known yet.
+OF_A_RANK = {
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT", PROGRESS,
+}  # fmt: skip
 # Modules whose `rank_zero_only.rank` is set at import, and from which variable.
 NOTED_RANKS = {"lightning_utilities.core.rank_zero": "RANK", "torchmetrics.utilities.prints": "LOCAL_RANK"}
 
@@ -186,6 +191,8 @@ def settle(order: Order) -> None:
         only = getattr(sys.modules.get(name), "rank_zero_only", None)
         if hasattr(only, "rank") and variable in os.environ:
             setattr(only, "rank", int(os.environ[variable]))  # noqa: B010 - mypy
+    if RESERVE in order.env:
+        os.environ.encodekey = leaves_where_asked_as_a_rank(os.environ.encodekey)
     END.born()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -195,6 +202,36 @@ def redirect(source: int, *targets: int) -> None:
         os.dup2(source, target)
     if source not in targets:
         os.close(source)
+
+
+def leaves_where_asked_as_a_rank(encode: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    """What is called with each name that is looked up: in reserve the process ends with one that only a rank knows.
+
+    With none, or one of its own for it, the program would be another rank later than it believes.
+    """
+
+    def encoded(name: str) -> bytes:
+        known = encode(name)
+        if name in OF_A_RANK and RESERVE in os.environ and (place := place_that_asks(name)):
+            said = (
+                f"launch: {place} asks for {name} before the training begins, and a process in reserve is no rank yet"
+            )
+            print(said, file=sys.stderr, flush=True)
+            os._exit(1)
+        return known
+
+    return encoded
+
+
+def place_that_asks(name: str) -> str:
+    """In the user's code. "": it is a package that does, for what it logs above all, or the trainer, which knows."""
+    frame = sys._getframe(2)  # noqa: SLF001 - as pdb itself does
+    while frame.f_back is not None and is_standard(frame.f_code.co_filename):
+        frame = frame.f_back
+    path = frame.f_code.co_filename
+    by_a_package = "-packages" in path and name != PROGRESS
+    by_trainer = str(frame.f_globals.get("__name__")).partition(".")[0] == "trainer"
+    return "" if by_a_package or by_trainer else f"{os.path.basename(path)}:{frame.f_lineno}"
 
 
 # --- its end ---
@@ -515,6 +552,9 @@ def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
     """As `breakpoint()`, for a rank, whose stdin is nobody's."""
     if not breakpoints.here:
         return sys.__breakpointhook__(*args, **named)  # noqa: T100 - the script's own
+    if RESERVE in os.environ:  # a rank stops there, too
+        print("launch: breakpoint() is passed over: this process waits to be a rank", file=sys.stderr)
+        return None
     try:
         debugger = breakpoints.debugger()
     except OSError as error:
@@ -550,8 +590,9 @@ def tell(order: Order, line: bytes) -> None:
 
 def fifo_of(order: Order) -> str:
     """A process that was in reserve has that of the rank which it has become."""
-    became = os.environ.get(PROGRESS) if RESERVE in order.env else None
-    return became or order.progress or ""
+    if RESERVE in order.env and RESERVE not in os.environ:
+        return os.environ.get(PROGRESS, "")
+    return order.progress or ""
 
 
 def message_of(error: BaseException) -> str:

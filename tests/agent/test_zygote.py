@@ -707,6 +707,43 @@ def test_two_ranks_draw_different_numbers(start, project, tmp_path):
     assert one_numpy != two_numpy
 
 
+@pytest.mark.parametrize(
+    "asks", ["os.getenv('RANK', '0')", "'LOCAL_RANK' in os.environ", "os.environ['LAUNCH_PROGRESS']"]
+)
+def test_in_reserve_a_program_is_ended_that_asks_for_what_only_a_rank_is_told(plain_zygote, tmp_path, asks):
+    lines = (
+        "import os",
+        "dict(os.environ)",
+        "print(os.environ['WORLD_SIZE'])",
+        "os.environ.get('NOT_OURS')",
+        asks,
+        "print('on')",
+    )
+    (tmp_path / "asks.py").write_text("\n".join(lines))
+    env = {"LAUNCH_RESERVE": "/nowhere", "WORLD_SIZE": "2"}
+    assert by_fork(order(tmp_path, "asks.py", log=tmp_path / "log", env=env), plain_zygote) == 1
+    size, said = (tmp_path / "log").read_text().splitlines()
+    assert size == "2"
+    assert re.fullmatch(
+        r"launch: asks\.py:5 asks for \w+ before the training begins, and a process .* is no rank yet", said
+    )
+
+
+def test_once_it_is_a_rank_it_may_ask(plain_zygote, tmp_path):
+    lines = "import os", "del os.environ['LAUNCH_RESERVE']", "os.environ.update(RANK='1')", "print(os.environ['RANK'])"
+    (tmp_path / "asks.py").write_text("\n".join(lines))
+    words = order(tmp_path, "asks.py", log=tmp_path / "log", env={"LAUNCH_RESERVE": "/nowhere"})
+    assert by_fork(words, plain_zygote) == 0
+    assert (tmp_path / "log").read_text() == "1\n"
+
+
+def test_in_reserve_a_breakpoint_is_passed_over_where_nobody_would_find_it(plain_zygote, tmp_path):
+    (tmp_path / "stops.py").write_text("breakpoint()\nprint('on')\n")
+    words = order(tmp_path, "stops.py", log=tmp_path / "log", env={"LAUNCH_RESERVE": "/nowhere"})
+    assert by_fork(words | {"debug": str(tmp_path / "debug")}, plain_zygote) == 0
+    assert (tmp_path / "log").read_text().endswith("passed over: this process waits to be a rank\non\n")
+
+
 def test_numpy_starts_no_threads_and_the_rank_sees_no_trace_of_why(start, tmp_path):
     agent = start(["numpy"])
     agent.hear("ready")

@@ -52,7 +52,7 @@ OF_A_RANK = {
     "LAUNCH_NOTES_COPIED": "with `recovery.mode: hot` and spares, or a range of nodes: 1, notes have copies elsewhere",
     "LAUNCH_LEASE_S": "with `recovery.mode: hot` on several nodes: `recovery.lease`",
     "LAUNCH_JOINS": "1 for a rank that joins others which go on in place, or has the place of one that was killed",
-    "LAUNCH_RESERVE": "with `recovery.reserve`, for a process that is no rank yet: where it hears which one it is",
+    "LAUNCH_RESERVE": "with `recovery.reserve`, for a process that is no rank yet: where it says that it waits",
     "LAUNCH_GRACE_S": "how long a rank has from SIGTERM until it is killed",
     "LAUNCH_DEFAULTED": "`NAME=value` of each variable that we chose for it: a run which it submits chooses anew",
 }

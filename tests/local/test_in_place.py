@@ -420,7 +420,8 @@ def test_it_takes_the_place_of_a_killed_rank(lab, mode, every):
 
 
 @pytest.mark.parametrize(
-    ("script", "why"), [(MEETS, "leave recovery.reserve out"), (STEPS_ALONE, "made a step in the place of waiting")]
+    ("script", "why"),
+    [(MEETS, "leave recovery.reserve out"), (STEPS_ALONE, "alone.py:2 asks for LAUNCH_PROGRESS before the training")],
 )
 def test_a_program_that_does_not_wait_is_told_of_once_and_the_run_goes_on(lab, script, why):
     (lab.project / "alone.py").write_text(script)

@@ -13,7 +13,7 @@ def become_a_rank(launched: Launched) -> None:
     """Wait for launch's word, and be that rank from then on: in its variables, and in its log."""
     if launched.reserve is None:
         return
-    control, wire = Control(launched.reserve), Wire(launched.progress)
+    control, wire = Control(launched.reserve.with_suffix(".control")), Wire(launched.reserve)
     wire.report(waits=True)
     word = control.wait(_LONGEST_S)
     if word is None:

@@ -3,7 +3,7 @@ wait to hear which rank they are. So a rank that is started anew after a failure
 
     fill ─► starter ─► the user's program ─► Trainer: model made, a first pass tried ─► {"waits": true}
                                                                                               │
-    start of a rank ─► hand over: its variables and its log, on the FIFO LAUNCH_RESERVE names ▼
+    start of a rank ─► hand over: its variables and its log, on a FIFO beside LAUNCH_RESERVE ▼
 """
 
 import signal
@@ -125,7 +125,7 @@ class Reserve:
         pipe = ProgressPipe(fifo, progress, lambda: self._heard(process))
         process = _Process(progress, pipe, control, sizes(start))
         self._processes.append(process)
-        environment = reserve_environment(start, str(fifo), str(control_of(fifo)))
+        environment = reserve_environment(start, str(fifo))
         try:
             pid = await starter.start(environment, self._log, str(fifo), lambda death: self._ended(process, death))
         except BaseException:
@@ -135,12 +135,7 @@ class Reserve:
         self._heard(process)  # what it said before that was known
 
     def _heard(self, process: _Process) -> None:
-        known = process_id(process.pid) if process.pid and not process.ended else None
-        if process.progress.step is not None and known is not None:
-            self._wanted = 0
-            self._give_up("its program made a step in the place of waiting: only a training by Trainer waits")
-            signal_process(known, signal.SIGKILL)
-        elif process.progress.waits and known is not None and not process.told:
+        if process.progress.waits and process.pid and not process.ended and not process.told:
             process.told, node = True, self._home.node.index
             self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
 

@@ -63,8 +63,7 @@ def in_reserve(tmp_path, monkeypatch):
         fifo = tmp_path / "reserve-001"
         os.mkfifo(fifo)
         pipes.append(ControlPipe(control_of(fifo)))
-        monkeypatch.setenv("LAUNCH_PROGRESS", str(fifo))
-        monkeypatch.setenv("LAUNCH_RESERVE", str(control_of(fifo)))
+        monkeypatch.setenv("LAUNCH_RESERVE", str(fifo))
         log = str(tmp_path / "log")
         pipes[0].say({"generation": 2, "log": log, "log_before": log, "environment": {}}, calm=False)
 
