@@ -90,7 +90,7 @@ class Checkpointer:
         if self._world.is_first:
             _warn_of_own_state(self._subjects)
         self._asynchronous, self._now = asynchronous, now
-        self._team = _team(self._world, apart=launched.disks_apart)
+        self._team: Team  # with the shelves
         self._votes = Votes(self._world.control, now)
         self._wire = Wire(launched.progress)
         self._stop = StopRequest()
@@ -100,6 +100,7 @@ class Checkpointer:
         self._saved_step = self._at = 0
         self._best_under_way = False
         self._prepared = False
+        self._goes_on_at: int | None = None  # after a step whose state came from other ranks, or was here
         self._spoilt = False  # a damaged checkpoint was read into the objects: they are no longer what they began as
         self._saved_at = self._remembered_at = now()
 
@@ -120,7 +121,8 @@ class Checkpointer:
         return step
 
     def _open_shelves(self) -> Saver:
-        """Claim the folders for this start."""
+        """Claim the folders for this start. All ranks call it."""
+        self._team = _team(self._world, apart=self._launched.disks_apart)
         claim = self._take_over()
         shelf = Shelf(self.folder, claim, self._keep, self._launched.run_dir)
         self._saver = Saver(
@@ -137,14 +139,15 @@ class Checkpointer:
         return self._saver
 
     def go_on(self, step: int) -> None:
-        """In place of `load`, where other ranks have the state of this step: only the folder is taken over."""
-        self._open_shelves()
-        finite = self._team.tell(self._is_finite_on_disk(step) if self._team.is_first else None)
-        if finite is not None:
-            self._opened().believe(step, finite=finite)
-            self._saved_step = step
-        self._at = step
+        """In place of `load`, where other ranks have the state of this step.
+
+        The folder is taken over with the next save, or after the next step: that one is what all wait for. Snapshots
+        in memory are to be made as before.
+        """
+        self._at = self._goes_on_at = step
         self._saved_at = self._remembered_at = self._now()
+        if self._launched.memory_every:
+            self._opened()
 
     def abandon(self) -> None:
         """The groups are broken: what is being written comes to nothing, and is not waited for by anybody."""
@@ -158,8 +161,10 @@ class Checkpointer:
         Whoever leaves then with exit code 75 is started again. Raises Fenced and SaveFailed.
         """
         self.still_at(step)
-        if not self._prepared:
-            self._prepare()
+        if step != self._goes_on_at:
+            self._opened()
+            if not self._prepared:
+                self._prepare()
         save = self._every.steps is not None and step % self._every.steps == 0
         remember = self._memory is not None and _multiple(step, self._memory.every)
         if self._votes.due(step):
@@ -206,11 +211,12 @@ class Checkpointer:
         self, step: int, info: Mapping[str, Value] | None = None, *, wait: bool = False, best: bool = False
     ) -> None:
         """Save now, whatever the interval. `best`: keep this one apart, in the place of the best one before."""
+        saver = self._opened()
         if step == self._saved_step:
             if best:
                 self._keep_best(step, info or {})
         else:
-            self._opened().save(step, gather(self._subjects, self._world), info or {}, best=best)
+            saver.save(step, gather(self._subjects, self._world), info or {}, best=best)
             self._saved_step, self._best_under_way = step, best
             self._saved_at = self._remembered_at = self._now()
         if wait:
@@ -218,7 +224,7 @@ class Checkpointer:
 
     def wait(self) -> Outcome | None:
         """How the last save ended, once it has."""
-        outcome = self._opened().wait()
+        outcome = self._saver.wait() if self._saver is not None else None
         if outcome is not None and outcome.path is None and outcome.step == self._saved_step:
             self._saved_step = 0
         return outcome
@@ -256,9 +262,18 @@ class Checkpointer:
     # -- inside
 
     def _opened(self) -> Saver:
-        if self._saver is None:
+        """All ranks call it."""
+        if self._saver is not None:
+            return self._saver
+        step = self._goes_on_at
+        if step is None:
             raise RuntimeError("Checkpointer: load() comes first, in a new training too")
-        return self._saver
+        saver = self._open_shelves()
+        finite = self._team.tell(self._is_finite_on_disk(step) if self._team.is_first else None)
+        if finite is not None:
+            saver.believe(step, finite=finite)
+            self._saved_step = step
+        return saver
 
     def _entry(self, step: int) -> Entry:
         return Entry("step", step, self.folder / folder_name(step))
@@ -457,17 +472,17 @@ class Checkpointer:
 
     def _flags(self) -> list[bool]:
         """Stop asked for; time to save, on disk and in memory; fenced; saving has failed too often."""
-        now, saver = self._now(), self._opened()
+        now, saver = self._now(), self._saver
         seconds = self._every.seconds
         memory_s = self._memory.every.seconds if self._memory else None
-        first = self._team.is_first  # one clock counts
+        first = self._world.is_first  # one clock counts
         return [
             self._stop.asked,
             first and seconds is not None and now - self._saved_at >= seconds,
             first and memory_s is not None and now - self._remembered_at >= memory_s,
-            saver.last is not None and saver.last.fenced,
-            saver.failures >= _MOST_FAILURES,
-            first and not saver.busy and self.leaves_for_others(),
+            saver is not None and saver.last is not None and saver.last.fenced,
+            saver is not None and saver.failures >= _MOST_FAILURES,
+            first and not (saver is not None and saver.busy) and self.leaves_for_others(),
         ]
 
     def _give_up(self) -> None:

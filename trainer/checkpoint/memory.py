@@ -92,7 +92,9 @@ def open_memory_tier(
     Every rank calls it. Raises Fenced.
     """
     every = Every.parse(launched.memory_every, "checkpoint.memory_every")
-    folder = launched.memory_dir if every != Every() else None
+    if every == Every():
+        return None
+    folder = launched.memory_dir
     everywhere = all(team.exchange(folder is not None))  # a node without a usable /dev/shm was told of no folder
     if folder is None or not everywhere:
         return None

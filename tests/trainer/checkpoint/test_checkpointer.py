@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.checkpoint import Checkpointer
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.fence import read_claim
+from trainer.checkpoint_files.layout import folder_name
 from trainer.errors import EXIT_FENCED, EXIT_RESUME_ME, BadSettings, Fenced, SaveFailed, TrainerError
 from trainer.world import World, join
 
@@ -644,3 +645,50 @@ def test_what_the_readme_says_works(tmp_path):
     first, again = (spawn_ranks(follow_the_readme, 1, tmp_path)[0] for _ in range(2))
     assert first == again and len(first.strip()) == 64
     assert catalog.steps(tmp_path / "checkpoints") == [60, 80, 100]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_who_goes_on_takes_the_folder_over_after_the_next_step_or_to_save(tmp_path, kept):
+    """All ranks wait for that step: what the next save needs is made after it."""
+    model = nn.Linear(2, 1)
+    before = Checkpointer(tmp_path, model=model, every="10 steps")
+    before.load()
+    if kept:
+        before.save(4, wait=True)
+    claimed = read_claim(tmp_path)
+    there = [4] if kept else []
+    with Checkpointer(tmp_path, model=model, every="2 steps") as calm:
+        calm.go_on(5)
+        assert calm.wait() is None
+        assert not calm.after_step(5)
+        assert read_claim(tmp_path) == claimed
+        assert not calm.after_step(6)
+        assert read_claim(tmp_path) != claimed
+        calm.wait()
+        assert catalog.steps(tmp_path) == [*there, 6]
+    claimed = read_claim(tmp_path)
+    with Checkpointer(tmp_path, model=model, every="2 steps") as due:
+        due.go_on(8)
+        assert not due.after_step(8)
+        assert read_claim(tmp_path) != claimed
+        due.wait()
+        assert catalog.steps(tmp_path) == [*there, 6, 8]
+    written = (tmp_path / folder_name(8)).stat().st_ctime_ns
+    with Checkpointer(tmp_path, model=model, every="2 steps") as saved:
+        saved.go_on(8)
+        assert not saved.after_step(8)
+        assert saved.wait() is None, "it is there already"
+    assert (tmp_path / folder_name(8)).stat().st_ctime_ns == written
+
+
+def test_nobody_goes_on_in_a_folder_of_somebody_newer(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("LAUNCH_ATTEMPT", "2")
+    newer = Checkpointer(tmp_path / "checkpoints", model=nn.Linear(2, 1), every="10 steps")
+    newer.load()
+    monkeypatch.setenv("LAUNCH_ATTEMPT", "1")
+    older = Checkpointer(tmp_path / "checkpoints", model=nn.Linear(2, 1), every="10 steps")
+    older.go_on(5)
+    assert not older.after_step(5)
+    with pytest.raises(Fenced):
+        older.after_step(6)
