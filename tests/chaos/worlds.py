@@ -304,12 +304,13 @@ class Hot(Local):
     script = SCRIPTS / "in_place.py"
     more = ", mode: hot, spares: 1"
     strategy = "ddp"
+    width = 40_000  # so large a state is read out of a rank's memory
     steps_per_s = 6.0
     kept: ClassVar[Mapping[str, object]] = {}  # beside checkpoints on disk
     alone = ""  # the run that nothing disturbs
 
     def spec(self, steps: int, every: int, **given: object) -> str:
-        args = json.dumps({"steps": steps, "strategy": self.strategy, **given})
+        args = json.dumps({"steps": steps, "strategy": self.strategy, "width": self.width, **given})
         return (
             f"name: hot\nrun: {{script: {self.script.name}, python: {json.dumps(sys.executable)}, args: {args}}}\n"
             f"resources: {{nodes: {self.nodes}, ranks_per_node: {self.ranks}, gpus_per_node: 0, cpus_per_rank: 1}}\n"
