@@ -95,6 +95,30 @@ def test_it_outlives_a_generation_and_is_a_rank_of_the_next_whose_errors_are_hea
     play(scene)
 
 
+def test_where_nobody_is_ready_a_rank_that_is_started_anew_is_told_of_why(tmp_path):
+    async def scene():
+        node = Node(tmp_path, "import time\ntime.sleep(600)\n")
+        await node.preparation.run()
+        for generation, size in enumerate((2, 2, 2, 2, 4), start=1):
+            node.size = size
+            group = node.group(generation)
+            await group.begin()
+            await node.stop(group)
+            if generation == 2:
+                await node.preparation.fill_reserve(node.start(2))
+                (stuck,) = node.preparation.reserve.pids
+        begin = "node 0 has no process in reserve: "
+        assert node.notes == [
+            ("no_reserve", f"{begin}none is begun before each rank here has reported some steps"),
+            ("no_reserve", f"{begin}process {stuck} has begun, and does not wait yet"),
+            ("no_reserve", f"{begin}process {stuck} has begun, and does not wait yet"),
+            ("no_reserve", f"{begin}process {stuck} was begun for another number of ranks"),
+        ]
+        await node.preparation.close()
+
+    play(scene)
+
+
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_one_that_does_not_run_takes_no_place(tmp_path, number):
     async def scene():

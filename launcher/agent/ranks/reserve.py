@@ -66,6 +66,7 @@ class Reserve:
         self._filling = False
         self._generation = 0  # in which it was filled last
         self._tries = 0  # that are left in it
+        self._asked_in = 0  # the newest generation
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -108,15 +109,30 @@ class Reserve:
     def hand_over(self, environment: Mapping[str, str], log: Path, tell: TellDeath) -> int | None:
         """Have one of them be this rank; gives its pid. None: nobody is ready."""
         process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
+        before, self._asked_in = self._asked_in, int(environment["LAUNCH_GENERATION"])
         if process is None:
+            if 0 < before < self._asked_in and (why := self._why_nobody(environment, before)):
+                self._tell_that_none(why)
             return None
         self._processes.remove(process)
         process.tell = tell
         logs = {"log": str(log), "log_before": str(self._log)}
-        word = {"generation": int(environment["LAUNCH_GENERATION"]), **logs, "environment": dict(environment)}
+        word = {"generation": self._asked_in, **logs, "environment": dict(environment)}
         process.control.say(word, calm=False)
         process.pipe.close()
         return process.pid
+
+    def _why_nobody(self, environment: Mapping[str, str], before: int) -> str:
+        """For whoever wonders: no process in reserve says by itself that it is stuck. "": it was told, in `before`."""
+        fitting = [one for one in self._processes if one.can_be(environment)]
+        if fitting:
+            late = fitting[0]
+            return (
+                f"process {late.pid} {'is stopped, or has ended' if late.told else 'has begun, and does not wait yet'}"
+            )
+        if self._processes:
+            return f"process {self._processes[0].pid} was begun for another number of ranks"
+        return "none is begun before each rank here has reported some steps" if self._generation < before else ""
 
     async def _begin(self, starter: Starter, start: Start) -> None:
         self._number += 1
@@ -160,6 +176,9 @@ class Reserve:
     def _give_up(self, why: str) -> None:
         """Until the next generation."""
         self._tries = 0
+        self._tell_that_none(why)
+
+    def _tell_that_none(self, why: str) -> None:
         self._note("no_reserve", f"node {self._home.node.index} has no process in reserve: {why}")
 
     @property
