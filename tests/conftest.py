@@ -79,7 +79,7 @@ LONGEST = (
 
 # At the nightly size alone: in CI another test shows the same, as the words behind each say.
 NIGHTLY = (
-    "jobs/test_shipped_jobs.py::test_it_learns_in_about_a_minute",  # test_readme.py runs that job
+    "jobs/test_shipped_jobs.py::test_it_learns_in_about_a_minute",  # test_readme.py begins that job
     "trainer/tasks/test_learning.py::test_a_resnet_tells_stripes_apart",  # and there it learns
     "slurm/test_showcase.py::test_taken_from_slurm_to_this_machine_and_back",  # ssh/test_showcase.py goes there too
     "ssh/test_showcase.py::test_a_host_gone_for_good",  # agent/replication/test_agents.py loses a disk

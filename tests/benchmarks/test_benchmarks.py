@@ -153,6 +153,7 @@ def test_that_of_the_board_runs_and_shows_both_tables():
         assert row in told
 
 
+@pytest.mark.dealt(6)
 def test_without_a_gpu_it_says_so():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(HERE / "gpu.py")]
@@ -161,6 +162,7 @@ def test_without_a_gpu_it_says_so():
     assert "no NVIDIA GPU" in done.stdout
 
 
+@pytest.mark.dealt(6)
 def test_what_is_missing_for_a_comparison_is_named():
     hidden = "import sys; sys.modules['accelerate'] = None; sys.argv[1:] = ['--peers', 'Trainer', 'Accelerate']"
     script = f"{hidden}; import train_step; train_step.main()"

@@ -10,7 +10,7 @@ from fleet import Fleet, Strike
 
 from trainer.checkpoint_files import catalog
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 SHIPPED = (Path(__file__).parents[2] / "jobs" / "plain_ddp.py").read_text()
 # For what the size of the model has nothing to do with:

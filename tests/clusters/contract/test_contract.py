@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.dealt(8)
 
 
 def test_a_node_offers_something(site):
