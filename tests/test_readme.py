@@ -20,7 +20,8 @@ def checkout(lab):
     for name in ("jobs", "templates"):
         shutil.copytree(ROOT / name, lab.project / name)
     spec = lab.project / "jobs" / "resnet_ddp.yaml"
-    assert (text := spec.read_text()).count("max-steps: 140\n") == 1
+    text = spec.read_text()
+    assert text.count("max-steps: 140\n") == 1
     spec.write_text(text.replace("max-steps: 140\n", f"max-steps: {STEPS}\n"))
     return lab
 
