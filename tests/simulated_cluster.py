@@ -99,6 +99,7 @@ class SimRank:
     frozen: bool = False
     stays: bool | None = None
     resizes: bool = False
+    shrinks: bool = False
     waits: bool = False
     exit: RankExit | None = None
 
@@ -537,8 +538,8 @@ class Cluster:
     def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
         idle_s = self.mono - rank.active_at
         fields = {"reported": rank.step is not None, "step": rank.step, "checkpoint": self.checkpoint, **how}
-        words: dict[str, Any] = {"stays": rank.stays, "resizes": rank.resizes, "waits": rank.waits}
-        return RankPulse(rank.number, idle_s, frozen=rank.frozen, **words, **fields)
+        can: dict[str, Any] = {"stays": rank.stays, "resizes": rank.resizes, "shrinks": rank.shrinks}
+        return RankPulse(rank.number, idle_s, frozen=rank.frozen, waits=rank.waits, **can, **fields)
 
     def _train(self) -> None:
         """One step of all ranks, if none is missing or stuck."""

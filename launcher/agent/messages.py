@@ -93,6 +93,7 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     stays: bool | None = None  # it can go on here when another rank is replaced; None: it has not said so far
     address: str = ""  # where it answers requests
     resizes: bool = False  # beside `stays`: it can go on among fewer or more ranks, too
+    shrinks: bool = False  # beside `stays`: among fewer, from what was saved
     waits: bool = False  # it was started to join others, and waits for them
     slow: SlowRank | None = None  # as it has reported in this generation
 

@@ -32,6 +32,13 @@ def all_stay(cluster: Cluster, *, resizes: bool = False) -> None:
     cluster.advance(2)
 
 
+def all_shrink(cluster: Cluster) -> None:
+    for agent in cluster.agents.values():
+        for rank in agent.live:
+            rank.stays = rank.shrinks = True
+    cluster.advance(2)
+
+
 def words(cluster: Cluster, kind: type) -> list[tuple[int, object]]:
     return [(node, message) for _, node, message in cluster.sent if isinstance(message, kind)]
 
@@ -504,6 +511,25 @@ def test_all_ranks_that_are_left_have_to_say_that_they_can() -> None:
     assert not stayed(cluster)
     text = cluster.recorded("regroup")[0].text
     assert "warm because no spare is ready to take the place of node 1, and rank 4 cannot go on among fewer" in text
+
+
+def test_ranks_that_load_what_was_saved_go_on_as_fewer_and_are_more_again_at_the_next_failure() -> None:
+    """They could not take others in without losing steps."""
+    cluster = running(2, least=1)
+    all_shrink(cluster)
+    cluster.kill(1)
+    cluster.advance(0.1)
+    assert stayed(cluster) == [(0, 0, (0, 1), 2)]
+    all_shrink(cluster)
+    cluster.boot(1)
+    cluster.advance(HOT.wait_s + 5)
+    assert (cluster.state().world_size, cluster.state().generation) == (2, 2)
+    cluster.end_rank(1, signal=9)
+    cluster.advance(5)
+    assert len(stayed(cluster)) == 1
+    text = cluster.recorded("regroup")[-1].text
+    assert "warm because node 1 is ready, and not all ranks can go on among more" in text
+    assert (cluster.state().state, cluster.state().world_size) == (State.RUNNING, 4)
 
 
 def test_a_rank_that_is_killed_along_with_a_node_has_all_replaced() -> None:

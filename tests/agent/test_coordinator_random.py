@@ -177,11 +177,11 @@ class Storm(RuleBasedStateMachine):
         if live:
             self.cluster.end_rank(live[number % len(live)], **how)
 
-    @rule(resizes=st.booleans())
-    def all_ranks_can_stay(self, resizes: bool) -> None:
+    @rule(resizes=st.booleans(), shrinks=st.booleans())
+    def all_ranks_can_stay(self, resizes: bool, shrinks: bool) -> None:
         for agent in self.cluster.agents.values():
             for rank in agent.live:
-                rank.stays, rank.resizes = True, resizes
+                rank.stays, rank.resizes, rank.shrinks = True, resizes, shrinks
         self.cluster.advance(2.0)
 
     @rule()

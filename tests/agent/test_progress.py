@@ -26,7 +26,10 @@ def test_words_with_a_meaning_and_metrics_are_kept_apart():
 def test_a_rank_that_takes_back_that_it_stays_takes_back_that_ranks_may_be_fewer():
     progress = Progress()
     progress.take(b'{"stays": 2, "resizes": true}')
-    assert (progress.stays, progress.resizes) == (2, True)
+    assert (progress.stays, progress.resizes, progress.shrinks) == (2, True, False)
+    progress.take(b'{"stays": 2, "shrinks": true}')
+    assert (progress.stays, progress.resizes, progress.shrinks) == (2, False, True)
+    progress.take(b'{"stays": 2, "resizes": true}')
     progress.take(b'{"step": 7}')
     assert (progress.stays, progress.resizes, progress.waits) == (2, True, False)
     progress.take(b'{"stays": 0}')

@@ -58,6 +58,11 @@ class Keeping:
         """What this rank has is enough for fewer or more ranks, and they can be."""
         return self.launched.notes_copied and not self.loads and self.shares is None
 
+    @property
+    def shrinks(self) -> bool:
+        """All load, and what was saved can be dealt out among fewer ranks."""
+        return self.loads and not self.hands_over
+
     def find(self, loop: Loop) -> None:
         """What the rank whose place is taken has left in this node's memory."""
         path = self._path(loop.training.world)

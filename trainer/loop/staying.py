@@ -24,7 +24,7 @@ which each shard is left, put it into their new model, and no step is lost.
 
 Where nobody has what was lost, as with fsdp, or with zero1 the shares that were in the memory of a node that is gone,
 all go back to the newest snapshot that the nodes have in memory, or to the newest checkpoint, and load it as the new
-rank does.
+rank does. With fsdp and zero2 they may be fewer then.
 """
 
 import logging
@@ -228,7 +228,8 @@ class Stay:
             lookout.close()
 
     def _say(self) -> None:
-        self.wire.report(stays=self.launched.generation, resizes=self.keeping.resizes)
+        keeping = self.keeping
+        self.wire.report(stays=self.launched.generation, resizes=keeping.resizes, shrinks=keeping.shrinks)
 
     def _others_wait(self) -> bool:
         return self.active and self.control is not None and self.control.has_calm_word

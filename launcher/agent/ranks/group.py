@@ -253,6 +253,7 @@ class RankGroup:
             breakpoint=progress.breakpoint,
             address=progress.address,
             resizes=progress.resizes,
+            shrinks=progress.shrinks,
             waits=progress.waits,
             slow=progress.slow,
         )

@@ -113,6 +113,8 @@ class HotOpener:
             return self._no_spare(lost)
         if len(members) < len(generation.members) and (why := self._cannot_be_fewer(members, lost)):
             return f"{self._no_spare(lost)}{why}"
+        if why := self._could_be_more(members, lost):
+            return why
         gone = [rank for rank in generation.ranks if not rank.live or rank.node in lost]
         if len(gone) == len(generation.ranks):
             return "no rank is left"
@@ -143,8 +145,17 @@ class HotOpener:
         left = [rank for rank in generation.ranks if rank.node not in lost]
         if any(not _stays(rank) for rank in left):
             return ", and not all others stay"
-        unable = next((rank for rank in left if not rank.resizes), None)
+        unable = next((rank for rank in left if not (rank.resizes or rank.shrinks)), None)
         return "" if unable is None else f", and rank {unable.number} cannot go on among fewer ranks"
+
+    def _could_be_more(self, members: Sequence[int], lost: set[int]) -> str:
+        """Why this is the time for more nodes to have ranks: those that live could not take them in later."""
+        attempt = self._attempt
+        ready = [attempt.nodes[index] for index in attempt.nodes.usable if index not in lost and index not in members]
+        left = [rank for rank in attempt.current.ranks if rank.live and rank.node not in lost]
+        if len(members) == attempt.plan.nodes_max or not ready or all(rank.resizes for rank in left):
+            return ""
+        return f"{ready[0]} is ready, and not all ranks can go on among more"
 
     def _open(self, generation: Generation, who: str, started: Collection[int] = ()) -> None:
         """`started`: members whose ranks were, before it is opened."""
@@ -154,7 +165,8 @@ class HotOpener:
         for rank in generation.ranks:
             was = staying.get((rank.node, rank.local))
             rank.stays, rank.joins = (None, True) if was is None else (True, False)
-            rank.resizes, rank.active_at = was is not None and was.resizes, attempt.mono
+            rank.resizes, rank.shrinks = was is not None and was.resizes, was is not None and was.shrinks
+            rank.active_at = attempt.mono
         attempt.generation, attempt.phase, attempt.lost = generation, AttemptPhase.STARTING, None
         attempt.start_by, attempt.blame_at = attempt.mono + START_S, inf
         attempt.pace.restart(in_place=True)
