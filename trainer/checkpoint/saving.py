@@ -32,7 +32,7 @@ from trainer.world import World
 
 log = logging.getLogger("trainer")
 _LOOK_S = 1.0  # how often who waits for a save looks how far it is
-_ABANDONED_S = 2.0  # for a save that comes to nothing
+_ABANDONED_S = 0.2  # for a save that comes to nothing: other ranks wait meanwhile
 
 
 @dataclass(frozen=True, slots=True)
