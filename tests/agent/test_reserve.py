@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from one_node import Ears, home_of, play, processes_of_its_own
@@ -13,6 +15,7 @@ from launcher.agent.processes import descendants, runs
 from launcher.agent.ranks.group import RankGroup
 from launcher.agent.ranks.prepare import Preparation
 from launcher.agent.ranks.reaper import Reaper
+from launcher.agent.ranks.reports.oom import OomCounter
 from launcher.spec.model import Recovery, Resources
 
 __all__ = ["processes_of_its_own"]
@@ -32,11 +35,12 @@ time.sleep(600)
 
 
 class Node:
-    def __init__(self, folder, script=SCRIPT, reserve=1):
+    def __init__(self, folder, script=SCRIPT, reserve=1, **more):
         self.notes, self.size = [], 2
-        self.home = home_of(
+        home = home_of(
             folder, script, resources=Resources(ranks_per_node=2), recovery=Recovery(reserve=reserve, mode="hot")
         )
+        self.home = replace(home, **more)
         self.preparation = Preparation(self.home, Reaper(asyncio.get_running_loop()), self._note)
         self.ears = Ears()
 
@@ -172,6 +176,35 @@ def test_where_they_are_killed_again_and_again_no_more_are_begun(tmp_path):
             )
         )
         assert not node.is_short(2)
+        await node.preparation.close()
+
+    play(scene)
+
+
+def test_where_memory_is_short_it_is_ended_before_any_rank_and_no_rank_is_taken_for_it(tmp_path):
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 0\n")
+
+    def given_up(pid):
+        return Path(f"/proc/{pid}/oom_score_adj").read_text()
+
+    async def scene():
+        node = Node(tmp_path, SCRIPT.replace("print", "time.sleep(600) or print"), oom=OomCounter([counter]))
+        await node.preparation.run()
+        (ready,) = await node.fill()
+        assert given_up(ready) == "1000\n"
+        group = node.group(1)
+        pids = await group.begin()
+        assert ready in pids
+        assert {given_up(pid) for pid in pids} == {given_up("self")}
+        (ready,) = await node.fill()
+        counter.write_text("oom_kill 1\n")
+        os.kill(ready, signal.SIGKILL)
+        await until(lambda: not node.preparation.reserve.pids)
+        os.kill(pids[0], signal.SIGKILL)
+        await until(lambda: node.ears.exits)
+        assert not node.ears.exits[0].oom
+        await node.stop(group)
         await node.preparation.close()
 
     play(scene)

@@ -55,6 +55,7 @@ class Home:
     offered: OfferedZygote | None = None
     notes: Path | None = None  # recovery.mode hot: the folder in memory where ranks note what is theirs alone
     snapshots: Path | None = None  # the folder in memory where they keep the newest state
+    oom: OomCounter = field(default_factory=OomCounter)
 
     @property
     def hot(self) -> bool:
@@ -117,7 +118,7 @@ class RankGroup:
         self._stopping = False
         self._closed = False
         self._clock = WakingClock()  # who stood still together with us was not idle meanwhile
-        self._oom = OomCounter()
+        home.oom.grew()  # what was before is of no rank of these
         self._metrics = MetricsFile(home.run.reported(home.attempt.number, home.node.index), start.generation)
         self._ranks: list[_Rank] = []
         # Local ranks whose peers have the state of the training.
@@ -323,7 +324,7 @@ class RankGroup:
             where=exception.where or None if exception else None,
             left_out=self._left_out(exception.line) if exception else "",
             raised=exception.raised if exception else (),
-            oom=death.signal == signal.SIGKILL and not self._stopping and self._oom.grew(),
+            oom=death.signal == signal.SIGKILL and not self._stopping and self._home.oom.grew(),
             hung=rank.hung,
             fenced=death.code == Exit.FENCED and self._can_be_fenced(),
             peak_memory_bytes=death.peak_memory_bytes,

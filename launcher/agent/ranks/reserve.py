@@ -14,7 +14,7 @@ from typing import Literal
 
 from launcher.agent.environment import reserve_environment, sizes
 from launcher.agent.messages import Start
-from launcher.agent.processes import runs, signal_process
+from launcher.agent.processes import give_up, runs, signal_process
 from launcher.agent.ranks.control import ControlPipe, control_of
 from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.reaper import Death
@@ -118,6 +118,7 @@ class Reserve:
         process.tell = tell
         logs = {"log": str(log), "log_before": str(self._log)}
         word = {"generation": self._asked_in, **logs, "environment": dict(environment)}
+        give_up(process.pid, first=False)
         process.control.say(word, calm=False)
         process.pipe.close()
         return process.pid
@@ -148,6 +149,7 @@ class Reserve:
             self._forget(process)
             raise
         process.pid = pid
+        give_up(pid, first=True)
         self._heard(process)  # what it said before that was known
 
     def _heard(self, process: _Process) -> None:
@@ -161,12 +163,15 @@ class Reserve:
         self._forget(process)
         if process.tell is not None:
             process.tell(death)
-        elif is_ours and death.code is not None:  # by itself: the next one would, too
+            return
+        # Asked in any case: else the next rank that is killed would be taken for one that memory was short for.
+        for_memory = death.signal == signal.SIGKILL and self._home.oom.grew()
+        if is_ours and death.code is not None:  # by itself: the next one would, too
             said = LogFile(self._log).tail()
             self._give_up(f"it ended with exit code {death.code}" + (f": {said[-1]}" if said else ""))
         elif is_ours and self._tries == 0:
-            tries = self._wanted + _SPARE_TRIES
-            self._give_up(f"{tries} were begun in one generation, the last was killed by signal {death.signal}")
+            tries, how = self._wanted + _SPARE_TRIES, "for memory" if for_memory else f"by signal {death.signal}"
+            self._give_up(f"{tries} were begun in one generation, the last was killed {how}")
 
     def _forget(self, process: _Process) -> None:
         process.close()
