@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from trainer.errors import BadSettings
 
@@ -96,6 +97,8 @@ class Launched:
 class Wire:
     """Tells launch how far this rank is. A reader that went away is no reason to stop training."""
 
+    _is_done: ClassVar[bool] = False  # as this process has said
+
     def __init__(
         self, path: Path | None, now: Callable[[], float] = time.monotonic, patience_s: float = _PATIENCE_S
     ) -> None:
@@ -130,6 +133,17 @@ class Wire:
     def report(self, **words: Number | str) -> None:
         """Say it now, once, so that it is heard: waits a moment for an agent that is behind."""
         self._send(self._patience_s, **words)
+
+    def report_done(self) -> None:
+        """However this process ends from now on, it is no failure."""
+        Wire._is_done = True
+        self.report(done=True)
+
+    def take_back_done(self) -> None:
+        """The script has more to do than what it was done with."""
+        if Wire._is_done:
+            Wire._is_done = False
+            self.report(done=False)
 
     def _send(self, patience_s: float, **words: Number | str) -> None:
         fd = self._fd  # checkpoints are reported from a thread of their own

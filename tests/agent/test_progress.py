@@ -152,3 +152,10 @@ def test_an_endless_line_is_cut_off_and_the_next_one_counts(tmp_path):
     progress = asyncio.run(scene())
     assert progress.step == 7
     assert progress.dropped_lines >= 1
+
+
+def test_a_rank_may_have_more_to_do_than_what_it_was_done_with():
+    progress = Progress()
+    for line, done in ((b'{"done": true}', True), (b'{"step": 1}', True), (b'{"done": false}', False)):
+        assert progress.take(line)
+        assert progress.done is done

@@ -193,7 +193,7 @@ class Checkpointer:
         mark = fingerprint_together(self._entry(step), self._team, still_here) if fingerprint else ""
         total = {} if self.total_steps is None else {"total_steps": self.total_steps}
         self._wire.report(step=step, **total, **({"fingerprint": mark} if mark and self._team.is_first else {}))
-        self._wire.report(done=True)
+        self._wire.report_done()
         self.close()
         return mark
 

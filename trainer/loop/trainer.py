@@ -132,6 +132,9 @@ class Trainer:
     def fit(self, world: World | None = None) -> int:
         """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
         with self._world(world) as met:
+            wire = Wire.from_environment()
+            wire.take_back_done()  # said by another training of this script
+            wire.close()
             begin_anew(self, self.settings, met)
             past: dict[str, Any] | None = None
             starts: list[int] = []

@@ -356,6 +356,22 @@ def fit_and_validate(folder, strategy, model):
     return codes, first, trainer.validate()
 
 
+def test_what_one_training_was_done_with_is_taken_back_by_the_next(tmp_path, monkeypatch):
+    """Else a rank that is killed in the second one would have ended well."""
+    fifo = tmp_path / "progress"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    monkeypatch.setenv("LAUNCH_PROGRESS", str(fifo))
+    monkeypatch.setattr(wire.Wire, "_is_done", False)
+    words = b""
+    for part in ("one", "two"):
+        run_tiny(tmp_path / part, {"max_epochs": None, "max_steps": 2}, schedule=None)
+        words += os.read(reader, 1 << 16)
+    os.close(reader)
+    said = [line["done"] for line in map(json.loads, words.splitlines()) if "done" in line]
+    assert said == [True, False, True]
+
+
 @pytest.mark.parametrize(("strategy", "size"), [("ddp", 2), ("fsdp", 2), ("ddp", 1)])
 @pytest.mark.parametrize("model", ["given", "made"])
 def test_one_script_fits_and_validates_and_fits_again(tmp_path, strategy, size, model):

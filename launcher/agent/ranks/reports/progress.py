@@ -50,7 +50,7 @@ class Report(msgspec.Struct, frozen=True):
     total_steps: int | None = None
     checkpoint: int | None = None
     fingerprint: str | None = None
-    done: bool = False
+    done: bool | None = None  # false: there is more to do after all
     exception: ExceptionReport | None = None
     breakpoint: str | None = None  # where it waits for a debugger; "": no more
     address: str | None = None  # where it answers requests; "": no more
@@ -119,7 +119,7 @@ class Progress:
         self.checkpoint = report.checkpoint if report.checkpoint is not None else self.checkpoint
         self.fingerprint = report.fingerprint if report.fingerprint is not None else self.fingerprint
         self.exception = report.exception if report.exception is not None else self.exception
-        self.done = self.done or report.done
+        self.done = report.done if report.done is not None else self.done
         self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
         self.address = report.address[:_LONGEST_PLACE] if report.address is not None else self.address
         if report.stays is not None:
