@@ -204,6 +204,13 @@ class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
     problem: Name = ""  # why there is no more to say
 
 
+class DeviceFails(msgspec.Struct, frozen=True, tag="device_fails", tag_field="t"):
+    """agent → coordinator: this node's kernel tells of a device that fails, while its ranks still run."""
+
+    node: int
+    text: Text
+
+
 class StopAsked(msgspec.Struct, frozen=True, tag="stop_asked", tag_field="t"):
     """agent → coordinator: this agent got SIGTERM."""
 
@@ -290,7 +297,7 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
 
 ToCoordinator = (
     Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
-    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen
+    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails
 )  # fmt: skip
 ToAgent = Welcome | CheckLink | Start | GoOn | Follow | Stop | PulseAck | End
 

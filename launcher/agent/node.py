@@ -10,11 +10,13 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.agent import messages
 from launcher.agent.health.evidence import Fitness
+from launcher.agent.health.kernel_log import KernelLog, device_error
 from launcher.agent.lifeline import Lifeline
 from launcher.agent.load.sampler import Sampler
 from launcher.agent.messages import ToCoordinator
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from launcher.agent.replication.replication import Replication
 
 NEWS_S = 0.1
+_KERNEL_S = 1.0  # how often its log is read
 _PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
 # A batch system may send any of these to every process of a job, some time before it takes the nodes back.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -63,6 +66,7 @@ class NodeAgent:
         self._replication: Replication | None = None  # only where each node has a disk of its own
         self._buddies: Buddies | None = None  # only where what is in memory has copies on other nodes
         self._prober: Prober | None = None  # only where links are measured
+        self._failing = ""  # what the kernel tells of a device
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
@@ -91,6 +95,8 @@ class NodeAgent:
             self._watch_lease(),
         ):
             self._go(life)
+        if self._home.plan.spec.recovery.health:
+            self._go(self._watch_kernel())
         code = await self._over
         for task in self._work:
             task.cancel()
@@ -150,6 +156,21 @@ class NodeAgent:
             else:
                 self._line.note(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
 
+    async def _watch_kernel(self) -> None:
+        """Until it tells of a device that fails: ranks are to be gone before it does."""
+        node, gpus = self._home.node.index, self._home.plan.gpus_per_node > 0
+        try:
+            with closing(KernelLog()) as log:
+                while not self._failing:
+                    await asyncio.sleep(_KERNEL_S)
+                    self._failing = next(filter(None, (device_error(one, gpus=gpus) for one in log.news())), "")
+        except OSError as error:
+            why = said_by_the_system(error)
+            text = f"what the kernel of node {node} tells of failing devices is not heard: {why}"
+            self._line.note(messages.Noted(node, "health_unknown", text))
+        else:
+            self._line.say(messages.DeviceFails(node, self._failing))
+
     def _tell_of_reserve(self, kind: ReserveEvent, text: str) -> None:
         self._line.note(messages.Noted(self._home.node.index, kind, text))
 
@@ -174,6 +195,8 @@ class NodeAgent:
             self._line.say(_fault_of(self._home, self._preparation.failure))
         elif self._preparation.done:
             self._line.say(messages.Ready(node.index))
+        if self._failing:
+            self._line.say(messages.DeviceFails(node.index, self._failing))
 
     def _obey(self, message: messages.ToAgent) -> None:
         match message:

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.effects import Drain, Move
-from launcher.agent.messages import Fault, GoOn, Pulse, RankPulse, SlowRank, Start, Started, Stop
+from launcher.agent.messages import DeviceFails, Fault, GoOn, Pulse, RankPulse, SlowRank, Start, Started, Stop
 from launcher.clock import ENDING_S
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
@@ -740,6 +740,18 @@ def test_a_drained_node_goes_on_until_another_can_have_its_place() -> None:
         "node 1 is to be drained (Slurm says so); its ranks stay until others can have their places",
         "node 0 is to be drained (Slurm says so), but coordinates the others: it stays",
     ]
+
+
+def test_ranks_leave_a_node_whose_kernel_tells_of_a_device_that_fails() -> None:
+    cluster = running(2, spares=1)
+    for _ in range(2):  # it is said again with each new connection
+        cluster.say(1, DeviceFails(1, "an uncorrected memory error: EDAC MC0: 1 UE"))
+        cluster.advance(3)
+    assert joined(cluster) == [(2, 1, 2)]
+    state = cluster.state()
+    assert (state.state, state.generation, state.nodes[1].state) == (State.RUNNING, 2, "drained")
+    [asked] = cluster.recorded("drain_asked")
+    assert asked.text == ("node 1 is to be drained (its kernel tells of an uncorrected memory error: EDAC MC0: 1 UE)")
 
 
 def test_a_spare_that_comes_later_has_the_place() -> None:

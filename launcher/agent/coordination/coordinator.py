@@ -196,10 +196,16 @@ class Coordinator:
                 self._fault(node, message)
             case messages.StopAsked():
                 self._stop_asked(message)
-            case messages.NotFetched() | messages.NothingWhole():
+            case (
+                messages.NotFetched()
+                | messages.NothingWhole()
+                | messages.Copied()
+                | messages.Settled()
+                | messages.Noted()
+            ):
                 self._watch.hear_of_checkpoints(message)
-            case messages.Copied() | messages.Settled() | messages.Noted():
-                self._watch.hear_of_checkpoints(message)
+            case messages.DeviceFails():
+                self._drainer.ask(Drain(node.index, f"its kernel tells of {message.text}"))
             case messages.LinkSeen():
                 self._links.hear(message)
             case messages.Join():

@@ -111,7 +111,7 @@ class Reserve:
         process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
         before, self._asked_in = self._asked_in, int(environment["LAUNCH_GENERATION"])
         if process is None:
-            if 0 < before < self._asked_in and (why := self._why_nobody(environment, before)):
+            if self._wanted and 0 < before < self._asked_in and (why := self._why_nobody(environment, before)):
                 self._tell_that_none(why)
             return None
         self._processes.remove(process)

@@ -1,0 +1,60 @@
+"""What the kernel tells of memory and GPUs that fail while ranks run, read from its log once a second.
+
+Its words are those of Linux's EDAC and memory-failure code, and of NVIDIA's and AMD's drivers. An error that was
+corrected is no reason to leave a node.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+KERNEL_LOG = Path("/dev/kmsg")
+_RECORD_BYTES = 8192  # the longest one
+_XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)\b")
+# NVIDIA's numbers of what calls for another GPU, or for this one's reset.
+_XIDS = {
+    48: "an uncorrected memory error",
+    64: "a row of memory that cannot be replaced",
+    79: "a GPU that is off the bus",
+    94: "an uncorrected memory error",
+    95: "an uncorrected memory error",
+    140: "an uncorrected memory error",
+}
+_MEMORY = re.compile(r"EDAC \S+: \d+ UE\b|Memory failure: 0x[0-9a-f]+: ")
+_AMD = re.compile(r"amdgpu .*\b[1-9]\d* uncorrectable hardware errors detected")
+
+
+def device_error(record: str, *, gpus: bool) -> str:
+    """What fails, with the kernel's words; "" where nothing does. `gpus`: those of this node are the run's."""
+    words = record.partition("\n")[0].partition(";")[2].strip()
+    if _MEMORY.search(words):
+        return f"an uncorrected memory error: {words}"
+    if gpus and (xid := _XID.search(words)) and (what := _XIDS.get(int(xid[1]))):
+        return f"{what}: {words}"
+    return f"an uncorrected memory error: {words}" if gpus and _AMD.search(words) else ""
+
+
+class KernelLog:
+    """From now on."""
+
+    def __init__(self, path: Path = KERNEL_LOG) -> None:
+        """Raises OSError, as where only root may read it."""
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(self._fd, 0, os.SEEK_END)
+
+    def news(self) -> Iterator[str]:
+        """The records since it was asked last. Raises OSError."""
+        while True:
+            try:
+                record = os.read(self._fd, _RECORD_BYTES)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # some were overwritten before they were read
+                continue
+            if not record:
+                return
+            yield record.decode(errors="replace")
+
+    def close(self) -> None:
+        os.close(self._fd)
