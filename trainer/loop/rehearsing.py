@@ -69,6 +69,13 @@ def find_rate(loop: Loop) -> None:
     loop.training.say(f"learning rate {sweep.suggestion:.3g}: where the loss fell fastest of {len(sweep.rates)} tried")
 
 
+def touch(module: nn.Module) -> None:
+    """Have memory for weights that are still to come: a first touch costs more than what is put there."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+
+
 def try_first_pass(
     module: nn.Module,
     settings: Settings,
@@ -87,9 +94,7 @@ def try_first_pass(
         return
     size = int(os.environ.get("WORLD_SIZE") or 1)
     set_threads(os.environ, size)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.zero_()
+    touch(module)
     data = train_data(replace(settings, workers=1), dataset, collate, World(0, size, 0, 1, device))
     try:
         batches = data.epoch_batches()

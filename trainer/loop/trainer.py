@@ -37,7 +37,7 @@ from trainer.loop.phases import Phases, phases_on
 from trainer.loop.piped import refuse_off_stages, samples_at_once
 from trainer.loop.profiling import MarkedPhases, Profiler
 from trainer.loop.progress import Training
-from trainer.loop.rehearsing import count_operations, find_rate, try_first_pass
+from trainer.loop.rehearsing import count_operations, find_rate, touch, try_first_pass
 from trainer.loop.reporting import Reports
 from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedules import MakeSchedules, Schedules
@@ -311,7 +311,8 @@ class Trainer:
             try_first_pass(module, self.settings, self._loss, self._dataset, self._collate)
             del module
             self._made = None  # whatever that has left in it
-            self._make_undrawn()
+            if (module := self._make_undrawn()) is not None:
+                touch(module)
         restore_generators(generators)
 
     @contextmanager
