@@ -188,7 +188,8 @@ RECOVERY = Section(
               example="1"),
         Field("health", Boolean(), "Before a node has ranks, and again where one of them failed, its cores and GPUs "
               "multiply, keep and carry numbers whose result is known, and the links between nodes are measured: one "
-              "where they do not, or that is slow with all others, has no ranks", example="true"),
+              "where they do not, or that is slow with all others, has no ranks; one whose kernel tells of an "
+              "uncorrected error is drained", example="true"),
         Field("link_floor", WordOr("auto", Size(), ("default",)), "With `health`: the least that a link between nodes "
               "is to carry, a second; auto: a tenth of what is usual among them", ("link_floor_bytes",), "50MB"),
     ),
