@@ -100,6 +100,7 @@ class SimRank:
     stays: bool | None = None
     resizes: bool = False
     shrinks: bool = False
+    goes_back: bool = False
     waits: bool = False
     exit: RankExit | None = None
 
@@ -293,12 +294,14 @@ class Cluster:
 
     # -- agents
 
-    def boot(self, *indexes: int, ready: bool = True, machine: str = "boot-1", buries: bool = False) -> None:
+    def boot(
+        self, *indexes: int, ready: bool = True, machine: str = "boot-1", buries: bool = False, host: str = ""
+    ) -> None:
         """Start an agent process on each of these nodes. `buries`: it knows that the one before is gone."""
         for index in indexes or range(len(self.plan.nodes)):
             before = self.agents.get(index)
             assert before is None or not before.alive
-            process = ProcessId(f"host-{index}", machine, next(_pids), 1)
+            process = ProcessId(host or f"host-{index}", machine, next(_pids), 1)
             buried = before.process if buries and before is not None else None
             self.agents[index] = Agent(index, process, buried=buried, ready=ready, leased_at=self.mono)
             self.connect(index)
@@ -539,6 +542,7 @@ class Cluster:
         idle_s = self.mono - rank.active_at
         fields = {"reported": rank.step is not None, "step": rank.step, "checkpoint": self.checkpoint, **how}
         can: dict[str, Any] = {"stays": rank.stays, "resizes": rank.resizes, "shrinks": rank.shrinks}
+        can["goes_back"] = rank.goes_back
         return RankPulse(rank.number, idle_s, frozen=rank.frozen, waits=rank.waits, **can, **fields)
 
     def _train(self) -> None:

@@ -94,6 +94,7 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     address: str = ""  # where it answers requests
     resizes: bool = False  # beside `stays`: it can go on among fewer or more ranks, too
     shrinks: bool = False  # beside `stays`: among fewer, from what was saved
+    goes_back: bool = False  # beside `stays`: to what was saved, where a node is lost
     waits: bool = False  # it was started to join others, and waits for them
     slow: SlowRank | None = None  # as it has reported in this generation
 

@@ -35,7 +35,7 @@ def all_stay(cluster: Cluster, *, resizes: bool = False) -> None:
 def all_shrink(cluster: Cluster) -> None:
     for agent in cluster.agents.values():
         for rank in agent.live:
-            rank.stays = rank.shrinks = True
+            rank.stays = rank.shrinks = rank.goes_back = True
     cluster.advance(2)
 
 
@@ -777,6 +777,67 @@ def test_without_a_spare_the_world_shrinks_where_it_may_and_ranks_save_before() 
     assert (state.state, state.world_size) == (State.RUNNING, 2)
     assert was_planned(cluster) == "node 1 is drained"
     assert "warm because no spare is ready" in cluster.recorded("regroup")[0].text
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_ranks_that_would_go_back_to_what_was_saved_save_before_their_node_is_drained(spares: int) -> None:
+    """As with fsdp, among fewer too, and with zero1: a planned move loses nothing."""
+    cluster = running(2, least=1, spares=spares)
+    all_shrink(cluster)
+    cluster.feed(Drain(1))
+    cluster.advance(1)
+    assert {(node, word.grace_s) for node, word in words(cluster, Stop)} == {(0, HOT.grace_s), (1, HOT.grace_s)}  # type: ignore[attr-defined]
+    assert not stayed(cluster)
+    assert was_planned(cluster) == "node 1 is drained"
+    assert "warm because ranks would go back to what was saved before" in cluster.recorded("regroup")[0].text
+
+
+def test_a_node_whose_device_fails_is_used_as_long_as_no_other_can_have_its_ranks() -> None:
+    cluster = running(2)
+    cluster.say(1, DeviceFails(1, "an uncorrected memory error: EDAC"))
+    cluster.advance(60)
+    [asked] = cluster.recorded("drain_asked")
+    assert asked.text.endswith("; its ranks stay until others can have their places")
+    assert cluster.state().generation == 1
+    cluster.end_rank(1, code=1)
+    cluster.advance(10)
+    state = cluster.state()
+    assert (state.state, state.world_size, state.nodes[1].state) == (State.RUNNING, 4, "up"), "a failure as any"
+
+
+def test_the_first_node_and_its_machine_are_not_left_for_a_device_that_fails() -> None:
+    cluster = Cluster(plan_of(2, spares=1, rules=HOT))
+    cluster.boot(0)
+    cluster.boot(1, host="host-0")
+    cluster.boot(2)
+    cluster.advance(3)
+    for node in (0, 1):
+        cluster.say(node, DeviceFails(node, "an uncorrected memory error: EDAC"))
+    cluster.advance(5)
+    assert [event.text.rpartition(", but ")[2] for event in cluster.recorded("drain_asked")] == [
+        "coordinates the others: it stays",
+        "is on the machine of the node that coordinates the others: it stays",
+    ]
+    assert cluster.state().generation == 1
+
+
+def test_a_new_rank_that_has_met_nobody_yet_does_not_keep_the_others_from_going_on_in_place() -> None:
+    """Though a node is ready that they have yet to take in."""
+    cluster = Cluster(plan_of(3, least=1, rules=HOT))
+    cluster.boot(0, 1)
+    cluster.advance(HOT.wait_s + 5)
+    all_stay(cluster, resizes=True)
+    cluster.boot(2)
+    cluster.end_rank(0, signal=9)
+    cluster.advance(0.1)
+    for agent in cluster.agents.values():
+        for rank in agent.live:
+            rank.stays, rank.resizes = True if rank.number else None, rank.number > 0
+    cluster.advance(2)
+    assert cluster.state().generation == 2
+    cluster.end_rank(1, signal=9)
+    cluster.advance(1)
+    assert [("a new generation follows, hot" in event.text) for event in cluster.recorded("regroup")] == [True, True]
 
 
 def test_warm_all_may_save_and_the_spare_is_in_the_next_generation() -> None:

@@ -358,12 +358,12 @@ def test_shards_of_a_lost_node_come_from_another_node(lab, alone, strategy, mode
         assert int(steps) <= again
 
 
-@pytest.mark.parametrize("mode", ["hot", "warm"])
-def test_the_ranks_of_a_drained_node_move_and_nothing_is_lost(lab, alone, mode):
-    fingerprint, wanted = alone(ranks=1, nodes=2)
-    run = lab.submit(
-        spec(lab, ranks=1, nodes=2, mode=mode, pause=0.02, hold=7, every="100 steps", recovery="  spares: 1\n")
-    )
+@pytest.mark.parametrize(("mode", "strategy"), [("hot", "ddp"), ("warm", "ddp"), ("hot", "fsdp"), ("hot", "zero1")])
+def test_the_ranks_of_a_drained_node_move_and_nothing_is_lost(lab, alone, mode, strategy):
+    """Where what they have is nowhere else all ranks save before, and are started anew."""
+    fingerprint, wanted = alone(ranks=1, nodes=2, strategy=strategy)
+    how = {"mode": mode, "strategy": strategy, "every": "100 steps" if strategy == "ddp" else "3 steps"}
+    run = lab.submit(spec(lab, ranks=1, nodes=2, pause=0.02, hold=7, recovery="  spares: 1\n", **how))
     before = with_a_spare(lab, run)
     for node, why in (("0", "coordinates the others"), ("7", "expected one of 0, 1, 2")):
         assert why in lab.launch("drain", run, node, check=Exit.REFUSED).stderr
@@ -379,7 +379,7 @@ def test_the_ranks_of_a_drained_node_move_and_nothing_is_lost(lab, alone, mode):
     lab.let_go()
     status = lab.wait(run)
     assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {})
-    assert stayed(lab, run) == [mode == "hot"]
+    assert stayed(lab, run) == [mode == "hot" and strategy == "ddp"]
     assert numbers(lab, run) == wanted
     assert status["fingerprint"] == fingerprint
     assert lab.launch("drain", run, "1", check=Exit.REFUSED).stderr

@@ -101,6 +101,11 @@ def opened_by_a_reader(fifo):
     return None
 
 
+def pid_of_second(status):
+    """Of rank 1; None as long as nothing is known of it."""
+    return next((rank["pid"] for rank in status["ranks"] if rank["rank"] == 1), None)
+
+
 def killed_while_it_waits(lab, run, made, waiting, names):
     """Once all but the file at which rank 1 waits, and those behind it, are done."""
     lab.until("the other files", lambda: names <= {path.name for path in made.iterdir()})
@@ -108,7 +113,7 @@ def killed_while_it_waits(lab, run, made, waiting, names):
     writer = lab.until("rank 1 at the file", lambda: opened_by_a_reader(waiting))
     waiting.unlink()
     waiting.write_text("9\n" * 50)
-    pid = lab.until("rank 1's process in the status", lambda: lab.status(run)["ranks"][1]["pid"])
+    pid = lab.until("rank 1's process in the status", lambda: pid_of_second(lab.status(run)))
     assert kill(pid, signal.SIGKILL)
     os.close(writer)
     status = lab.wait(run)

@@ -14,7 +14,7 @@ def kernels(desk, tmp_path):
     with contextlib.ExitStack() as stack:
         for index, node in enumerate(desk.hosts.nodes):
             paths.append(tmp_path / f"kmsg-{index}")
-            paths[-1].write_text("6,1,1,-;EDAC MC0: 1 UE of the day before\n")
+            paths[-1].write_text("6,1,1,-;EDAC MC0: 1 UE of the day before on DIMM 0\n")
             mounted = node.exec("mount", "--bind", str(paths[-1]), "/dev/kmsg")
             assert mounted.returncode == 0, mounted.stderr
             stack.callback(node.exec, "umount", "/dev/kmsg")

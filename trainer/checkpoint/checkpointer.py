@@ -108,6 +108,7 @@ class Checkpointer:
 
     def load(self) -> int:
         """Put the newest whole state into the objects; its step, or 0 where there is none. Raises Fenced."""
+        self._wire.take_back_done()  # said by another training of this script
         saver = self._open_shelves()
         self.loaded = self._load_from_memory(self._newest_on_disk()) or self._load_from_disk()
         step = self.loaded.step if self.loaded else 0
@@ -268,7 +269,10 @@ class Checkpointer:
         step = self._goes_on_at
         if step is None:
             raise RuntimeError("Checkpointer: load() comes first, in a new training too")
-        saver = self._open_shelves()
+        try:
+            saver = self._open_shelves()
+        except TrainerError as error:  # of a folder that was there a moment ago: no fault of the user's
+            raise SaveFailed(str(error)) from error
         finite = self._team.tell(self._is_finite_on_disk(step) if self._team.is_first else None)
         if finite is not None:
             saver.believe(step, finite=finite)

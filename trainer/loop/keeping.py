@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer.loop.loop import Loop
+from trainer.loop.phases import Spent
 from trainer.loop.sums import gathered
 from trainer.staying.agreement import Standing
 from trainer.staying.copies import Copies
@@ -62,6 +63,11 @@ class Keeping:
     def shrinks(self) -> bool:
         """All load, and what was saved can be dealt out among fewer ranks."""
         return self.loads and not self.hands_over
+
+    @property
+    def goes_back(self) -> bool:
+        """What this rank has is nowhere else, once its node is gone."""
+        return self.shrinks or self.shares is not None
 
     def find(self, loop: Loop) -> None:
         """What the rank whose place is taken has left in this node's memory."""
@@ -152,11 +158,11 @@ class Keeping:
         of_zero1 = loop.strategy.shared_out
         return not of_zero1 or (self.shares is not None and self.shares.put_back(step, of_zero1))
 
-    def take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
-        """After an update of so many samples; None: before the first step."""
+    def take_snapshot(self, loop: Loop, step_samples: int | None, spent: Spent | None = None) -> None:
+        """After an update of so many samples; None: before the first step. `spent`: where that is not of now."""
         values = {name: getattr(loop, name) for name in _OF_LOOP}
         norm = float(loop.norm) if loop.norm is not None and loop.logs else None  # else nobody looks at it
-        values |= {"norm": norm, "step_samples": step_samples, "spent": loop.phases.so_far()}
+        values |= {"norm": norm, "step_samples": step_samples, "spent": spent or loop.phases.so_far()}
         step, subjects = loop.progress.step, loop.checkpointer.subjects
         kept = 1 if self.shares is None else 2
         self.snapshots.append(Snapshot.of(step, subjects.shared, subjects.optimizers, values))
@@ -168,7 +174,7 @@ class Keeping:
         self.snapshots.clear()
         if self.shares is not None:
             self.shares.forget_after(loop.progress.step)
-        self.take_snapshot(loop, step_samples)
+        self.take_snapshot(loop, step_samples, loop.spent)
 
     def take_part(self, loop: Loop) -> None:
         """Of a model that is about to be made anew. Where it is in the middle of an update it is of no use."""

@@ -98,7 +98,10 @@ class DevicePhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        return self._host.so_far()
+        seconds, passed = self._host.so_far()
+        return {
+            phase: seconds.get(phase, 0.0) + self._before.get(phase, 0.0) for phase in seconds | self._before
+        }, passed
 
     def go_on_from(self, spent: Spent) -> None:
         self._before, passed = spent

@@ -229,7 +229,8 @@ class Stay:
 
     def _say(self) -> None:
         keeping = self.keeping
-        self.wire.report(stays=self.launched.generation, resizes=keeping.resizes, shrinks=keeping.shrinks)
+        can = {"resizes": keeping.resizes, "shrinks": keeping.shrinks, "goes_back": keeping.goes_back}
+        self.wire.report(stays=self.launched.generation, **can)
 
     def _others_wait(self) -> bool:
         return self.active and self.control is not None and self.control.has_calm_word

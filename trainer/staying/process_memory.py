@@ -45,20 +45,26 @@ def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
         addresses = tuple(one.data_ptr() for one in tensors)
         yield Places(os.getpid(), mark.numpy().tobytes(), mark.data_ptr(), addresses)
     finally:
+        mark.zero_()  # whoever reads still finds out that they may be gone
         _let_read(0)
 
 
 def read(places: Places, into: Sequence[Tensor]) -> None:
     """Raises OSError; some of them may have been read by then."""
-    mark = torch.empty(_MARK_BYTES, dtype=torch.uint8)
-    _read(places.pid, [(mark.data_ptr(), places.mark_at, _MARK_BYTES)])
-    if mark.numpy().tobytes() != places.mark:
-        raise OSError(errno.ESRCH, f"process {places.pid} is another one here")
+    _check_mark(places)
     pieces = []
     for tensor, address in zip(into, places.tensors, strict=True):
         for at in range(0, tensor.nbytes, _MOST_BYTES):
             pieces.append((tensor.data_ptr() + at, address + at, min(_MOST_BYTES, tensor.nbytes - at)))
     _read(places.pid, pieces)
+    _check_mark(places)
+
+
+def _check_mark(places: Places) -> None:
+    mark = torch.empty(_MARK_BYTES, dtype=torch.uint8)
+    _read(places.pid, [(mark.data_ptr(), places.mark_at, _MARK_BYTES)])
+    if mark.numpy().tobytes() != places.mark:
+        raise OSError(errno.ESRCH, f"process {places.pid} is another one here, or has what is read no more")
 
 
 def _read(pid: int, pieces: Sequence[tuple[int, int, int]]) -> None:

@@ -123,7 +123,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
     bring_answers(answers, world, leaders)
     value = from_first(world, lambda: answers.merge(prediction.mean))
     _say(world, f"{out}: {job.samples} samples, {prediction.mean} {value:.4g}")
-    wire.report(done=True)
+    wire.report_done()
     if leaders[world.rank] == world.rank:
         answers.clean_up()
     return 0

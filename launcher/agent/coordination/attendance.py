@@ -109,6 +109,8 @@ class Attendance:
         elif node.ghost is None:
             node.holds = 0
         node.fault, node.unfit, node.slow = "", False, ""
+        if node.failing and before is not None and before.boot_id != process.boot_id:
+            node.failing, node.drained = "", False
         return loss
 
     def _lose(self, node: KnownNode, evidence: str) -> Loss:

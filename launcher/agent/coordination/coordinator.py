@@ -205,7 +205,7 @@ class Coordinator:
             ):
                 self._watch.hear_of_checkpoints(message)
             case messages.DeviceFails():
-                self._drainer.ask(Drain(node.index, f"its kernel tells of {message.text}"))
+                self._drainer.fails(node, f"its kernel tells of {message.text}")
             case messages.LinkSeen():
                 self._links.hear(message)
             case messages.Join():

@@ -26,6 +26,7 @@ class Rank:
     stays: bool | None = None  # it can go on in its process when another one is replaced; None: it has not said so far
     resizes: bool = False  # and among fewer or more ranks, too
     shrinks: bool = False  # and among fewer, from what was saved
+    goes_back: bool = False  # to what was saved, where a node is lost
     joins: bool = False  # it was started anew, to meet others that have the state of the training
     waits: bool = False  # to meet ranks that are in the middle of the training, and are to be told of it
     exit: RankExit | None = None
@@ -123,7 +124,8 @@ class Generation:
             rank.malformed, rank.breakpoint, rank.address = news.malformed, news.breakpoint, news.address
             rank.waits = news.waits
             if news.stays is not None:
-                rank.stays, rank.resizes, rank.shrinks = news.stays, news.resizes, news.shrinks
+                rank.stays, rank.resizes = news.stays, news.resizes
+                rank.shrinks, rank.goes_back = news.shrinks, news.goes_back
             if rank.breakpoint:
                 self._debugged_at = mono
             idle_s = min(news.idle_s, mono - self._debugged_at)

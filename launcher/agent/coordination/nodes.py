@@ -33,6 +33,7 @@ class KnownNode:
     fault: str = ""  # why no ranks are given to it any more
     unfit: bool = False  # that is what was seen of its devices, or of its links
     drained: bool = False  # somebody wants no ranks on it any more
+    failing: str = ""  # what its kernel tells of a device
     slow: str = ""  # which of its ranks all others waited for
     moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
     wanted: bool = False  # somebody wants them here

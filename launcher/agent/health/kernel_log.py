@@ -11,7 +11,9 @@ from pathlib import Path
 
 KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192  # the longest one
-_XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)\b")
+_OF_THE_KERNEL = 8  # a record's first number is below that; others come from programs
+# From the beginning, and with more than the fifteen letters that any program can have as its name in a record.
+_XID = re.compile(r"NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): (\d+)\b")
 # NVIDIA's numbers of what calls for another GPU, or for this one's reset.
 _XIDS = {
     48: "an uncorrected memory error",
@@ -21,18 +23,21 @@ _XIDS = {
     95: "an uncorrected memory error",
     140: "an uncorrected memory error",
 }
-_MEMORY = re.compile(r"EDAC \S+: \d+ UE\b|Memory failure: 0x[0-9a-f]+: ")
-_AMD = re.compile(r"amdgpu .*\b[1-9]\d* uncorrectable hardware errors detected")
+_MEMORY = re.compile(r"EDAC MC\d+: \d+ UE [^][]* on |Memory failure: 0x[0-9a-f]+: ")
+_AMD = re.compile(r"amdgpu [0-9a-f:.]+: (?:amdgpu: )?[1-9]\d* uncorrectable hardware errors detected")
 
 
 def device_error(record: str, *, gpus: bool) -> str:
     """What fails, with the kernel's words; "" where nothing does. `gpus`: those of this node are the run's."""
-    words = record.partition("\n")[0].partition(";")[2].strip()
-    if _MEMORY.search(words):
+    prefix, _, words = record.partition("\n")[0].partition(";")
+    priority = prefix.partition(",")[0]
+    if not priority.isdecimal() or int(priority) >= _OF_THE_KERNEL:
+        return ""
+    if _MEMORY.match(words):
         return f"an uncorrected memory error: {words}"
-    if gpus and (xid := _XID.search(words)) and (what := _XIDS.get(int(xid[1]))):
+    if gpus and (xid := _XID.match(words)) and (what := _XIDS.get(int(xid[1]))):
         return f"{what}: {words}"
-    return f"an uncorrected memory error: {words}" if gpus and _AMD.search(words) else ""
+    return f"an uncorrected memory error: {words}" if gpus and _AMD.match(words) else ""
 
 
 class KernelLog:
@@ -41,7 +46,11 @@ class KernelLog:
     def __init__(self, path: Path = KERNEL_LOG) -> None:
         """Raises OSError, as where only root may read it."""
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.lseek(self._fd, 0, os.SEEK_END)
+        try:
+            os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def news(self) -> Iterator[str]:
         """The records since it was asked last. Raises OSError."""

@@ -255,6 +255,7 @@ class RankGroup:
             address=progress.address,
             resizes=progress.resizes,
             shrinks=progress.shrinks,
+            goes_back=progress.goes_back,
             waits=progress.waits,
             slow=progress.slow,
         )

@@ -164,8 +164,8 @@ class Reserve:
         if process.tell is not None:
             process.tell(death)
             return
-        # Asked in any case: else the next rank that is killed would be taken for one that memory was short for.
-        for_memory = death.signal == signal.SIGKILL and self._home.oom.grew()
+        # Asked of each: else the next rank that is killed would be taken for one that memory was short for.
+        for_memory = is_ours and death.signal == signal.SIGKILL and self._home.oom.grew()
         if is_ours and death.code is not None:  # by itself: the next one would, too
             said = LogFile(self._log).tail()
             self._give_up(f"it ended with exit code {death.code}" + (f": {said[-1]}" if said else ""))

@@ -38,22 +38,36 @@ def test_what_cannot_be_corrected_is_a_reason_to_leave(words, what):
 
 def test_gpus_that_are_no_affair_of_the_run_are_passed_over_and_memory_is_not():
     assert device_error(record("NVRM: Xid (PCI:0000:3b:00): 48, DBE"), gpus=False) == ""
-    assert device_error(record("EDAC MC0: 1 UE on DIMM 0"), gpus=False) == f"{UNCORRECTED}: EDAC MC0: 1 UE on DIMM 0"
+    assert device_error(record("EDAC MC0: 1 UE read error on DIMM 0"), gpus=False).startswith(UNCORRECTED)
 
 
-@pytest.mark.parametrize("text", ["no record", "4,1,2,-", ";;;", "NVRM: Xid (PCI:1): 48"])
+@pytest.mark.parametrize(
+    "name", ["EDAC MC0: 1 UE ", "NVRM: Xid (PCI:", "Memory failure:", "amdgpu 0000:c1:", "EDAC x: 1 UE"]
+)
+def test_a_program_of_that_name_that_falls_drains_no_node(name):
+    words = f"{name}[1234]: segfault at 0 ip 0 sp 0 error 4 in it[400000+1000] likely on CPU 0: 48, 1 uncorrectable"
+    assert device_error(record(words), gpus=True) == ""
+
+
+def test_what_a_program_writes_there_counts_for_nothing():
+    words = "EDAC MC0: 1 UE memory read error on DIMM 0"
+    assert device_error(f"2,1,1,-;{words}\n", gpus=False)
+    assert device_error(f"12,1,1,-;{words}\n", gpus=False) == ""
+
+
+@pytest.mark.parametrize("text", ["no record", "4,1,2,-", ";;;", "NVRM: Xid (PCI:1): 48", "x,1;EDAC MC0: 1 UE a on b"])
 def test_what_is_no_record_says_nothing(text):
     assert device_error(text, gpus=True) == ""
 
 
 def test_what_was_told_before_is_over(tmp_path):
     path = tmp_path / "kmsg"
-    path.write_text(record("EDAC MC0: 1 UE yesterday"))
+    path.write_text(record("EDAC MC0: 1 UE yesterday on DIMM 0"))
     log = KernelLog(path)
     assert [*log.news()] == []
     with path.open("a") as kernel:
-        kernel.write(record("EDAC MC0: 1 UE now"))
-    assert [device_error(one, gpus=False) for one in log.news()] == [f"{UNCORRECTED}: EDAC MC0: 1 UE now"]
+        kernel.write(record("EDAC MC0: 1 UE now on DIMM 0"))
+    assert [device_error(one, gpus=False) for one in log.news()] == [f"{UNCORRECTED}: EDAC MC0: 1 UE now on DIMM 0"]
     assert [*log.news()] == []
     log.close()
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import enum
+import errno
 import io
+import json
 import os
 import random
 import resource
@@ -31,7 +33,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.checkpoint import Checkpointer
-from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.fence import read_claim
 from trainer.checkpoint_files.layout import folder_name
 from trainer.errors import EXIT_FENCED, EXIT_RESUME_ME, BadSettings, Fenced, SaveFailed, TrainerError
@@ -679,6 +681,29 @@ def test_who_goes_on_takes_the_folder_over_after_the_next_step_or_to_save(tmp_pa
         assert not saved.after_step(8)
         assert saved.wait() is None, "it is there already"
     assert (tmp_path / folder_name(8)).stat().st_ctime_ns == written
+
+
+def test_a_folder_that_cannot_be_taken_over_any_more_is_no_error_of_the_users(tmp_path, monkeypatch):
+    checkpointer = Checkpointer(tmp_path, model=nn.Linear(2, 1), every="10 steps")
+    checkpointer.go_on(5)
+    checkpointer.after_step(5)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(commit, "take_over", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(SaveFailed, match="No space left on device"):
+        checkpointer.after_step(6)
+
+
+def test_who_trains_once_more_takes_back_that_it_is_done(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "wire")
+    reader = os.open(tmp_path / "wire", os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setenv("LAUNCH_PROGRESS", str(tmp_path / "wire"))
+    for part in ("first", "second"):
+        checkpointer = Checkpointer(tmp_path / part, model=nn.Linear(2, 1), every="10 steps")
+        checkpointer.load()
+        checkpointer.finish(1)
+    said = [word["done"] for word in map(json.loads, os.read(reader, 1 << 16).splitlines()) if "done" in word]
+    os.close(reader)
+    assert said == [True, False, True]
 
 
 def test_nobody_goes_on_in_a_folder_of_somebody_newer(tmp_path, monkeypatch):

@@ -118,6 +118,7 @@ def test_on_a_gpu_what_was_spent_before_counts_by_the_clock_of_its_host(monkeypa
     clock.now += 100
     phases = DevicePhases(torch.device("cuda", 0), clock)
     phases.go_on_from(spent)
+    assert phases.so_far() == spent, "ranks may meet anew once more"
     stream.work(2)
     phases.lap("forward")
     assert phases.take() == ({"forward": 3}, 3)

@@ -71,6 +71,25 @@ def test_a_process_of_the_number_that_is_another_one_is_not_believed(other):
         read(replace(other, mark=bytes(16)), [torch.empty(size, dtype=torch.uint8) for size in SIZES])
 
 
+def test_what_is_given_up_while_it_is_read_is_no_more_believed(monkeypatch):
+    tensor = torch.ones(100)
+    with readable([tensor], by=1) as places:
+        read(places, [into := torch.zeros(100)])
+    assert torch.equal(into, tensor)
+    whole, calls = process_memory._read, []
+
+    def ends_meanwhile(pid, pieces):
+        whole(pid, pieces)
+        calls.append(pieces)
+        if len(calls) == 2:
+            context.__exit__(None, None, None)
+
+    monkeypatch.setattr(process_memory, "_read", ends_meanwhile)
+    context = readable([tensor], by=1)
+    with pytest.raises(OSError, match="has what is read no more"):
+        read(context.__enter__(), [into])
+
+
 @pytest.mark.parametrize(
     "change",
     [{"pid": 2**22 + 1}, {"tensors": (8,) * len(SIZES)}],

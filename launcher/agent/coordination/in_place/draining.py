@@ -30,6 +30,7 @@ class Drainer:
         self._in_place = in_place
         self._moves: deque[Move] = deque()  # that were asked for: one after the other
         self._moving: KnownNode | None = None  # whose ranks are on their way
+        self._failing: set[int] = set()  # nodes whose ranks are to go once others can have their places
         self._await_spare: set[int] = set()  # nodes that are slow, for which no spare was ready that is not
 
     def ask(self, wish: Drain) -> None:
@@ -46,6 +47,31 @@ class Drainer:
             if node.holds and not self._attempt.nodes.usable:
                 text += "; its ranks stay until others can have their places"
         self._attempt.ledger.record("drain_asked", text, node=node.index)
+
+    def fails(self, node: KnownNode, why: str) -> None:
+        """A device of it does: it is drained once others can have the places of its ranks; till then it is used."""
+        if node.failing:
+            return
+        node.failing, first = why, self._attempt.nodes[self._attempt.plan.nodes[0].index]
+        text = f"node {node.index} is to be drained ({why})"
+        if node is first:
+            text += ", but coordinates the others: it stays"
+        elif node.process is not None and first.process is not None and node.process.host == first.process.host:
+            text += ", but is on the machine of the node that coordinates the others: it stays"
+        else:
+            self._failing.add(node.index)
+            if node.holds and not self._attempt.nodes.usable:
+                text += "; its ranks stay until others can have their places"
+        self._attempt.ledger.record("drain_asked", text, node=node.index)
+
+    def _drain_failing(self) -> None:
+        for node in [self._attempt.nodes[index] for index in sorted(self._failing)]:
+            if not node.failing:
+                self._failing.discard(node.index)
+            elif self._others_suffice({node.index}):
+                self._failing.discard(node.index)
+                node.drained = True
+                self._attempt.nodes.settle(node)
 
     def ask_to_move(self, move: Move) -> None:
         """It is answered, by an event, while a generation runs."""
@@ -102,6 +128,7 @@ class Drainer:
             return
         if self._moving is not None:
             self._settle(self._moving)
+        self._drain_failing()
         drained = [node for node in map(attempt.nodes.__getitem__, attempt.current.members) if node.drained]
         if drained and self._free(drained, f"{' and '.join(map(str, drained))} is drained"):
             return
@@ -120,6 +147,8 @@ class Drainer:
             {node.index for node in nodes},
         )
         obstacle = self._in_place.obstacle_without(indexes)
+        if obstacle == "" and any(rank.goes_back for rank in self._attempt.current.ranks):
+            obstacle = "ranks would go back to what was saved before"
         if obstacle == "" and all(node.hears_us for node in nodes):
             self._closer.free(nodes, found)
         elif self._others_suffice(indexes):
@@ -132,7 +161,8 @@ class Drainer:
     def _others_suffice(self, leave: set[int]) -> bool:
         nodes, plan = self._attempt.nodes, self._attempt.plan
         stay = {index for index in self._attempt.current.members if index not in leave}
-        return len(stay | nodes.usable) >= plan.nodes_min and nodes.short_of(stay | nodes.usable) is None
+        left = stay | (nodes.usable - leave)
+        return len(left) >= plan.nodes_min and nodes.short_of(left) is None
 
     def _obstacle(self, move: Move) -> str:
         nodes, members = self._attempt.nodes, self._attempt.current.members

@@ -153,7 +153,8 @@ class HotOpener:
         attempt = self._attempt
         ready = [attempt.nodes[index] for index in attempt.nodes.usable if index not in lost and index not in members]
         left = [rank for rank in attempt.current.ranks if rank.live and rank.node not in lost]
-        if len(members) == attempt.plan.nodes_max or not ready or all(rank.resizes for rank in left):
+        can = all(rank.resizes or _is_to_meet(rank) for rank in left)
+        if len(members) == attempt.plan.nodes_max or not ready or can:
             return ""
         return f"{ready[0]} is ready, and not all ranks can go on among more"
 
@@ -165,8 +166,9 @@ class HotOpener:
         for rank in generation.ranks:
             was = staying.get((rank.node, rank.local))
             rank.stays, rank.joins = (None, True) if was is None else (True, False)
-            rank.resizes, rank.shrinks = was is not None and was.resizes, was is not None and was.shrinks
             rank.active_at = attempt.mono
+            if was is not None:
+                rank.resizes, rank.shrinks, rank.goes_back = was.resizes, was.shrinks, was.goes_back
         attempt.generation, attempt.phase, attempt.lost = generation, AttemptPhase.STARTING, None
         attempt.start_by, attempt.blame_at = attempt.mono + START_S, inf
         attempt.pace.restart(in_place=True)

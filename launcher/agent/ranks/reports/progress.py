@@ -57,6 +57,7 @@ class Report(msgspec.Struct, frozen=True):
     stays: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
     resizes: bool = False  # beside `stays`: among fewer or more ranks, too
     shrinks: bool = False  # beside `stays`: among fewer, from what was saved
+    goes_back: bool = False  # beside `stays`: to what was saved, where a node is lost
     waits: bool = False  # for ranks that are in the middle of the training, to meet them
     remembered: int | None = None  # a step of which this node's ranks have a snapshot in its memory
     slow_rank: int | None = None  # that all others wait for: what its own work takes of a step, and the usual rank's
@@ -79,7 +80,7 @@ class Progress:
         self.exception: ExceptionReport | None = None
         self.breakpoint = self.address = ""
         self.stays: int | None = None
-        self.resizes = self.shrinks = self.waits = False
+        self.resizes = self.shrinks = self.goes_back = self.waits = False
         self.remembered: int | None = None
         self.slow: SlowRank | None = None
         self.metrics: dict[str, float] = {}
@@ -123,7 +124,8 @@ class Progress:
         self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
         self.address = report.address[:_LONGEST_PLACE] if report.address is not None else self.address
         if report.stays is not None:
-            self.stays, self.resizes, self.shrinks = report.stays, report.resizes, report.shrinks
+            self.stays, self.resizes = report.stays, report.resizes
+            self.shrinks, self.goes_back = report.shrinks, report.goes_back
         self.waits = self.waits or report.waits
         self.remembered = report.remembered if report.remembered is not None else self.remembered
         if report.slow_rank is not None:
