@@ -480,13 +480,14 @@ class Checkpointer:
         seconds = self._every.seconds
         memory_s = self._memory.every.seconds if self._memory else None
         first = self._world.is_first  # one clock counts
+        last, failures, busy = (saver.last, saver.failures, saver.busy) if saver is not None else (None, 0, False)
         return [
             self._stop.asked,
             first and seconds is not None and now - self._saved_at >= seconds,
             first and memory_s is not None and now - self._remembered_at >= memory_s,
-            saver is not None and saver.last is not None and saver.last.fenced,
-            saver is not None and saver.failures >= _MOST_FAILURES,
-            first and not (saver is not None and saver.busy) and self.leaves_for_others(),
+            last is not None and last.fenced,
+            failures >= _MOST_FAILURES,
+            first and not busy and self.leaves_for_others(),
         ]
 
     def _give_up(self) -> None:

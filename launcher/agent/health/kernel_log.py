@@ -9,19 +9,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-KERNEL_LOG = Path("/dev/kmsg")
+_KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192  # the longest one
 _OF_THE_KERNEL = 8  # a record's first number is below that; others come from programs
 # From the beginning, and with more than the fifteen letters that any program can have as its name in a record.
 _XID = re.compile(r"NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): (\d+)\b")
+_UNCORRECTED = "an uncorrected memory error"
 # NVIDIA's numbers of what calls for another GPU, or for this one's reset.
 _XIDS = {
-    48: "an uncorrected memory error",
     64: "a row of memory that cannot be replaced",
     79: "a GPU that is off the bus",
-    94: "an uncorrected memory error",
-    95: "an uncorrected memory error",
-    140: "an uncorrected memory error",
+    **dict.fromkeys((48, 94, 95, 140), _UNCORRECTED),
 }
 _MEMORY = re.compile(r"EDAC MC\d+: \d+ UE [^][]* on |Memory failure: 0x[0-9a-f]+: ")
 _AMD = re.compile(r"amdgpu [0-9a-f:.]+: (?:amdgpu: )?[1-9]\d* uncorrectable hardware errors detected")
@@ -33,17 +31,18 @@ def device_error(record: str, *, gpus: bool) -> str:
     priority = prefix.partition(",")[0]
     if not priority.isdecimal() or int(priority) >= _OF_THE_KERNEL:
         return ""
-    if _MEMORY.match(words):
-        return f"an uncorrected memory error: {words}"
-    if gpus and (xid := _XID.match(words)) and (what := _XIDS.get(int(xid[1]))):
-        return f"{what}: {words}"
-    return f"an uncorrected memory error: {words}" if gpus and _AMD.match(words) else ""
+    what = ""
+    if _MEMORY.match(words) or (gpus and _AMD.match(words)):
+        what = _UNCORRECTED
+    elif gpus and (xid := _XID.match(words)):
+        what = _XIDS.get(int(xid[1]), "")
+    return f"{what}: {words}" if what else ""
 
 
 class KernelLog:
     """From now on."""
 
-    def __init__(self, path: Path = KERNEL_LOG) -> None:
+    def __init__(self, path: Path = _KERNEL_LOG) -> None:
         """Raises OSError, as where only root may read it."""
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from trainer.loop.phases import VALIDATION, DevicePhases, HostPhases, phases_on
@@ -86,12 +87,19 @@ class Event:
         return 1000 * (other.due - self.due)
 
 
-def test_on_a_gpu_the_time_of_a_step_is_that_on_the_wall(monkeypatch):
-    """Data is fetched for 1 s while the GPU works for 2: two steps take 4 s and a bit, not 6."""
+@pytest.fixture
+def gpu(monkeypatch):
+    """The host's clock, and the GPU's stream."""
     clock = Clock()
     stream = Stream(clock)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    return clock, stream
+
+
+def test_on_a_gpu_the_time_of_a_step_is_that_on_the_wall(gpu):
+    """Data is fetched for 1 s while the GPU works for 2: two steps take 4 s and a bit, not 6."""
+    clock, stream = gpu
     phases = DevicePhases(torch.device("cuda", 0), clock)
     for _ in range(2):
         clock.now += 1
@@ -104,11 +112,8 @@ def test_on_a_gpu_the_time_of_a_step_is_that_on_the_wall(monkeypatch):
     assert seconds["forward"] == 4
 
 
-def test_on_a_gpu_what_was_spent_before_counts_by_the_clock_of_its_host(monkeypatch):
-    clock = Clock()
-    stream = Stream(clock)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+def test_on_a_gpu_what_was_spent_before_counts_by_the_clock_of_its_host(gpu):
+    clock, stream = gpu
     phases = DevicePhases(torch.device("cuda", 0), clock)
     stream.work(50)
     clock.now += 1

@@ -38,31 +38,39 @@ class Drainer:
         node = self._attempt.nodes.get(wish.node)
         if node is None or node.drained:
             return
-        text = f"node {node.index} is to be drained{f' ({wish.why})' if wish.why else ''}"
-        if node.index == self._attempt.plan.nodes[0].index:
-            text += ", but coordinates the others: it stays"
-        else:
-            node.drained = True
-            self._attempt.nodes.settle(node)
-            if node.holds and not self._attempt.nodes.usable:
-                text += "; its ranks stay until others can have their places"
-        self._attempt.ledger.record("drain_asked", text, node=node.index)
+        stays = self._coordinates(node)
+        self._tell_that_asked(node, wish.why, stays)
+        if not stays:
+            self._drain(node)
 
     def fails(self, node: KnownNode, why: str) -> None:
         """A device of it does: it is drained once others can have the places of its ranks; till then it is used."""
         if node.failing:
             return
         node.failing, first = why, self._attempt.nodes[self._attempt.plan.nodes[0].index]
-        text = f"node {node.index} is to be drained ({why})"
-        if node is first:
-            text += ", but coordinates the others: it stays"
-        elif node.process is not None and first.process is not None and node.process.host == first.process.host:
-            text += ", but is on the machine of the node that coordinates the others: it stays"
-        else:
+        stays = self._coordinates(node)
+        if not stays and node.process is not None and first.process is not None:
+            same = node.process.host == first.process.host
+            stays = "is on the machine of the node that coordinates the others" if same else ""
+        self._tell_that_asked(node, why, stays)
+        if not stays:
             self._failing.add(node.index)
-            if node.holds and not self._attempt.nodes.usable:
-                text += "; its ranks stay until others can have their places"
+
+    def _coordinates(self, node: KnownNode) -> str:
+        return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
+
+    def _tell_that_asked(self, node: KnownNode, why: str, stays: str) -> None:
+        """`stays`: why nothing comes of it."""
+        text = f"node {node.index} is to be drained{f' ({why})' if why else ''}"
+        if stays:
+            text += f", but {stays}: it stays"
+        elif node.holds and not self._attempt.nodes.usable:
+            text += "; its ranks stay until others can have their places"
         self._attempt.ledger.record("drain_asked", text, node=node.index)
+
+    def _drain(self, node: KnownNode) -> None:
+        node.drained = True
+        self._attempt.nodes.settle(node)
 
     def _drain_failing(self) -> None:
         for node in [self._attempt.nodes[index] for index in sorted(self._failing)]:
@@ -70,8 +78,7 @@ class Drainer:
                 self._failing.discard(node.index)
             elif self._others_suffice({node.index}):
                 self._failing.discard(node.index)
-                node.drained = True
-                self._attempt.nodes.settle(node)
+                self._drain(node)
 
     def ask_to_move(self, move: Move) -> None:
         """It is answered, by an event, while a generation runs."""

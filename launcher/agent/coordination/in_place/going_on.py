@@ -151,12 +151,12 @@ class HotOpener:
     def _could_be_more(self, members: Sequence[int], lost: set[int]) -> str:
         """Why this is the time for more nodes to have ranks: those that live could not take them in later."""
         attempt = self._attempt
-        ready = [attempt.nodes[index] for index in attempt.nodes.usable if index not in lost and index not in members]
+        ready = attempt.nodes.usable - lost - {*members}
         left = [rank for rank in attempt.current.ranks if rank.live and rank.node not in lost]
         can = all(rank.resizes or _is_to_meet(rank) for rank in left)
         if len(members) == attempt.plan.nodes_max or not ready or can:
             return ""
-        return f"{ready[0]} is ready, and not all ranks can go on among more"
+        return f"{attempt.nodes[min(ready)]} is ready, and not all ranks can go on among more"
 
     def _open(self, generation: Generation, who: str, started: Collection[int] = ()) -> None:
         """`started`: members whose ranks were, before it is opened."""
