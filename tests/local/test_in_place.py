@@ -287,9 +287,10 @@ def test_the_others_go_on_without_a_lost_node_and_it_joins_them_again(lab, tmp_p
     assert status["fingerprint"] == fingerprint
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2", "zero1"])
 def test_shards_are_dealt_out_among_fewer_without_a_lost_node(lab, strategy):
-    """From the newest checkpoint, as a warm start on one node does; but in the same processes."""
+    """From the newest checkpoint, as a warm start on one node does; but in the same processes. A rank that is killed
+    later is replaced among them."""
     how = {"ranks": 2, "strategy": strategy, "steps": 20, "recovery": "  grace: 1s\n"}
     run = lab.submit(spec(lab, nodes="1..2", pause=0.05, every="4 steps", hold=19, **how))
     before = lab.until("a checkpoint", lambda: (now := lab.read_state(run))["checkpoint"] and now)
@@ -297,13 +298,13 @@ def test_shards_are_dealt_out_among_fewer_without_a_lost_node(lab, strategy):
         kill(pid)  # some end with their agent
     after = lab.until("a step of all", partial(all_trained_again, lab, run, before))
     assert (after["world_size"], pids(after)) == (2, {rank: pids(before)[rank] for rank in (0, 1)})
+    assert kill(pids(after)[1])
     lab.let_go()
     status = lab.wait(run)
-    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"node_lost": 1})
-    assert stayed(lab, run) == [True]
-    [at] = {
-        int(step) for step in re.findall(r"goes on in place after step (\d+), from a checkpoint", lab.rank_logs(run))
-    }
+    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"node_lost": 1, "killed": 1})
+    assert stayed(lab, run) == [True] * 2
+    assert "hot: rank 1 is started anew, the other 1 stay" in lab.events(run, "regroup")[1]["text"]
+    at = int(re.findall(r"goes on in place after step (\d+), from a checkpoint", lab.rank_logs(run))[0])
     warm = lab.submit(spec(lab, nodes=2, mode="warm", every=f"{at} steps", hold=at, **how))
     stopped_at(lab, warm, at)
     lab.let_go()

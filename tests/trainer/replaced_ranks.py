@@ -71,7 +71,7 @@ class Launched:
     noted is lost, their snapshots in memory are not. Who only stopped goes on once the others are done (`ghosts`, with
     their exit codes). Nodes of `along` are lost at the same moment as the first one. For the first `shrinks` losses
     there is no spare: the other ranks are told to go on as fewer. With `grows_at` ranks of one more node are started
-    at that step, and join once they wait.
+    at that step, and join once they wait. At the step `hold` all wait until each has said that they can be fewer.
     """
 
     def __init__(
@@ -86,20 +86,26 @@ class Launched:
         shrinks=0,
         grows_at=None,
         every="10 steps",
+        hold=None,
     ):
         self.folder, self.size, self.words, self.replaces = folder, size, list(words), replaces
+        self._held = None if hold is None else folder / "hold"
         self.spares, self.each, self._shrinks, self._every = nodes > 0, size // (nodes or 1), shrinks, every
         self.nodes = [*range(nodes or 1)]  # that have ranks, by place
         self.ghosts, self._along = [], {*along}
         self._memory_every = memory_every
         self.generation, self.replaced, self._controls, self._progress = 1, [], [], []
         self._steps, self.stayed_at = {}, {}  # the step at which each rank said so first
-        self.resizes = set()  # ranks that have said that they can be fewer
+        self.resizes = set()  # ranks that have said that they can be fewer, or more
+        self.shrinks_at = {}  # the step at which each rank said first that they can be fewer, by what was saved
         self._grows_at, self._waiting = grows_at, None  # ranks that are to join, and have not said that they wait
         self._joining = set()  # ranks that were started anew, and have not said that they stay
         self._context = multiprocessing.get_context("fork")
         for node in self.nodes:
             self._notes(node * self.each).mkdir(parents=True)
+        if self._held is not None:
+            self._held.write_text(str(hold))
+            self.words += ["--hold", str(self._held)]
         self._control_paths = [folder / f"control-{rank}" for rank in range(size)]
         self._progress_paths = [folder / f"progress-{rank}" for rank in range(size)]
         for rank in range(size):
@@ -156,6 +162,9 @@ class Launched:
                 multiprocessing.connection.wait([*ends, *self._progress], timeout=0.2)
                 for rank in range(self.size):
                     self._hear(rank)
+                if self._held is not None and self._can_all_be_fewer:
+                    self._held.unlink()
+                    self._held = None
                 if self._grows_at is not None and max(self._steps.values(), default=0) >= self._grows_at:
                     self._grow(ranks)
                 if self._waiting is not None and not self._waiting:
@@ -194,6 +203,8 @@ class Launched:
                     if word.get("stays"):
                         self.resizes = self.resizes | {rank} if word.get("resizes") else self.resizes - {rank}
                         self.stayed_at.setdefault(rank, self._steps[rank])
+                    if word.get("shrinks"):
+                        self.shrinks_at.setdefault(rank, self._steps[rank])
 
     def _lose(self, ranks, nodes):
         dead = [rank for rank in range(self.size) if rank // self.each in nodes]
@@ -234,7 +245,7 @@ class Launched:
     def _shrink(self, ranks, dead):
         """The others have other numbers where nodes before theirs are gone."""
         before, self.generation, self._shrinks = self.generation, self.generation + 1, self._shrinks - 1
-        assert self.resizes.issuperset(range(self.size))
+        assert self._can_all_be_fewer
         self.replaced.append(dead)
         kept = [rank for rank in range(self.size) if rank not in dead]
         for rank in dead:
@@ -247,6 +258,10 @@ class Launched:
         self._ports.append(HeldPort("127.0.0.1"))
         for rank, was in enumerate(kept):
             self._tell(rank, self.log(was, before))
+
+    @property
+    def _can_all_be_fewer(self):
+        return self.resizes.union(self.shrinks_at).issuperset(range(self.size))
 
     def _tell(self, rank, log_before, *, calm=False):
         word = {"generation": self.generation, "environment": self._environment(rank)}

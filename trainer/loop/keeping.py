@@ -33,6 +33,7 @@ class Keeping:
     launched: Launched
     loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone
     hands_over: bool  # another rank has it too; with `loads` as well: another rank may have it
+    made: bool  # the model was, by a function: it can be made anew
     notes: NoteFile | None = None
     shares: ShareFile | None = None  # with zero1
     copies: Copies | None = None  # of what the ranks of another node note, where a spare may take its place
@@ -43,16 +44,25 @@ class Keeping:
     was: tuple[int, int] | None = None  # which rank, and of how many, it is in its notes
     validated: tuple[int, dict[str, float]] = (-1, {})  # the step of the last validation, and what it found
     resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
+    saved: bool = False  # something was, that fewer ranks could load
 
     def begin(self, loop: Loop) -> None:
         """Make room in the node's memory. Raises OSError, and CannotKeep."""
         self.snapshots.clear()
         path, life = self._path(loop.training.world), self._life()
+        self.let_go()
         self.notes = NoteFile.begin(path, life, _room(loop))
         if loop.strategy.shared_out:
             self.shares = ShareFile.begin(_of_share(path), life, self._limit_bytes(loop))
             self.shares.write(loop.progress.step, loop.strategy.shared_out)
         self.was = loop.training.world.rank, loop.training.world.size
+
+    def let_go(self) -> None:
+        """Of what it has noted as another rank, or as one of more."""
+        if self.notes is not None:
+            self.notes.path.unlink(missing_ok=True)
+            _of_share(self.notes.path).unlink(missing_ok=True)
+        self.notes = self.shares = None
 
     @property
     def resizes(self) -> bool:
@@ -62,7 +72,9 @@ class Keeping:
     @property
     def shrinks(self) -> bool:
         """All load, and what was saved can be dealt out among fewer ranks."""
-        return self.loads and not self.hands_over
+        if self.loads:  # it stays only once something was
+            return not self.hands_over
+        return self.shares is not None and self.made and self.saved
 
     @property
     def goes_back(self) -> bool:

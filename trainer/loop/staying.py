@@ -24,7 +24,7 @@ which each shard is left, put it into their new model, and no step is lost.
 
 Where nobody has what was lost, as with fsdp, or with zero1 the shares that were in the memory of a node that is gone,
 all go back to the newest snapshot that the nodes have in memory, or to the newest checkpoint, and load it as the new
-rank does. With fsdp and zero2 they may be fewer then.
+rank does. They may be fewer then: with zero1, too, all make their model anew for that.
 """
 
 import logging
@@ -36,6 +36,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trainer.checkpoint_files import catalog
 from trainer.connections import Lookout, made_here
 from trainer.loop.arriving import CANNOT, arrive, cannot, draw_anew
 from trainer.loop.can_stay import reasons
@@ -72,11 +73,12 @@ class Stay:
     _lookout: Lookout | None = None
 
     @classmethod
-    def of(cls, world: World, *, loads: bool) -> "Stay":
+    def of(cls, world: World, *, loads: bool, made: bool) -> "Stay":
+        """`made`: the model was, by a function."""
         launched = Launched.from_environment()
         member = Membership.only_use(world)
         arrives = world.anew and member is not None
-        return cls(Wire(launched.progress), member, arrives, Keeping(launched, loads, hands_over=not loads))
+        return cls(Wire(launched.progress), member, arrives, Keeping(launched, loads, hands_over=not loads, made=made))
 
     @property
     def loads(self) -> bool:
@@ -89,18 +91,16 @@ class Stay:
 
     # -- in each step
 
-    def begin(self, loop: Loop, settings: Settings, dataset: Any, *, made: bool) -> None:
-        """Before the first step of a start: from now on another rank may be replaced.
-
-        `made`: the model was, by a function.
-        """
+    def begin(self, loop: Loop, settings: Settings, dataset: Any) -> None:
+        """Before the first step of a start: from now on another rank may be replaced."""
         if self.launched.control is None or self.active:
             return
-        able, world = self._is_able(loop, settings, dataset, made=made), loop.training.world
+        able, world = self._is_able(loop, settings, dataset), loop.training.world
         copies_notes = self.keeping.copies_notes(loop)
-        if copies_notes and not all(gathered(able, world)):
-            return  # ranks that keep copies for each other begin together
+        if copies_notes:
+            able = all(gathered(able, world))  # ranks that keep copies for each other begin together
         if not able:
+            self.keeping.let_go()
             return
         if not self.keeping.hands_over:
             self._begin_to_load(loop)
@@ -114,10 +114,12 @@ class Stay:
         self.keeping.take_snapshot(loop, None)
         if self.active:
             self._have_arrived()
+            self._look_for_saved(loop)
 
-    def _is_able(self, loop: Loop, settings: Settings, dataset: Any, *, made: bool) -> bool:
+    def _is_able(self, loop: Loop, settings: Settings, dataset: Any) -> bool:
         """It has what it takes; where not, that is said."""
-        why_not = partial(reasons, loop, settings, dataset, self.launched, met_once=self.member is not None, made=made)
+        how = {"met_once": self.member is not None, "made": self.keeping.made}
+        why_not = partial(reasons, loop, settings, dataset, self.launched, **how)
         if self.loads:
             self.keeping.hands_over = loop.strategy.has_copies and not any(why_not(loads=False))
         if why := next(why_not(loads=not self.keeping.hands_over), ""):
@@ -232,6 +234,19 @@ class Stay:
         can = {"resizes": keeping.resizes, "shrinks": keeping.shrinks, "goes_back": keeping.goes_back}
         self.wire.report(stays=self.launched.generation, **can)
 
+    def _look_for_saved(self, loop: Loop) -> None:
+        """With zero1: from then on ranks may be fewer."""
+        if self.keeping.shares is not None and self.keeping.made:
+            if catalog.steps(loop.checkpointer.folder):
+                self._can_be_fewer()
+            else:
+                loop.checkpointer.when_first_saved = self._can_be_fewer
+
+    def _can_be_fewer(self) -> None:
+        self.keeping.saved = True
+        if self.active:
+            self._say()
+
     def _others_wait(self) -> bool:
         return self.active and self.control is not None and self.control.has_calm_word
 
@@ -239,10 +254,11 @@ class Stay:
 
     def meet_anew(self, error: RuntimeError, strategy: Strategy | None, loop: Loop | None) -> World:
         """On a rank that lives: leave the step, or the meeting, and meet the others again. Raises the error where it is
-        another one, or where launch has no such word. `strategy`: what there is of it, which goes on unless it `loads`.
+        another one, or where launch has no such word. `strategy`: what there is of it, which goes on unless it is to be
+        made anew.
         """
         while True:
-            able = self._may_meet and (self.loads or strategy is not None)
+            able = self._may_meet and (self._has_a_way_back or strategy is not None)
             if not able or self.member is None or self.control is None or not _is_of_peers(error):
                 raise error
             self._look_no_more()
@@ -263,9 +279,9 @@ class Stay:
             try:
                 world = self.member.meet_anew(self.control.fileno())
                 self._look_out()
-                if self.loads or strategy is None:
+                if self.loads or strategy is None or (strategy.shared_out and strategy.world.size != world.size):
                     clear_frames(error.__traceback__)  # they have the model that is to be made anew
-                    return replace(world, anew=False)
+                    return replace(world, anew=not self.loads)
                 strategy.meet_anew(world)
             except RuntimeError as again:
                 error, loop = again, None
@@ -275,8 +291,11 @@ class Stay:
     @property
     def _may_meet(self) -> bool:
         """In the middle of an update there is no way but back."""
-        has_a_way_back = self.loads or self.keeping.shares is not None
-        return (self.active or self.arrives) and (not self.keeping.updating or has_a_way_back)
+        return (self.active or self.arrives) and (not self.keeping.updating or self._has_a_way_back)
+
+    @property
+    def _has_a_way_back(self) -> bool:
+        return self.loads or self.keeping.shares is not None
 
     def arrive(self, loop: Loop) -> int | None:
         """On all ranks, in new groups: be where the training goes on from. Gives the step; None where all load."""
@@ -301,6 +320,7 @@ class Stay:
         self._be_told(loop)
         self.keeping.go_on_from(loop, self.step_samples)
         self._have_arrived()
+        self._look_for_saved(loop)
 
     def have_loaded(self, loop: Loop) -> None:
         """On all ranks, where they load. Raises DistBackendError where there was nothing: the objects of a process that

@@ -138,7 +138,8 @@ class Trainer:
             begin_anew(self, self.settings, met)
             past: dict[str, Any] | None = None
             starts: list[int] = []
-            stay = Stay.of(met, loads=self.settings.strategy in SHARDS)
+            made = not isinstance(self._model, nn.Module)
+            stay = Stay.of(met, loads=self.settings.strategy in SHARDS, made=made)
             here = dataclasses.replace(met, anew=False) if stay.loads else met
             restored = not here.anew and self._has_checkpoints()
             while True:
@@ -165,16 +166,15 @@ class Trainer:
         """Everything up to the first step; `past`: the place in the data that the same fit() has come to before. None:
         there are no weights, neither drawn nor loaded.
         """
-        made = not isinstance(self._model, nn.Module)
-        loop.begin_to_stay = lambda loop: stay.begin(loop, self.settings, self._dataset, made=made)
+        loop.begin_to_stay = lambda loop: stay.begin(loop, self.settings, self._dataset)
         if stay.arrives and (step := stay.arrive(loop)) is not None:
             stay.go_on(loop)
             return step
         start = self._resume(loop, again=past is not None)
-        if start is None:
-            return None
         if stay.arrives:
             stay.have_loaded(loop)
+        if start is None:
+            return None
         if past is not None:
             loop.data.load_state_dict(past)
         if loop.checkpointer.loaded is None:

@@ -452,10 +452,11 @@ def started_anew(tmp_path_factory):
     """Fingerprint and numbers of a training on so many ranks that fewer go on with from the checkpoint of a step."""
     known = {}
 
-    def of(size, nodes, step, fewer):
-        if (size, nodes, step, fewer) in known:
-            return known[size, nodes, step, fewer]
-        folder, words, before = tmp_path_factory.mktemp("anew"), ["--steps", str(STEPS)], {}
+    def of(size, nodes, step, fewer, strategy="ddp"):
+        if (size, nodes, step, fewer, strategy) in known:
+            return known[size, nodes, step, fewer, strategy]
+        folder, words = tmp_path_factory.mktemp("anew"), ["--steps", str(STEPS), "--strategy", strategy]
+        before = {}
         rest = folder / "rest"
         if step:
             (folder / "hold").write_text(str(step))
@@ -468,8 +469,8 @@ def started_anew(tmp_path_factory):
         run = Launched(rest, fewer, *words)
         assert run.run() == [0] * fewer, run.said()
         assert not step or f"goes on from {rest}" in run.said()
-        known[size, nodes, step, fewer] = run.fingerprint(), before | run.numbers()
-        return known[size, nodes, step, fewer]
+        known[size, nodes, step, fewer, strategy] = run.fingerprint(), before | run.numbers()
+        return known[size, nodes, step, fewer, strategy]
 
     return of
 
@@ -554,11 +555,52 @@ def test_what_a_start_on_fewer_ranks_has_otherwise_shows(tmp_path, started_anew,
     assert codes != [0] or (run.fingerprint(), run.numbers()) != (fingerprint, wanted)
 
 
-def test_zero1_says_that_its_ranks_cannot_be_fewer(tmp_path):
-    run = Launched(tmp_path / "run", 2, "--steps", "3", *ZERO1, nodes=2)
+@pytest.mark.dealt(12)
+@pytest.mark.parametrize(
+    ("size", "nodes", "deaths"),
+    [
+        (2, 2, ("1 14 backward",)),
+        (4, 2, ("2 14 backward",)),
+        (4, 2, ("2 14 spread",)),
+        (3, 3, ("1 14 share", "1 17 backward")),  # a spare takes the place of another node later
+        (3, 3, ("2 14 on_step", "1 14 load")),  # or while they load
+    ],
+)
+def test_zero1_goes_back_to_the_newest_checkpoint_as_a_start_on_fewer_ranks_would(
+    tmp_path, started_anew, size, nodes, deaths
+):
+    each = size // nodes
+    fingerprint, wanted = started_anew(size, nodes, 10, size - each, "zero1")
+    run, codes = killed(tmp_path, size, *deaths, words=ZERO1, nodes=nodes, shrinks=1, hold=13)
+    assert codes == [0] * (size - each), run.said()
+    assert len(run.replaced) == len(deaths)
+    assert gone_back_to(run)[0][0] == 10
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+    notes = {path.name for path in run.folder.glob("notes-*/rank-?????")}
+    assert notes == {f"rank-{rank:05d}" for rank in (range(size - each) if size - each > 1 else ())}
+
+
+def test_zero1_of_which_nothing_was_saved_is_started_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(Keeping, "shrinks", True)
+    run, codes = killed(tmp_path, 4, "2 8 backward", words=ZERO1, nodes=2, shrinks=1)
+    assert codes == [1] * 2
+    assert "as many ranks as there were; nothing was saved so far" in run.said()
+
+
+def test_zero1_says_once_something_is_saved_that_its_ranks_can_be_fewer(tmp_path):
+    run = Launched(tmp_path / "run", 2, "--steps", "12", "--pause", "0.06", *ZERO1, nodes=2)
+    assert run.run() == [0, 0], run.said()
+    assert run.stayed_at == {0: 0, 1: 0}
+    assert not run.resizes
+    assert run.shrinks_at.keys() == {0, 1}
+    assert min(run.shrinks_at.values()) >= 10
+
+
+def test_zero1_of_a_model_that_was_given_cannot_be_fewer(tmp_path):
+    run = Launched(tmp_path / "run", 2, "--steps", "12", "--given", *ZERO1, nodes=2)
     assert run.run() == [0, 0], run.said()
     assert run.stayed_at.keys() == {0, 1}
-    assert not run.resizes
+    assert not run.shrinks_at
 
 
 @pytest.mark.dealt(3)
