@@ -69,7 +69,7 @@ async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard, o
         memory, interface = memory_of(plan, node, intent), interface_of(node.address)
         snapshots = memory if keeps_snapshots(plan) else None
         environment = node_environment(os.environ, plan, node, number, read_secrets(run), snapshots, interface)
-        notes = notes_in(memory) if memory is not None and plan.spec.recovery.mode == "hot" else None
+        notes = notes_in(memory) if memory is not None and plan.spec.recovery.mode != "warm" else None
         home = Home(plan, run, attempt, node, environment, offered, notes, snapshots)
         code, goes_on = await work(home, intent.token, guard, buried)
         return code
@@ -124,12 +124,13 @@ def located(node: NodePlan, interface: str | None) -> NodePlan:
 
 def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
     """The node's memory for snapshots and for what its ranks note, where the spec asks for it and there is any."""
-    if not keeps_snapshots(plan) and plan.spec.recovery.mode != "hot":
+    if not keeps_snapshots(plan) and plan.spec.recovery.mode == "warm":
         return None
     try:
         return open_tier(Path(plan.run_dir), node.index, intent.attempt, inherit=intent.reason == "requeue")
     except OSError as error:
-        print(f"no snapshots and no notes in memory on node {node.index}: {error}", file=sys.stderr)
+        if keeps_snapshots(plan) or plan.spec.recovery.mode == "hot":  # else nobody asked for any
+            print(f"no snapshots and no notes in memory on node {node.index}: {error}", file=sys.stderr)
         return None
 
 

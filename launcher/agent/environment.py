@@ -128,11 +128,14 @@ def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[st
 
 
 def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
-    """With recovery.mode hot; `joins`: the other ranks are in the middle of a training, and have its state."""
+    """With recovery.mode hot or auto; `joins`: the other ranks are in the middle of a training, and have its state."""
+    auto, spares = plan.spec.recovery.mode == "auto", len(plan.nodes) > plan.nodes_max
     words = {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes)}
+    if auto:
+        words["LAUNCH_STAYS"] = "auto"
     if len(plan.nodes) > 1:
         words["LAUNCH_LEASE_S"] = f"{plan.spec.recovery.lease_s:g}"
-    if plan.nodes_max > 1 and (len(plan.nodes) > plan.nodes_max or plan.nodes_min < plan.nodes_max):
+    if plan.nodes_max > 1 and (spares or (plan.nodes_min < plan.nodes_max and not auto)):
         # A spare, or the ranks that are left, may have to go on from what was noted on a node that is lost.
         words["LAUNCH_NOTES_COPIED"] = "1"
     return words | ({"LAUNCH_JOINS": "1"} if joins else {})

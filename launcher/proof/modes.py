@@ -10,7 +10,12 @@ class Mode:
     says: str  # of one kill, for people
     whole_node: bool  # all that is of the run on a node; else one of its ranks
     overrides: tuple[str, ...]
-    usual_for: tuple[str, ...] = ("warm", "hot")  # `recovery.mode` of specs that it is for where nobody says which
+    usual_overrides: tuple[str, ...] | None = None  # where nobody says which modes; None: as where somebody does
+    usual_for: tuple[str, ...] = (
+        "auto",
+        "warm",
+        "hot",
+    )  # `recovery.mode` of specs that it is for where nobody says which
 
 
 MODES = {
@@ -28,6 +33,7 @@ MODES = {
         "kill -9 of a rank; the others stay, and give the new one the state of the last step",
         whole_node=False,
         overrides=("recovery.mode=hot",),
-        usual_for=("hot",),
+        usual_overrides=(),  # as in the spec, whose ranks stay or may
+        usual_for=("auto", "hot"),
     ),
 }

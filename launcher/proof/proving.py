@@ -7,7 +7,7 @@ spec or run ─ target ─► undisturbed run ─ schedule ─► disturbed run 
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher import api
 from launcher.api import Run
@@ -44,7 +44,7 @@ def prove(
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     target = for_a_proof(job_of(ref, on=on, overrides=overrides), steps=steps, kills=kills)
     wish = target.request()
-    chosen = {name: one for name, one in MODES.items() if _is_chosen(name, modes, wish.spec.recovery.mode)}
+    chosen = _chosen(modes, wish.spec.recovery.mode)
     for mode in chosen.values():
         target.request(mode.overrides)
     return _Proving(target, name_of(wish), kills, seed, metrics, tell).carry_out(chosen, keep=keep)
@@ -56,8 +56,14 @@ def _refuse_unknown(names: Sequence[str]) -> None:
         raise BadInput(f"--modes: expected some of {', '.join(MODES)}, got {unknown[0][:100]!r}")
 
 
-def _is_chosen(name: str, names: Sequence[str], recovery_mode: str) -> bool:
-    return name in names if names else recovery_mode in MODES[name].usual_for
+def _chosen(names: Sequence[str], recovery_mode: str) -> dict[str, Mode]:
+    if names:
+        return {name: mode for name, mode in MODES.items() if name in names}
+    usual = {name: mode for name, mode in MODES.items() if recovery_mode in mode.usual_for}
+    return {
+        name: mode if mode.usual_overrides is None else replace(mode, overrides=mode.usual_overrides)
+        for name, mode in usual.items()
+    }
 
 
 @dataclass(slots=True)

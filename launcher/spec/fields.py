@@ -176,10 +176,11 @@ RECOVERY = Section(
         Field("group_timeout", WordOr("auto", Duration(zero=False), ("default",)), "How long a rank of the trainer's "
               "waits for the others in one operation; auto: 5m longer than hang_after and hang_at_start, 10m at least",
               ("group_timeout_s",), "30m"),
-        Field("mode", Choice(("warm", "hot")), "After a rank was killed, or a node lost: "
+        Field("mode", Choice(("auto", "warm", "hot")), "After a rank was killed, or a node lost: "
               "warm starts all ranks anew, from the newest checkpoint; hot lets the trainer's ranks that live keep "
               "their processes and hand their state to the new ones, so that no step is lost, and is warm wherever "
-              "that cannot be exact", example="hot"),
+              "that cannot be exact; auto is hot where that loses no step and costs none anything: ddp and hsdp on "
+              "CPUs, among as many ranks as there were", example="hot"),
         Field("replace_stragglers", Boolean(), "The ranks of a node on which one is slow, by the trainer's own "
               "figures, move to a spare as soon as one is ready, as by `launch move`; once of each node",
               example="true"),

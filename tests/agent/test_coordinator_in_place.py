@@ -10,7 +10,7 @@ from launcher.clock import ENDING_S
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
 
-HOT = Recovery(mode="hot")
+HOT, AUTO, WARM = Recovery(mode="hot"), Recovery(), Recovery(mode="warm")
 
 
 def running(
@@ -47,8 +47,9 @@ def pids(cluster: Cluster) -> dict[int, int | None]:
     return {rank.rank: rank.pid for rank in cluster.state().ranks}
 
 
-def test_ranks_that_live_keep_their_processes_and_the_dead_one_is_replaced() -> None:
-    cluster = running()
+@pytest.mark.parametrize("rules", [HOT, AUTO], ids=["hot", "auto"])
+def test_ranks_that_live_keep_their_processes_and_the_dead_one_is_replaced(rules: Recovery) -> None:
+    cluster = running(rules=rules)
     before = pids(cluster)
     cluster.end_rank(2, signal=9)
     cluster.settle()
@@ -111,8 +112,9 @@ def test_one_rank_that_has_not_said_that_it_stays_has_all_replaced() -> None:
     assert "warm because rank 2 has not said" in cluster.recorded("regroup")[0].text
 
 
-def test_warm_is_as_ever() -> None:
-    cluster = running(rules=Recovery())
+@pytest.mark.parametrize(("rules", "stays"), [(WARM, True), (WARM, False), (AUTO, False)])
+def test_warm_is_as_ever_and_so_is_auto_where_no_rank_says_that_it_stays(rules: Recovery, stays: bool) -> None:
+    cluster = running(rules=rules, stays=stays)
     cluster.end_rank(0, signal=9)
     cluster.settle()
     assert not words(cluster, GoOn)
@@ -841,7 +843,7 @@ def test_a_new_rank_that_has_met_nobody_yet_does_not_keep_the_others_from_going_
 
 
 def test_warm_all_may_save_and_the_spare_is_in_the_next_generation() -> None:
-    cluster = running(2, spares=1, rules=Recovery())
+    cluster = running(2, spares=1, rules=WARM)
     cluster.feed(Drain(1))
     cluster.advance(1)
     assert {node for node, word in words(cluster, Stop) if word.grace_s} == {0, 1}  # type: ignore[attr-defined]
@@ -881,7 +883,7 @@ def test_a_rank_that_is_killed_while_a_node_is_drained_is_replaced_with_its_rank
 
 
 def test_no_budget_is_used_for_what_was_wanted() -> None:
-    for rules in (HOT, Recovery()):
+    for rules in (HOT, WARM):
         cluster = running(2, spares=1, rules=replace(rules, preempted=Budget(0)))
         cluster.feed(Drain(1))
         cluster.advance(2)
@@ -890,7 +892,7 @@ def test_no_budget_is_used_for_what_was_wanted() -> None:
 
 
 def test_who_cancels_while_ranks_save_to_move_leaves_no_failure() -> None:
-    cluster = running(2, spares=1, rules=Recovery())
+    cluster = running(2, spares=1, rules=WARM)
     cluster.agents[1].ignores_stop = True
     cluster.feed(Drain(1))
     cluster.settle()
@@ -960,7 +962,7 @@ def test_after_they_have_moved_a_failure_leaves_them_where_they_are() -> None:
     assert places(cluster) == {0: (0, 1), 1: (2, 3)}
 
 
-@pytest.mark.parametrize("rules", [HOT, Recovery()], ids=["hot", "warm"])
+@pytest.mark.parametrize("rules", [HOT, WARM], ids=["hot", "warm"])
 def test_one_of_several_spares_can_be_named(rules: Recovery) -> None:
     cluster = running(3, spares=2, rules=rules)
     cluster.feed(Move(1, 4))
@@ -973,7 +975,7 @@ def test_one_of_several_spares_can_be_named(rules: Recovery) -> None:
 
 
 def test_warm_all_may_save_before_they_move() -> None:
-    cluster = running(2, spares=1, rules=Recovery())
+    cluster = running(2, spares=1, rules=WARM)
     cluster.feed(Move(1))
     cluster.advance(1)
     assert {node for node, word in words(cluster, Stop) if word.grace_s} == {0, 1}  # type: ignore[attr-defined]

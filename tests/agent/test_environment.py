@@ -224,7 +224,7 @@ def test_what_the_user_exports_or_writes_wins(name):
     assert on_card(dict.fromkeys(CHOICE, "7"), **CHOICE)[name] == CHOICE[name]
 
 
-@pytest.mark.parametrize(("mode", "wanted"), [("warm", ("1", None)), ("hot", ("0", "0"))])
+@pytest.mark.parametrize(("mode", "wanted"), [("warm", ("1", None)), ("auto", ("1", None)), ("hot", ("0", "0"))])
 def test_where_ranks_stay_torch_does_not_act_on_what_became_of_another_one(mode, wanted):
     """An abort waits for its report on the failure otherwise, for a minute."""
     found = of_node(recovery=Recovery(mode=mode))
@@ -232,10 +232,15 @@ def test_where_ranks_stay_torch_does_not_act_on_what_became_of_another_one(mode,
 
 
 @pytest.mark.parametrize(
-    ("nodes", "least", "most", "copied"), [(2, 2, 2, False), (3, 2, 2, True), (2, 1, 2, True), (2, 1, 1, False)]
+    ("nodes", "least", "most", "modes"),
+    [(2, 2, 2, ()), (3, 2, 2, ("hot", "auto")), (2, 1, 2, ("hot",)), (2, 1, 1, ())],
 )
-def test_notes_are_copied_where_a_node_may_be_lost_and_the_others_go_on(nodes, least, most, copied):
+@pytest.mark.parametrize("mode", ["hot", "auto"])
+def test_notes_are_copied_where_a_node_may_be_lost_and_the_others_go_on(nodes, least, most, modes, mode):
+    """As fewer only where somebody asked for it."""
     plan = plan_of(Path("/runs/job-abcd"))
+    plan = msgspec.structs.replace(plan, spec=msgspec.structs.replace(plan.spec, recovery=Recovery(mode=mode)))
     changed = {"nodes": plan.nodes[:1] * nodes, "nodes_min": least, "nodes_max": most}
     words = hot_words(msgspec.structs.replace(plan, **changed), Path("/control"), Path("/notes"), joins=False)
-    assert ("LAUNCH_NOTES_COPIED" in words) == copied
+    assert ("LAUNCH_NOTES_COPIED" in words) == (mode in modes)
+    assert words.get("LAUNCH_STAYS") == (mode if mode == "auto" else None)

@@ -161,7 +161,7 @@ def test_the_environment_is_that_of_a_rank(lab):
         "LAUNCH_LEASE_S",
     }
     lab.script("names.py", "import os\nprint(*sorted(os.environ))\n")
-    body = "name: x\nrun:\n  script: names.py\nresources:\n  ranks_per_node: 1\nrecovery:\n  mode: hot\n"
+    body = "name: x\nrun:\n  script: names.py\nresources:\n  ranks_per_node: 1\n"
     run = lab.submit(lab.spec(body))
     lab.wait(run)
     found = set(lab.launch("logs", run).stdout.split()) | set(os.environ)

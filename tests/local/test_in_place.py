@@ -35,7 +35,17 @@ for step in range(100):
 
 
 def spec(
-    lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", memory=None, buddy=False, hold=None, recovery="", **args
+    lab,
+    *,
+    ranks=2,
+    nodes=1,
+    mode: str | None = "hot",
+    every="10 steps",
+    memory=None,
+    buddy=False,
+    hold=None,
+    recovery="",
+    **args,
 ):
     lab.script("in_place.py")
     if hold is not None:
@@ -46,8 +56,7 @@ def spec(
         f"name: staying\nrun:\n  script: in_place.py\n  args:{options}\n"
         f"resources:\n  ranks_per_node: {ranks}\n  nodes: {nodes}\n  gpus_per_node: 0\n  cpus_per_rank: 1\n"
         f"checkpoint:\n  every: {every}\n{'' if memory is None else f'  memory_every: {memory}'}\n"
-        f"{'  buddy: true' if buddy else ''}\n"
-        f"recovery:\n  mode: {mode}\n{recovery}"
+        f"{'  buddy: true' if buddy else ''}\n" + (f"recovery:\n  mode: {mode}\n{recovery}" if mode is not None else "")
     )
 
 
@@ -93,17 +102,22 @@ def all_trained_again(lab, run, before):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ranks", "nodes", "workers"),
-    [("ddp", 3, 1, 1), ("ddp", 2, 2, 0), ("zero1", 2, 1, 0), ("zero1", 1, 2, 0), ("fsdp", 2, 1, 0)],
-)
-def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(lab, alone, strategy, ranks, nodes, workers):
+    ("strategy", "ranks", "nodes", "workers", "mode"),
+    [
+        ("ddp", 3, 1, 1, None), ("ddp", 2, 2, 0, "hot"), ("zero1", 2, 1, 0, "hot"), ("zero1", 1, 2, 0, "hot"),
+        ("fsdp", 2, 1, 0, "hot"),
+    ],
+)  # fmt: skip
+def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(
+    lab, alone, strategy, ranks, nodes, workers, mode
+):
     print("seed", SEED)
     draw = random.Random(SEED)
     width = 33 if nodes > 1 else 20_000  # so large a state is read out of a rank's memory
     fingerprint, wanted = alone(ranks, nodes, strategy=strategy, width=width)
     how = {"strategy": strategy, "width": width, "workers": workers, "pause": 0.02, "hold": STEPS - 1}
     how |= {"memory": "2 steps"} if strategy == "fsdp" else {}
-    run = lab.submit(spec(lab, ranks=ranks, nodes=nodes, **how))
+    run = lab.submit(spec(lab, ranks=ranks, nodes=nodes, mode=mode, **how))
     step = 0
     for number in range(3):
         step = min(STEPS - 1, step + draw.randint(3, 12))
@@ -143,14 +157,34 @@ def test_one_more_killed_while_they_meet(lab, alone, tmp_path, second):
     assert status["fingerprint"] == fingerprint
 
 
-def test_a_strangers_script_is_started_anew_and_the_event_says_why(lab):
-    run = lab.submit(lab.chain(args="steps: 50", hold=49, more="recovery:\n  mode: hot\n"))
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_strangers_script_is_started_anew_and_the_event_says_why_where_it_was_asked_for(lab, asked):
+    more = "recovery:\n  mode: hot\n" if asked else ""
+    run = lab.submit(lab.chain(args="steps: 50", hold=49, more=more))
     state = lab.until_step(run, 7)
     assert kill(pids(state)[1])
     lab.let_go()
     lab.wait(run)
     [regroup] = lab.events(run, "regroup")
-    assert "warm because rank 0 has not said that its training can go on in place" in regroup["text"]
+    why = ", warm because rank 0 has not said that its training can go on in place" if asked else ""
+    assert regroup["text"] == f"a new generation follows{why}: restart 1 of 20 for killed"
+
+
+def test_unasked_nobody_stays_where_that_would_cost_something(lab, alone):
+    """And nothing is said of it, as nobody has asked."""
+    fingerprint, wanted = alone(strategy="zero1")
+    run = lab.submit(spec(lab, mode=None, strategy="zero1", pause=0.02, hold=STEPS - 1))
+    before = lab.until_step(run, 7)
+    assert kill(pids(before)[1])
+    after = lab.until("a step of all", partial(all_trained_again, lab, run, before))
+    assert not {*pids(after).values()} & {*pids(before).values()}
+    lab.let_go()
+    status = lab.wait(run)
+    assert [event["text"] for event in lab.events(run, "regroup")] == [
+        "a new generation follows: restart 1 of 20 for killed"
+    ]
+    assert "started anew" not in lab.rank_logs(run)
+    assert (status["fingerprint"], numbers(lab, run)) == (fingerprint, wanted)
 
 
 def of_node(lab, run, node):

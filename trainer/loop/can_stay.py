@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+from torch import nn
 
 from trainer.data.iterable import is_iterable
 from trainer.data.loaders import is_loader
@@ -13,11 +13,42 @@ from trainer.loop.settings import Settings
 from trainer.strategies.settings import REPLICAS, SHARDS
 from trainer.wire import Launched
 
+_FREE = ("ddp", "hsdp")
 _NOT_ON_GPUS = ("zero1", "hsdp")  # the one notes its share in the middle of each step, the other has several groups
 _NCCL_HEEDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_LOOKED_AT = 3  # steps
+_PLAIN = (bool, int, float, str)
 # Settings by which a process has more than what is loaded, or handed over to another rank.
 _NOT_LOADED = ("lr_find", "profile", "fast_dev_run", "count_flops", "spike_factor", "mesh")
 _NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
+
+
+class PlainState:
+    """Numbers and the like that modules keep in Python: no checkpoint has them, and no rank that is new."""
+
+    def __init__(self) -> None:
+        self._steps, self._last = 0, dict[str, str]()
+
+    def changing(self, **modules: object) -> str:
+        """After a step, in one of the first few: what has changed since the one before, as `model.blocks.0.count`; ""
+        where nothing has.
+
+        Not since before the first step, in which a module may make what it keeps from then on.
+        """
+        if self._steps == _LOOKED_AT:
+            return ""
+        now = {
+            ".".join(filter(None, (what, path, name))): repr(value)
+            for what, root in modules.items()
+            if isinstance(root, nn.Module)
+            for path, module in root.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, _PLAIN)
+        }
+        before, self._last, self._steps = self._last, now, self._steps + 1
+        if self._steps == 1:
+            return ""
+        return next((name for name, value in now.items() if name in before and before[name] != value), "")
 
 
 def reasons(
@@ -28,6 +59,29 @@ def reasons(
     `met_once`: the ranks have met for this training, and can meet anew. `loads`: nothing is handed over, all go back to
     what was saved. `made`: the model was, by a function.
     """
+    if launched.stays_by_itself and not _is_free(loop, loads=loads):
+        yield "recovery.mode hot would have to ask for it"
+    yield from _of_its_ranks(loop, launched, met_once=met_once, made=made)
+    if loop.own_step is not None:
+        yield "it has a training step of its own"
+    if is_iterable(dataset) or is_loader(dataset):
+        yield "its data is a stream, or comes by a loader"
+    for name in _NOT_LOADED if loads else _NOT_HANDED_OVER:
+        if getattr(settings, name) not in (None, False):
+            yield f"{name} is set"
+    if launched.disks_apart:
+        yield "each node has a disk of its own"
+    for module in () if loads else loop.strategy.module.modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            yield f"{type(module).__name__} has extra state"
+
+
+def _is_free(loop: Loop, *, loads: bool) -> bool:
+    """Going on in place loses no step, and costs none anything: no share is written, no device waited for."""
+    return loop.strategy.settings.strategy in _FREE and not loads and loop.training.world.device.type == "cpu"
+
+
+def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
     world, strategy = loop.training.world, loop.strategy
     if not met_once:
         yield "the ranks had met before, or by the script's own doing, or are too many"
@@ -42,15 +96,3 @@ def reasons(
         yield f"strategy {strategy.settings.strategy} on {world.device.type}: expected ddp, zero2 or fsdp, or CPUs"
     if world.backend == "nccl" and (heeds := os.environ.get(_NCCL_HEEDS)) != "0":
         yield f"{_NCCL_HEEDS}={heeds or ''}: expected 0, or torch acts on another rank's end"
-    if loop.own_step is not None:
-        yield "it has a training step of its own"
-    if is_iterable(dataset) or is_loader(dataset):
-        yield "its data is a stream, or comes by a loader"
-    for name in _NOT_LOADED if loads else _NOT_HANDED_OVER:
-        if getattr(settings, name) not in (None, False):
-            yield f"{name} is set"
-    if launched.disks_apart:
-        yield "each node has a disk of its own"
-    for module in () if loads else strategy.module.modules():
-        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
-            yield f"{type(module).__name__} has extra state"

@@ -66,7 +66,11 @@ class Keeping:
 
     @property
     def resizes(self) -> bool:
-        """What this rank has is enough for fewer or more ranks, and they can be."""
+        """What this rank has is enough for fewer or more ranks, and they can be. Not unasked: a script may have made
+        something of the number of ranks, which is not asked again here.
+        """
+        if self.launched.stays_by_itself:
+            return False
         return self.launched.notes_copied and not self.loads and self.shares is None
 
     @property

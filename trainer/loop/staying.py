@@ -29,7 +29,7 @@ rank does. They may be fewer then: with zero1, too, all make their model anew fo
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from traceback import clear_frames
 from typing import Any
@@ -39,7 +39,7 @@ import torch.distributed as dist
 from trainer.checkpoint_files import catalog
 from trainer.connections import Lookout, made_here
 from trainer.loop.arriving import CANNOT, arrive, cannot, draw_anew
-from trainer.loop.can_stay import reasons
+from trainer.loop.can_stay import PlainState, reasons
 from trainer.loop.keeping import Keeping
 from trainer.loop.loop import Loop
 from trainer.loop.settings import Settings
@@ -71,6 +71,7 @@ class Stay:
     was_at: int = 0  # the step, when another rank was killed
     goes_back_because: str = ""  # where no rank has what was lost: why all load what was saved
     _lookout: Lookout | None = None
+    _plain: PlainState = field(default_factory=PlainState)
 
     @classmethod
     def of(cls, world: World, *, loads: bool, made: bool) -> "Stay":
@@ -123,7 +124,8 @@ class Stay:
         if self.loads:
             self.keeping.hands_over = loop.strategy.has_copies and not any(why_not(loads=False))
         if why := next(why_not(loads=not self.keeping.hands_over), ""):
-            loop.training.say(f"a killed rank will have all ranks started anew: {why}")
+            if not self.launched.stays_by_itself:  # else nobody has asked for it
+                loop.training.say(f"a killed rank will have all ranks started anew: {why}")
             return False
         if self.launched.control is None or not self.keeping.hands_over:
             return not self.keeping.hands_over
@@ -165,6 +167,8 @@ class Stay:
             return
         if self.keeping.has_drawn():
             self.end(loop, "the backward pass, or the optimizer, draws random numbers")
+        if changing := self._plain.changing(model=loop.strategy.module, loss=loop.loss):
+            self.end(loop, f"{changing} changes from step to step, and a new rank would not have it")
         if self.active:
             try:
                 self.keeping.take_share(loop)

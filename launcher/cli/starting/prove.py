@@ -39,7 +39,7 @@ def declare(arguments: Arguments) -> None:
         "--modes",
         metavar="MODE,...",
         default="",
-        help="some of warm, power, hot (default: warm,power, and hot where the spec's recovery.mode is)",
+        help="some of warm, power, hot (default: all, but no hot where the spec's recovery.mode is warm)",
     )
     arguments.add_argument(
         "--seed", metavar="N", type=int, help="draws when and whom; by default another one each time"

@@ -129,9 +129,20 @@ class Shuffled(nn.Module):
         return x[:, self.order]
 
 
-def model(*, buffers=True, width=33, shuffled=True):
+class Counting(nn.Module):
+    """How often it was called, as no checkpoint knows."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+def model(*, buffers=True, width=33, shuffled=True, counts=False):
     norm = nn.BatchNorm1d(width) if buffers else nn.LayerNorm(width)
     order = [Shuffled(width)] if shuffled else []
+    order += [Counting()] if counts else []
     return nn.Sequential(nn.Linear(8, width), *order, norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1))
 
 
@@ -159,6 +170,7 @@ def main(words=None):
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--no-buffers", action="store_true")
     parser.add_argument("--width", type=int, default=33)
+    parser.add_argument("--counts", action="store_true")
     parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--shard-size", type=int)
     parser.add_argument("--given", action="store_true", help="the model itself, in the place of a function")
@@ -218,7 +230,11 @@ def main(words=None):
     )
     trainer = Trainer(
         settings,
-        model=model(shuffled=False) if args.given else lambda: model(buffers=not args.no_buffers, width=args.width),
+        model=(
+            model(shuffled=False)
+            if args.given
+            else lambda: model(buffers=not args.no_buffers, width=args.width, counts=args.counts)
+        ),
         loss=loss,
         data=Points(),
         validation=Points(),

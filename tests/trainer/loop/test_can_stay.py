@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.connections import made_here
-from trainer.loop.can_stay import reasons
+from trainer.loop.can_stay import PlainState, reasons
 from trainer.loop.settings import Settings
 from trainer.loop.staying import Stay
 from trainer.strategies.settings import StrategySettings
@@ -15,7 +15,7 @@ from trainer.wire import Launched
 from trainer.world import World
 
 
-def why_not(monkeypatch, strategy, heeds="0", device="cuda"):
+def why_not(monkeypatch, strategy, heeds="0", device="cuda", environ=(), *, loads=False):
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
     if heeds is not None:
         monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", heeds)
@@ -27,8 +27,8 @@ def why_not(monkeypatch, strategy, heeds="0", device="cuda"):
         ),
         own_step=None,
     )
-    launched = Launched.from_environment({})
-    return list(reasons(loop, Settings(max_steps=1), [1, 2], launched, met_once=True, loads=False, made=True))
+    launched = Launched.from_environment(dict(environ))
+    return list(reasons(loop, Settings(max_steps=1), [1, 2], launched, met_once=True, loads=loads, made=True))
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
@@ -51,6 +51,60 @@ def test_not_where_torch_itself_acts_on_the_end_of_another_rank(monkeypatch, hee
         f"TORCH_NCCL_ASYNC_ERROR_HANDLING={heeds or ''}: expected 0, or torch acts on another rank's end"
     ]
     assert why_not(monkeypatch, "ddp", heeds, device="cpu") == []
+
+
+UNASKED = {"LAUNCH_STAYS": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "device", "loads", "free"),
+    [
+        ("ddp", "cpu", False, True),
+        ("hsdp", "cpu", False, True),
+        ("hsdp", "cpu", True, False),  # it would go back to what was saved
+        ("zero1", "cpu", False, False),  # it writes its share in each step
+        ("fsdp", "cpu", True, False),
+        ("zero2", "cpu", True, False),
+        ("ddp", "cuda", False, False),  # it waits for the device in each step
+    ],
+)
+def test_nobody_stays_unasked_where_that_costs_something_or_loses_steps(monkeypatch, strategy, device, loads, free):
+    assert why_not(monkeypatch, strategy, device=device, loads=loads) == []
+    unasked = why_not(monkeypatch, strategy, device=device, loads=loads, environ=UNASKED)
+    assert unasked == ([] if free else ["recovery.mode hot would have to ask for it"])
+
+
+class Counting(torch.nn.Linear):
+    """`count` goes up in each of the steps that are named, `width` is known from the first one on."""
+
+    def __init__(self, *steps):
+        super().__init__(2, 2)
+        self.step, self.count, self.width, self._steps = [0], 0, None, steps
+
+    def forward(self, x):
+        self.step[0] += 1
+        self.count += self.step[0] in self._steps
+        self.width = x.shape[-1]
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [((), 0), ((1,), 0), ((1, 2, 3, 4), 2), ((3,), 3), ((4, 5), 0)],
+    ids=["none", "once, as it begins", "each", "a later one", "later than anybody looks"],
+)
+@pytest.mark.parametrize("what", ["model", "loss"])
+def test_a_number_that_a_module_counts_up_is_found_within_a_few_steps(steps, found, what):
+    counting, plain = Counting(*steps), PlainState()
+    modules = {"model": torch.nn.Sequential(torch.nn.ReLU(), counting), "loss": lambda: None}
+    if what == "loss":
+        modules = {"model": torch.nn.ReLU(), "loss": counting}
+    seen = {}
+    for step in range(1, 6):
+        counting(torch.ones(1, 2))
+        if name := plain.changing(**modules):
+            seen.setdefault(name, step)
+    assert seen == ({"loss.count" if what == "loss" else "model.1.count": found} if found else {})
 
 
 def test_gradients_that_were_cut_off_make_no_update(monkeypatch):

@@ -173,6 +173,14 @@ def test_zero1_without_room_for_its_share_has_all_started_anew(tmp_path, monkeyp
     assert "would take 0 MB of memory" in run.said()
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_model_that_counts_in_python_has_all_started_anew(tmp_path, counts):
+    run = Launched(tmp_path / "run", 2, "--steps", "4", *(["--counts"] if counts else []))
+    assert run.run() == [0, 0], run.said()
+    told = "started anew from now on: model.2.calls changes from step to step, and a new rank would not have it"
+    assert (told in run.said()) == counts
+
+
 def gone_back_to(run):
     """The steps after which ranks went on, and how many were to be done again, as the first rank says."""
     return [

@@ -1,4 +1,4 @@
-"""recovery.mode hot: ranks were killed, and those that live keep their processes in the next generation.
+"""recovery.mode hot, or auto: ranks were killed, and those that live keep their processes in the next generation.
 
 Only what died is started anew, and who was yet to meet the others when another one died: on its node, or, where that is
 lost or drained, on a spare. Without a spare the others go on as fewer ranks, where the spec's range and all of them
@@ -21,7 +21,7 @@ from launcher.agent.messages import GoOn
 from launcher.recovery.classify import classify, failed
 from launcher.words import Cause
 
-HOT = "hot"
+WARM, AUTO = "warm", "auto"
 
 
 class HotOpener:
@@ -37,10 +37,12 @@ class HotOpener:
         False: all have to be replaced; why is told with what follows.
         """
         attempt = self._attempt
-        if attempt.rules.mode != HOT:
+        if attempt.rules.mode == WARM:
             return False
         if self._starts_in_place or attempt.leaving:
             return True  # it is asked again once all of its ranks have started, or those of drained nodes have ended
+        if self._nobody_asked:
+            return False
         for index in attempt.current.members:
             if attempt.nodes[index].link is Presence.LOST:
                 attempt.current.lose(index)  # several at once: that of the others is told right after this one
@@ -69,6 +71,11 @@ class HotOpener:
         self._open(generation, f"{who}, the other {left} stay{'s' if left == 1 else ''}", started=newcomers)
 
     @property
+    def _nobody_asked(self) -> bool:
+        """Neither the spec for it by name, nor a rank: why it cannot be is of no interest then."""
+        return self._attempt.rules.mode == AUTO and not any(rank.stays for rank in self._attempt.current.ranks)
+
+    @property
     def _starts_in_place(self) -> bool:
         attempt = self._attempt
         return attempt.phase is AttemptPhase.STARTING and attempt.current.in_place
@@ -87,7 +94,7 @@ class HotOpener:
 
         None: they never do.
         """
-        if self._attempt.rules.mode != HOT:
+        if self._attempt.rules.mode == WARM or self._nobody_asked:
             return None
         return self._obstacle(self._members(self._attempt.current, leave), leave)
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase, Joining
 from launcher.agent.coordination.generation import Generation, Rank
-from launcher.agent.coordination.in_place.going_on import HOT, HotOpener
+from launcher.agent.coordination.in_place.going_on import WARM, HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.opening import START_S, copies_in_memory, place, preferred, silence_of, starts
 from launcher.agent.messages import Exited, Pulse, Started, Stop, ToCoordinator
@@ -81,7 +81,7 @@ class Joiner:
 
     def _others_can(self) -> bool:
         attempt = self._attempt
-        if attempt.rules.mode != HOT or attempt.plan.disks_apart:
+        if attempt.rules.mode == WARM or attempt.plan.disks_apart:
             return False
         there = map(attempt.nodes.__getitem__, attempt.current.members)
         return all(node.hears_us for node in there) and all(
