@@ -101,6 +101,7 @@ class Checkpointer:
         self._best_under_way = False
         self._prepared = False
         self._goes_on_at: int | None = None  # after a step whose state came from other ranks, or was here
+        self._believed: dict[int, bool] = {}  # from before the ranks met anew
         self._spoilt = False  # a damaged checkpoint was read into the objects: they are no longer what they began as
         self._saved_at = self._remembered_at = now()
 
@@ -134,6 +135,7 @@ class Checkpointer:
             on_commit=self._committed,
             while_waiting=lambda: self.still_at(self._at),
         )
+        self.believe(self._believed)
         self._memory = open_memory_tier(
             self._launched, self._world, self._team, asynchronous=self._asynchronous, on_commit=self._remembered
         )
@@ -149,6 +151,18 @@ class Checkpointer:
         self._saved_at = self._remembered_at = self._now()
         if self._launched.memory_every:
             self._opened()
+
+    @property
+    def believed(self) -> dict[int, bool]:
+        """Checkpoints that this rank has verified, or helped to write, and whether their weights are finite."""
+        return self._believed | (self._saver.believed if self._saver is not None else {})
+
+    def believe(self, known: Mapping[int, bool]) -> None:
+        """What a `Checkpointer` of this process believed before the ranks met anew: older ones can go the sooner."""
+        self._believed = dict(known)
+        if self._saver is not None:
+            for step, finite in known.items():
+                self._saver.believe(step, finite=finite)
 
     def abandon(self) -> None:
         """The groups are broken: what is being written comes to nothing, and is not waited for by anybody."""

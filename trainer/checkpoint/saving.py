@@ -120,6 +120,11 @@ class Saver:
         """A checkpoint of this shelf was verified: it counts among those that are kept."""
         (self._good if finite else self._spoilt).add(step)
 
+    @property
+    def believed(self) -> dict[int, bool]:
+        """Checkpoints that were verified, or written, by this start, and whether their weights are finite."""
+        return dict.fromkeys(self._good, True) | dict.fromkeys(self._spoilt, False)
+
     def plan(self, contents: Contents) -> WritePlan:
         """The plan for this state: the last one while the state has the same shape on all ranks."""
         stale = self._plan is None or self._plan.signature != signature(contents.tensors)

@@ -29,7 +29,8 @@ def expired(
     spared: Collection[int] = frozenset(),
     spoilt: Collection[int] = frozenset(),
 ) -> list[int]:
-    """All that are older than the `keep` newest good ones; nothing while there are fewer good ones than that.
+    """All that are older than the `keep` newest good ones. While there are fewer good ones than that, `keep` others
+    that are older than these stay as well: a run that is cut short again and again would fill its disk else.
 
     Good is what was verified when it was loaded, or hashed as it was written: one that nobody has looked at since an
     earlier start does not count, and goes when enough good ones are newer than it. What is spared stays. Spoilt are
@@ -38,7 +39,8 @@ def expired(
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")
     newest = sorted(set(good) & set(steps) - set(spoilt))[-keep:]
-    old = {step for step in steps if step < newest[0]} if len(newest) == keep else set[int]()
+    older = sorted(step for step in steps if newest and step < newest[0])
+    old = set(older if len(newest) == keep else [step for step in older if step not in spoilt][:-keep])
     old |= set(sorted(set(spoilt) & set(steps))[:-keep])
     return sorted(old.difference(spared))
 

@@ -274,6 +274,7 @@ class Stay:
                 self.was_at = loop.progress.step if self.active else self.was_at
                 self.keeping.validated = loop.progress.validated, loop.progress.values
                 loop.checkpointer.abandon()
+                self.keeping.believed |= loop.checkpointer.believed
                 if self.loads and self.active:
                     self.keeping.take_part(loop)
             self.active, self.arrives = False, True
@@ -323,6 +324,7 @@ class Stay:
         self._await_words()
         self._be_told(loop)
         self.keeping.go_on_from(loop, self.step_samples)
+        self._believe(loop, loop.progress.step)
         self._have_arrived()
         self._look_for_saved(loop)
 
@@ -334,11 +336,16 @@ class Stay:
         if loaded is None:
             why = f"{self.goes_back_because}; " if self.goes_back_because else ""
             raise cannot(f"{why}nothing was saved so far")
+        self._believe(loop, loaded.step)
         lost = max(gathered(self.was_at, loop.training.world)) - loaded.step
         where = "memory" if loaded.from_memory else "a checkpoint"
         why = f" ({self.goes_back_because})" if self.goes_back_because else ""
         again = f"done again: {max(0, lost)} steps"
         loop.training.say(f"goes on in place after step {loaded.step}, from {where}; {again}{why}")
+
+    def _believe(self, loop: Loop, step: int) -> None:
+        """In checkpoints of this step and before: what is newer is of a past that did not happen."""
+        loop.checkpointer.believe({one: finite for one, finite in self.keeping.believed.items() if one <= step})
 
     def _await_words(self) -> None:
         if self.control is None and self.launched.control is not None:

@@ -15,8 +15,11 @@ def test_one_that_nobody_has_looked_at_does_not_count():
     assert expired([1, 2, 3, 4, 5], [1, 3], 2) == []
 
 
-def test_nothing_goes_while_there_are_too_few_good_ones():
-    assert expired([1, 2, 3, 4], [4], 2) == []
+def test_as_many_others_stay_while_there_are_too_few_good_ones():
+    assert expired([1, 2, 3, 4], [4], 2) == [1]
+    assert expired([1, 2, 3], [3], 2) == []
+    assert expired([1, 2, 3, 4, 5], [2, 5], 3) == []
+    assert expired([1, 2, 3, 4, 5, 6], [5, 6], 3, spoilt={2}) == []
     assert expired([1, 2, 3, 4], [], 1) == []
     assert expired([], [], 1) == []
 
@@ -38,7 +41,8 @@ def test_what_is_left_is_enough(steps, good, keep):
     left = steps - gone
     assert len(left & good) >= min(keep, len(steps & good)), "good ones"
     assert not gone or max(gone) < min(left & good), "only older ones"
-    assert not gone or len(left & good) == keep, "no more than asked for"
+    assert not gone or len(left & good) == keep or len(left - good) >= keep, "no more than asked for"
+    assert len({step for step in left if step < min(left & good, default=0)}) <= keep, "none pile up"
     assert expired(left, good & left, keep) == []
 
 

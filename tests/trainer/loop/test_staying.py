@@ -84,6 +84,16 @@ def test_one_after_the_other(tmp_path, alone, deaths):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
+@pytest.mark.parametrize(("strategy", "most"), [("ddp", 3), ("fsdp", 3)])
+def test_old_checkpoints_go_however_often_a_rank_is_killed(tmp_path, alone, strategy, most):
+    """The first rank has written and hashed the newest, if in groups that are no more."""
+    deaths = [f"1 {step} backward" for step in range(3, 24, 4)]
+    run, codes = killed(tmp_path, 2, *deaths, words=("--strategy", strategy), every="2 steps")
+    assert codes == [0, 0], run.said()
+    assert len(catalog.steps(run.folder / "checkpoints")) == most
+    assert run.fingerprint() == alone(2, strategy)[0]
+
+
 @pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
