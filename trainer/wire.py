@@ -58,7 +58,7 @@ class Launched:
     memory_copied: bool = False  # into another node's memory, by launch
     progress: Path | None = None
     control: Path | None = None  # where launch says that ranks meet anew
-    stays_by_itself: bool = False  # nobody asked for it: only where that loses no step, and costs none anything
+    stays_by_itself: bool = False  # nobody asked for it: only where that loses no step and costs next to nothing
     notes_dir: Path | None = None  # in memory, for what is this rank's alone at each step
     joins: bool = False  # the other ranks are in the middle of the training, and have its state
     notes_copied: bool = False  # another node may take the place of a lost one: each note has a copy elsewhere

@@ -49,7 +49,7 @@ OF_A_RANK = {
     "LAUNCH_GROUP_TIMEOUT_S": "how long to wait for the other ranks in one operation",
     "LAUNCH_CONTROL": "with `recovery.mode: auto` or `hot`: where a rank hears that another one was replaced",
     "LAUNCH_NOTES_DIR": "with `recovery.mode: auto` or `hot`: the folder in memory for what is a rank's alone",
-    "LAUNCH_STAYS": "with `recovery.mode: auto`: auto, only where that loses no step, and costs none anything",
+    "LAUNCH_STAYS": "with `recovery.mode: auto`: auto, only where that loses no step and costs next to nothing",
     "LAUNCH_NOTES_COPIED": "with spares, or a range of nodes and `recovery.mode: hot`: 1, notes have copies elsewhere",
     "LAUNCH_LEASE_S": "with `recovery.mode: auto` or `hot` on several nodes: `recovery.lease`",
     "LAUNCH_JOINS": "1 for a rank that joins others which go on in place, or has the place of one that was killed",

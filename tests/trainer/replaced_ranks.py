@@ -96,6 +96,7 @@ class Launched:
         self._memory_every = memory_every
         self.generation, self.replaced, self._controls, self._progress = 1, [], [], []
         self._steps, self.stayed_at = {}, {}  # the step at which each rank said so first
+        self.stayed_until = {}  # that at which it said first that it does no more
         self.resizes = set()  # ranks that have said that they can be fewer, or more
         self.shrinks_at = {}  # the step at which each rank said first that they can be fewer, by what was saved
         self._grows_at, self._waiting = grows_at, None  # ranks that are to join, and have not said that they wait
@@ -200,6 +201,8 @@ class Launched:
                         self._waiting.discard(rank)
                     if "stays" in word:
                         self._joining.discard(rank)
+                    if word.get("stays") == 0:
+                        self.stayed_until.setdefault(rank, self._steps[rank])
                     if word.get("stays"):
                         self.resizes = self.resizes | {rank} if word.get("resizes") else self.resizes - {rank}
                         self.stayed_at.setdefault(rank, self._steps[rank])

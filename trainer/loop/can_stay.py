@@ -17,6 +17,7 @@ _FREE = ("ddp", "hsdp")
 _NOT_ON_GPUS = ("zero1", "hsdp")  # the one notes its share in the middle of each step, the other has several groups
 _NCCL_HEEDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _LOOKED_AT = 3  # steps
+_WARM, _TIMED, _SHORT_S = 5, 20, 0.03  # steps that are not timed, and those that are; 0.2 ms of which are 0.7 %
 _PLAIN = (bool, int, float, str)
 # Settings by which a process has more than what is loaded, or handed over to another rank.
 _NOT_LOADED = ("lr_find", "profile", "fast_dev_run", "count_flops", "spike_factor", "mesh")
@@ -49,6 +50,20 @@ class PlainState:
         if self._steps == 1:
             return ""
         return next((name for name, value in now.items() if name in before and before[name] != value), "")
+
+
+class Pace:
+    """Of the first steps: what going on in place takes of each, 0.2 ms, is nothing beside a long one."""
+
+    def __init__(self) -> None:
+        self._steps, self._began = 0, 0.0
+
+    def is_short(self, now: float) -> bool:
+        """After a step, of which there were enough by now: they take so little that it would be felt."""
+        self._steps += 1
+        if self._steps == _WARM:
+            self._began = now
+        return self._steps == _WARM + _TIMED and now - self._began < _TIMED * _SHORT_S
 
 
 def reasons(

@@ -29,6 +29,7 @@ rank does. They may be fewer then: with zero1, too, all make their model anew fo
 
 import logging
 import os
+import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from traceback import clear_frames
@@ -39,7 +40,7 @@ import torch.distributed as dist
 from trainer.checkpoint_files import catalog
 from trainer.connections import Lookout, made_here
 from trainer.loop.arriving import CANNOT, arrive, cannot, draw_anew
-from trainer.loop.can_stay import PlainState, reasons
+from trainer.loop.can_stay import Pace, PlainState, reasons
 from trainer.loop.keeping import Keeping
 from trainer.loop.loop import Loop
 from trainer.loop.settings import Settings
@@ -71,6 +72,7 @@ class Stay:
     was_at: int = 0  # the step, when another rank was killed
     goes_back_because: str = ""  # where no rank has what was lost: why all load what was saved
     _lookout: Lookout | None = None
+    _pace: Pace = field(default_factory=Pace)
     _plain: PlainState = field(default_factory=PlainState)
 
     @classmethod
@@ -169,6 +171,8 @@ class Stay:
             self.end(loop, "the backward pass, or the optimizer, draws random numbers")
         if changing := self._plain.changing(model=loop.strategy.module, loss=loop.loss):
             self.end(loop, f"{changing} changes from step to step, and a new rank would not have it")
+        if self.launched.stays_by_itself and self._pace.is_short(time.monotonic()):
+            self.end(loop, "")
         if self.active:
             try:
                 self.keeping.take_share(loop)
@@ -192,14 +196,15 @@ class Stay:
             raise dist.DistBackendError("other ranks wait to be met")
 
     def end(self, loop: Loop, why: str) -> None:
-        """No more: launch may start all ranks anew."""
+        """No more: launch may start all ranks anew. Without a reason nothing is said: nobody had asked."""
         if self.active:
             self.active = False
             if self.keeping.copies is None:  # else ranks of other nodes wait for its notes, if only to hear of none
                 loop.stay = loop.updating = None
             self._look_no_more()
             self.wire.report(stays=0)
-            loop.training.say(f"a killed rank will have all ranks started anew from now on: {why}")
+            if why:
+                loop.training.say(f"a killed rank will have all ranks started anew from now on: {why}")
 
     def close(self) -> None:
         """The training is over; what comes after it in the script finds ranks that are alike."""

@@ -6,6 +6,7 @@ random numbers (that is compared). Three steps are kept, which is as far as rank
 is whole, so that a note that was being written when the rank was killed counts for nothing.
 """
 
+import ctypes
 import random
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from trainer.staying.slots import SlotFile
 
 SLOTS = 3
+_MT19937_BYTES = 4 * 624 + 4  # the words, and how many of them were used
 _SPARE = 1 << 15  # for what a step's losses take
 
 
@@ -45,10 +47,31 @@ decoded = msgspec.msgpack.Decoder(Note).decode
 encoded = msgspec.msgpack.Encoder().encode
 
 
+class NumpyDraws:
+    """NumPy's global generator. To ask it for its state takes longer than all else that is noted of a step, and hardly
+    any step draws from it: so its memory is looked at first."""
+
+    def __init__(self) -> None:
+        self._memory, self._state = b"", ("", b"", 0, 0, 0.0)
+
+    def state(self) -> tuple[str, bytes, int, int, float]:
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # the global one, that user code draws from
+        memory = b""
+        if isinstance(generator, np.random.MT19937):
+            memory = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+        _, _, _, kept, _ = self._state  # a second normal number, whose draw leaves the memory as it is
+        if not memory or memory != self._memory or kept:
+            kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - as above
+            self._state = (str(kind), np.asarray(keys, np.uint32).tobytes(), *rest)  # type: ignore[assignment] # its stub knows less
+            self._memory = memory
+        return self._state
+
+
+_numpy = NumpyDraws()
+
+
 def drawn_now() -> Drawn:
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - it is the global one that user code draws from
-    state = (str(kind), np.asarray(keys, np.uint32).tobytes(), *rest)
-    return Drawn(random.getstate(), state, *torch_state())  # type: ignore[arg-type] # NumPy's stub knows less
+    return Drawn(random.getstate(), _numpy.state(), *torch_state())
 
 
 def torch_state() -> tuple[bytes, bytes]:

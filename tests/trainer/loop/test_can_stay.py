@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.connections import made_here
-from trainer.loop.can_stay import PlainState, reasons
+from trainer.loop.can_stay import Pace, PlainState, reasons
 from trainer.loop.settings import Settings
 from trainer.loop.staying import Stay
 from trainer.strategies.settings import StrategySettings
@@ -51,6 +51,16 @@ def test_not_where_torch_itself_acts_on_the_end_of_another_rank(monkeypatch, hee
         f"TORCH_NCCL_ASYNC_ERROR_HANDLING={heeds or ''}: expected 0, or torch acts on another rank's end"
     ]
     assert why_not(monkeypatch, "ddp", heeds, device="cpu") == []
+
+
+@pytest.mark.parametrize(("step_s", "short"), [(0.002, True), (0.029, True), (0.031, False), (5.0, False)])
+def test_steps_are_short_where_what_each_costs_more_would_be_felt(step_s, short):
+    """The first ones count for nothing, and it is asked once."""
+    pace, now, found = Pace(), 0.0, []
+    for step in range(1, 101):
+        now += step_s if step > 5 else 1.0
+        found += [step] if pace.is_short(now) else []
+    assert found == ([25] if short else [])
 
 
 UNASKED = {"LAUNCH_STAYS": "auto"}

@@ -9,7 +9,7 @@ import torch
 from replaced_ranks import Launched
 
 from trainer.checkpoint_files import catalog
-from trainer.loop import arriving, staying
+from trainer.loop import arriving, can_stay, staying
 from trainer.loop.keeping import Keeping
 from trainer.staying import stripes
 from trainer.staying.copies import Copies
@@ -189,6 +189,21 @@ def test_a_model_that_counts_in_python_has_all_started_anew(tmp_path, counts):
     assert run.run() == [0, 0], run.said()
     told = "started anew from now on: model.2.calls changes from step to step, and a new rank would not have it"
     assert (told in run.said()) == counts
+
+
+@pytest.mark.parametrize(
+    ("unasked", "short_s", "ended"), [(True, 60.0, {0, 1}), (True, 0.0, set()), (False, 60.0, set())]
+)
+def test_unasked_no_rank_stays_in_short_steps(tmp_path, monkeypatch, unasked, short_s, ended):
+    """Where what is noted in each would be felt."""
+    if unasked:
+        monkeypatch.setenv("LAUNCH_STAYS", "auto")
+    monkeypatch.setattr(can_stay, "_SHORT_S", short_s)
+    run = Launched(tmp_path / "run", 2, "--steps", "40", "--pause", "0.01")
+    assert run.run() == [0, 0], run.said()
+    assert {*run.stayed_at} == {0, 1}
+    assert {rank for rank, step in run.stayed_until.items() if step < 40} == ended
+    assert "started anew" not in run.said()
 
 
 def gone_back_to(run):

@@ -5,9 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer.checkpoint.generators import seed_all
-from trainer.staying.notes import Note, NoteFile, bytes_of, draw_on, drawn_now, encoded, put_bytes, room_for
+from trainer.staying.notes import Note, NoteFile, NumpyDraws, bytes_of, draw_on, drawn_now, encoded, put_bytes, room_for
 
 LIFE = "a0001.g0001"
 
@@ -39,6 +41,36 @@ def test_generators_go_on_as_noted(tmp_path):
     seed_all(7)
     draw_on(NoteFile.found(tmp_path / "rank").read(1).drawn)
     assert [draws() for _ in range(3)] == wanted
+
+
+DRAWS = {
+    "a number": np.random.random,
+    "a normal one": np.random.normal,
+    "many": lambda: np.random.normal(size=700),  # noqa: NPY002
+    "anew": lambda: np.random.seed(3),  # noqa: NPY002
+    "none": lambda: None,
+}
+
+
+@given(st.lists(st.sampled_from(sorted(DRAWS)), max_size=12))
+def test_what_numpy_draws_is_noticed(names):
+    noted = NumpyDraws()
+    for name in names:
+        DRAWS[name]()
+        kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+        assert noted.state() == (kind, keys.tobytes(), *rest)
+
+
+def test_numpy_is_not_asked_for_its_state_while_nothing_is_drawn(monkeypatch):
+    np.random.seed(3)  # noqa: NPY002
+    noted, asked, ask = NumpyDraws(), [], np.random.get_state
+    monkeypatch.setattr(np.random, "get_state", lambda: asked.append(1) or ask())
+    for _ in range(5):
+        noted.state()
+    assert len(asked) == 1
+    np.random.random()  # noqa: NPY002
+    noted.state()
+    assert len(asked) == 2
 
 
 def test_the_generator_of_a_gpu_goes_on_as_noted_too(tmp_path, monkeypatch):
