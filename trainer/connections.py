@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ class Connections:
     def __init__(self) -> None:
         self._made: dict[int, str] = {}
         self._before: dict[int, str] | None = None  # what there was, while it is watching
-        self._given_up = False
+        self.given_up = False  # ranks meet elsewhere by now
         self._group: dist.ProcessGroup | None = None  # over GPUs
         self._aborting = threading.Lock()
 
@@ -52,12 +53,12 @@ class Connections:
         finally:
             watch.close()
 
-    def cut_on(self, fd: int) -> "Lookout":
-        """From now on until that is closed."""
-        return Lookout(self._cut_on, self._calm, fd)
+    def cut_on(self, fd: int, leave: Callable[[], None] = lambda: None) -> "Lookout":
+        """From now on until that is closed. `leave` is called too, by another thread, and again and again."""
+        return Lookout(partial(self._cut_on, leave=leave), self._calm, fd)
 
     def _calm(self) -> None:
-        self._given_up = False
+        self.given_up = False
 
     def includes(self, group: dist.ProcessGroup) -> None:
         """That one is over GPUs, and is to be aborted when the others are cut, where somebody may ask."""
@@ -74,7 +75,7 @@ class Connections:
 
     def check(self) -> None:
         """Raises DistNetworkError where what is being made was given up."""
-        if self._given_up:
+        if self.given_up:
             raise dist.DistNetworkError("given up: ranks meet elsewhere by now")
 
     def cut(self) -> None:
@@ -91,7 +92,7 @@ class Connections:
         before = self._before
         return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 
-    def _cut_on(self, fd: int, over: int) -> None:
+    def _cut_on(self, fd: int, over: int, leave: Callable[[], None]) -> None:
         """In a thread. More may be made by who has not noticed yet."""
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)
@@ -99,8 +100,9 @@ class Connections:
         ready = waiting.poll()
         waiting.unregister(fd)
         while over not in dict(ready):
-            self._given_up = True
+            self.given_up = True
             self.cut()
+            leave()  # only now: whatever is made of a pass that was left half-way can go to nobody
             ready = waiting.poll(_AGAIN_MS)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from ranks import world_environment
+from torch._dynamo.utils import counters
 
 from launcher.agent.ranks.ports import HeldPort
 
@@ -31,6 +32,7 @@ def _entry(environ, log, words):
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     torch.set_num_threads(1)
+    counters.clear()  # other tests may have compiled something in the process that this one was forked from
     found = importlib.util.spec_from_file_location("in_place", SCRIPT)
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)

@@ -43,6 +43,7 @@ from trainer.loop.arriving import CANNOT, arrive, cannot, draw_anew
 from trainer.loop.can_stay import Pace, PlainState, reasons
 from trainer.loop.keeping import Keeping
 from trainer.loop.loop import Loop
+from trainer.loop.passes import Passes
 from trainer.loop.settings import Settings
 from trainer.loop.sums import gathered
 from trainer.staying.control import Control, take_place
@@ -72,6 +73,7 @@ class Stay:
     was_at: int = 0  # the step, when another rank was killed
     goes_back_because: str = ""  # where no rank has what was lost: why all load what was saved
     _lookout: Lookout | None = None
+    _passes: Passes | None = None
     _pace: Pace = field(default_factory=Pace)
     _plain: PlainState = field(default_factory=PlainState)
 
@@ -116,7 +118,7 @@ class Stay:
         self.keeping.copied()
         self.keeping.take_snapshot(loop, None)
         if self.active:
-            self._have_arrived()
+            self._have_arrived(loop)
             self._look_for_saved(loop)
 
     def _is_able(self, loop: Loop, settings: Settings, dataset: Any) -> bool:
@@ -144,7 +146,7 @@ class Stay:
         self._await_words()
         loop.updating = self._check_arrived
         if loop.checkpointer.loaded is not None:
-            self._have_arrived()
+            self._have_arrived(loop)
         else:
             self.active = True
             loop.checkpointer.when_first_saved = self._say
@@ -231,12 +233,22 @@ class Stay:
     def _look_out(self) -> None:
         """For launch's word from now on: of a node that is only silent no operation fails by itself."""
         if self._lookout is None and self.control is not None:
-            self._lookout = made_here.cut_on(self.control.fileno())
+            self._lookout = made_here.cut_on(self.control.fileno(), self._leave)
+
+    def _leave(self) -> None:
+        if self._passes is not None:
+            self._passes.leave()
+
+    def _check_still_met(self) -> None:
+        """In the middle of a pass. An update is to come to its end."""
+        if not self.keeping.updating:
+            made_here.check()
 
     def _look_no_more(self) -> None:
-        lookout, self._lookout = self._lookout, None
-        if lookout is not None:
-            lookout.close()
+        for one in (self._lookout, self._passes):  # in this order
+            if one is not None:
+                one.close()
+        self._lookout = self._passes = None
 
     def _say(self) -> None:
         keeping = self.keeping
@@ -261,7 +273,7 @@ class Stay:
 
     # -- after a rank was killed
 
-    def meet_anew(self, error: RuntimeError, strategy: Strategy | None, loop: Loop | None) -> World:
+    def meet_anew(self, error: Exception, strategy: Strategy | None, loop: Loop | None) -> World:
         """On a rank that lives: leave the step, or the meeting, and meet the others again. Raises the error where it is
         another one, or where launch has no such word. `strategy`: what there is of it, which goes on unless it is to be
         made anew.
@@ -314,7 +326,7 @@ class Stay:
                 return None
             arrived = arrive(loop, self.keeping)
         except Exception as error:
-            if isinstance(error, RuntimeError) and (_is_of_peers(error) or CANNOT in str(error)):
+            if _is_of_peers(error) or CANNOT in str(error):
                 raise
             # Warm: it is no error of the user's, or is one of the next start too.
             raise cannot(f"{type(error).__name__}: {error}") from error
@@ -330,7 +342,7 @@ class Stay:
         self._be_told(loop)
         self.keeping.go_on_from(loop, self.step_samples)
         self._believe(loop, loop.progress.step)
-        self._have_arrived()
+        self._have_arrived(loop)
         self._look_for_saved(loop)
 
     def have_loaded(self, loop: Loop) -> None:
@@ -356,14 +368,18 @@ class Stay:
         if self.control is None and self.launched.control is not None:
             self.control = Control(self.launched.control)
 
-    def _have_arrived(self) -> None:
+    def _have_arrived(self, loop: Loop) -> None:
         os.environ.pop("LAUNCH_JOINS", None)
         self.arrives, self.active, self.keeping.updating = False, True, False
+        self._passes = Passes(self._check_still_met, loop.strategy.module.parameters())
         self._look_out()
         self._say()
 
 
-def _is_of_peers(error: RuntimeError) -> bool:
-    """Whether it is about another rank that is gone. Other errors are the user's, and told of at once."""
-    said = str(error)
-    return CANNOT not in said and (isinstance(error, dist.DistError) or _OF_GLOO in said or _LOST in said)
+def _is_of_peers(error: Exception) -> bool:
+    """Whether it is about another rank that is gone. Once launch's word is there any is: the user's own function may
+    have made another one of it. Other errors are the user's, and told of at once.
+    """
+    said, of_torch = str(error), isinstance(error, RuntimeError)
+    lost = isinstance(error, dist.DistError) or (of_torch and (_OF_GLOO in said or _LOST in said))
+    return CANNOT not in said and (lost or made_here.given_up)

@@ -158,7 +158,7 @@ class Trainer:
                             return code
                         self._check_that_it_leads_on(loop, starts)
                         past = loop.data.state_dict()
-                except RuntimeError as error:
+                except Exception as error:  # noqa: BLE001 - raised again where it is about no other rank
                     here = stay.meet_anew(error, self._built, loop)
                     restored = not here.anew and self._has_checkpoints()
 

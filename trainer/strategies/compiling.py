@@ -1,6 +1,7 @@
 """torch.compile, in place: neither the model's type nor a name of its parameters changes."""
 
 import logging
+import sys
 from collections.abc import Sequence
 
 from torch import nn
@@ -34,3 +35,9 @@ def told_of_eager_parts() -> bool:
             log.warning("compile: not everything could be compiled; the first reason: %s", reason.partition("\n  D")[0])
             return True
     return False
+
+
+def has_compiled() -> bool:
+    """Anything in this process: a model, a part of one, or a function of the user's."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # imported by whoever compiles
+    return dynamo is not None and bool(dynamo.counters.get("frames"))

@@ -3,9 +3,11 @@ that goes by validations, a callback with state, and samples that are augmented.
 
 `--audit FILE`: what each rank does, for tests/chaos/audit.py. `--hold FILE`: no rank goes on from the step in it.
 `--pause S` in each forward pass; with `--slow FILE` as long as that is there. `--die PATH`: in files PATH-0, PATH-1 and
-so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows: `optimizer` is after its update; with zero1
-`spread` is while it sends its new weights to the others, and `share` while it writes its part of the optimizer into
-memory. At the end each says how many updates it made.
+so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows, or, where `word`
+does, waits for launch's word that another one is gone: `optimizer` is after its update; with zero1 `spread` is while it
+sends its new weights to the others, and `share` while it writes its part of the optimizer into memory; with `--layers`,
+`layer` is in the forward pass of one of them, and `gradient` in its backward pass. A layer says so where it is run after
+the word. With `--wraps` the loss makes an error of its own of any. At the end each says how many updates it made.
 """
 
 import importlib
@@ -25,6 +27,7 @@ from torch.utils.data import Dataset
 
 from trainer import Settings, Trainer
 from trainer.checkpoint_files import catalog
+from trainer.connections import made_here
 from trainer.loop import Callback
 from trainer.staying.shares import OwnShare
 
@@ -69,6 +72,10 @@ class Reporter(Callback):
                 continue
             if meant[:3] == [str(rank), str(self.step), place]:
                 path.unlink()
+                if meant[3:] == ["word"]:
+                    while not made_here.given_up:
+                        time.sleep(0.01)
+                    return
                 os.kill(os.getpid(), signal.SIGSTOP if meant[3:] == ["stop"] else signal.SIGKILL)
 
     def state_dict(self):
@@ -139,6 +146,36 @@ class Counting(nn.Module):
         return x
 
 
+class Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, run):
+        ctx.run = run
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.run("gradient")
+        return gradient, None
+
+
+class Layer(nn.Module):
+    """Gives what comes, in its own time once there is the word."""
+
+    def __init__(self, reporter):
+        super().__init__()
+        self._reporter = reporter
+
+    def forward(self, x):
+        self._run("layer")
+        return Gradient.apply(x, self._run)
+
+    def _run(self, place):
+        if made_here.given_up:
+            print("a layer was run after the word", flush=True)
+            time.sleep(0.3)
+        self._reporter.may_die(place)
+
+
 def model(*, buffers=True, width=33, shuffled=True, counts=False):
     norm = nn.BatchNorm1d(width) if buffers else nn.LayerNorm(width)
     order = [Shuffled(width)] if shuffled else []
@@ -178,6 +215,8 @@ def main(words=None):
     parser.add_argument("--hold")
     parser.add_argument("--slow")
     parser.add_argument("--die")
+    parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--wraps", action="store_true")
     args = parser.parse_args(words)
     torch.set_num_threads(1)
     reporter = Reporter(args.die)
@@ -200,7 +239,12 @@ def main(words=None):
             noise = random.gauss(0, 0.01) + np.random.normal(0, 0.01)
             points = points * (1 + noise + 1e-6 * reporter.heard)
             reporter.may_die("forward")
-        found = model(points).squeeze(1)
+        try:
+            found = model(points).squeeze(1)
+        except Exception as error:
+            if args.wraps:
+                raise LookupError("the user's own") from error
+            raise
         if model.training and found.requires_grad:
             found.register_hook(lambda gradient: reporter.may_die("backward") or gradient)
         return nn.functional.binary_cross_entropy_with_logits(found, wanted.float())
@@ -214,7 +258,13 @@ def main(words=None):
         for one in audited:
             made.register_step_post_hook(lambda *_: one.updated(reporter.step + 1))
         made.register_step_post_hook(lambda *_: reporter.may_die("optimizer"))
+        if args.layers:
+            made.register_step_post_hook(lambda *_: Layer(reporter)(torch.zeros(1)))
         return made
+
+    def made():
+        layers = [part for _ in range(args.layers) for part in (nn.Linear(8, 8), Layer(reporter))]
+        return nn.Sequential(*layers, *model(buffers=not args.no_buffers, width=args.width, counts=args.counts))
 
     settings = Settings(
         max_steps=args.steps,
@@ -230,11 +280,7 @@ def main(words=None):
     )
     trainer = Trainer(
         settings,
-        model=(
-            model(shuffled=False)
-            if args.given
-            else lambda: model(buffers=not args.no_buffers, width=args.width, counts=args.counts)
-        ),
+        model=model(shuffled=False) if args.given else made,
         loss=loss,
         data=Points(),
         validation=Points(),

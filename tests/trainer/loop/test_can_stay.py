@@ -5,13 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dynamo.utils import counters
 
 from trainer.connections import made_here
 from trainer.loop.can_stay import Pace, PlainState, reasons
+from trainer.loop.keeping import Keeping
 from trainer.loop.settings import Settings
 from trainer.loop.staying import Stay
 from trainer.strategies.settings import StrategySettings
-from trainer.wire import Launched
+from trainer.wire import Launched, Wire
 from trainer.world import World
 
 
@@ -117,14 +119,33 @@ def test_a_number_that_a_module_counts_up_is_found_within_a_few_steps(steps, fou
     assert seen == ({"loss.count" if what == "loss" else "model.1.count": found} if found else {})
 
 
+def test_a_pass_is_left_at_the_word_until_the_training_is_over(monkeypatch):
+    monkeypatch.setattr(Wire, "report", lambda *_, **__: None)
+    member = SimpleNamespace(world=World(0, 2, 0, 2, torch.device("cpu")))
+    keeping = Keeping(Launched.from_environment({}), loads=False, hands_over=True, made=True)
+    stay, module = Stay(Wire(None), member, arrives=False, keeping=keeping), torch.nn.Linear(2, 2)
+    stay._have_arrived(SimpleNamespace(strategy=SimpleNamespace(module=module)))
+    monkeypatch.setattr(made_here, "given_up", True)
+    module(torch.ones(2))
+    counters.clear()  # of what other tests have compiled
+    stay._leave()
+    with pytest.raises(dist.DistNetworkError):
+        module(torch.ones(2))
+    keeping.updating = True
+    module(torch.ones(2))
+    stay.close()
+    keeping.updating = False
+    module(torch.ones(2))
+
+
 def test_gradients_that_were_cut_off_make_no_update(monkeypatch):
     keeping = SimpleNamespace(copied=lambda: None, updating=False)
     member = SimpleNamespace(world=World(0, 2, 0, 2, torch.device("cpu")))
     stay = Stay(None, member, arrives=False, keeping=keeping)
-    monkeypatch.setattr(made_here, "_given_up", True)
+    monkeypatch.setattr(made_here, "given_up", True)
     with pytest.raises(dist.DistNetworkError):
         stay.updating()
     assert not keeping.updating
-    monkeypatch.setattr(made_here, "_given_up", False)
+    monkeypatch.setattr(made_here, "given_up", False)
     stay.updating()
     assert keeping.updating

@@ -112,6 +112,33 @@ def test_one_more_while_they_meet(tmp_path, alone, deaths, replaced):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
+LAYERS = ("--layers", "10")
+AFTER_THE_WORD = "a layer was run after the word"
+
+
+@pytest.mark.dealt(12)
+@pytest.mark.parametrize(
+    ("strategy", "place", "more"),
+    [("ddp", "layer", ()), ("ddp", "layer", ("--wraps",)), ("ddp", "gradient", ()), ("zero1", "gradient", ())],
+)
+def test_a_rank_leaves_its_pass_at_launchs_word(tmp_path, alone, strategy, place, more):
+    """And not at the end of it, even where the user's function makes an error of its own of that."""
+    fingerprint, wanted = alone(2, strategy, *LAYERS)
+    words = ("--strategy", strategy, *LAYERS, *more)
+    run, codes = killed(tmp_path, 2, "1 8 forward", f"0 8 {place} word", words=words)
+    assert codes == [0, 0], run.said()
+    assert run.said().count(AFTER_THE_WORD) < 5  # of ten, and in a backward pass of another ten for the next samples
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+def test_a_rank_ends_an_update_that_runs_modules_after_launchs_word(tmp_path, alone):
+    fingerprint, wanted = alone(2, "ddp", *LAYERS)
+    run, codes = killed(tmp_path, 2, "1 8 optimizer", "0 8 optimizer word", words=LAYERS)
+    assert codes == [0, 0], run.said()
+    assert AFTER_THE_WORD in run.said()
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
 ZERO1 = ("--strategy", "zero1")
 
 
