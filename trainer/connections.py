@@ -17,8 +17,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from trainer.stuck import Stuck, end_process
+
 _FDS = "/proc/self/fd"
 _AGAIN_MS = 20
+_STUCK_S = 5.0  # after its connections were cut
 
 
 class Connections:
@@ -55,7 +58,7 @@ class Connections:
 
     def cut_on(self, fd: int, leave: Callable[[], None] = lambda: None) -> "Lookout":
         """From now on until that is closed. `leave` is called too, by another thread, and again and again."""
-        return Lookout(partial(self._cut_on, leave=leave), self._calm, fd)
+        return Lookout(partial(self._cut_on, leave=leave, thread=threading.current_thread()), self._calm, fd)
 
     def _calm(self) -> None:
         self.given_up = False
@@ -92,17 +95,20 @@ class Connections:
         before = self._before
         return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 
-    def _cut_on(self, fd: int, over: int, leave: Callable[[], None]) -> None:
+    def _cut_on(self, fd: int, over: int, leave: Callable[[], None], thread: threading.Thread) -> None:
         """In a thread. More may be made by who has not noticed yet."""
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)
         waiting.register(over, select.POLLIN)
         ready = waiting.poll()
         waiting.unregister(fd)
+        stuck = None if self._group is not None else Stuck(thread)  # what a GPU takes its time for is no work of it
         while over not in dict(ready):
             self.given_up = True
             self.cut()
             leave()  # only now: whatever is made of a pass that was left half-way can go to nobody
+            if stuck is not None and stuck.seconds() > _STUCK_S:
+                end_process(_STUCK_S)
             ready = waiting.poll(_AGAIN_MS)
 
 

@@ -1,0 +1,60 @@
+"""A thread that waits in torch for what does not come any more.
+
+gloo may forget a message that it takes over in the very instant in which its connection is cut: who waits for it then
+waits until operations time out. No word reaches a thread that is in there. To be killed is what is left, as launch
+replaces who was killed.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+log = logging.getLogger("trainer")
+_OF_TORCH, _NOT = "torch.", "torch.utils.data"  # which waits for workers, and may do so for long
+_WORK_S = 0.05  # of the processor, that is no work
+_LOOK_S = 1.0  # that a look counts for at most: all of the process may have been stopped since the last one
+
+
+class Stuck:
+    """A thread, as another one looks at it from now on."""
+
+    def __init__(self, thread: threading.Thread, now: Callable[[], float] = time.monotonic) -> None:
+        self._ident, self._now = thread.ident or 0, now
+        self._stat = Path(f"/proc/self/task/{thread.native_id}/stat")
+        self._clock = time.pthread_getcpuclockid(self._ident)
+        self._last, self._spent, self._waited = now(), self._processor_s(), 0.0
+
+    def seconds(self) -> float:
+        """How long it has slept in an operation of torch's without any work; as far as it was looked at."""
+        last, self._last = self._last, self._now()
+        try:
+            spent, sleeps = self._processor_s(), self._sleeps_in_torch()
+        except OSError:  # the thread has ended
+            return 0.0
+        if sleeps and spent - self._spent <= _WORK_S:
+            self._waited += min(_LOOK_S, self._last - last)
+        else:
+            self._spent, self._waited = spent, 0.0
+        return self._waited
+
+    def _processor_s(self) -> float:
+        return time.clock_gettime(self._clock)
+
+    def _sleeps_in_torch(self) -> bool:
+        """And does not wait for a processor, or for a disk, on a busy machine."""
+        frame = sys._current_frames().get(self._ident)  # noqa: SLF001 - as faulthandler does, there is no other way
+        module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+        in_torch = module.startswith(_OF_TORCH) and not module.startswith(_NOT)
+        return in_torch and self._stat.read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def end_process(waited_s: float) -> None:
+    """As if from outside: another one has its place."""
+    log.error("killed by itself, to be replaced: for %.0f s it waited in what was cut off", waited_s)
+    logging.shutdown()
+    os.kill(os.getpid(), signal.SIGKILL)
