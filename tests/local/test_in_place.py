@@ -274,9 +274,9 @@ def test_a_device_that_falls_sick_after_a_kill_takes_its_node_and_the_others_sta
 LONG = {"steps": 100, "recovery": "  grace: 1s\n"}
 
 
-def started_anew(lab, first, second):
+def started_anew(lab, first, second, **how):
     """Fingerprint and numbers of a run on two nodes, from the step `first` on one, and from `second` on two, warm."""
-    run = lab.submit(spec(lab, ranks=1, nodes=2, mode="warm", hold=first, every=f"{first} steps", **LONG))
+    run = lab.submit(spec(lab, nodes=2, mode="warm", hold=first, every=f"{first} steps", **how))
     stopped_at(lab, run, first)
     lab.hold(second)
     lab.launch("resume", run, "--set", "resources.nodes=1", "--set", f"checkpoint.every={second} steps")
@@ -291,32 +291,37 @@ def stopped_at(lab, run, step):
     lab.launch("cancel", run)
 
 
-def test_the_others_go_on_without_a_lost_node_and_it_joins_them_again(lab, tmp_path):
-    """As warm starts do at those steps; but in the same process, and without a checkpoint."""
+@pytest.mark.parametrize(("strategy", "each"), [("ddp", 1), ("ddp", 2)])
+def test_the_others_go_on_without_a_lost_node_and_it_joins_them_again(lab, tmp_path, strategy, each):
+    """As warm starts do at those steps; but in the same processes, and without a checkpoint. Of two that are left one
+    is new itself."""
     slow = tmp_path / "slow"
     slow.touch()
-    how = LONG | {"pause": 0.3, "slow": json.dumps(str(slow)), "every": "1000 steps"}
-    run = lab.submit(spec(lab, ranks=1, nodes="1..2", **how))
-    before = lab.until_step(run, 3)
+    how = LONG | {"ranks": each, "strategy": strategy}
+    run = lab.submit(spec(lab, nodes="1..2", **how, pause=0.3, slow=json.dumps(str(slow)), every="1000 steps"))
+    before, causes = lab.until_step(run, 3), {"node_lost": 1}
+    if each > 1:
+        causes["killed"] = 1
+        assert kill(pids(before)[1])
+        before = lab.until("a step of all", partial(all_trained_again, lab, run, before))
     for pid in of_node(lab, run, 1):
         kill(pid)  # some end with their agent
     fewer = lab.until("a step of all", partial(all_trained_again, lab, run, before))
-    assert fewer["world_size"] == 1
-    lab.until("its return", lambda: lab.read_state(run)["world_size"] == 2)
+    assert pids(fewer) == {rank: pids(before)[rank] for rank in range(each)}
+    lab.until("its return", lambda: lab.read_state(run)["world_size"] == 2 * each)
     after = lab.until("a step of all", partial(all_trained_again, lab, run, fewer))
-    assert pids(after)[0] == pids(before)[0] == pids(fewer)[0]
+    assert {rank: pids(after)[rank] for rank in range(each)} == pids(fewer)
     slow.unlink()
     status = lab.wait(run)
-    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"node_lost": 1})
-    assert stayed(lab, run) == [True]
-    [regroup] = lab.events(run, "regroup")
-    assert "hot: the rank that lives stays and goes on without node 1" in regroup["text"]
-    assert lab.events(run, "generation_opened")[-1]["text"].endswith("rank 1 joins, the other 1 stays")
+    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, causes)
+    assert stayed(lab, run) == [True] * each
+    assert "without node 1" in lab.events(run, "regroup")[-1]["text"]
+    assert "join" in lab.events(run, "generation_opened")[-1]["text"]
     made = dict(re.findall(r"rank (\d) made updates \[\d+\] to .*: (\d+)\n", lab.rank_logs(run)))
     assert made["0"] == "100"
     at = [int(step) for step in re.findall(r"goes on in place after step (\d+) on", lab.rank_logs(run))]
-    assert int(made["1"]) == 100 - at[1]
-    fingerprint, wanted = started_anew(lab, *at)
+    assert int(made[str(each)]) == 100 - at[1]
+    fingerprint, wanted = started_anew(lab, *at, **how)
     assert numbers(lab, run) == wanted
     assert status["fingerprint"] == fingerprint
 

@@ -188,6 +188,7 @@ class Keeping:
     def go_on_from(self, loop: Loop, step_samples: int | None) -> None:
         """Where the loop is now: what is newer is of a past that did not happen."""
         self.drawn = self.part = None
+        self.was = loop.training.world.rank, loop.training.world.size
         self.snapshots.clear()
         if self.shares is not None:
             self.shares.forget_after(loop.progress.step)
