@@ -291,7 +291,7 @@ def stopped_at(lab, run, step):
     lab.launch("cancel", run)
 
 
-@pytest.mark.parametrize(("strategy", "each"), [("ddp", 1), ("ddp", 2)])
+@pytest.mark.parametrize(("strategy", "each"), [("ddp", 1), ("ddp", 2), ("hsdp", 2)])
 def test_the_others_go_on_without_a_lost_node_and_it_joins_them_again(lab, tmp_path, strategy, each):
     """As warm starts do at those steps; but in the same processes, and without a checkpoint. Of two that are left one
     is new itself."""
@@ -304,6 +304,7 @@ def test_the_others_go_on_without_a_lost_node_and_it_joins_them_again(lab, tmp_p
         causes["killed"] = 1
         assert kill(pids(before)[1])
         before = lab.until("a step of all", partial(all_trained_again, lab, run, before))
+        lab.until_step(run, before["step"] + 2)
     for pid in of_node(lab, run, 1):
         kill(pid)  # some end with their agent
     fewer = lab.until("a step of all", partial(all_trained_again, lab, run, before))

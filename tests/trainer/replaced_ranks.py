@@ -18,6 +18,7 @@ from ranks import world_environment
 from torch._dynamo.utils import counters
 
 from launcher.agent.ranks.ports import HeldPort
+from trainer.checkpoint_files import catalog
 
 SCRIPT = Path(__file__).parents[1] / "local" / "scripts" / "in_place.py"
 _LIMIT_S = 200.0
@@ -73,7 +74,8 @@ class Launched:
     noted is lost, their snapshots in memory are not. Who only stopped goes on once the others are done (`ghosts`, with
     their exit codes). Nodes of `along` are lost at the same moment as the first one. For the first `shrinks` losses
     there is no spare: the other ranks are told to go on as fewer. With `grows_at` ranks of one more node are started
-    at that step, and join once they wait. At the step `hold` all wait until each has said that they can be fewer.
+    at that step, and join once they wait. At the step `hold` all wait until each has said that they can be fewer,
+    and something is saved.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class Launched:
                 multiprocessing.connection.wait([*ends, *self._progress], timeout=0.2)
                 for rank in range(self.size):
                     self._hear(rank)
-                if self._held is not None and self._can_all_be_fewer:
+                if self._held is not None and self._can_all_be_fewer and catalog.steps(self.folder / "checkpoints"):
                     self._held.unlink()
                     self._held = None
                 if self._grows_at is not None and max(self._steps.values(), default=0) >= self._grows_at:

@@ -134,7 +134,7 @@ def _put_back(loop: Loop, keeping: Keeping, step: int, values: dict[str, Any]) -
 
 def _put_buffers_back(loop: Loop, note: Note) -> None:
     buffers = loop.strategy.buffers
-    if loop.strategy.is_sharded or not buffers:  # each rank has noted its own
+    if not buffers or (loop.strategy.is_sharded and not note.resized):  # each rank has noted its own
         put_bytes(note.buffers, buffers)
         return
     flat = torch.frombuffer(bytearray(note.buffers or bytes(sum(one.nbytes for one in buffers))), dtype=torch.uint8)

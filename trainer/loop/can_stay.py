@@ -100,7 +100,7 @@ def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool)
     world, strategy = loop.training.world, loop.strategy
     if not met_once:
         yield "the ranks had met before, or by the script's own doing, or are too many"
-    alone = world.size == 1 and not (launched.notes_copied and strategy.settings.strategy == "ddp")  # for good
+    alone = world.size == 1 and not (launched.notes_copied and strategy.settings.strategy in _FREE)  # for good
     if strategy.settings.strategy not in REPLICAS + SHARDS or alone:
         yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
     if strategy.settings.strategy in SHARDS and not made:

@@ -34,6 +34,7 @@ class Keeping:
     loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone
     hands_over: bool  # another rank has it too; with `loads` as well: another rank may have it
     made: bool  # the model was, by a function: it can be made anew
+    suffices: bool  # the ranks of a node have all of the parameters between them
     notes: NoteFile | None = None
     shares: ShareFile | None = None  # with zero1
     copies: Copies | None = None  # of what the ranks of another node note, where a spare may take its place
@@ -67,12 +68,15 @@ class Keeping:
 
     @property
     def resizes(self) -> bool:
-        """What this rank has is enough for fewer or more ranks, and they can be. Not unasked: a script may have made
-        something of the number of ranks, which is not asked again here.
+        """What this rank has is enough for fewer or more ranks, and they can be."""
+        return self.may_resize and self.hands_over and self.shares is None
+
+    @property
+    def may_resize(self) -> bool:
+        """What the ranks of a node have is enough. Not unasked: a script may have made something of the number of
+        ranks, which is not asked again here.
         """
-        if self.launched.stays_by_itself:
-            return False
-        return self.launched.notes_copied and not self.loads and self.shares is None
+        return self.launched.notes_copied and self.suffices and not self.launched.stays_by_itself
 
     @property
     def shrinks(self) -> bool:
@@ -209,7 +213,7 @@ class Keeping:
         kept = tuple(self.copies.kept) if self.copies is not None else ()
         if self.loads:
             step = None if self.part is None else self.part.step
-            return Standing(life, step, notes, kept=kept, shard=loop.strategy.shard)
+            return Standing(life, step, notes, kept=kept, shard=loop.strategy.shard, was=self.was)
         knows = tuple(one.step for one in self.snapshots)
         step = knows[-1] if knows and not self.updating else None
         if not loop.strategy.shared_out:

@@ -20,7 +20,8 @@ go back to the step before, and do that one once more.
 
 Where the weights are dealt out too, those that live make their model anew, in their processes. With hsdp another rank
 has the shards of one that was killed, and gives them to the new one: all keep what they have of the newest step of
-which each shard is left, put it into their new model, and no step is lost.
+which each shard is left, put it into their new model, and no step is lost. Where each node has all shards they may be
+fewer ranks then, or more, as with replicas.
 
 Where nobody has what was lost, as with fsdp, or with zero1 the shares that were in the memory of a node that is gone,
 all go back to the newest snapshot that the nodes have in memory, or to the newest checkpoint, and load it as the new
@@ -49,7 +50,7 @@ from trainer.loop.sums import gathered
 from trainer.staying.control import Control, take_place
 from trainer.staying.copies import Copies
 from trainer.staying.shares import CannotKeep
-from trainer.strategies import Strategy
+from trainer.strategies import SHARDS, Strategy
 from trainer.wire import Launched, Wire
 from trainer.world import Membership, World
 
@@ -78,12 +79,14 @@ class Stay:
     _plain: PlainState = field(default_factory=PlainState)
 
     @classmethod
-    def of(cls, world: World, *, loads: bool, made: bool) -> "Stay":
+    def of(cls, world: World, settings: Settings, *, made: bool) -> "Stay":
         """`made`: the model was, by a function."""
-        launched = Launched.from_environment()
+        launched, loads = Launched.from_environment(), settings.strategy in SHARDS
         member = Membership.only_use(world)
         arrives = world.anew and member is not None
-        return cls(Wire(launched.progress), member, arrives, Keeping(launched, loads, hands_over=not loads, made=made))
+        in_node = settings.strategy == "hsdp" and world.local_size % (settings.shard_size or world.local_size) == 0
+        keeping = Keeping(launched, loads, hands_over=not loads, made=made, suffices=in_node or not loads)
+        return cls(Wire(launched.progress), member, arrives, keeping)
 
     @property
     def loads(self) -> bool:
@@ -126,7 +129,7 @@ class Stay:
         how = {"met_once": self.member is not None, "made": self.keeping.made}
         why_not = partial(reasons, loop, settings, dataset, self.launched, **how)
         if self.loads:
-            self.keeping.hands_over = loop.strategy.has_copies and not any(why_not(loads=False))
+            self.keeping.hands_over = self._may_be_handed(loop) and not any(why_not(loads=False))
         if why := next(why_not(loads=not self.keeping.hands_over), ""):
             if not self.launched.stays_by_itself:  # else nobody has asked for it
                 loop.training.say(f"a killed rank will have all ranks started anew: {why}")
@@ -140,6 +143,10 @@ class Stay:
             log.warning("a killed rank will have all ranks started anew: %s", error)
             return False
         return True
+
+    def _may_be_handed(self, loop: Loop) -> bool:
+        """What this rank has of the parameters is on another rank too, or may be once there are more ranks."""
+        return loop.strategy.has_copies or self.keeping.may_resize
 
     def _begin_to_load(self, loop: Loop) -> None:
         """Nothing has to be noted: what is saved has all that it takes. Without anything there is no way but anew."""
@@ -322,7 +329,7 @@ class Stay:
     def arrive(self, loop: Loop) -> int | None:
         """On all ranks, in new groups: be where the training goes on from. Gives the step; None where all load."""
         try:
-            if self.loads and not loop.strategy.has_copies:
+            if self.loads and not self._may_be_handed(loop):
                 return None
             arrived = arrive(loop, self.keeping)
         except Exception as error:

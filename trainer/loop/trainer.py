@@ -51,7 +51,6 @@ from trainer.staying.reserve import become_a_rank
 from trainer.stopping import Votes
 from trainer.strategies import (
     REPLICAS,
-    SHARDS,
     Optimizers,
     Strategy,
     StrategySettings,
@@ -139,7 +138,7 @@ class Trainer:
             past: dict[str, Any] | None = None
             starts: list[int] = []
             made = not isinstance(self._model, nn.Module)
-            stay = Stay.of(met, loads=self.settings.strategy in SHARDS, made=made)
+            stay = Stay.of(met, self.settings, made=made)
             here = dataclasses.replace(met, anew=False) if stay.loads else met
             restored = not here.anew and self._has_checkpoints()
             while True:

@@ -122,7 +122,7 @@ def test_a_number_that_a_module_counts_up_is_found_within_a_few_steps(steps, fou
 def test_a_pass_is_left_at_the_word_until_the_training_is_over(monkeypatch):
     monkeypatch.setattr(Wire, "report", lambda *_, **__: None)
     member = SimpleNamespace(world=World(0, 2, 0, 2, torch.device("cpu")))
-    keeping = Keeping(Launched.from_environment({}), loads=False, hands_over=True, made=True)
+    keeping = Keeping(Launched.from_environment({}), loads=False, hands_over=True, made=True, suffices=True)
     stay, module = Stay(Wire(None), member, arrives=False, keeping=keeping), torch.nn.Linear(2, 2)
     stay._have_arrived(SimpleNamespace(strategy=SimpleNamespace(module=module)))
     monkeypatch.setattr(made_here, "given_up", True)

@@ -15,7 +15,7 @@ from trainer.staying import stripes
 from trainer.staying.copies import Copies
 from trainer.staying.parts import Part
 from trainer.staying.replica import Replica
-from trainer.staying.shares import ShareFile
+from trainer.staying.shares import CannotKeep, ShareFile
 from trainer.strategies.zero import SharedOut
 
 STEPS = 24
@@ -512,11 +512,10 @@ def started_anew(tmp_path_factory):
     """Fingerprint and numbers of a training on so many ranks that fewer go on with from the checkpoint of a step."""
     known = {}
 
-    def of(size, nodes, step, fewer, strategy="ddp"):
-        if (size, nodes, step, fewer, strategy) in known:
-            return known[size, nodes, step, fewer, strategy]
-        folder, words = tmp_path_factory.mktemp("anew"), ["--steps", str(STEPS), "--strategy", strategy]
-        before = {}
+    def of(size, nodes, step, fewer, *more):
+        if (size, nodes, step, fewer, more) in known:
+            return known[size, nodes, step, fewer, more]
+        folder, words, before = tmp_path_factory.mktemp("anew"), ["--steps", str(STEPS), *more], {}
         rest = folder / "rest"
         if step:
             (folder / "hold").write_text(str(step))
@@ -526,11 +525,11 @@ def started_anew(tmp_path_factory):
             begun.run(until=lambda: step in catalog.steps(begun.folder / "checkpoints"))
             shutil.copytree(begun.folder / "checkpoints", rest / "checkpoints")
             before = begun.numbers()
-        run = Launched(rest, fewer, *words)
+        run = Launched(rest, fewer, *words, nodes=max(1, fewer * nodes // size))
         assert run.run() == [0] * fewer, run.said()
         assert not step or f"goes on from {rest}" in run.said()
-        known[size, nodes, step, fewer, strategy] = run.fingerprint(), before | run.numbers()
-        return known[size, nodes, step, fewer, strategy]
+        known[size, nodes, step, fewer, more] = run.fingerprint(), before | run.numbers()
+        return known[size, nodes, step, fewer, more]
 
     return of
 
@@ -582,25 +581,77 @@ def test_fewer_and_fewer(tmp_path, started_anew, second):
 
 
 @pytest.mark.dealt(8)
-@pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("strategy", "size", "nodes"), [("ddp", 1, 1), ("ddp", 2, 1), ("ddp", 2, 2), ("hsdp", 1, 1), ("hsdp", 2, 1)]
+)
 @pytest.mark.parametrize("death", [None, "load"])
 def test_one_more_node_joins_and_all_go_on_as_a_start_on_so_many_ranks_would(
-    tmp_path, started_anew, size, nodes, death
+    tmp_path, started_anew, strategy, size, nodes, death
 ):
     """Also where one of those that join is killed as it takes the state, and is replaced."""
     slow, grown = tmp_path / "run" / "slow", size + size // nodes
-    words = ["--steps", str(STEPS), "--pause", "0.25", "--slow", str(slow), "--die", str(tmp_path / "die")]
-    run = Launched(tmp_path / "run", size, *words, nodes=nodes, grows_at=2)
+    words = ["--strategy", strategy, "--pause", "0.25", "--slow", str(slow), "--die", str(tmp_path / "die")]
+    run = Launched(tmp_path / "run", size, "--steps", str(STEPS), *words, nodes=nodes, grows_at=2)
     slow.touch()
     if death:
         (tmp_path / "die-0").write_text(f"{size} 0 {death}")
     assert run.run() == [0] * grown, run.said()
     assert not list(tmp_path.glob("die-*"))
     step = int(re.findall(r"goes on in place after step (\d+)", run.said())[-1])
-    fingerprint, wanted = started_anew(size, nodes, step, grown)
+    fingerprint, wanted = started_anew(size, nodes, step, grown, *words[:2])
     assert run.numbers() == wanted
     assert run.fingerprint() == fingerprint
     assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
+
+
+OF_NODES = ("--strategy", "hsdp")
+
+
+@pytest.mark.dealt(12)
+@pytest.mark.parametrize(("size", "nodes", "words"), [(2, 2, ()), (4, 2, ()), (6, 3, ("--no-buffers",))])
+@pytest.mark.parametrize("death", ["0 forward", "8 on_step", "8 backward", "15 on_validation", "8 backward stop"])
+def test_hsdp_loses_no_step_with_a_node_where_the_others_have_all_shards(
+    tmp_path, started_anew, monkeypatch, size, nodes, words, death
+):
+    """And go on as a start on so many ranks would."""
+    monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
+    each, step, words = size // nodes, int(death.split()[0]), (*OF_NODES, *words)
+    fingerprint, wanted = started_anew(size, nodes, step, size - each, *words)
+    run, codes = killed(tmp_path, size, f"{each} {death}", words=words, nodes=nodes, shrinks=1)
+    assert codes == [0] * (size - each), run.said()
+    assert f"goes on in place after step {step} on {size - each} rank" in run.said()
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+    assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
+
+
+@pytest.mark.dealt(6)
+@pytest.mark.parametrize("second", ["1 8 load", "1 9 on_step"])
+def test_hsdp_a_spare_stands_in_for_one_of_the_nodes_that_are_left(tmp_path, started_anew, second):
+    fingerprint, wanted = started_anew(3, 3, 8, 2, *OF_NODES)
+    run, codes = killed(tmp_path, 3, "1 8 forward", second, words=OF_NODES, nodes=3, shrinks=1)
+    assert codes == [0] * 2, run.said()
+    assert run.replaced == [[1], [1]]
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+def test_hsdp_goes_back_as_fewer_where_not_all_shards_are_left(tmp_path, started_anew, monkeypatch):
+    def cannot(*_):
+        raise CannotKeep("one of them is gone")
+
+    monkeypatch.setattr(Part, "of", cannot)
+    fingerprint, wanted = started_anew(4, 2, 10, 2, *OF_NODES)
+    run, codes = killed(tmp_path, 4, "2 14 backward", words=OF_NODES, nodes=2, shrinks=1, hold=13)
+    assert codes == [0] * 2, run.said()
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+    assert "after step 10, from a checkpoint; done again: 4 steps (no rank has shard 0 any more)" in run.said()
+
+
+def test_hsdp_whose_shards_are_on_several_nodes_says_that_its_ranks_cannot_be_fewer(tmp_path):
+    run = Launched(tmp_path / "run", 4, "--steps", "3", *HSDP, nodes=4)
+    assert run.run() == [0] * 4, run.said()
+    assert run.stayed_at.keys() == {*range(4)}
+    assert not run.resizes
+    assert not run.shrinks_at
 
 
 @pytest.mark.dealt(12)
@@ -630,7 +681,7 @@ def test_zero1_goes_back_to_the_newest_checkpoint_as_a_start_on_fewer_ranks_woul
     tmp_path, started_anew, size, nodes, deaths
 ):
     each = size // nodes
-    fingerprint, wanted = started_anew(size, nodes, 10, size - each, "zero1")
+    fingerprint, wanted = started_anew(size, nodes, 10, size - each, *ZERO1)
     run, codes = killed(tmp_path, size, *deaths, words=ZERO1, nodes=nodes, shrinks=1, hold=13)
     assert codes == [0] * (size - each), run.said()
     assert len(run.replaced) == len(deaths)
