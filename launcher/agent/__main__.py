@@ -69,7 +69,7 @@ async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard, o
         memory, interface = memory_of(plan, node, intent), interface_of(node.address)
         snapshots = memory if keeps_snapshots(plan) else None
         environment = node_environment(os.environ, plan, node, number, read_secrets(run), snapshots, interface)
-        notes = notes_in(memory) if memory is not None and plan.spec.recovery.mode != "warm" else None
+        notes = notes_in(memory) if memory is not None and plan.ranks_may_stay else None
         home = Home(plan, run, attempt, node, environment, offered, notes, snapshots)
         code, goes_on = await work(home, intent.token, guard, buried)
         return code
@@ -124,7 +124,7 @@ def located(node: NodePlan, interface: str | None) -> NodePlan:
 
 def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
     """The node's memory for snapshots and for what its ranks note, where the spec asks for it and there is any."""
-    if not keeps_snapshots(plan) and plan.spec.recovery.mode == "warm":
+    if not keeps_snapshots(plan) and not plan.ranks_may_stay:
         return None
     try:
         return open_tier(Path(plan.run_dir), node.index, intent.attempt, inherit=intent.reason == "requeue")

@@ -70,6 +70,10 @@ def node_environment(
     ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
     if memory is not None and plan.keeps_copies:
         ours["LAUNCH_CHECKPOINT_BUDDY"] = "1"
+    if plan.ranks_may_stay and plan.nodes_vary:
+        # Who is left may have to go on from what was noted on a node that is lost. Ranks of a node that has no memory
+        # to note anything in are told, too: the others ask all.
+        ours["LAUNCH_NOTES_COPIED"] = "1"
     defaults = {**_defaults(interface, hot=recovery.mode == "hot"), **plan.env}
     chosen = [name for name in defaults if not any(name in others for others in (base, ours, plan.spec.env, secrets))]
     ours[_DEFAULTED] = " ".join(f"{name}={defaults[name]}" for name in chosen)
@@ -129,15 +133,11 @@ def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[st
 
 def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
     """With recovery.mode hot or auto; `joins`: the other ranks are in the middle of a training, and have its state."""
-    auto, spares = plan.spec.recovery.mode == "auto", len(plan.nodes) > plan.nodes_max
     words = {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes)}
-    if auto:
+    if plan.spec.recovery.mode == "auto":
         words["LAUNCH_STAYS"] = "auto"
     if len(plan.nodes) > 1:
         words["LAUNCH_LEASE_S"] = f"{plan.spec.recovery.lease_s:g}"
-    if plan.nodes_max > 1 and (spares or (plan.nodes_min < plan.nodes_max and not auto)):
-        # A spare, or the ranks that are left, may have to go on from what was noted on a node that is lost.
-        words["LAUNCH_NOTES_COPIED"] = "1"
     return words | ({"LAUNCH_JOINS": "1"} if joins else {})
 
 

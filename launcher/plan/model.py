@@ -81,6 +81,17 @@ class Plan(msgspec.Struct, frozen=True):
     away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may come yet
 
     @property
+    def nodes_vary(self) -> bool:
+        """A spare may stand in for one of several nodes, or there may be fewer."""
+        return self.nodes_max > 1 and (len(self.nodes) > self.nodes_max or self.nodes_min < self.nodes_max)
+
+    @property
+    def ranks_may_stay(self) -> bool:
+        """In their processes, when others are replaced; unasked only where all are always on as many nodes."""
+        mode = self.spec.recovery.mode
+        return mode == "hot" or (mode == "auto" and not self.nodes_vary)
+
+    @property
     def keeps_copies(self) -> bool:
         """What a node has in memory is copied into another one's; with disks apart second copies are on those."""
         return self.spec.checkpoint.buddy and len(self.nodes) > 1 and not self.disks_apart

@@ -180,7 +180,8 @@ RECOVERY = Section(
               "warm starts all ranks anew, from the newest checkpoint; hot lets the trainer's ranks that live keep "
               "their processes and hand their state to the new ones, so that no step is lost, and is warm wherever "
               "that cannot be exact; auto is hot where that loses no step and costs next to nothing: ddp and hsdp "
-              "on CPUs, in steps of 30 ms or more, among as many ranks as there were", example="hot"),
+              "on CPUs, on a fixed number of nodes without spares, where it takes less than 1 % of a step",
+              example="hot"),
         Field("replace_stragglers", Boolean(), "The ranks of a node on which one is slow, by the trainer's own "
               "figures, move to a spare as soon as one is ready, as by `launch move`; once of each node",
               example="true"),

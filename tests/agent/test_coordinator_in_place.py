@@ -100,6 +100,14 @@ def test_only_a_rank_that_was_killed_is_replaced_alone(how: dict[str, object], w
     assert cluster.state().generation == 2
 
 
+def test_why_all_are_replaced_is_told_to_who_has_asked() -> None:
+    cluster = running(rules=AUTO)
+    cluster.end_rank(2, code=1, error="ValueError: no")
+    cluster.advance(2)
+    assert not words(cluster, GoOn)
+    assert "warm" not in cluster.recorded("regroup")[0].text
+
+
 def test_one_rank_that_has_not_said_that_it_stays_has_all_replaced() -> None:
     cluster = running(stays=False)
     for rank in cluster.agents[0].live:

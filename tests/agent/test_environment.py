@@ -232,15 +232,15 @@ def test_where_ranks_stay_torch_does_not_act_on_what_became_of_another_one(mode,
 
 
 @pytest.mark.parametrize(
-    ("nodes", "least", "most", "modes"),
-    [(2, 2, 2, ()), (3, 2, 2, ("hot", "auto")), (2, 1, 2, ("hot",)), (2, 1, 1, ())],
+    ("nodes", "least", "most", "vary"), [(2, 2, 2, False), (3, 2, 2, True), (2, 1, 2, True), (2, 1, 1, False)]
 )
-@pytest.mark.parametrize("mode", ["hot", "auto"])
-def test_notes_are_copied_where_a_node_may_be_lost_and_the_others_go_on(nodes, least, most, modes, mode):
-    """As fewer only where somebody asked for it."""
+@pytest.mark.parametrize("mode", ["hot", "auto", "warm"])
+def test_notes_are_copied_where_a_node_may_be_lost_and_the_others_go_on(nodes, least, most, vary, mode):
+    """Which nobody does unasked. It is said on a node without memory, too: who copies asks all."""
     plan = plan_of(Path("/runs/job-abcd"))
     plan = msgspec.structs.replace(plan, spec=msgspec.structs.replace(plan.spec, recovery=Recovery(mode=mode)))
-    changed = {"nodes": plan.nodes[:1] * nodes, "nodes_min": least, "nodes_max": most}
-    words = hot_words(msgspec.structs.replace(plan, **changed), Path("/control"), Path("/notes"), joins=False)
-    assert ("LAUNCH_NOTES_COPIED" in words) == (mode in modes)
+    plan = msgspec.structs.replace(plan, nodes=plan.nodes[:1] * nodes, nodes_min=least, nodes_max=most)
+    assert ("LAUNCH_NOTES_COPIED" in node_environment({}, plan, plan.nodes[0], 1, {})) == (vary and mode == "hot")
+    assert plan.ranks_may_stay == (mode == "hot" or (mode == "auto" and not vary))
+    words = hot_words(plan, Path("/control"), Path("/notes"), joins=False)
     assert words.get("LAUNCH_STAYS") == (mode if mode == "auto" else None)

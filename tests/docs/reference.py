@@ -50,7 +50,7 @@ OF_A_RANK = {
     "LAUNCH_CONTROL": "with `recovery.mode: auto` or `hot`: where a rank hears that another one was replaced",
     "LAUNCH_NOTES_DIR": "with `recovery.mode: auto` or `hot`: the folder in memory for what is a rank's alone",
     "LAUNCH_STAYS": "with `recovery.mode: auto`: auto, only where that loses no step and costs next to nothing",
-    "LAUNCH_NOTES_COPIED": "with spares, or a range of nodes and `recovery.mode: hot`: 1, notes have copies elsewhere",
+    "LAUNCH_NOTES_COPIED": "with `recovery.mode: hot` and spares, or a range of nodes: 1, notes have copies elsewhere",
     "LAUNCH_LEASE_S": "with `recovery.mode: auto` or `hot` on several nodes: `recovery.lease`",
     "LAUNCH_JOINS": "1 for a rank that joins others which go on in place, or has the place of one that was killed",
     "LAUNCH_RESERVE": "with `recovery.reserve`, for a process that is no rank yet: where it says that it waits",

@@ -91,13 +91,14 @@ class Launched:
         grows_at=None,
         every="10 steps",
         hold=None,
+        without=None,
     ):
         self.folder, self.size, self.words, self.replaces = folder, size, list(words), replaces
         self._held = None if hold is None else folder / "hold"
         self.spares, self.each, self._shrinks, self._every = nodes > 0, size // (nodes or 1), shrinks, every
         self.nodes = [*range(nodes or 1)]  # that have ranks, by place
         self.ghosts, self._along = [], {*along}
-        self._memory_every = memory_every
+        self._memory_every, self._without = memory_every, without  # a node without memory for notes
         self.generation, self.replaced, self._controls, self._progress = 1, [], [], []
         self._steps, self.stayed_at = {}, {}  # the step at which each rank said so first
         self.stayed_until = {}  # that at which it said first that it does no more
@@ -119,6 +120,10 @@ class Launched:
         self._ports = [HeldPort("127.0.0.1")]
 
     def _environment(self, rank, *, joins=False):
+        missing = ("LAUNCH_CONTROL", "LAUNCH_NOTES_DIR") if self.nodes[rank // self.each] == self._without else ()
+        return {name: value for name, value in self._all_words(rank, joins=joins).items() if name not in missing}
+
+    def _all_words(self, rank, *, joins):
         return {
             **world_environment(rank, self.size, self._ports[-1].number, self.each),
             "GROUP_RANK": str(rank // self.each),

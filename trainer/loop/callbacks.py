@@ -8,6 +8,7 @@ from trainer.loop.progress import Training
 
 Line = Mapping[str, Any]  # what is written of a step
 Values = Mapping[str, float]  # what a validation found
+_OURS = "trainer."
 
 
 class Callback:
@@ -39,7 +40,9 @@ class Callback:
         """Trained to the end, and saved; the ranks are still together."""
 
     def on_end(self, training: Training) -> None:
-        """The loop has been left: done, stopped or failed."""
+        """The loop has been left: done, stopped or failed; or, where ranks meet anew in their processes, to be gone on
+        with: on_start follows then.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -55,6 +58,12 @@ class Callbacks:
         self._named = _named(callbacks)
         # A hook that nobody overrides costs nothing: on_step is on the hot path.
         self._on_step = [one.on_step for one in callbacks if type(one).on_step is not Callback.on_step]
+
+    @property
+    def hear_of_ends(self) -> bool:
+        """One of them, of a script's own, does something when the loop is left."""
+        overriding = [type(one) for one in self._named.values() if type(one).on_end is not Callback.on_end]
+        return any(not one.__module__.startswith(_OURS) for one in overriding)
 
     def on_start(self, training: Training) -> None:
         self._each(lambda one: one.on_start(training))

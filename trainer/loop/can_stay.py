@@ -1,7 +1,11 @@
 """Why a training could not go on in place, where a rank was killed, and all ranks have to be started anew."""
 
 import os
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -17,7 +21,8 @@ _FREE = ("ddp", "hsdp")
 _NOT_ON_GPUS = ("zero1", "hsdp")  # the one notes its share in the middle of each step, the other has several groups
 _NCCL_HEEDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _LOOKED_AT = 3  # steps
-_WARM, _TIMED, _SHORT_S = 5, 20, 0.03  # steps that are not timed, and those that are; 0.2 ms of which are 0.7 %
+_WARM, _TIMED, _FELT = 5, 20, 0.01  # steps that are not timed, and those that are; a part of their time
+_BUFFERS_BYTES = 1 << 20  # that are noted in each step
 _PLAIN = (bool, int, float, str)
 # Settings by which a process has more than what is loaded, or handed over to another rank.
 _NOT_LOADED = ("lr_find", "profile", "fast_dev_run", "count_flops", "spike_factor", "mesh")
@@ -25,7 +30,7 @@ _NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
 
 
 class PlainState:
-    """Numbers and the like that modules keep in Python: no checkpoint has them, and no rank that is new."""
+    """Numbers and the like that modules, or a loss, keep in Python: no checkpoint has them, nor a rank that is new."""
 
     def __init__(self) -> None:
         self._steps, self._last = 0, dict[str, str]()
@@ -41,9 +46,8 @@ class PlainState:
         now = {
             ".".join(filter(None, (what, path, name))): repr(value)
             for what, root in modules.items()
-            if isinstance(root, nn.Module)
-            for path, module in root.named_modules()
-            for name, value in vars(module).items()
+            for path, one in _objects_of(root)
+            for name, value in vars(one).items()
             if isinstance(value, _PLAIN)
         }
         before, self._last, self._steps = self._last, now, self._steps + 1
@@ -52,18 +56,38 @@ class PlainState:
         return next((name for name, value in now.items() if name in before and before[name] != value), "")
 
 
+def _objects_of(root: object) -> Iterator[tuple[str, object]]:
+    """A module's parts; or the object that a function is of, where it is of one."""
+    while isinstance(root, partial):
+        root = root.func
+    root = getattr(root, "__self__", root)
+    if isinstance(root, nn.Module):
+        yield from root.named_modules()
+    elif hasattr(root, "__dict__") and not isinstance(root, FunctionType | ModuleType | type):
+        yield "", root
+
+
 class Pace:
-    """Of the first steps: what going on in place takes of each, 0.2 ms, is nothing beside a long one."""
+    """Of the first steps: what part of them it takes to note what going on in place needs."""
 
     def __init__(self) -> None:
-        self._steps, self._began = 0, 0.0
+        self._steps, self._began, self._spent = 0, 0.0, 0.0
 
-    def is_short(self, now: float) -> bool:
-        """After a step, of which there were enough by now: they take so little that it would be felt."""
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """The time of a processor, as another one's work on the machine is no cost of it."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._spent += time.thread_time() - began
+
+    def is_felt(self, now: float) -> bool:
+        """After a step: there were enough by now, and too much of them was spent on it."""
         self._steps += 1
         if self._steps == _WARM:
-            self._began = now
-        return self._steps == _WARM + _TIMED and now - self._began < _TIMED * _SHORT_S
+            self._began, self._spent = now, 0.0
+        return self._steps == _WARM + _TIMED and self._spent > _FELT * (now - self._began)
 
 
 def reasons(
@@ -92,8 +116,12 @@ def reasons(
 
 
 def _is_free(loop: Loop, *, loads: bool) -> bool:
-    """Going on in place loses no step, and costs none anything: no share is written, no device waited for."""
-    return loop.strategy.settings.strategy in _FREE and not loads and loop.training.world.device.type == "cpu"
+    """Going on in place loses no step, and costs next to nothing: no share is written, no device waited for; and no
+    callback, which may be any, hears of an end that is none.
+    """
+    strategy, cpu = loop.strategy, loop.training.world.device.type == "cpu"
+    small = sum(one.nbytes for one in strategy.buffers) <= _BUFFERS_BYTES
+    return strategy.settings.strategy in _FREE and not loads and cpu and small and not loop.callbacks.hear_of_ends
 
 
 def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:

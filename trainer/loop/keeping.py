@@ -15,7 +15,18 @@ from trainer.loop.phases import Spent
 from trainer.loop.sums import gathered
 from trainer.staying.agreement import Standing
 from trainer.staying.copies import Copies
-from trainer.staying.notes import Drawn, Note, NoteFile, bytes_of, decoded, drawn_now, encoded, room_for, torch_state
+from trainer.staying.notes import (
+    Drawn,
+    Note,
+    NoteFile,
+    bytes_of,
+    decoded,
+    drawn_now,
+    encoded,
+    numpy_draws,
+    room_for,
+    torch_state,
+)
 from trainer.staying.parts import Part
 from trainer.staying.replica import Snapshot
 from trainer.staying.shares import CannotKeep, ShareFile
@@ -50,6 +61,7 @@ class Keeping:
 
     def begin(self, loop: Loop) -> None:
         """Make room in the node's memory. Raises OSError, and CannotKeep."""
+        numpy_draws.forget()  # what was loaded has put its state back
         self.snapshots.clear()
         path, life = self._path(loop.training.world), self._life()
         self.let_go()
@@ -60,7 +72,7 @@ class Keeping:
         self.was = loop.training.world.rank, loop.training.world.size
 
     def let_go(self) -> None:
-        """Of what it has noted as another rank, or as one of more."""
+        """Of what it has noted as another rank, as one of more, or till now."""
         if self.notes is not None:
             self.notes.path.unlink(missing_ok=True)
             _of_share(self.notes.path).unlink(missing_ok=True)

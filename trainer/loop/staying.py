@@ -56,6 +56,7 @@ from trainer.world import Membership, World
 
 log = logging.getLogger("trainer")
 _WORD_S = 20.0  # from a failed operation, or the end of a lease, to launch's word; without it the rank fails
+_WORD_UNASKED_S = 5.0  # where nobody was killed none comes, and nobody has asked to wait for it
 _OF_GLOO = "/gloo/"  # in what its errors say: the place in its sources
 _LOST = "another rank was lost"  # what a team says that has lost one
 
@@ -101,13 +102,14 @@ class Stay:
 
     def begin(self, loop: Loop, settings: Settings, dataset: Any) -> None:
         """Before the first step of a start: from now on another rank may be replaced."""
-        if self.launched.control is None or self.active:
+        launched = self.launched
+        if self.active or (launched.control is None and not launched.notes_copied):
             return
         able, world = self._is_able(loop, settings, dataset), loop.training.world
         copies_notes = self.keeping.copies_notes(loop)
         if copies_notes:
             able = all(gathered(able, world))  # ranks that keep copies for each other begin together
-        if not able:
+        if not able or launched.control is None:
             self.keeping.let_go()
             return
         if not self.keeping.hands_over:
@@ -119,7 +121,7 @@ class Stay:
             self.keeping.copies = Copies(world)
         self._note(loop, loop.progress.step)
         self.keeping.copied()
-        self.keeping.take_snapshot(loop, None)
+        self._take_snapshot(loop, None)
         if self.active:
             self._have_arrived(loop)
             self._look_for_saved(loop)
@@ -131,8 +133,7 @@ class Stay:
         if self.loads:
             self.keeping.hands_over = self._may_be_handed(loop) and not any(why_not(loads=False))
         if why := next(why_not(loads=not self.keeping.hands_over), ""):
-            if not self.launched.stays_by_itself:  # else nobody has asked for it
-                loop.training.say(f"a killed rank will have all ranks started anew: {why}")
+            self._say_not(loop, f"a killed rank will have all ranks started anew: {why}")
             return False
         if self.launched.control is None or not self.keeping.hands_over:
             return not self.keeping.hands_over
@@ -140,7 +141,8 @@ class Stay:
             self._await_words()
             self.keeping.begin(loop)
         except (OSError, CannotKeep) as error:
-            log.warning("a killed rank will have all ranks started anew: %s", error)
+            level = logging.DEBUG if self.launched.stays_by_itself else logging.WARNING
+            log.log(level, "a killed rank will have all ranks started anew: %s", error)
             return False
         return True
 
@@ -156,6 +158,7 @@ class Stay:
             self._have_arrived(loop)
         else:
             self.active = True
+            self._look_out()
             loop.checkpointer.when_first_saved = self._say
         every = self.launched.memory_every
         where = f"the newest snapshot in memory: one is made every {every}" if every else "the newest checkpoint"
@@ -180,8 +183,8 @@ class Stay:
             self.end(loop, "the backward pass, or the optimizer, draws random numbers")
         if changing := self._plain.changing(model=loop.strategy.module, loss=loop.loss):
             self.end(loop, f"{changing} changes from step to step, and a new rank would not have it")
-        if self.launched.stays_by_itself and self._pace.is_short(time.monotonic()):
-            self.end(loop, "")
+        if self.launched.stays_by_itself and self._pace.is_felt(time.monotonic()):
+            self.end(loop, "what it takes would be felt")
         if self.active:
             try:
                 self.keeping.take_share(loop)
@@ -189,7 +192,7 @@ class Stay:
                 if not loop.training.world.is_first:  # which may have a smaller share
                     log.warning("a killed rank will have all ranks started anew from now on: %s", error)
                 self.end(loop, str(error))
-        self.keeping.take_snapshot(loop, step_samples)
+        self._take_snapshot(loop, step_samples)
         self.keeping.updating = False
 
     def step_ended(self, loop: Loop) -> None:
@@ -205,15 +208,15 @@ class Stay:
             raise dist.DistBackendError("other ranks wait to be met")
 
     def end(self, loop: Loop, why: str) -> None:
-        """No more: launch may start all ranks anew. Without a reason nothing is said: nobody had asked."""
+        """No more: launch may start all ranks anew."""
         if self.active:
             self.active = False
             if self.keeping.copies is None:  # else ranks of other nodes wait for its notes, if only to hear of none
+                self.keeping.let_go()
                 loop.stay = loop.updating = None
             self._look_no_more()
             self.wire.report(stays=0)
-            if why:
-                loop.training.say(f"a killed rank will have all ranks started anew from now on: {why}")
+            self._say_not(loop, f"a killed rank will have all ranks started anew from now on: {why}")
 
     def close(self) -> None:
         """The training is over; what comes after it in the script finds ranks that are alike."""
@@ -224,8 +227,25 @@ class Stay:
         if self.member is not None:
             self.member.world = replace(self.member.world, anew=False)
 
+    def _say_not(self, loop: Loop, text: str) -> None:
+        """To people who asked for it."""
+        if not self.launched.stays_by_itself:
+            loop.training.say(text)
+
+    def _take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
+        """What callbacks and schedules give is the script's own: an error in it would come with a checkpoint, later."""
+        if not self.active:
+            return
+        try:
+            with self._pace.noting():
+                self.keeping.take_snapshot(loop, step_samples)
+        except Exception as error:  # noqa: BLE001 - of any kind
+            self.end(loop, f"a state that is kept of each step cannot be had: {type(error).__name__}: {error}")
+
     def _note(self, loop: Loop, step: int) -> None:
-        if not self.keeping.note(loop, step, known=self.active):
+        with self._pace.noting():
+            fits = self.keeping.note(loop, step, known=self.active)
+        if not fits:
             self.end(loop, "what a rank has to note of a step takes too much room in memory")
 
     def _be_told(self, loop: Loop) -> None:
@@ -291,7 +311,8 @@ class Stay:
                 raise error
             self._look_no_more()
             made_here.cut()  # whoever waits for this rank leaves too
-            word = self.control.wait(_WORD_S + self.launched.lease_s)
+            patience_s = _WORD_UNASKED_S if self.launched.stays_by_itself else _WORD_S
+            word = self.control.wait(patience_s + self.launched.lease_s)
             if word is None:
                 raise error
             if loop is not None:

@@ -49,9 +49,13 @@ encoded = msgspec.msgpack.Encoder().encode
 
 class NumpyDraws:
     """NumPy's global generator. To ask it for its state takes longer than all else that is noted of a step, and hardly
-    any step draws from it: so its memory is looked at first."""
+    any step draws from it: so its memory is looked at first. A normal number that was kept for the next call is not in
+    there: whoever puts a state back says `forget`."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self._memory, self._state = b"", ("", b"", 0, 0, 0.0)
 
     def state(self) -> tuple[str, bytes, int, int, float]:
@@ -67,11 +71,11 @@ class NumpyDraws:
         return self._state
 
 
-_numpy = NumpyDraws()
+numpy_draws = NumpyDraws()
 
 
 def drawn_now() -> Drawn:
-    return Drawn(random.getstate(), _numpy.state(), *torch_state())
+    return Drawn(random.getstate(), numpy_draws.state(), *torch_state())
 
 
 def torch_state() -> tuple[bytes, bytes]:
@@ -82,6 +86,7 @@ def torch_state() -> tuple[bytes, bytes]:
 
 def draw_on(drawn: Drawn) -> None:
     """Put the generators back."""
+    numpy_draws.forget()
     kind, keys, *rest = drawn.numpy
     random.setstate(drawn.python)
     np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))  # type: ignore[arg-type] # noqa: NPY002 - as above all

@@ -68,6 +68,8 @@ def _copied(value: Any) -> Any:
         return [_copied(part) for part in value]
     if kind is tuple:
         return tuple(_copied(part) for part in value)
+    if isinstance(value, Tensor):
+        return value.detach().clone()  # one that has a graph knows no deep copy
     return copy.deepcopy(value)
 
 

@@ -113,9 +113,9 @@ class Aftermath:
             self._gather_anew(decision.delay_s)
 
     def _warm_because(self) -> str:
-        """Told once: why ranks that could have stayed are replaced."""
+        """Told once, where somebody asked for it: why ranks that could have stayed are replaced."""
         why, self._attempt.warm_because = self._attempt.warm_because, ""
-        return f", warm because {why}" if why else ""
+        return f", warm because {why}" if why and self._attempt.rules.mode != "auto" else ""
 
     def _gather_anew(self, delay_s: float = 0.0) -> None:
         attempt = self._attempt

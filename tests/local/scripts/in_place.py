@@ -87,6 +87,16 @@ class Reporter(Callback):
         self.may_die("load", int(os.environ["RANK"]))
 
 
+class Late(Callback):
+    """It has a state from its first step on."""
+
+    def on_step(self, training):
+        self.seen = training.step
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+
 class Audited(Callback):
     """Writes down what this rank does: it starts in a generation with the first update that it makes there. What follows
     an update may be done again by ranks that stay."""
@@ -208,6 +218,7 @@ def main(words=None):
     parser.add_argument("--no-buffers", action="store_true")
     parser.add_argument("--width", type=int, default=33)
     parser.add_argument("--counts", action="store_true")
+    parser.add_argument("--late", action="store_true")
     parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--shard-size", type=int)
     parser.add_argument("--given", action="store_true", help="the model itself, in the place of a function")
@@ -286,7 +297,7 @@ def main(words=None):
         validation=Points(),
         optimizer=optimizer,
         schedule=lambda optimizer, _: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
-        callbacks=[reporter, *audited],
+        callbacks=[reporter, *audited, *([Late()] if args.late else [])],
     )
     code = trainer.fit()
     print(f"rank {reporter.rank} made updates {updates[:1]} to {updates[-1:]}: {len(updates)}", flush=True)

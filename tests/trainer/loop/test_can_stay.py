@@ -1,5 +1,6 @@
 """What a training on GPUs needs to go on in place, and that it asks before each update what its gradients are."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,8 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 from trainer.connections import made_here
+from trainer.loop import can_stay
+from trainer.loop.callbacks import Callback, Callbacks
 from trainer.loop.can_stay import Pace, PlainState, reasons
 from trainer.loop.keeping import Keeping
 from trainer.loop.settings import Settings
@@ -17,7 +20,7 @@ from trainer.wire import Launched, Wire
 from trainer.world import World
 
 
-def why_not(monkeypatch, strategy, heeds="0", device="cuda", environ=(), *, loads=False):
+def why_not(monkeypatch, strategy, heeds="0", device="cuda", environ=(), *, loads=False, buffers=0, callbacks=()):
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
     if heeds is not None:
         monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", heeds)
@@ -25,8 +28,12 @@ def why_not(monkeypatch, strategy, heeds="0", device="cuda", environ=(), *, load
     loop = SimpleNamespace(
         training=SimpleNamespace(world=world),
         strategy=SimpleNamespace(
-            settings=StrategySettings(strategy=strategy), pipeline=None, module=torch.nn.Linear(2, 2)
+            settings=StrategySettings(strategy=strategy),
+            pipeline=None,
+            module=torch.nn.Linear(2, 2),
+            buffers=[torch.zeros(buffers, dtype=torch.uint8)],
         ),
+        callbacks=Callbacks(callbacks),
         own_step=None,
     )
     launched = Launched.from_environment(dict(environ))
@@ -55,14 +62,18 @@ def test_not_where_torch_itself_acts_on_the_end_of_another_rank(monkeypatch, hee
     assert why_not(monkeypatch, "ddp", heeds, device="cpu") == []
 
 
-@pytest.mark.parametrize(("step_s", "short"), [(0.002, True), (0.029, True), (0.031, False), (5.0, False)])
-def test_steps_are_short_where_what_each_costs_more_would_be_felt(step_s, short):
+@pytest.mark.parametrize(("noted_s", "felt"), [(0.0, False), (0.009, False), (0.011, True), (0.9, True)])
+def test_what_is_noted_is_felt_where_it_is_a_part_of_each_step(monkeypatch, noted_s, felt):
     """The first ones count for nothing, and it is asked once."""
-    pace, now, found = Pace(), 0.0, []
+    pace, now, spent, found = Pace(), 0.0, [0.0], []
+    monkeypatch.setattr(can_stay.time, "thread_time", lambda: spent[0])
     for step in range(1, 101):
-        now += step_s if step > 5 else 1.0
-        found += [step] if pace.is_short(now) else []
-    assert found == ([25] if short else [])
+        now += 1.0
+        with pace.noting():
+            spent[0] += noted_s if step > 5 else 1.0
+        spent[0] += 1.0  # of the step itself
+        found += [step] if pace.is_felt(now) else []
+    assert found == ([25] if felt else [])
 
 
 UNASKED = {"LAUNCH_STAYS": "auto"}
@@ -84,6 +95,49 @@ def test_nobody_stays_unasked_where_that_costs_something_or_loses_steps(monkeypa
     assert why_not(monkeypatch, strategy, device=device, loads=loads) == []
     unasked = why_not(monkeypatch, strategy, device=device, loads=loads, environ=UNASKED)
     assert unasked == ([] if free else ["recovery.mode hot would have to ask for it"])
+
+
+class Ends(Callback):
+    def on_end(self, training):
+        """Closes a file, say."""
+
+
+@pytest.mark.parametrize(
+    ("how", "free"),
+    [
+        ({"buffers": 1 << 20}, True),
+        ({"buffers": 1 + (1 << 20)}, False),
+        ({"callbacks": [Callback(), Callback()]}, True),
+        ({"callbacks": [Callback(), Ends()]}, False),
+    ],
+)
+def test_nobody_stays_unasked_with_large_buffers_or_with_a_callback_that_hears_of_ends(monkeypatch, how, free):
+    assert why_not(monkeypatch, "ddp", device="cpu", **how) == []
+    assert (why_not(monkeypatch, "ddp", device="cpu", environ=UNASKED, **how) == []) == free
+
+
+class Loss:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+
+    def other(self):
+        self.calls += 1
+
+
+@pytest.mark.parametrize("of", [lambda one: one, lambda one: one.other, lambda one: partial(partial(one.other))])
+def test_so_is_one_of_a_loss_that_is_no_module(of):
+    loss, plain = of(Loss()), PlainState()
+    found = [(loss(), plain.changing(model=torch.nn.ReLU(), loss=loss))[1] for _ in range(4)]
+    assert found == ["", "loss.calls", "loss.calls", ""]
+
+
+@pytest.mark.parametrize("loss", [lambda: None, torch.nn.functional.mse_loss, len, Loss])
+def test_a_function_is_not_looked_into(loss):
+    plain = PlainState()
+    assert not any(plain.changing(model=torch.nn.ReLU(), loss=loss) for _ in range(4))
 
 
 class Counting(torch.nn.Linear):

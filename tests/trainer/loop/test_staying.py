@@ -218,19 +218,43 @@ def test_a_model_that_counts_in_python_has_all_started_anew(tmp_path, counts):
     assert (told in run.said()) == counts
 
 
-@pytest.mark.parametrize(
-    ("unasked", "short_s", "ended"), [(True, 60.0, {0, 1}), (True, 0.0, set()), (False, 60.0, set())]
-)
-def test_unasked_no_rank_stays_in_short_steps(tmp_path, monkeypatch, unasked, short_s, ended):
-    """Where what is noted in each would be felt."""
+@pytest.mark.parametrize(("unasked", "felt", "ended"), [(True, 0.0, {0, 1}), (True, 100.0, set()), (False, 0.0, set())])
+def test_unasked_no_rank_stays_where_that_would_be_felt(tmp_path, monkeypatch, unasked, felt, ended):
     if unasked:
         monkeypatch.setenv("LAUNCH_STAYS", "auto")
-    monkeypatch.setattr(can_stay, "_SHORT_S", short_s)
+    monkeypatch.setattr(can_stay, "_FELT", felt)
     run = Launched(tmp_path / "run", 2, "--steps", "40", "--pause", "0.01")
     assert run.run() == [0, 0], run.said()
     assert {*run.stayed_at} == {0, 1}
     assert {rank for rank, step in run.stayed_until.items() if step < 40} == ended
     assert "started anew" not in run.said()
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
+def test_a_node_that_falls_silent_in_the_first_start_of_all_is_heard_of(tmp_path, alone, strategy):
+    """No operation fails by itself there, and nothing was loaded before."""
+    words = ("--strategy", strategy)
+    run, codes = killed(tmp_path, 2, "1 8 backward stop", words=words, nodes=2, memory_every="2 steps")
+    assert codes == [0, 0], run.said()
+    assert (run.fingerprint(), run.numbers()) == alone(2, strategy)
+
+
+@pytest.mark.parametrize("unasked", [True, False])
+def test_a_callback_whose_state_cannot_be_had_yet_is_no_reason_to_fail(tmp_path, monkeypatch, unasked):
+    """A checkpoint would ask for it later, or never."""
+    if unasked:
+        monkeypatch.setenv("LAUNCH_STAYS", "auto")
+    run = Launched(tmp_path / "run", 2, "--steps", "6", "--late", every="6 steps")
+    assert run.run() == [0, 0], run.said()
+    told = "a state that is kept of each step cannot be had: AttributeError: 'Late' object has no attribute 'seen'"
+    assert (told in run.said()) == (not unasked)
+
+
+def test_a_rank_without_memory_has_nobody_wait_for_it(tmp_path):
+    """On its node there is none to note anything in, and no word of launch's."""
+    run = Launched(tmp_path / "run", 4, "--steps", "6", nodes=2, without=1)
+    assert run.run() == [0] * 4, run.said()
+    assert not run.stayed_at
 
 
 def gone_back_to(run):

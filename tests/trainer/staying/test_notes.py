@@ -61,6 +61,17 @@ def test_what_numpy_draws_is_noticed(names):
         assert noted.state() == (kind, keys.tobytes(), *rest)
 
 
+def test_a_number_that_was_kept_and_is_put_back_is_seen_where_that_is_said():
+    np.random.seed(1)  # noqa: NPY002
+    np.random.normal()  # noqa: NPY002
+    state, noted = np.random.get_state(), NumpyDraws()  # noqa: NPY002
+    np.random.normal()  # noqa: NPY002
+    noted.state()
+    np.random.set_state(state)  # noqa: NPY002
+    noted.forget()
+    assert noted.state()[3] == state[3] == 1
+
+
 def test_numpy_is_not_asked_for_its_state_while_nothing_is_drawn(monkeypatch):
     np.random.seed(3)  # noqa: NPY002
     noted, asked, ask = NumpyDraws(), [], np.random.get_state
