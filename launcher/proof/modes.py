@@ -11,11 +11,7 @@ class Mode:
     whole_node: bool  # all that is of the run on a node; else one of its ranks
     overrides: tuple[str, ...]
     usual_overrides: tuple[str, ...] | None = None  # where nobody says which modes; None: as where somebody does
-    usual_for: tuple[str, ...] = (
-        "auto",
-        "warm",
-        "hot",
-    )  # `recovery.mode` of specs that it is for where nobody says which
+    usual_for: tuple[str, ...] = ("auto", "warm", "hot")  # for specs of which `recovery.mode` where nobody says which
 
 
 MODES = {

@@ -683,6 +683,23 @@ def test_who_goes_on_takes_the_folder_over_after_the_next_step_or_to_save(tmp_pa
     assert (tmp_path / folder_name(8)).stat().st_ctime_ns == written
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_what_was_believed_before_ranks_met_anew_counts_among_those_that_are_kept(tmp_path, knows):
+    model = nn.Linear(2, 1)
+    before = Checkpointer(tmp_path, model=model, every="10 steps", keep=3)
+    before.load()
+    for step in (1, 2, 3):
+        before.save(step, wait=True)
+    assert before.believed == {1: True, 2: True, 3: True}
+    with Checkpointer(tmp_path, model=model, every="10 steps", keep=3) as after:
+        after.go_on(4)
+        if knows:
+            after.believe(before.believed)
+        after.save(5, wait=True)
+        assert after.believed.keys() == ({1, 2, 3, 5} if knows else {5})
+        assert catalog.steps(tmp_path) == ([2, 3, 5] if knows else [1, 2, 3, 5])
+
+
 def test_a_folder_that_cannot_be_taken_over_any_more_is_no_error_of_the_users(tmp_path, monkeypatch):
     checkpointer = Checkpointer(tmp_path, model=nn.Linear(2, 1), every="10 steps")
     checkpointer.go_on(5)

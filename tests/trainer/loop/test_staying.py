@@ -84,13 +84,16 @@ def test_one_after_the_other(tmp_path, alone, deaths):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.parametrize(("strategy", "most"), [("ddp", 3), ("fsdp", 3)])
-def test_old_checkpoints_go_however_often_a_rank_is_killed(tmp_path, alone, strategy, most):
-    """The first rank has written and hashed the newest, if in groups that are no more."""
-    deaths = [f"1 {step} backward" for step in range(3, 24, 4)]
-    run, codes = killed(tmp_path, 2, *deaths, words=("--strategy", strategy), every="2 steps")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_old_checkpoints_go_however_often_a_rank_is_killed(tmp_path, alone, strategy):
+    """The first rank has written and hashed the newest, if in groups that are no more. Of one that was being written as
+    a rank was killed it does not know, and keeps one more; it would keep five, were it to begin anew each time.
+    """
+    deaths = [f"1 {step} backward" for step in range(7, 24, 4)]
+    words = ("--strategy", strategy, "--pause", "0.02")
+    run, codes = killed(tmp_path, 2, *deaths, words=words, every="4 steps")
     assert codes == [0, 0], run.said()
-    assert len(catalog.steps(run.folder / "checkpoints")) == most
+    assert len(catalog.steps(run.folder / "checkpoints")) in (3, 4)
     assert run.fingerprint() == alone(2, strategy)[0]
 
 
