@@ -150,6 +150,14 @@ def leave(world: World) -> None:
         dist.destroy_process_group()
 
 
+def _have_torch_count_anew() -> None:
+    """A group has its number for a name, by which ranks look for each other: new ranks begin with 0.
+
+    A group that was not made is counted all the same; torch forgets the number once the first group there is has gone.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
 class Membership:
     """This process's place in a process group, kept whoever took it until the process exits, and closed then.
 
@@ -199,6 +207,8 @@ class Membership:
         Until there is something to read at `words`: they meet elsewhere then. Raises RuntimeError of torch.
         """
         device = self.world.device
+        if not dist.is_initialized():  # the meeting before this one came to nothing
+            _have_torch_count_anew()
         leave(self.world)
         with made_here.given_up_on(words):
             self.world = join(group=True, device=device)  # who is alone now may meet others again

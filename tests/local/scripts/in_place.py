@@ -4,10 +4,11 @@ that goes by validations, a callback with state, and samples that are augmented.
 `--audit FILE`: what each rank does, for tests/chaos/audit.py. `--hold FILE`: no rank goes on from the step in it.
 `--pause S` in each forward pass; with `--slow FILE` as long as that is there. `--die PATH`: in files PATH-0, PATH-1 and
 so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows, or, where `word`
-does, waits for launch's word that another one is gone: `optimizer` is after its update; with zero1 `spread` is while it
-sends its new weights to the others, and `share` while it writes its part of the optimizer into memory; with `--layers`,
-`layer` is in the forward pass of one of them, and `gradient` in its backward pass. A layer says so where it is run after
-the word. With `--wraps` the loss makes an error of its own of any. At the end each says how many updates it made.
+does, waits for launch's word that another one is gone: `connect` is while a new one meets the others, `optimizer` after
+its update; with zero1 `spread` is while it sends its new weights to the others, and `share` while it writes its part of
+the optimizer into memory; with `--layers`, `layer` is in the forward pass of one of them, and `gradient` in its backward
+pass. A layer says so where it is run after the word. With `--wraps` the loss makes an error of its own of any. At the
+end each says how many updates it made.
 """
 
 import importlib
@@ -193,6 +194,17 @@ def model(*, buffers=True, width=33, shuffled=True, counts=False):
     return nn.Sequential(nn.Linear(8, width), *order, norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1))
 
 
+def watch_meeting(reporter):
+    """A new rank has found the others, and is to be connected with them."""
+    meet = dist.init_process_group
+
+    def met(*given, **named):
+        reporter.may_die("connect", int(os.environ["RANK"]))
+        meet(*given, **named)
+
+    dist.init_process_group = met
+
+
 def watch_updates(reporter):
     """The places in an update of zero1."""
     send, put = dist.broadcast, OwnShare.put
@@ -233,6 +245,7 @@ def main(words=None):
     reporter = Reporter(args.die)
     if os.environ.get("LAUNCH_JOINS") == "1":
         reporter.may_die("start", int(os.environ["RANK"]))
+        watch_meeting(reporter)
     watch_updates(reporter)
 
     def held():

@@ -102,6 +102,7 @@ def test_old_checkpoints_go_however_often_a_rank_is_killed(tmp_path, alone, stra
     ("deaths", "replaced"),
     [
         pytest.param(("1 8 backward", "1 0 start"), [[1], [1]], id="the new one at once"),
+        pytest.param(("1 8 backward", "1 0 connect"), [[1], [1]], id="the new one as they connect"),
         pytest.param(("1 8 backward", "1 0 load"), [[1], [1]], id="the new one that has half of it"),
         pytest.param(("1 8 backward", "0 8 load"), [[1], [0, 1]], id="who gives it"),
         pytest.param(("0 8 on_step", "2 8 load"), [[0], [0, 2]], id="who stays, after the first rank"),
