@@ -24,6 +24,7 @@ T = TypeVar("T")
 TIMEOUT_S = 600.0
 _MEET_S = 120.0  # ranks that meet anew wait so long for each other
 _LOOK_S = 0.005
+_PATIENCE_S = 0.5  # with a store that has been found, at first
 _MESH = 64  # so many ranks may each have a connection to each other one
 _WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -134,8 +135,9 @@ def join(
         address, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 0)
         with made_here.watching():
             if anew and rank != 0:
-                _await_listener(address, port)
-            store = _own_store(address, port, rank, size, timeout)
+                store = _found_store(address, port, size, timeout)
+            else:
+                store = _own_store(address, port, rank, size, timeout)
             if anew:
                 _await_ranks(store, rank, size)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
@@ -357,7 +359,7 @@ def _own_store(address: str, port: int, rank: int, size: int, timeout: dt.timede
     Left to itself, TCPStore listens on every interface, without a password (pytorch#173909).
     """
     if rank != 0:
-        return dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+        return _store_of_first(address, port, size, timeout)
     try:
         listener = _listener(address, port, waiting=min(4096, size + 128))
     except OSError as error:
@@ -377,9 +379,32 @@ def _own_store(address: str, port: int, rank: int, size: int, timeout: dt.timede
     )
 
 
-def _await_listener(address: str, port: int) -> None:
-    """Until rank 0 listens there: torch's store, refused once, tries again only after most of a second."""
-    end = time.monotonic() + _MEET_S
+def _store_of_first(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.TCPStore:
+    return dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
+    """That of rank 0, once it listens there. Raises DistNetworkError where launch has another word meanwhile.
+
+    Left to itself, TCPStore hears of none: refused, as rank 0 has left, it tries again until operations time out, and
+    waits for most of a second each time.
+    """
+    end, patience_s = time.monotonic() + _MEET_S, _PATIENCE_S
+    while True:
+        _await_listener(address, port, end)
+        try:
+            store = _store_of_first(address, port, size, dt.timedelta(seconds=patience_s))
+        except dist.DistError:
+            made_here.check()
+            if time.monotonic() > end:
+                raise
+            patience_s *= 2  # rank 0 may have no processor to answer with
+        else:
+            store.set_timeout(timeout)
+            return store
+
+
+def _await_listener(address: str, port: int, end: float) -> None:
     while True:
         try:
             socket.create_connection((address, port), timeout=_MEET_S).close()

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import os
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -59,9 +60,20 @@ def _held():
     port.release()
 
 
-@pytest.mark.parametrize("first_rank", ["is there", "is not there"])
+def _leaves(port):
+    """It has been there: who looks for it finds it, and it is gone before it has said anything."""
+    listener = socket.create_server(("127.0.0.1", port))
+
+    def serve():
+        listener.accept()[0].close()
+        listener.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+@pytest.mark.parametrize("first_rank", ["is there", "is not there", "has left"])
 def test_who_meets_others_gives_up_when_there_is_another_word(monkeypatch, first_rank):
-    """Rank 1 of two, whose first rank serves the store and comes no further, or has not come at all."""
+    """Rank 1 of two, whose first rank serves the store and comes no further, or has not come at all, or was there."""
     with _held() as port:
         for name, value in (world_environment(1, 2, port.number) | {"LAUNCH_JOINS": "1"}).items():
             monkeypatch.setenv(name, value)
@@ -70,6 +82,8 @@ def test_who_meets_others_gives_up_when_there_is_another_word(monkeypatch, first
         store = None
         if first_rank == "is there":
             store = _own_store("127.0.0.1", port.number, 0, 2, dt.timedelta(seconds=100))
+        if first_rank == "has left":
+            _leaves(port.number)
         threading.Timer(0.3, os.write, (end, b"a word")).start()
         began = time.monotonic()
         with pytest.raises(dist.DistError), made_here.given_up_on(words):
