@@ -34,6 +34,7 @@ def _entry(environ, log, words):
         signal.signal(number, signal.SIG_DFL)
     torch.set_num_threads(1)
     counters.clear()  # other tests may have compiled something in the process that this one was forked from
+    sys.path.insert(0, str(SCRIPT.parent))
     found = importlib.util.spec_from_file_location("in_place", SCRIPT)
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)

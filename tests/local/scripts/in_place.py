@@ -7,8 +7,8 @@ so on a rank, a step and a place each, where that rank kills itself, or stops wh
 does, waits for launch's word that another one is gone: `connect` is while a new one meets the others, `optimizer` after
 its update; with zero1 `spread` is while it sends its new weights to the others, and `share` while it writes its part of
 the optimizer into memory; with `--layers`, `layer` is in the forward pass of one of them, and `gradient` in its backward
-pass. A layer says so where it is run after the word. With `--wraps` the loss makes an error of its own of any. At the
-end each says how many updates it made.
+pass. A layer says so where it is run after the word. With `--wraps` the loss makes an error of its own of any. With
+`--mortal SEED N` ranks die anywhere, for so many generations (mortal.py). At the end each says how many updates it made.
 """
 
 import importlib
@@ -240,8 +240,11 @@ def main(words=None):
     parser.add_argument("--die")
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--wraps", action="store_true")
+    parser.add_argument("--mortal", type=int, nargs=2)
     args = parser.parse_args(words)
     torch.set_num_threads(1)
+    if args.mortal:
+        importlib.import_module("mortal").Mortal(*args.mortal).begin()
     reporter = Reporter(args.die)
     if os.environ.get("LAUNCH_JOINS") == "1":
         reporter.may_die("start", int(os.environ["RANK"]))
