@@ -82,7 +82,7 @@ class Struck:
         self.audit = lab.project.parent / "audit.jsonl"
         for name in ("in_place.py", "audited.py"):
             lab.script(name)
-        self.steps = 40 + 20 * kills
+        self.steps = 40 + 14 * kills
         self.run = lab.submit(lab.spec(spec(training, self.steps, mode, pause=PAUSE_S, audit=str(self.audit))))
         self.blows = self.again = self.made = 0
         if training.startswith("memory"):  # until all have a copy in memory there is no way but anew

@@ -27,6 +27,7 @@ TABLES = [
         ["--jobs", "mlp", "--ranks", "2", "--kills", "1", "--peers", "launch, hot", "launch"],
         ["mlp | 2 | launch, hot | 1 of 1", "mlp | 2 | launch | 1 of 1"],
     ),
+    ("kills", ["--trainings", "ddp", "--kills", "2"], ["ddp | 2"]),
     ("field", ["--peers", "launch, hot", "--ranks", "2", "--starts", "1", "--kills", "1"], ["launch, hot | 1 of 1"]),
     ("spare", ["--pairs", "1", "--faults", "power cut"], ["power cut | launch | 1", "power cut | launch, hot | 1"]),
     ("striping", ["--megabytes", "2", "--pairs", "1"], ["loopback"]),
