@@ -58,7 +58,8 @@ class Connections:
 
     def cut_on(self, fd: int, leave: Callable[[], None] = lambda: None) -> "Lookout":
         """From now on until that is closed. `leave` is called too, by another thread, and again and again."""
-        return Lookout(partial(self._cut_on, leave=leave, thread=threading.current_thread()), self._calm, fd)
+        caller = threading.get_ident(), threading.get_native_id()
+        return Lookout(partial(self._cut_on, leave=leave, caller=caller), self._calm, fd)
 
     def _calm(self) -> None:
         self.given_up = False
@@ -95,14 +96,14 @@ class Connections:
         before = self._before
         return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 
-    def _cut_on(self, fd: int, over: int, leave: Callable[[], None], thread: threading.Thread) -> None:
+    def _cut_on(self, fd: int, over: int, leave: Callable[[], None], caller: tuple[int, int]) -> None:
         """In a thread. More may be made by who has not noticed yet."""
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)
         waiting.register(over, select.POLLIN)
         ready = waiting.poll()
         waiting.unregister(fd)
-        stuck = None if self._group is not None else Stuck(thread)  # what a GPU takes its time for is no work of it
+        stuck = None if self._group is not None else Stuck(*caller)  # what a GPU takes its time for is no work of it
         while over not in dict(ready):
             self.given_up = True
             self.cut()

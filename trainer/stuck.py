@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +20,15 @@ _LOOK_S = 1.0  # that a look counts for at most: all of the process may have bee
 
 
 class Stuck:
-    """A thread, as another one looks at it from now on."""
+    """A thread, as another one looks at it from now on.
 
-    def __init__(self, thread: threading.Thread, now: Callable[[], float] = time.monotonic) -> None:
-        self._ident, self._now = thread.ident or 0, now
-        self._stat = Path(f"/proc/self/task/{thread.native_id}/stat")
+    `ident` as Python knows it, and `task` as the kernel does. A threading.Thread is no help: in a forked process, as
+    ranks are, its native_id is that of the process that it was forked from.
+    """
+
+    def __init__(self, ident: int, task: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._ident, self._now = ident, now
+        self._stat = Path(f"/proc/self/task/{task}/stat")
         self._clock = time.pthread_getcpuclockid(self._ident)
         self._last, self._spent, self._waited = now(), self._processor_s(), 0.0
 

@@ -6,7 +6,7 @@
 and killed by SIGKILL at a random moment of the second after all have made a new step; one in three of these kills is
 followed by another one within 0.4 s, which mostly comes while the ranks still recover. (A third one without a new step
 in between would have all started anew.) A validation and a save come every five steps, so that kills meet those, too.
-What ranks did is told by themselves, as each makes its update, in a file outside of the run: lost are the steps that
+What ranks did is told by themselves, at the end of each step, in a file outside of the run: lost are the steps that
 all ranks had made and that are made again. The step under way is none. `memory every N`: fsdp, `memory_every: N
 steps`, from its first checkpoint on. `--mode warm` shows that lost ones are counted.
 """
@@ -60,7 +60,7 @@ def lost_steps(deeds):
             if len(starts) > 1:
                 lost[deed.generation] = max(0, min(done[rank] for rank in range(RANKS)) - deed.step)
             done = Counter({rank: min(step, deed.step) for rank, step in done.items()})
-        if deed.what == "step":
+        if deed.what == "done":
             done[deed.rank] = max(done[deed.rank], deed.step)
     return lost
 
@@ -69,7 +69,7 @@ def furthest(deeds):
     """The step that all ranks have made."""
     made = Counter()
     for deed in deeds:
-        if deed.what == "step":
+        if deed.what == "done":
             made[deed.rank] = max(made[deed.rank], deed.step)
     return min(made[rank] for rank in range(RANKS))
 

@@ -329,8 +329,9 @@ class Hot(Local):
             end_all(lambda: self.desk.processes(self.desk.run_dir(self.alone)))
 
     def deeds(self) -> list[Deed]:
-        """A rank that is born does nothing yet there: others may still be at a step of the generation before."""
-        return [deed for deed in super().deeds() if deed.what != "born"]
+        """A rank that is born does nothing yet there: others may still be at a step of the generation before. And what
+        is done with a step may be done with it again."""
+        return [deed for deed in super().deeds() if deed.what not in ("born", "done")]
 
     def newest_ranks(self) -> list[Deed]:
         """That live; of one place the newest."""

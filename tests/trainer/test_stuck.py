@@ -68,7 +68,7 @@ def is_in_it(thread, *, sleeps):
 def test_how_long_it_has_slept_in_there(module, body, seconds):
     clock = [100.0]
     with a_thread_in(module, body) as (thread, _):
-        stuck = Stuck(thread, lambda: clock[0])
+        stuck = Stuck(thread.ident, thread.native_id, lambda: clock[0])
         found = [stuck.seconds()]
         for passes in (0.75, 0.25):
             clock[0] += passes
@@ -87,7 +87,7 @@ def works_on(stuck):
 def test_it_begins_anew_once_it_has_worked():
     clock = [100.0]
     with a_thread_in(OF_RANKS, WAIT) as (thread, _):
-        stuck = Stuck(thread, lambda: clock[0])
+        stuck = Stuck(thread.ident, thread.native_id, lambda: clock[0])
         clock[0] += 0.5
         assert stuck.seconds() == 0.5
         stuck._spent -= 1.0  # as if it had
@@ -99,7 +99,7 @@ def test_it_begins_anew_once_it_has_worked():
 def test_a_process_that_was_stopped_meanwhile_has_not_waited_all_the_time():
     clock = [100.0]
     with a_thread_in(OF_RANKS, WAIT) as (thread, _):
-        stuck = Stuck(thread, lambda: clock[0])
+        stuck = Stuck(thread.ident, thread.native_id, lambda: clock[0])
         clock[0] += 3600.0
         assert stuck.seconds() == 1.0
 
@@ -130,5 +130,20 @@ def test_a_process_that_ends_itself_was_killed():
     pid = os.fork()
     if pid == 0:
         end_process(5.0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_the_first_thread_of_a_forked_process_as_that_of_a_rank(monkeypatch):
+    monkeypatch.setattr(connections, "_STUCK_S", 0.3)
+    pid = os.fork()
+    if pid == 0:
+        made, (word, end) = Connections(), os.pipe()
+        made.cut_on(word)
+        os.write(end, b"a word")
+        namespace = {"__name__": OF_RANKS, "lock": threading.Lock()}
+        exec(f"def operation():\n    lock.acquire(timeout={BOUND_S})\n", namespace)
+        namespace["lock"].acquire()
+        namespace["operation"]()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

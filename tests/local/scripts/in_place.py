@@ -121,6 +121,7 @@ class Audited(Callback):
         self._note("step", step)
 
     def on_step(self, training):
+        self._note("done", training.step)
         for step in self._committed():
             self._note("save", step)
 
