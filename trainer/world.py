@@ -134,10 +134,12 @@ def join(
         anew = environ.get("LAUNCH_JOINS") == "1"
         address, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 0)
         with made_here.watching():
-            if anew and rank != 0:
+            if rank == 0:
+                store = _own_store(address, port, size, timeout)
+            elif anew:
                 store = _found_store(address, port, size, timeout)
             else:
-                store = _own_store(address, port, rank, size, timeout)
+                store = _store_of_first(address, port, size, timeout)
             if anew:
                 _await_ranks(store, rank, size)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
@@ -353,13 +355,11 @@ def _device(local_rank: int, wanted: torch.device | None) -> torch.device:
     return device
 
 
-def _own_store(address: str, port: int, rank: int, size: int, timeout: dt.timedelta) -> dist.Store:
-    """The store in which ranks find each other, served by rank 0 on its own address and on no other.
+def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
+    """The store in which ranks find each other, served by this one, rank 0, on its own address and on no other.
 
     Left to itself, TCPStore listens on every interface, without a password (pytorch#173909).
     """
-    if rank != 0:
-        return _store_of_first(address, port, size, timeout)
     try:
         listener = _listener(address, port, waiting=min(4096, size + 128))
     except OSError as error:
@@ -379,7 +379,7 @@ def _own_store(address: str, port: int, rank: int, size: int, timeout: dt.timede
     )
 
 
-def _store_of_first(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.TCPStore:
+def _store_of_first(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
     return dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
 
 

@@ -52,13 +52,11 @@ def spec(training, steps, mode, **more):
 
 
 def lost_steps(deeds):
-    """Of each generation after the first: how many steps that all ranks had made it makes again."""
-    done, starts, lost = Counter(), {}, {}
+    """Of each generation: how many steps that all ranks had made it makes again; the first one none."""
+    done, lost = Counter(), {}
     for deed in sorted(deeds, key=lambda deed: deed.at):
-        if deed.what == "start" and deed.generation not in starts:
-            starts[deed.generation] = deed.step
-            if len(starts) > 1:
-                lost[deed.generation] = max(0, min(done[rank] for rank in range(RANKS)) - deed.step)
+        if deed.what == "start" and deed.generation not in lost:
+            lost[deed.generation] = max(0, min(done[rank] for rank in range(RANKS)) - deed.step)
             done = Counter({rank: min(step, deed.step) for rank, step in done.items()})
         if deed.what == "done":
             done[deed.rank] = max(done[deed.rank], deed.step)

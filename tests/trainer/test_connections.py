@@ -81,7 +81,7 @@ def test_who_meets_others_gives_up_when_there_is_another_word(monkeypatch, first
         words, end = os.pipe()
         store = None
         if first_rank == "is there":
-            store = _own_store("127.0.0.1", port.number, 0, 2, dt.timedelta(seconds=100))
+            store = _own_store("127.0.0.1", port.number, 2, dt.timedelta(seconds=100))
         if first_rank == "has left":
             _leaves(port.number)
         threading.Timer(0.3, os.write, (end, b"a word")).start()
