@@ -262,6 +262,7 @@ class GoOn(msgspec.Struct, frozen=True, tag="go_on", tag_field="t"):
 
     start: Start
     stay: tuple[int, ...]  # of this node's ranks, by their numbers from now on, those that keep their processes
+    new: tuple[int, ...] = ()  # of all ranks those that do not
     calm: bool = False  # no rank is gone: others join at the end of a step
 
 

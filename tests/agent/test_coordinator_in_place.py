@@ -136,7 +136,9 @@ def test_a_kill_while_ranks_meet_replaces_who_was_yet_to_meet_too() -> None:
     cluster.settle()
     cluster.end_rank(0, signal=9)
     cluster.settle()
-    assert [(node, word.stay) for node, word in words(cluster, GoOn)[2:]] == [(0, (1,)), (1, (3,))]  # type: ignore[attr-defined]
+    told = [(node, word.stay, word.new) for node, word in words(cluster, GoOn)]  # type: ignore[attr-defined]
+    assert told[:2] == [(0, (0, 1), (2,)), (1, (3,), (2,))]
+    assert told[2:] == [(0, (1,), (0, 2)), (1, (3,), (0, 2))]
     assert not words(cluster, Stop)
     assert (cluster.state().state, cluster.state().generation) == (State.RUNNING, 3)
     assert "hot: ranks 0, 2 are started anew, the other 2 stay" in cluster.recorded("regroup")[1].text
@@ -155,12 +157,13 @@ def test_who_could_not_meet_a_rank_that_was_killed_is_not_to_blame() -> None:
 
 def test_kills_again_and_again_without_a_step_have_all_replaced() -> None:
     cluster = running()
-    for rank in (2, 0, 1):
+    for rank in (2, 0, 2, 0, 1):
+        assert not words(cluster, Stop)
         cluster.end_rank(rank, signal=9)
         cluster.settle()
-    assert len(words(cluster, GoOn)) == 4
+    assert len(words(cluster, GoOn)) == 8
     assert [node for node, _ in words(cluster, Stop)] == [0, 1]
-    assert "warm because there were several kills without a step" in cluster.recorded("regroup")[2].text
+    assert "warm because there were several kills without a step" in cluster.recorded("regroup")[4].text
 
 
 def test_who_has_its_state_and_takes_back_that_it_stays_has_all_replaced() -> None:

@@ -4,11 +4,11 @@
 
 `recovery: {mode: hot}`, four ranks of this machine, each training one run. A rank is drawn, rank 0 as well as others,
 and killed by SIGKILL at a random moment of the second after all have made a new step; one in three of these kills is
-followed by another one within 0.4 s, which mostly comes while the ranks still recover. (A third one without a new step
-in between would have all started anew.) A validation and a save come every five steps, so that kills meet those, too.
-What ranks did is told by themselves, at the end of each step, in a file outside of the run: lost are the steps that
-all ranks had made and that are made again. The step under way is none. `memory every N`: fsdp, `memory_every: N
-steps`, from its first checkpoint on. `--mode warm` shows that lost ones are counted.
+followed by another one within 0.4 s, which mostly comes while the ranks still recover. A validation and a save come
+every five steps, so that kills meet those, too. What ranks did is told by themselves, at the end of each step, in a
+file outside of the run: lost are the steps that all ranks had made and that are made again. The step under way is none.
+`memory every N`: fsdp, `memory_every: N steps`, from its first checkpoint on. `--mode warm` shows that lost ones are
+counted.
 """
 
 import argparse

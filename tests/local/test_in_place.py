@@ -142,19 +142,29 @@ def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(
     assert max(speeds) <= BATCH / how["pause"]  # the step is at least as long; that of a line written again, too
 
 
-@pytest.mark.parametrize("second", ["1 0 start", "1 0 load", "0 8 load"])
-def test_one_more_killed_while_they_meet(lab, alone, tmp_path, second):
-    """The new rank as it begins, or with half of the state; or rank 0, which gives it."""
-    fingerprint, wanted = alone(ranks=3)
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "nodes", "second"),
+    [
+        ("ddp", 3, 1, "1 0 start"), ("ddp", 3, 1, "1 0 load"), ("ddp", 3, 1, "0 8 load"),
+        ("hsdp", 2, 2, "3 8 connect"),
+    ],
+)  # fmt: skip
+def test_one_more_killed_while_they_meet(lab, alone, tmp_path, strategy, ranks, nodes, second):
+    """The new rank as it begins, or with half of the state; or rank 0, which gives it; or, as it is about to, the last
+    one that has a shard.
+    """
+    fingerprint, wanted = alone(ranks=ranks, nodes=nodes, strategy=strategy)
     for number, death in enumerate(("1 8 backward", second)):
         (tmp_path / f"die-{number}").write_text(death)
-    run = lab.submit(spec(lab, ranks=3, die=json.dumps(str(tmp_path / "die"))))
+    how = {"strategy": strategy, "die": json.dumps(str(tmp_path / "die"))}
+    run = lab.submit(spec(lab, ranks=ranks, nodes=nodes, **how))
     status = lab.wait(run)
     assert not list(tmp_path.glob("die-*"))
     assert stayed(lab, run) == [True] * 2
     assert status["restarts"] == {"total": 2, "by_cause": {"killed": 2}}
     assert numbers(lab, run) == wanted
     assert status["fingerprint"] == fingerprint
+    assert "done again" not in lab.rank_logs(run)
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -276,8 +276,8 @@ class Launched:
     def _can_all_be_fewer(self):
         return self.resizes.union(self.shrinks_at).issuperset(range(self.size))
 
-    def _tell(self, rank, log_before, *, calm=False):
-        word = {"generation": self.generation, "environment": self._environment(rank)}
+    def _tell(self, rank, log_before, *, new=(), calm=False):
+        word = {"generation": self.generation, "environment": self._environment(rank), "new": new}
         word |= {"log": str(self.log(rank)), "log_before": str(log_before)}
         os.write(self._controls[rank][calm], json.dumps(word).encode() + b"\n")
 
@@ -299,7 +299,7 @@ class Launched:
         self.replaced.append(dead)
         for rank in range(self.size):
             if rank not in dead:
-                self._tell(rank, self.log(rank, before))
+                self._tell(rank, self.log(rank, before), new=dead)
         for rank in dead:
             ranks[rank] = self._start(rank, joins=True)
 

@@ -3,16 +3,19 @@
 notes      what is this rank's alone, in its node's memory, before its gradients are out
 share      with zero1, what it alone has of the optimizer, in its node's memory, after the update
 copies     where a node may be lost: notes of a rank of another node, in this process
+left part  with hsdp, once all others that have its shards were killed, in its node's memory
 snapshots  all that is small and one for all, in this process, after the update
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer.loop.loop import Loop
 from trainer.loop.phases import Spent
 from trainer.loop.sums import gathered
+from trainer.staying import left_parts
 from trainer.staying.agreement import Standing
 from trainer.staying.copies import Copies
 from trainer.staying.notes import (
@@ -27,9 +30,10 @@ from trainer.staying.notes import (
     room_for,
     torch_state,
 )
+from trainer.staying.packing import CannotKeep
 from trainer.staying.parts import Part
 from trainer.staying.replica import Snapshot
-from trainer.staying.shares import CannotKeep, ShareFile
+from trainer.staying.shares import ShareFile
 from trainer.wire import Launched
 from trainer.world import World
 
@@ -51,6 +55,8 @@ class Keeping:
     copies: Copies | None = None  # of what the ranks of another node note, where a spare may take its place
     snapshots: list[Snapshot] = field(default_factory=list)  # of the last step; with zero1 of the last two
     part: Part | None = None
+    alike: frozenset[int] = frozenset()  # the other ranks that have that too
+    left: Path | None = None  # where it, or whose place is taken, may have left that
     updating: bool = False  # the weights are of no step
     drawn: Drawn | None = None  # what was noted last of this rank's random generators
     was: tuple[int, int] | None = None  # which rank, and of how many, it is in its notes
@@ -65,9 +71,10 @@ class Keeping:
         self.snapshots.clear()
         path, life = self._path(loop.training.world), self._life()
         self.let_go()
+        _of_part(path).unlink(missing_ok=True)
         self.notes = NoteFile.begin(path, life, _room(loop))
         if loop.strategy.shared_out:
-            self.shares = ShareFile.begin(_of_share(path), life, self._limit_bytes(loop))
+            self.shares = ShareFile.begin(_of_share(path), life, self._limit_bytes(loop.training.world))
             self.shares.write(loop.progress.step, loop.strategy.shared_out)
         self.was = loop.training.world.rank, loop.training.world.size
 
@@ -108,7 +115,10 @@ class Keeping:
         if self.notes is None:
             self.notes = NoteFile.found(path)
         if self.shares is None and loop.strategy.shared_out:
-            self.shares = ShareFile.found(_of_share(path), self._limit_bytes(loop))
+            self.shares = ShareFile.found(_of_share(path), self._limit_bytes(loop.training.world))
+        if self.loads and self.part is None and self.notes is not None:
+            self.left = _of_part(self.notes.path)
+            self.part = left_parts.left(self.left, self.notes.life)
 
     def copies_notes(self, loop: Loop) -> bool:
         """Where that is all that would be lost with a node."""
@@ -212,18 +222,37 @@ class Keeping:
 
     def take_part(self, loop: Loop) -> None:
         """Of a model that is about to be made anew. Where it is in the middle of an update it is of no use."""
-        self.part = None
+        self.part, self.alike = None, loop.strategy.copies
         if not self.updating and self.snapshots:
             try:
                 self.part = Part.of(loop.checkpointer.subjects, self.snapshots[-1])
             except CannotKeep as error:
                 log.warning("its shards cannot be handed to another rank: %s", error)
 
+    def leave_part(self, new: Collection[int], world: World) -> None:
+        """Where this rank alone has it: all others that had it are new, and this one may be killed before they have it
+        again.
+        """
+        if self.part is None or self.notes is None or not self.alike or not self.alike.issubset(new):
+            return
+        self.left = _of_part(self.notes.path)
+        try:
+            left_parts.leave(self.left, self.notes.life, self.part, self._limit_bytes(world))
+        except CannotKeep as error:
+            log.debug("what this rank alone has is not in memory: %s", error)
+
+    def drop_left_part(self) -> None:
+        """After a step, which all ranks have taken part in: others have it too."""
+        if self.left is not None:
+            self.left.unlink(missing_ok=True)
+            self.left = None
+
     def standing(self, loop: Loop) -> Standing:
         """What this rank says when the ranks meet again."""
         life, notes = (self.notes.life, self.notes.steps()) if self.notes is not None else ("", ())
         kept = tuple(self.copies.kept) if self.copies is not None else ()
         if self.loads:
+            self.alike = loop.strategy.copies
             step = None if self.part is None else self.part.step
             return Standing(life, step, notes, kept=kept, shard=loop.strategy.shard, was=self.was)
         knows = tuple(one.step for one in self.snapshots)
@@ -237,10 +266,10 @@ class Keeping:
         """Of a start of all ranks."""
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
-    def _limit_bytes(self, loop: Loop) -> int | None:
+    def _limit_bytes(self, world: World) -> int | None:
         """Of what a node may spend on snapshots, this rank's part."""
         limit = self.launched.memory_limit_bytes
-        return None if limit is None else limit // loop.training.world.local_size
+        return None if limit is None else limit // world.local_size
 
     def _path(self, world: World) -> Path:
         if self.launched.notes_dir is None:
@@ -250,6 +279,10 @@ class Keeping:
 
 def _of_share(notes: Path) -> Path:
     return notes.with_name(f"{notes.name}-share")
+
+
+def _of_part(notes: Path) -> Path:
+    return notes.with_name(f"{notes.name}-part")
 
 
 def _has_buffers(loop: Loop) -> bool:

@@ -49,7 +49,7 @@ from trainer.loop.settings import Settings
 from trainer.loop.sums import gathered
 from trainer.staying.control import Control, take_place
 from trainer.staying.copies import Copies
-from trainer.staying.shares import CannotKeep
+from trainer.staying.packing import CannotKeep
 from trainer.strategies import SHARDS, Strategy
 from trainer.wire import Launched, Wire
 from trainer.world import Membership, World
@@ -148,7 +148,7 @@ class Stay:
 
     def _may_be_handed(self, loop: Loop) -> bool:
         """What this rank has of the parameters is on another rank too, or may be once there are more ranks."""
-        return loop.strategy.has_copies or self.keeping.may_resize
+        return bool(loop.strategy.copies) or self.keeping.may_resize
 
     def _begin_to_load(self, loop: Loop) -> None:
         """Nothing has to be noted: what is saved has all that it takes. Without anything there is no way but anew."""
@@ -194,6 +194,7 @@ class Stay:
                 self.end(loop, str(error))
         self._take_snapshot(loop, step_samples)
         self.keeping.updating = False
+        self.keeping.drop_left_part()
 
     def step_ended(self, loop: Loop) -> None:
         """The one after which it goes on, before it is saved."""
@@ -322,6 +323,8 @@ class Stay:
                 self.keeping.believed |= loop.checkpointer.believed
                 if self.loads and self.active:
                     self.keeping.take_part(loop)
+            if self.loads:
+                self.keeping.leave_part(word.new, self.member.world)
             self.active, self.arrives = False, True
             take_place(word)
             os.environ["LAUNCH_JOINS"] = "1"

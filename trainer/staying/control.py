@@ -20,6 +20,7 @@ class MeetAnew(msgspec.Struct, frozen=True):
     log: str
     log_before: str
     environment: dict[str, str]
+    new: tuple[int, ...] = ()  # of all ranks those that are in other processes than before
 
 
 _words = msgspec.json.Decoder(MeetAnew)

@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 from trainer.checkpoint.contents import Subjects
 from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames
+from trainer.staying.packing import CannotKeep
 from trainer.staying.replica import Snapshot
 from trainer.staying.sending import receive, send
-from trainer.staying.shares import CannotKeep
 from trainer.world import World
 
 State = dict[str, Any]  # of a parameter: tensors, and plain values

@@ -5,31 +5,21 @@ writes its share down right after a step's update. The last two steps are kept: 
 all have given their gradients to it, and they do that after step k + 1 is written down. So there is always a step of
 which the shares of all are whole, whoever was killed, and wherever; and it is the last but one at worst, which is done
 once more then.
-
-    content: length of the description, description    tensor    tensor ...
 """
 
-import math
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.tree import dtype_name, dtype_of
+from trainer.checkpoint.tree import dtype_name
+from trainer.staying.packing import CannotKeep, Packed, described_in, tensors_in
 from trainer.staying.slots import SlotFile
 from trainer.strategies.zero import SharedOut
 
 _SLOTS = 2
-_LENGTH = struct.Struct("<Q")
-_ALIGNED = 64  # so that a tensor may be read where it lies
-
-
-class CannotKeep(Exception):
-    """An optimizer has something else in its state than tensors and plain values; or there is no room for it."""
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
@@ -58,38 +48,18 @@ class Owned(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(list[Owned])
 
 
-@dataclass(frozen=True, slots=True)
-class OwnShare:
-    """What a rank has alone, as it is now."""
-
-    described: bytes
-    tensors: list[Tensor]
-    places: list[int]
-    size: int
-
-    @classmethod
-    def of(cls, optimizers: Mapping[str, SharedOut]) -> "OwnShare":
-        """Raises CannotKeep."""
-        owned: list[Owned] = []
-        tensors: list[Tensor] = []
-        for name, optimizer in optimizers.items():
-            for number, parameter in enumerate(optimizer.stepped_here):
-                state = optimizer.optim.state.get(parameter)
-                items = None if state is None else [_item(key, value) for key, value in state.items()]
-                owned.append(Owned(name, number, _item("", parameter), items))
-                tensors.append(parameter.detach())
-                tensors += [value.detach() for value in (state or {}).values() if isinstance(value, Tensor)]
-        described = msgspec.msgpack.encode(owned)
-        places, size = _places(len(described), [one.nbytes for one in tensors])
-        return cls(described, tensors, places, size)
-
-    def put(self, content: memoryview) -> None:
-        begin = _LENGTH.size + len(self.described)
-        content[:begin] = _LENGTH.pack(len(self.described)) + self.described
-        flat = torch.frombuffer(content, dtype=torch.uint8)
-        with torch.no_grad():
-            for tensor, at in zip(self.tensors, self.places, strict=True):
-                _part(flat, at, tensor.dtype, tensor.shape).copy_(tensor)
+def own_share(optimizers: Mapping[str, SharedOut]) -> Packed:
+    """What a rank has alone. Raises CannotKeep."""
+    owned: list[Owned] = []
+    tensors: list[Tensor] = []
+    for name, optimizer in optimizers.items():
+        for number, parameter in enumerate(optimizer.stepped_here):
+            state = optimizer.optim.state.get(parameter)
+            items = None if state is None else [_item(key, value) for key, value in state.items()]
+            owned.append(Owned(name, number, _item("", parameter), items))
+            tensors.append(parameter.detach())
+            tensors += [value.detach() for value in (state or {}).values() if isinstance(value, Tensor)]
+    return Packed.of(msgspec.msgpack.encode(owned), tensors)
 
 
 def _item(key: object, value: object) -> Item:
@@ -100,21 +70,6 @@ def _item(key: object, value: object) -> Item:
     if value is None or isinstance(value, bool | int | float | str):
         return Item(key, plain=value)
     raise CannotKeep(f"its optimizer keeps {type(value).__name__} as {key!r}: expected tensors, numbers or text")
-
-
-def _places(described: int, sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Where each tensor lies behind the description, and where they end."""
-    at, places = _LENGTH.size + described, []
-    for size in sizes:
-        at = -(-at // _ALIGNED) * _ALIGNED
-        places.append(at)
-        at += size
-    return places, at
-
-
-def _part(flat: Tensor, at: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    size = math.prod(shape) * dtype.itemsize
-    return flat[at : at + size].view(dtype).view(tuple(shape))
 
 
 class ShareFile:
@@ -140,7 +95,7 @@ class ShareFile:
 
     def write(self, step: int, optimizers: Mapping[str, SharedOut]) -> None:
         """After the update of this step. Raises CannotKeep."""
-        share = OwnShare.of(optimizers)
+        share = own_share(optimizers)
         needed = _SLOTS * share.size
         if self._limit_bytes is not None and needed > self._limit_bytes:
             mb = f"{needed >> 20} MB of memory, allowed are {self._limit_bytes >> 20} MB"
@@ -165,12 +120,8 @@ class ShareFile:
         content = self._slots.read(step)
         if content is None:
             return False
-        [length] = _LENGTH.unpack_from(content)
-        owned = _decoder.decode(content[_LENGTH.size : _LENGTH.size + length])
-        items = [item for one in owned for item in one.items()]
-        places, _ = _places(length, [math.prod(one.shape) * dtype_of(one.dtype).itemsize for one in items])
-        flat = torch.frombuffer(content, dtype=torch.uint8)
-        parts = (_part(flat, at, dtype_of(item.dtype), item.shape) for item, at in zip(items, places, strict=True))
+        owned = _decoder.decode(described_in(content))
+        parts = tensors_in(content, [(item.dtype, item.shape) for one in owned for item in one.items()])
         for optimizer in optimizers.values():
             optimizer.optim.state.clear()
         with torch.no_grad():

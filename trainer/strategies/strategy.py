@@ -90,10 +90,12 @@ class Strategy:
         return self.world.rank % shard_size(self.settings, self.world)
 
     @property
-    def has_copies(self) -> bool:
-        """Whether what this rank has of the parameters is on another rank too."""
+    def copies(self) -> frozenset[int]:
+        """The other ranks that have what this one has of the parameters."""
+        if self.settings.mesh:
+            return frozenset()
         size = shard_size(self.settings, self.world) if self.settings.strategy in SHARDS else 1
-        return size < self.world.shares and not self.settings.mesh
+        return frozenset(range(self.world.rank % size, self.world.size, size)) - {self.world.rank}
 
     @property
     def is_sharded(self) -> bool:

@@ -17,6 +17,7 @@ from launcher.words import Action, Cause, State, exit_of
 
 CLOSE_S = 30.0  # from Stop with no grace to Stopped, of a node that is heard all the while
 AFTER_GRACE_S = 10.0  # beyond the grace
+_WAITS = 4  # first waits of the policy that are not waited for in place: it comes to four failures in a row
 
 
 class Aftermath:
@@ -56,7 +57,7 @@ class Aftermath:
     def goes_on_in_place(self, found: Verdict, who: str) -> bool:
         """Whether the policy has a new generation follow. Then that is noted: `who` stays and who is new.
 
-        Its first wait is not waited for: a kill while ranks meet after another one says nothing of a training that
+        Its first waits are not waited for: some kills while ranks meet after another one say nothing of a training that
         cannot go on, and those that live stand still meanwhile.
         """
         attempt, follows = self._attempt, f"a new generation follows, hot: {who}"
@@ -66,7 +67,7 @@ class Aftermath:
         event = self._draft_failure(found, in_place=True)
         decision = decide(event, attempt.history, attempt.rules, can_regroup=True)
         budget = budget_of(attempt.rules, found.cause)
-        if decision.action is not Action.REGROUP or budget is None or decision.delay_s > budget.backoff_s:
+        if decision.action is not Action.REGROUP or budget is None or decision.delay_s > _WAITS * budget.backoff_s:
             return False
         self._note(event, found)
         attempt.history.append(event)

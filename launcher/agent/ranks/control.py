@@ -4,7 +4,8 @@ The one word there is: the rank is one of a new generation now, in which it meet
 a rank is gone, so that the others leave whatever they do, as they would wait for that one. Where none is gone, and more
 are to join, it comes on a second FIFO, whose name ends in `.calm`: all leave together, at the end of a step.
 
-    {"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...}}
+    {"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...},
+     "new": [0]}
 """
 
 import contextlib

@@ -158,7 +158,7 @@ class RankGroup:
                 self._listener.ended(Exited(node, end))
             else:
                 living.append(rank.pid)
-                self._keep(rank, calm=word.calm)
+                self._keep(rank, word)
         await asyncio.to_thread(end_all, lambda: _left_behind([*living, *waiting()], keep))
         await asyncio.to_thread(metrics.close)
         new = [rank for rank in self._ranks if rank.replaced]
@@ -173,7 +173,7 @@ class RankGroup:
                 raise error
         return tuple(rank.pid for rank in self._ranks)
 
-    def _keep(self, rank: _Rank, *, calm: bool) -> None:
+    def _keep(self, rank: _Rank, word: GoOn) -> None:
         """Tell a rank of its new generation; its log is another one from now on."""
         before = str(rank.log.path)
         rank.log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number))
@@ -182,7 +182,8 @@ class RankGroup:
         self._note_process(rank, environment)
         if rank.control is not None:
             logs = {"log": str(rank.log.path), "log_before": before}
-            rank.control.say({"generation": self.generation, **logs, "environment": environment}, calm=calm)
+            said = {"generation": self.generation, **logs, "environment": environment, "new": word.new}
+            rank.control.say(said, calm=word.calm)
 
     def _prepare(self, local: int) -> _Rank:
         number = self.start.first_rank + local

@@ -4,9 +4,9 @@ that goes by validations, a callback with state, and samples that are augmented.
 `--audit FILE`: what each rank does, for tests/chaos/audit.py. `--hold FILE`: no rank goes on from the step in it.
 `--pause S` in each forward pass; with `--slow FILE` as long as that is there. `--die PATH`: in files PATH-0, PATH-1 and
 so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows, or, where `word`
-does, waits for launch's word that another one is gone: `connect` is while a new one meets the others, `optimizer` after
+does, waits for launch's word that another one is gone: `connect` is while it meets the others anew, `optimizer` after
 its update; with zero1 `spread` is while it sends its new weights to the others, and `share` while it writes its part of
-the optimizer into memory; with `--layers`, `layer` is in the forward pass of one of them, and `gradient` in its backward
+the optimizer into memory, with hsdp all that it alone has; with `--layers`, `layer` is in the forward pass of one of them, and `gradient` in its backward
 pass. A layer says so where it is run after the word. With `--wraps` the loss makes an error of its own of any. With
 `--mortal SEED N` ranks die anywhere, for so many generations (mortal.py). At the end each says how many updates it made.
 """
@@ -30,7 +30,7 @@ from trainer import Settings, Trainer
 from trainer.checkpoint_files import catalog
 from trainer.connections import made_here
 from trainer.loop import Callback
-from trainer.staying.shares import OwnShare
+from trainer.staying.packing import Packed
 
 SAMPLES = 96
 
@@ -196,11 +196,12 @@ def model(*, buffers=True, width=33, shuffled=True, counts=False):
 
 
 def watch_meeting(reporter):
-    """A new rank has found the others, and is to be connected with them."""
+    """A rank has found the others, of which one was killed, and is to be connected with them."""
     meet = dist.init_process_group
 
     def met(*given, **named):
-        reporter.may_die("connect", int(os.environ["RANK"]))
+        if os.environ.get("LAUNCH_JOINS") == "1":
+            reporter.may_die("connect", int(os.environ["RANK"]))
         meet(*given, **named)
 
     dist.init_process_group = met
@@ -208,7 +209,7 @@ def watch_meeting(reporter):
 
 def watch_updates(reporter):
     """The places in an update of zero1."""
-    send, put = dist.broadcast, OwnShare.put
+    send, put = dist.broadcast, Packed.put
 
     def sent(*given, **named):
         work = send(*given, **named)
@@ -220,7 +221,7 @@ def watch_updates(reporter):
         put(share, content)
         reporter.may_die("share")
 
-    dist.broadcast, OwnShare.put = sent, written
+    dist.broadcast, Packed.put = sent, written
 
 
 def main(words=None):
@@ -249,7 +250,7 @@ def main(words=None):
     reporter = Reporter(args.die)
     if os.environ.get("LAUNCH_JOINS") == "1":
         reporter.may_die("start", int(os.environ["RANK"]))
-        watch_meeting(reporter)
+    watch_meeting(reporter)
     watch_updates(reporter)
 
     def held():

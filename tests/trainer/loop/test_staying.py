@@ -13,9 +13,10 @@ from trainer.loop import arriving, can_stay, staying
 from trainer.loop.keeping import Keeping
 from trainer.staying import stripes
 from trainer.staying.copies import Copies
+from trainer.staying.packing import CannotKeep
 from trainer.staying.parts import Part
 from trainer.staying.replica import Replica
-from trainer.staying.shares import CannotKeep, ShareFile
+from trainer.staying.shares import ShareFile
 from trainer.strategies.zero import SharedOut
 
 STEPS = 24
@@ -390,6 +391,31 @@ def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypa
     assert run.replaced == [[2, 3]]
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
     assert "done again" not in run.said()
+
+
+@pytest.mark.dealt(6)
+@pytest.mark.parametrize("deaths", [("3 8 connect",), ("3 8 connect", "1 0 connect"), ("3 8 connect", "3 0 load")])
+def test_hsdp_loses_no_step_with_all_copies_of_a_shard_once_the_last_one_was_left(tmp_path, alone, deaths):
+    fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
+    run, codes = killed(tmp_path, 4, "1 8 backward", *deaths, words=HSDP)
+    assert codes == [0] * 4, run.said()
+    assert run.replaced[:2] == [[1], [1, 3]]
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+    assert "done again" not in run.said()
+    assert not list(run.folder.rglob("*-part*"))
+
+
+@pytest.mark.dealt(8)
+@pytest.mark.parametrize("obstacle", ["killed as it leaves it", "no memory"])
+def test_hsdp_goes_back_where_the_last_copy_of_a_shard_could_not_be_left(tmp_path, alone, monkeypatch, obstacle):
+    fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
+    monkeypatch.setenv("LAUNCH_CHECKPOINT_MEMORY_LIMIT", "4000" if obstacle == "no memory" else "4000000")
+    place = "connect" if obstacle == "no memory" else "share"
+    run, codes = killed(tmp_path, 4, "1 13 backward", f"3 13 {place}", words=HSDP)
+    assert codes == [0] * 4, run.said()
+    assert run.replaced == [[1], [1, 3]]
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+    assert "(no rank has shard 1 any more)" in run.said()
 
 
 @pytest.mark.dealt(8)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trainer.staying.shares import CannotKeep, OwnShare, ShareFile
+from trainer.staying.packing import CannotKeep, Packed
+from trainer.staying.shares import ShareFile, own_share
 
 LIFE = "a0001.g0001"
 
@@ -104,8 +105,8 @@ def test_a_share_that_was_not_all_written_counts_for_nothing_and_the_one_before_
         file.write(step, optimizers)
     known = state(optimizers)
     train(optimizers)
-    tensors = len(OwnShare.of(optimizers).tensors)
-    put = OwnShare.put
+    tensors = len(own_share(optimizers).tensors)
+    put = Packed.put
     for written in range(tensors + 1):
 
         def cut_short(share, content, written=written):
@@ -113,7 +114,7 @@ def test_a_share_that_was_not_all_written_counts_for_nothing_and_the_one_before_
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(OwnShare, "put", cut_short)
+            patched.setattr(Packed, "put", cut_short)
             with pytest.raises(KeyboardInterrupt):
                 file.write(3, optimizers)
         assert ShareFile.found(path).steps() == (2,)

@@ -188,6 +188,7 @@ class HotOpener:
         newcomers = [index for index in members if index in lost or index not in before.members]
         each = attempt.plan.ranks_per_node
         chosen = [attempt.nodes[index] for index in members]
+        new = tuple(rank.number for rank in generation.ranks if rank.joins)
         words = starts(number, chosen, each, restarts, copies_in_memory(attempt.plan, chosen))
         for index, start in sorted(words, key=lambda word: word[0] in newcomers):
             if index in started:
@@ -198,7 +199,7 @@ class HotOpener:
                 ledger.send(index, msgspec.structs.replace(start, joins=True))
             else:
                 stay = tuple(rank.number for rank in generation.of_node(index) if _stays(rank))
-                ledger.send(index, GoOn(start, stay, calm=bool(started)))
+                ledger.send(index, GoOn(start, stay, new, calm=bool(started)))
 
 
 def _who(generation: Generation, members: Sequence[int]) -> str:
