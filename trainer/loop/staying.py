@@ -337,6 +337,7 @@ class Stay:
                     return replace(world, anew=not self.loads)
                 strategy.meet_anew(world)
             except RuntimeError as again:
+                again.__context__ = None  # the one before it, of another meeting
                 error, loop = again, None
             else:
                 return world
@@ -408,9 +409,22 @@ class Stay:
 
 
 def _is_of_peers(error: Exception) -> bool:
-    """Whether it is about another rank that is gone. Once launch's word is there any is: the user's own function may
-    have made another one of it. Other errors are the user's, and told of at once.
+    """Whether it is about another rank that is gone, or was made of such a one by the user's own function. Once
+    launch's word is there any is. Other errors are the user's, and told of at once.
     """
+    told = _made_of(error)
+    return not any(CANNOT in str(one) for one in told) and (made_here.given_up or any(map(_tells_of_a_loss, told)))
+
+
+def _tells_of_a_loss(error: BaseException) -> bool:
     said, of_torch = str(error), isinstance(error, RuntimeError)
-    lost = isinstance(error, dist.DistError) or (of_torch and (_OF_GLOO in said or _LOST in said))
-    return CANNOT not in said and (lost or made_here.given_up)
+    return isinstance(error, dist.DistError) or (of_torch and (_OF_GLOO in said or _LOST in said))
+
+
+def _made_of(error: BaseException) -> list[BaseException]:
+    """It, and those in whose handling it was raised."""
+    told, one = [error], error.__cause__ or error.__context__
+    while one is not None and one not in told:
+        told.append(one)
+        one = one.__cause__ or one.__context__
+    return told

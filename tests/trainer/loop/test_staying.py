@@ -136,6 +136,15 @@ def test_a_rank_leaves_its_pass_at_launchs_word(tmp_path, alone, strategy, place
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
+@pytest.mark.dealt(6)
+def test_a_rank_leaves_where_the_users_function_makes_an_error_of_its_own_before_launchs_word(tmp_path, alone):
+    """The shards of the killed rank are asked for in the forward pass, and that fails at once."""
+    fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
+    run, codes = killed(tmp_path, 4, "1 8 forward", words=(*HSDP, "--wraps"))
+    assert codes == [0] * 4, run.said()
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
 def test_a_rank_ends_an_update_that_runs_modules_after_launchs_word(tmp_path, alone):
     fingerprint, wanted = alone(2, "ddp", *LAYERS)
     run, codes = killed(tmp_path, 2, "1 8 optimizer", "0 8 optimizer word", words=LAYERS)
