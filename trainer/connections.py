@@ -17,7 +17,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from trainer.stuck import Stuck, end_process
+from trainer.stuck import Stuck
 
 _FDS = "/proc/self/fd"
 _AGAIN_MS = 20
@@ -109,7 +109,7 @@ class Connections:
             self.cut()
             leave()  # only now: whatever is made of a pass that was left half-way can go to nobody
             if stuck is not None and stuck.seconds() > _STUCK_S:
-                end_process(_STUCK_S)
+                stuck.end_process()
             ready = waiting.poll(_AGAIN_MS)
 
 

@@ -1,6 +1,7 @@
 """A thread that waits in torch without work is told from one that works there, and from one that waits elsewhere."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import connections
+from trainer import connections, stuck
 from trainer.connections import Connections
-from trainer.stuck import Stuck, end_process
+from trainer.stuck import Stuck
 
 BOUND_S = 60.0
 WAIT, WORK = "    lock.acquire()", "    while not lock.acquire(blocking=False):\n        sum(range(1000))"
@@ -112,12 +113,12 @@ def test_a_rank_that_sleeps_in_what_was_cut_is_ended_and_one_that_sleeps_elsewhe
     lookouts = []
     with a_thread_in(module, WAIT, lambda: lookouts.append(made.cut_on(word))) as (_, lock):
 
-        def over(waited_s):
-            ends.append(waited_s)
+        def over(stuck):
+            ends.append(stuck)
             if lock.locked():
                 lock.release()
 
-        monkeypatch.setattr(connections, "end_process", over)
+        monkeypatch.setattr(Stuck, "end_process", over)
         os.write(end, b"a word")
         eventually(lambda: ends or len(cuts) > 60)  # one in 20 ms: four times as long
     lookouts[0].close()
@@ -126,12 +127,16 @@ def test_a_rank_that_sleeps_in_what_was_cut_is_ended_and_one_that_sleeps_elsewhe
     assert bool(ends) == ended
 
 
-def test_a_process_that_ends_itself_was_killed():
+def test_a_process_that_ends_itself_was_killed_and_has_said_where_it_waited(tmp_path):
     pid = os.fork()
     if pid == 0:
-        end_process(5.0)
+        stuck.log.addHandler(logging.FileHandler(tmp_path / "log"))
+        Stuck(threading.get_ident(), threading.get_native_id()).end_process()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    said = (tmp_path / "log").read_text()
+    assert "killed by itself, to be replaced: for 0 s it waited" in said
+    assert "in test_a_process_that_ends_itself_was_killed_and_has_said_where_it_waited" in said
 
 
 def test_the_first_thread_of_a_forked_process_as_that_of_a_rank(monkeypatch):
