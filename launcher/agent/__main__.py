@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.agent.abandoned_memory import sweep
 from launcher.agent.coordinator_server import CoordinatorServer
 from launcher.agent.environment import node_environment
 from launcher.agent.interfaces import address_of, interface_of
@@ -127,6 +128,7 @@ def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
     if not keeps_snapshots(plan) and not plan.ranks_may_stay:
         return None
     try:
+        sweep()
         return open_tier(Path(plan.run_dir), node.index, intent.attempt, inherit=intent.reason == "requeue")
     except OSError as error:
         if keeps_snapshots(plan) or plan.spec.recovery.mode == "hot":  # else nobody asked for any

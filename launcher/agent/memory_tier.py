@@ -7,6 +7,7 @@ follows by itself takes it over by renaming it, and so out of the hands of an ol
 person began (with other arguments, perhaps after another machine) starts without.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -16,10 +17,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from launcher.rundir.durable import readable, write_record
+from launcher.rundir.identity import this_process
+from launcher.rundir.records import ProcessId
+
 # A folder is made by mkdir, so never a stranger's, and one that is there is used only where it is ours.
 MEMORY = Path("/dev/shm")  # noqa: S108 # nosec B108 - see above
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TAIL = re.compile(r"n([0-9]{2,})-a([0-9]{4,})(?:-[0-9a-f]{16})?")
+_NAME = re.compile(rf"launch-.+-[0-9a-f]{{12}}-{_TAIL.pattern}")
+_OWNER = "owner.json"
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """In the folder: who uses it."""
+
+    run_dir: str
+    agent: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +62,32 @@ def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: 
         elif mine is None and inherit and tier.attempt == attempt - 1:
             mine = _take_over(tier.path, memory / _name(run_dir, node, attempt, _nonce()))
         else:
-            _remove(tier.path)
-    return mine or _make(memory, run_dir, node, attempt)
+            give_back(tier.path)
+    mine = mine or _make(memory, run_dir, node, attempt)
+    write_record(mine / _OWNER, Owner(str(run_dir), this_process()), fsync=False)
+    return mine
 
 
 def close_tier(run_dir: Path, attempt: int, node: int | None = None, memory: Path = MEMORY) -> None:
     """Give the memory back: the node's, or that of all nodes that were played here. A newer attempt's stays."""
     for tier in _tiers(run_dir, memory):
         if tier.attempt <= attempt and node in (None, tier.node):
-            _remove(tier.path)
+            give_back(tier.path)
+
+
+def owned(memory: Path = MEMORY) -> Iterator[tuple[Owner, Tier]]:
+    """All folders of this user of which it can be told whose they are."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(memory)):
+            found = _NAME.fullmatch(name)
+            owner = readable(memory / name / _OWNER, Owner) if found and _make_private(memory / name) else None
+            if found is not None and owner is not None and name.startswith(_prefix(Path(owner.run_dir))):
+                yield owner, Tier(memory / name, int(found[1]), int(found[2]))
+
+
+def give_back(path: Path) -> None:
+    """As far as it can be: somebody else may be at it, and what is left the run's end takes away."""
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _tiers(run_dir: Path, memory: Path) -> Iterator[Tier]:
@@ -118,8 +151,3 @@ def _make_private(path: Path) -> bool:
         return True
     finally:
         os.close(fd)
-
-
-def _remove(path: Path) -> None:
-    """As far as it can be: somebody else may be at it, and what is left the run's end takes away."""
-    shutil.rmtree(path, ignore_errors=True)

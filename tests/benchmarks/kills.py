@@ -29,6 +29,7 @@ from tests.chaos.audit import Deed
 RANKS = 4
 PAUSE_S, WIDTH = 0.05, 20_000
 AGAIN, AGAIN_S, WITHIN_S = 1 / 3, 0.4, 1.0
+SAID_AGAIN = "; done again: "
 PATIENCE_S, END_S = 120, 900  # against hanging alone
 TRAININGS = {
     "ddp": ("ddp", ""),
@@ -128,8 +129,9 @@ def row(training, mode, kills, seed):
         deeds = struck.deeds()
         lost = lost_steps(deeds)
         follows = [event["text"] for event in lab.events(struck.run, "regroup")]
+        again = [line for line in lab.rank_logs(struck.run).splitlines() if SAID_AGAIN in line]
     anew = [text for text in follows if "follows, hot" not in text]
-    for text in anew:
+    for text in anew + again:
         print(text, file=sys.stderr)
     equal = "equal" if alone["fingerprint"] == struck.status["fingerprint"] else "OTHER"
     cells = [

@@ -1,6 +1,7 @@
 """Snapshots in a node's memory: what survives which death, and that the end of a run gives all of it back."""
 
 import os
+import shutil
 import stat
 from functools import partial
 from pathlib import Path
@@ -131,7 +132,6 @@ def test_what_a_lost_run_leaves_is_not_gone_on_with_by_a_resume(lab, spec):
     run = lab.submit(spec())
     started(lab, run, 1)
     lab.tidy()
-    assert len(folders(run)) == 1
     lab.launch("resume", run)
     started(lab, run, 1, attempt=2)
     let_go(lab, run)
@@ -147,6 +147,16 @@ def test_a_cancel_gives_back_what_a_lost_run_has_left(lab, spec):
     assert folders(run) == []
 
 
+def test_so_does_whoever_has_memory_next(lab, spec):
+    lost = lab.submit(spec())
+    started(lab, lost, 1)
+    lab.tidy()
+    run = lab.submit(spec())
+    started(lab, run, 1)
+    assert folders(lost) == []
+    let_go(lab, run)
+
+
 def test_a_run_that_does_not_ask_for_it_has_none(lab):
     lab.script("none.py", "import os\nassert not [name for name in os.environ if 'MEMORY' in name]\n")
     run = lab.submit(lab.spec("name: none\nrun: {script: none.py}\n"))
@@ -159,9 +169,7 @@ def test_a_planted_link_is_not_followed(lab, spec, tmp_path):
     started(lab, run, 1)
     (folder,) = folders(run)
     lab.tidy()
-    for name in os.listdir(folder):
-        (folder / name).unlink()
-    folder.rmdir()
+    shutil.rmtree(folder, ignore_errors=True)
     target = tmp_path / "target"
     target.mkdir()
     planted = Path(str(folder).replace("-a0001", "-a0002"))

@@ -1,0 +1,34 @@
+"""Folders in this node's memory that nobody will give back any more: their run is over, and their agent was killed.
+
+An agent gives its folder back as it ends, else its keeper does. Where both were killed for good, whoever starts on the
+node next does, of any run of the user. It is left alone where its agent may live, or may have a successor by itself.
+"""
+
+from pathlib import Path
+
+from launcher.agent.memory_tier import MEMORY, Owner, give_back, owned
+from launcher.rundir.attempts import newest
+from launcher.rundir.durable import readable
+from launcher.rundir.identity import alive
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import AttemptEnd, Handle
+
+
+def sweep(memory: Path = MEMORY) -> list[Path]:
+    """Give it back; what it was."""
+    found = [tier.path for owner, tier in owned(memory) if _is_abandoned(owner)]
+    for path in found:
+        give_back(path)
+    return found
+
+
+def _is_abandoned(owner: Owner) -> bool:
+    run = RunDir(Path(owner.run_dir))
+    if alive(owner.agent) is not False:
+        return False
+    last = newest(run) if run.path.exists() else None
+    if last is None:
+        return run.path.parent.is_dir()  # it was removed; else a disk may only be away
+    end, handle = readable(last.end, AttemptEnd), readable(last.handle, Handle)
+    keeper = handle.keeper if handle is not None else None
+    return (end is not None and end.state.ended) or (keeper is not None and alive(keeper) is False)
