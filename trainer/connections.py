@@ -4,24 +4,34 @@ gloo knows no abort. A rank that waits for one that lives, which itself has foun
 for as long as operations may take; its connections closed, it learns of it at once. NCCL has an abort of its own: what
 waits on the GPU comes to its end, with numbers that mean nothing, and without a word. So whoever is about to rely on
 what came from other ranks asks `check_arrived` first.
+
+While a group is made, of two ranks one listens until the other connects with it. Where that one is killed before, there
+is no connection that could be cut. So whoever is cut also connects with its own listeners, in the place of the others,
+and hangs up.
 """
 
 import os
 import select
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from trainer.stuck import Stuck
 
+T = TypeVar("T")
 _FDS = "/proc/self/fd"
 _AGAIN_MS = 20
-_STUCK_S = 5.0  # after its connections were cut
+_STUCK_S = 2.0  # after its connections were cut
+_OTHERS = 64  # at most; gloo's listeners have a number for each of them, from 0, and hear it first from who connects
+_NUMBER = struct.Struct("<q")
+_CALL_S = 1.0
 
 
 class Connections:
@@ -31,6 +41,8 @@ class Connections:
         self._made: dict[int, str] = {}
         self._before: dict[int, str] | None = None  # what there was, while it is watching
         self.given_up = False  # ranks meet elsewhere by now
+        self._stores: set[str] = set()  # listeners that are none of gloo's
+        self._called: set[str] = set()
         self._group: dist.ProcessGroup | None = None  # over GPUs
         self._aborting = threading.Lock()
 
@@ -41,6 +53,7 @@ class Connections:
             yield
             return
         self._before = _sockets()
+        self._called.clear()
         try:
             yield
         finally:
@@ -82,6 +95,10 @@ class Connections:
         if self.given_up:
             raise dist.DistNetworkError("given up: ranks meet elsewhere by now")
 
+    def serves(self, listener: socket.socket) -> None:
+        """A store."""
+        self._stores.add(os.readlink(f"{_FDS}/{listener.fileno()}"))
+
     def cut(self) -> None:
         """Shut down all that are still there."""
         with self._aborting:  # who comes second goes on when it is done
@@ -89,8 +106,14 @@ class Connections:
             if group is not None:
                 group.abort()
         for fd, name in (self._made | self._made_since()).items():
-            _shut_down(fd, name)
+            _act_on(fd, name, _shut_down)
         self._made.clear()
+
+    def hang_up(self) -> None:
+        """In the place of ranks that are yet to connect with this one: once on each listener of what is being made."""
+        for fd, name in self._made_since().items():
+            if name not in self._called | self._stores and _act_on(fd, name, _call):
+                self._called.add(name)
 
     def _made_since(self) -> dict[int, str]:
         before = self._before
@@ -104,13 +127,16 @@ class Connections:
         ready = waiting.poll()
         waiting.unregister(fd)
         stuck = None if self._group is not None else Stuck(*caller)  # what a GPU takes its time for is no work of it
+        again = False
         while over not in dict(ready):
             self.given_up = True
             self.cut()
+            if again:  # who was only in a pass is through by now
+                self.hang_up()
             leave()  # only now: whatever is made of a pass that was left half-way can go to nobody
             if stuck is not None and stuck.seconds() > _STUCK_S:
                 stuck.end_process()
-            ready = waiting.poll(_AGAIN_MS)
+            ready, again = waiting.poll(_AGAIN_MS), True
 
 
 class Lookout:
@@ -145,18 +171,33 @@ def _sockets() -> dict[int, str]:
     return found
 
 
-def _shut_down(fd: int, name: str) -> None:
+def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
+    """None where the system has something against it, as where that is no more."""
     try:
         copy = os.dup(fd)  # gloo's own threads may close it at any moment
     except OSError:
-        return
+        return None
     try:
         if os.readlink(f"{_FDS}/{copy}") != name:
-            return
+            return None
         with socket.socket(fileno=os.dup(copy)) as one:
-            one.getpeername()  # no listener: gloo ends the process where one of its own fails
-            one.shutdown(socket.SHUT_RDWR)
+            return act(one)
     except OSError:
-        return  # it is not connected, or no more
+        return None
     finally:
         os.close(copy)
+
+
+def _shut_down(one: socket.socket) -> None:
+    one.getpeername()  # no listener: gloo ends the process where one of its own fails
+    one.shutdown(socket.SHUT_RDWR)
+
+
+def _call(listener: socket.socket) -> bool:
+    """As each of the others, and hang up. False where it is none."""
+    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return False
+    for number in range(_OTHERS):
+        with socket.create_connection(listener.getsockname()[:2], _CALL_S) as caller:
+            caller.sendall(_NUMBER.pack(number))
+    return True

@@ -366,6 +366,7 @@ def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dis
         raise BadSettings(
             f"MASTER_ADDR={address}, MASTER_PORT={port}: rank 0 cannot listen there: {error.strerror}"
         ) from error
+    made_here.serves(listener)
     # use_libuv: the older backend of the store ignores master_listen_fd.
     return dist.TCPStore(
         address,

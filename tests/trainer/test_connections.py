@@ -1,11 +1,14 @@
 """Ranks that wait for each other leave at once when one of them cuts its connections."""
 
+import contextlib
 import datetime as dt
 import os
+import signal
 import socket
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -92,6 +95,53 @@ def test_who_meets_others_gives_up_when_there_is_another_word(monkeypatch, first
         assert not dist.is_initialized()
         del store
     made_here.check()
+
+
+class LastWords(dist.Store):
+    """Of a rank that is killed once it has said where it is, before it has heard where the others are."""
+
+    def __init__(self, store):
+        super().__init__()
+        self._store = store
+
+    def set(self, key, value):
+        self._store.set(key, value)
+
+    def wait(self, *_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def waiting_for_a_connection(folder):
+    """Whether it waited for one when the word came: of two ranks, the one that listens is drawn."""
+    os.environ["LAUNCH_CONTROL"] = "/there"
+    for attempt in range(40):
+        word, end = os.pipe()
+        met, told = folder / str(attempt), threading.Event()
+        if os.fork() == 0:
+            dist.init_process_group("gloo", store=LastWords(dist.FileStore(str(met), 2)), rank=1, world_size=2)
+        os.wait()
+
+        def tell(end=end, told=told):
+            told.set()
+            os.write(end, b"a word")
+
+        timer = threading.Timer(0.5, tell)
+        timer.start()
+        with contextlib.suppress(RuntimeError), made_here.given_up_on(word), made_here.watching():
+            dist.init_process_group("gloo", store=dist.FileStore(str(met), 2), rank=0, world_size=2)
+        waited = told.is_set()
+        timer.cancel()
+        timer.join()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if waited:
+            return True
+    return False
+
+
+def test_who_listens_for_a_rank_that_was_killed_leaves_at_the_word(tmp_path):
+    """Else it would be ended, as what waits in torch for what was cut."""
+    assert Ranks(partial(waiting_for_a_connection, tmp_path), 1, stay=True).results() == [True]
 
 
 class GroupOfGpus:
