@@ -15,9 +15,9 @@ from pathlib import Path
 from trainer.loop.loop import Loop
 from trainer.loop.phases import Spent
 from trainer.loop.sums import gathered
-from trainer.staying import left_parts
 from trainer.staying.agreement import Standing
 from trainer.staying.copies import Copies
+from trainer.staying.left_parts import LeftPart
 from trainer.staying.notes import (
     Drawn,
     Note,
@@ -56,7 +56,7 @@ class Keeping:
     snapshots: list[Snapshot] = field(default_factory=list)  # of the last step; with zero1 of the last two
     part: Part | None = None
     alike: frozenset[int] = frozenset()  # the other ranks that have that too
-    left: Path | None = None  # where it, or whose place is taken, may have left that
+    left: LeftPart | None = None  # where it, or whose place is taken, may have left that
     updating: bool = False  # the weights are of no step
     drawn: Drawn | None = None  # what was noted last of this rank's random generators
     was: tuple[int, int] | None = None  # which rank, and of how many, it is in its notes
@@ -117,8 +117,8 @@ class Keeping:
         if self.shares is None and loop.strategy.shared_out:
             self.shares = ShareFile.found(_of_share(path), self._limit_bytes(loop.training.world))
         if self.loads and self.part is None and self.notes is not None:
-            self.left = _of_part(self.notes.path)
-            self.part = left_parts.left(self.left, self.notes.life)
+            self.left = self.left or LeftPart(_of_part(self.notes.path))
+            self.part = self.left.found(self.notes.life)
 
     def copies_notes(self, loop: Loop) -> bool:
         """Where that is all that would be lost with a node."""
@@ -235,16 +235,13 @@ class Keeping:
         """
         if self.part is None or self.notes is None or not self.alike or not self.alike.issubset(new):
             return
-        self.left = _of_part(self.notes.path)
-        try:
-            left_parts.leave(self.left, self.notes.life, self.part, self._limit_bytes(world))
-        except CannotKeep as error:
-            log.debug("what this rank alone has is not in memory: %s", error)
+        self.left = self.left or LeftPart(_of_part(self.notes.path))
+        self.left.leave(self.notes.life, self.part, self._limit_bytes(world))
 
     def drop_left_part(self) -> None:
         """After a step, which all ranks have taken part in: others have it too."""
         if self.left is not None:
-            self.left.unlink(missing_ok=True)
+            self.left.drop()
             self.left = None
 
     def standing(self, loop: Loop) -> Standing:

@@ -1,10 +1,12 @@
 """A rank's part of a training (hsdp) in the memory of its node, where no other rank that lives has it any more.
 
 A new rank gets its part from one that has the shards with the same number. Till then that one may be killed too. So who
-is the last one to have a part leaves a copy where its own successor finds it, once, before it meets the others again.
-Nothing of it is done while nobody is killed.
+is the last one to have a part leaves a copy where its own successor finds it, while it meets the others again. Nothing
+of it is done while nobody is killed.
 """
 
+import logging
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,36 @@ class _Described(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(_Described)
+log = logging.getLogger("trainer")
+
+
+class LeftPart:
+    """Where one rank leaves its own, or has found that of the one whose place it has."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writing: threading.Thread | None = None
+
+    def found(self, life: str) -> Part | None:
+        return left(self._path, life)
+
+    def leave(self, life: str, part: Part, limit_bytes: int | None) -> None:
+        """Begin to. Nobody changes the tensors of a part: a model that is made anew has its own."""
+        if self._writing is None or not self._writing.is_alive():
+            words = (life, part, limit_bytes)
+            self._writing = threading.Thread(target=self._leave, args=words, name="left part", daemon=True)
+            self._writing.start()
+
+    def _leave(self, life: str, part: Part, limit_bytes: int | None) -> None:
+        try:
+            leave(self._path, life, part, limit_bytes)
+        except CannotKeep as error:
+            log.debug("what this rank alone has is not in memory: %s", error)
+
+    def drop(self) -> None:
+        if self._writing is not None:
+            self._writing.join()
+        self._path.unlink(missing_ok=True)
 
 
 def leave(path: Path, life: str, part: Part, limit_bytes: int | None = None) -> None:

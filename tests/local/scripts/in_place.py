@@ -16,6 +16,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from argparse import ArgumentParser
 from pathlib import Path
@@ -201,6 +202,9 @@ def watch_meeting(reporter):
 
     def met(*given, **named):
         if os.environ.get("LAUNCH_JOINS") == "1":
+            for thread in threading.enumerate():
+                if thread.name == "left part":  # it may be there by then, or not
+                    thread.join()
             reporter.may_die("connect", int(os.environ["RANK"]))
         meet(*given, **named)
 

@@ -408,7 +408,8 @@ def test_hsdp_loses_no_step_with_all_copies_of_a_shard_once_the_last_one_was_lef
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
     run, codes = killed(tmp_path, 4, "1 8 backward", *deaths, words=HSDP)
     assert codes == [0] * 4, run.said()
-    assert run.replaced[:2] == [[1], [1, 3]]
+    assert run.replaced[0] == [1]
+    assert [1, 3] in run.replaced
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
     assert "done again" not in run.said()
     assert not list(run.folder.rglob("*-part*"))

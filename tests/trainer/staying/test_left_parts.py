@@ -1,6 +1,7 @@
 """What the last rank that has a part of a training leaves of it in memory: read whole, or not at all, bit for bit."""
 
 import copy
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint.contents import Subjects
-from trainer.staying.left_parts import leave, left
+from trainer.staying.left_parts import LeftPart, leave, left
 from trainer.staying.packing import CannotKeep, Packed
 from trainer.staying.parts import Part, Sharded
 from trainer.staying.replica import Snapshot
@@ -85,6 +86,37 @@ def test_a_later_step_takes_its_place_and_the_step_that_is_there_is_not_written_
     assert found.step == 2
     monkeypatch.setattr(Packed, "put", lambda *_: pytest.fail("written again"))
     leave(tmp_path / "part", LIFE, found)
+
+
+def test_it_is_left_by_a_thread_once_and_dropped_when_all_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, begun, may_go_on = Packed.put, threading.Event(), threading.Event()
+
+    def slow(packed: Packed, content: memoryview) -> None:
+        begun.set()
+        assert may_go_on.wait(60)
+        put(packed, content)
+
+    monkeypatch.setattr(Packed, "put", slow)
+    own, part = LeftPart(tmp_path / "part"), trained(1)[0]
+    own.leave(LIFE, part, None)
+    assert begun.wait(60)
+    own.leave(LIFE, part, None)  # another word, while it is being written
+    assert own.found(LIFE) is None
+    assert [thread.name for thread in threading.enumerate()].count("left part") == 1
+    threading.Timer(0.2, may_go_on.set).start()
+    own.drop()
+    assert not [*tmp_path.iterdir()]
+    assert may_go_on.is_set()
+
+
+def test_what_cannot_be_left_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = LeftPart(tmp_path / "part")
+    with caplog.at_level("DEBUG", "trainer"):
+        own.leave(LIFE, trained(1)[0], 4000)
+        own.drop()
+    assert "what this rank alone has is not in memory: it takes 1 MB" in caplog.text
 
 
 def test_what_is_of_another_start_is_not_there(tmp_path: Path) -> None:
