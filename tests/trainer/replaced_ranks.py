@@ -258,7 +258,12 @@ class Launched:
     def _shrink(self, ranks, dead):
         """The others have other numbers where nodes before theirs are gone."""
         before, self.generation, self._shrinks = self.generation, self.generation + 1, self._shrinks - 1
-        assert self._can_all_be_fewer
+        deadline = time.monotonic() + _LIMIT_S
+        while not self._can_all_be_fewer:  # who died in the first step was quicker than others that are yet to say so
+            assert time.monotonic() < deadline, self.said()
+            multiprocessing.connection.wait(self._progress, timeout=0.2)
+            for rank in range(self.size):
+                self._hear(rank)
         self.replaced.append(dead)
         kept = [rank for rank in range(self.size) if rank not in dead]
         for rank in dead:

@@ -10,6 +10,7 @@ snapshots  all that is small and one for all, in this process, after the update
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from trainer.loop.loop import Loop
@@ -31,7 +32,7 @@ from trainer.staying.notes import (
     torch_state,
 )
 from trainer.staying.packing import CannotKeep
-from trainer.staying.parts import Part
+from trainer.staying.parts import Part, Source
 from trainer.staying.replica import Snapshot
 from trainer.staying.shares import ShareFile
 from trainer.wire import Launched
@@ -54,6 +55,7 @@ class Keeping:
     shares: ShareFile | None = None  # with zero1
     copies: Copies | None = None  # of what the ranks of another node note, where a spare may take its place
     snapshots: list[Snapshot] = field(default_factory=list)  # of the last step; with zero1 of the last two
+    source: Source | None = None  # with hsdp: what its part can be taken from
     part: Part | None = None
     alike: frozenset[int] = frozenset()  # the other ranks that have that too
     left: LeftPart | None = None  # where it, or whose place is taken, may have left that
@@ -77,6 +79,7 @@ class Keeping:
             self.shares = ShareFile.begin(_of_share(path), life, self._limit_bytes(loop.training.world))
             self.shares.write(loop.progress.step, loop.strategy.shared_out)
         self.was = loop.training.world.rank, loop.training.world.size
+        self._know_source(loop)
 
     def let_go(self) -> None:
         """Of what it has noted as another rank, as one of more, or till now."""
@@ -214,29 +217,48 @@ class Keeping:
     def go_on_from(self, loop: Loop, step_samples: int | None) -> None:
         """Where the loop is now: what is newer is of a past that did not happen."""
         self.drawn = self.part = None
+        self._know_source(loop)
         self.was = loop.training.world.rank, loop.training.world.size
         self.snapshots.clear()
         if self.shares is not None:
             self.shares.forget_after(loop.progress.step)
         self.take_snapshot(loop, step_samples, loop.spent)
 
-    def take_part(self, loop: Loop) -> None:
+    def _know_source(self, loop: Loop) -> None:
+        """Between two steps."""
+        if self.loads and self.hands_over:
+            self.source, self.alike = Source.of(loop.checkpointer.subjects), loop.strategy.copies
+
+    def take_part(self) -> None:
         """Of a model that is about to be made anew. Where it is in the middle of an update it is of no use."""
-        self.part, self.alike = None, loop.strategy.copies
-        if not self.updating and self.snapshots:
-            try:
-                self.part = Part.of(loop.checkpointer.subjects, self.snapshots[-1])
-            except CannotKeep as error:
-                log.warning("its shards cannot be handed to another rank: %s", error)
+        try:
+            self.part = self._part()
+        except CannotKeep as error:
+            log.warning("its shards cannot be handed to another rank: %s", error)
+        self.source = None  # else all of the model would be kept
+
+    def _part(self) -> Part | None:
+        if self.updating or not self.snapshots or self.source is None:
+            return None
+        return self.source.part(self.snapshots[-1])
 
     def leave_part(self, new: Collection[int], world: World) -> None:
         """Where this rank alone has it: all others that had it are new, and this one may be killed before they have it
-        again.
+        again. By any thread, in the middle of a step, too.
         """
-        if self.part is None or self.notes is None or not self.alike or not self.alike.issubset(new):
+        if self.notes is None or not self.alike or not self.alike.issubset(new):
             return
         self.left = self.left or LeftPart(_of_part(self.notes.path))
-        self.left.leave(self.notes.life, self.part, self._limit_bytes(world))
+        try:
+            part, taken = self.part or self._part(), self.part is not None
+            if part is not None:
+                still = partial(self._is_after, part.snapshot) if not taken else lambda: True
+                self.left.leave(self.notes.life, part, self._limit_bytes(world), still)
+        except (CannotKeep, RuntimeError) as error:  # its optimizer may just have begun to keep something
+            log.debug("what this rank alone has is not in memory: %s", error)
+
+    def _is_after(self, snapshot: Snapshot) -> bool:
+        return not self.updating and bool(self.snapshots) and self.snapshots[-1] is snapshot
 
     def drop_left_part(self) -> None:
         """After a step, which all ranks have taken part in: others have it too."""

@@ -264,8 +264,12 @@ class Stay:
             self._lookout = made_here.cut_on(self.control.fileno(), self._leave)
 
     def _leave(self) -> None:
+        """By the thread that has heard the word: the one of the training may be held up, or never be back."""
         if self._passes is not None:
             self._passes.leave()
+        word = self.control.peek() if self.control is not None and self.loads and self.active else None
+        if word is not None and self.member is not None:
+            self.keeping.leave_part(word.new, self.member.world)
 
     def _check_still_met(self) -> None:
         """In the middle of a pass. An update is to come to its end."""
@@ -322,7 +326,7 @@ class Stay:
                 loop.checkpointer.abandon()
                 self.keeping.believed |= loop.checkpointer.believed
                 if self.loads and self.active:
-                    self.keeping.take_part(loop)
+                    self.keeping.take_part()
             if self.loads:
                 self.keeping.leave_part(word.new, self.member.world)
             self.active, self.arrives = False, True

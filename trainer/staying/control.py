@@ -52,8 +52,14 @@ class Control:
         for fd in self._rest:
             while self._ready(0, fd) and self._read(fd):
                 pass
-        words = [word for fd in self._rest if (word := self._newest(fd)) is not None]
+        words = [word for fd in self._rest if (word := self._taken(fd)) is not None]
         return max(words, key=lambda word: word.generation, default=None)
+
+    def peek(self) -> MeetAnew | None:
+        """The newest that cannot wait, if one is there; it is still to be waited for."""
+        while self._ready(0, self._urgent) and self._read(self._urgent):
+            pass
+        return _newest(self._rest[self._urgent].rpartition(b"\n")[0])
 
     @property
     def has_calm_word(self) -> bool:
@@ -68,12 +74,9 @@ class Control:
         for fd in self._rest:
             os.close(fd)
 
-    def _newest(self, fd: int) -> MeetAnew | None:
+    def _taken(self, fd: int) -> MeetAnew | None:
         lines, _, self._rest[fd] = self._rest[fd].rpartition(b"\n")
-        try:
-            return _words.decode(lines.rpartition(b"\n")[2])
-        except msgspec.MsgspecError:
-            return None
+        return _newest(lines)
 
     def _ready(self, within_s: float, *fds: int) -> list[int]:
         waiting = select.poll()
@@ -86,6 +89,13 @@ class Control:
         data = os.read(fd, _READ_BYTES)
         self._rest[fd] += data
         return data != b""
+
+
+def _newest(lines: bytes) -> MeetAnew | None:
+    try:
+        return _words.decode(lines.rpartition(b"\n")[2])
+    except msgspec.MsgspecError:
+        return None
 
 
 def take_place(word: MeetAnew) -> None:

@@ -7,6 +7,7 @@ of it is done while nobody is killed.
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,30 +39,40 @@ class LeftPart:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writing: threading.Thread | None = None
+        self._step = -1  # that was tried last
 
     def found(self, life: str) -> Part | None:
         return left(self._path, life)
 
-    def leave(self, life: str, part: Part, limit_bytes: int | None) -> None:
-        """Begin to. Nobody changes the tensors of a part: a model that is made anew has its own."""
-        if self._writing is None or not self._writing.is_alive():
-            words = (life, part, limit_bytes)
-            self._writing = threading.Thread(target=self._leave, args=words, name="left part", daemon=True)
-            self._writing.start()
+    def leave(self, life: str, part: Part, limit_bytes: int | None, still: Callable[[], bool] = lambda: True) -> None:
+        """Begin to, unless it was tried. `still`: the tensors of the part are those of its step, whatever their rank
+        has done meanwhile.
+        """
+        if part.step == self._step:
+            return
+        self._await_written()
+        self._step, words = part.step, (life, part, limit_bytes, still)
+        self._writing = threading.Thread(target=self._leave, args=words, name="left part", daemon=True)
+        self._writing.start()
 
-    def _leave(self, life: str, part: Part, limit_bytes: int | None) -> None:
+    def _leave(self, *words: Any) -> None:
         try:
-            leave(self._path, life, part, limit_bytes)
+            leave(self._path, *words)
         except CannotKeep as error:
             log.debug("what this rank alone has is not in memory: %s", error)
 
     def drop(self) -> None:
-        if self._writing is not None:
-            self._writing.join()
+        self._await_written()
         self._path.unlink(missing_ok=True)
 
+    def _await_written(self) -> None:
+        if self._writing is not None:
+            self._writing.join()
 
-def leave(path: Path, life: str, part: Part, limit_bytes: int | None = None) -> None:
+
+def leave(
+    path: Path, life: str, part: Part, limit_bytes: int | None = None, still: Callable[[], bool] = lambda: True
+) -> None:
     """In the place of an older one. Raises CannotKeep."""
     there = SlotFile.found(path)
     if there is not None and there.life == life and part.step in there.steps():
@@ -72,8 +83,14 @@ def leave(path: Path, life: str, part: Part, limit_bytes: int | None = None) -> 
         raise CannotKeep(str(error)) from error
     if limit_bytes is not None and packed.size > limit_bytes:
         raise CannotKeep(f"it takes {packed.size >> 20} MB of memory, allowed are {limit_bytes >> 20} MB")
+
+    def put(content: memoryview) -> None:
+        packed.put(content)
+        if not still():
+            raise CannotKeep("its step was over before it was there")
+
     try:
-        SlotFile.begin(path, life, 1, packed.size).write(part.step, packed.size, packed.put)
+        SlotFile.begin(path, life, 1, packed.size).write(part.step, packed.size, put)
     except OSError as error:
         raise CannotKeep(f"there is no memory for it: {error.strerror}") from error
 

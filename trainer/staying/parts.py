@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from trainer.checkpoint.contents import Subjects
 from trainer.checkpoint.names import ModelNames
@@ -43,21 +44,6 @@ class Part:
     @property
     def step(self) -> int:
         return self.snapshot.step
-
-    @classmethod
-    def of(cls, subjects: Subjects, snapshot: Snapshot) -> "Part":
-        """Where it lies: nothing is copied. Raises CannotKeep."""
-        names = ModelNames(subjects.models)
-        weights = {name: _piece(one) for name, one in names.parameters().items()}
-        states = {}
-        for key, optimizer in subjects.optimizers.items():
-            live = OptimizerNames(key, optimizer, names)
-            states[key] = {
-                name: {part: _kept(part, value, parameter) for part, value in optimizer.state[parameter].items()}
-                for name, parameter, _ in live.owned()
-                if parameter in optimizer.state
-            }
-        return cls(snapshot, weights, states)
 
     def put_back(self, subjects: Subjects) -> None:
         """Into a model and optimizers that were made anew, on a mesh of the same shape."""
@@ -112,6 +98,38 @@ class Part:
                         yield value.piece
                     elif isinstance(value, Tensor):
                         yield value
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a rank's part is taken from, by any thread: in the middle of a pass, too, when the model has others'
+    parameters in the place of its own."""
+
+    weights: Mapping[str, Tensor]  # by name: this rank's pieces, which an update changes in place
+    optimizers: Mapping[str, tuple[Optimizer, Mapping[str, Tensor]]]  # and the parameters of each, by name
+
+    @classmethod
+    def of(cls, subjects: Subjects) -> "Source":
+        """Between two steps."""
+        names = ModelNames(subjects.models)
+        weights = {name: _piece(one) for name, one in names.parameters().items()}
+        optimizers = {
+            key: (optimizer, {name: one for name, one, _ in OptimizerNames(key, optimizer, names).owned()})
+            for key, optimizer in subjects.optimizers.items()
+        }
+        return cls(weights, optimizers)
+
+    def part(self, snapshot: Snapshot) -> Part:
+        """Where it lies: nothing is copied. Raises CannotKeep."""
+        states = {
+            key: {
+                name: {kind: _kept(kind, value, parameter) for kind, value in optimizer.state[parameter].items()}
+                for name, parameter in parameters.items()
+                if parameter in optimizer.state
+            }
+            for key, (optimizer, parameters) in self.optimizers.items()
+        }
+        return Part(snapshot, self.weights, states)
 
 
 def _piece(tensor: Tensor) -> Tensor:

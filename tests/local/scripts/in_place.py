@@ -3,12 +3,13 @@ that goes by validations, a callback with state, and samples that are augmented.
 
 `--audit FILE`: what each rank does, for tests/chaos/audit.py. `--hold FILE`: no rank goes on from the step in it.
 `--pause S` in each forward pass; with `--slow FILE` as long as that is there. `--die PATH`: in files PATH-0, PATH-1 and
-so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows, or, where `word`
-does, waits for launch's word that another one is gone: `connect` is while it meets the others anew, `optimizer` after
-its update; with zero1 `spread` is while it sends its new weights to the others, and `share` while it writes its part of
-the optimizer into memory, with hsdp all that it alone has; with `--layers`, `layer` is in the forward pass of one of them, and `gradient` in its backward
-pass. A layer says so where it is run after the word. With `--wraps` the loss makes an error of its own of any. With
-`--mortal SEED N` ranks die anywhere, for so many generations (mortal.py). At the end each says how many updates it made.
+so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows, or hangs as in an
+operation of torch's where `hang` does, or, where `word` does, waits for launch's word that another one is gone:
+`connect` is while it meets the others anew, `optimizer` after its update; with zero1 `spread` is while it sends its new
+weights to the others, and `share` while it writes its part of the optimizer into memory, with hsdp all that it alone
+has; with `--layers`, `layer` is in the forward pass of one of them, and `gradient` in its backward pass. A layer says so
+where it is run after the word. With `--wraps` the loss makes an error of its own of any. With `--mortal SEED N` ranks
+die anywhere, for so many generations (mortal.py). At the end each says how many updates it made.
 """
 
 import importlib
@@ -78,6 +79,8 @@ class Reporter(Callback):
                     while not made_here.given_up:
                         time.sleep(0.01)
                     return
+                if meant[3:] == ["hang"]:
+                    hang()
                 os.kill(os.getpid(), signal.SIGSTOP if meant[3:] == ["stop"] else signal.SIGKILL)
 
     def state_dict(self):
@@ -87,6 +90,12 @@ class Reporter(Callback):
         """Where a rank was replaced, on all: those that stay, and the new one."""
         self.heard = state["heard"]
         self.may_die("load", int(os.environ["RANK"]))
+
+
+def hang():
+    namespace = {"__name__": "torch.distributed", "lock": threading.Lock()}
+    exec("def operation():\n    lock.acquire()\n    lock.acquire()\n", namespace)
+    namespace["operation"]()
 
 
 class Late(Callback):

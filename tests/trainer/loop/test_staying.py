@@ -14,7 +14,7 @@ from trainer.loop.keeping import Keeping
 from trainer.staying import stripes
 from trainer.staying.copies import Copies
 from trainer.staying.packing import CannotKeep
-from trainer.staying.parts import Part
+from trainer.staying.parts import Part, Source
 from trainer.staying.replica import Replica
 from trainer.staying.shares import ShareFile
 from trainer.strategies.zero import SharedOut
@@ -403,7 +403,10 @@ def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypa
 
 
 @pytest.mark.dealt(6)
-@pytest.mark.parametrize("deaths", [("3 8 connect",), ("3 8 connect", "1 0 connect"), ("3 8 connect", "3 0 load")])
+@pytest.mark.parametrize(
+    "deaths",
+    [("3 8 connect",), ("3 8 connect", "1 0 connect"), ("3 8 connect", "3 0 load"), ("3 8 forward hang",)],
+)
 def test_hsdp_loses_no_step_with_all_copies_of_a_shard_once_the_last_one_was_left(tmp_path, alone, deaths):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
     run, codes = killed(tmp_path, 4, "1 8 backward", *deaths, words=HSDP)
@@ -702,7 +705,7 @@ def test_hsdp_goes_back_as_fewer_where_not_all_shards_are_left(tmp_path, started
     def cannot(*_):
         raise CannotKeep("one of them is gone")
 
-    monkeypatch.setattr(Part, "of", cannot)
+    monkeypatch.setattr(Source, "part", cannot)
     fingerprint, wanted = started_anew(4, 2, 10, 2, *OF_NODES)
     run, codes = killed(tmp_path, 4, "2 14 backward", words=OF_NODES, nodes=2, shrinks=1, hold=13)
     assert codes == [0] * 2, run.said()

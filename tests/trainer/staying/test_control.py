@@ -53,6 +53,19 @@ def test_of_both_kinds_the_newest_word_counts_and_the_other_is_gone(fifo):
     assert control.wait(0.01) is None
 
 
+def test_a_word_that_was_peeked_at_is_still_to_be_waited_for(fifo):
+    path, end = fifo
+    control = Control(path)
+    assert control.peek() is None
+    for generation in (3, 4):
+        os.write(end, json.dumps(WORD | {"generation": generation, "new": [generation]}).encode() + b"\n")
+        assert (control.peek().generation, control.peek().new) == (generation, (generation,))
+    os.write(end, b'{"generation": 5')
+    assert control.peek().generation == 4
+    assert control.wait(5).generation == 4
+    assert control.peek() is None
+
+
 def test_a_word_that_came_before_anybody_waited_is_heard(fifo):
     path, end = fifo
     os.write(end, json.dumps(WORD).encode() + b"\n")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainer.checkpoint.contents import Subjects
 from trainer.staying.left_parts import LeftPart, leave, left
 from trainer.staying.packing import CannotKeep, Packed
-from trainer.staying.parts import Part, Sharded
+from trainer.staying.parts import Part, Sharded, Source
 from trainer.staying.replica import Snapshot
 
 LIFE = "a0001.g0001"
@@ -38,7 +38,7 @@ def trained(steps: int) -> tuple[Part, Any]:
         optimizer.step()
     subjects, loop = subjects_of(model, optimizer), {"steps": steps, "norm": None, "losses": [0.1, float("nan")]}
     snapshot = Snapshot.of(steps, {}, subjects.optimizers, loop)
-    return Part.of(subjects, snapshot), copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    return Source.of(subjects).part(snapshot), copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
 
 def bits(value: Any) -> Any:
@@ -117,6 +117,20 @@ def test_what_cannot_be_left_is_no_error(tmp_path: Path, caplog: pytest.LogCaptu
         own.leave(LIFE, trained(1)[0], 4000)
         own.drop()
     assert "what this rank alone has is not in memory: it takes 1 MB" in caplog.text
+
+
+def test_what_was_changed_while_it_was_written_counts_for_nothing_and_the_next_step_is_written(tmp_path: Path) -> None:
+    own = LeftPart(tmp_path / "part")
+    own.leave(LIFE, trained(1)[0], None, lambda: False)
+    own.leave(LIFE, trained(2)[0], None)  # waits for that one
+    own.leave(LIFE, trained(2)[0], None, lambda: pytest.fail("tried again"))
+    own._await_written()
+    found = own.found(LIFE)
+    assert found is not None
+    assert found.step == 2
+    own.leave(LIFE, trained(3)[0], None, lambda: False)
+    own._await_written()
+    assert own.found(LIFE) is None
 
 
 def test_what_is_of_another_start_is_not_there(tmp_path: Path) -> None:

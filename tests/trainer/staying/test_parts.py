@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoint.contents import Subjects
 from trainer.staying import parts
-from trainer.staying.parts import Part
+from trainer.staying.parts import Part, Source
 from trainer.staying.replica import Snapshot
 from trainer.world import World
 
@@ -30,7 +30,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 
 def part_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> tuple[Part, Subjects]:
     subjects = Subjects({"": model}, {"": optimizer}, {}, {})
-    return Part.of(subjects, Snapshot.of(step, {}, subjects.optimizers, {"steps": step})), subjects
+    return Source.of(subjects).part(Snapshot.of(step, {}, subjects.optimizers, {"steps": step})), subjects
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -54,6 +54,20 @@ def test_a_model_that_was_made_anew_has_it_all_again_and_again(steps: int) -> No
         assert_alike(state_of(new, its), wanted)
         train(new, its, 1)
     assert part.step == steps
+
+
+def test_it_is_its_own_in_the_middle_of_a_pass_too_and_as_new_as_the_last_update() -> None:
+    """When a module has what ranks have gathered in the place of its parameters."""
+    model, optimizer = made(1)
+    subjects = Subjects({"": model}, {"": optimizer}, {}, {})
+    source = Source.of(subjects)
+    train(model, optimizer, 2)
+    wanted = state_of(model, optimizer)
+    next(model.children()).weight = nn.Parameter(torch.zeros(8, 3))
+    part = source.part(Snapshot.of(2, {}, subjects.optimizers, {}))
+    new, its = made(2)
+    part.put_back(Subjects({"": new}, {"": its}, {}, {}))
+    assert_alike(state_of(new, its), wanted)
 
 
 def test_another_rank_takes_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
