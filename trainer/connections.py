@@ -99,15 +99,16 @@ class Connections:
         """A store."""
         self._stores.add(os.readlink(f"{_FDS}/{listener.fileno()}"))
 
-    def cut(self) -> None:
-        """Shut down all that are still there."""
+    def cut(self, how: int = socket.SHUT_RDWR) -> None:
+        """Shut down all that are still there. `how`: reading alone, to begin with, where operations are under way."""
         with self._aborting:  # who comes second goes on when it is done
             group, self._group = self._group, None
             if group is not None:
                 group.abort()
         for fd, name in (self._made | self._made_since()).items():
-            _act_on(fd, name, _shut_down)
-        self._made.clear()
+            _act_on(fd, name, partial(_shut_down, how=how))
+        if how == socket.SHUT_RDWR:
+            self._made.clear()
 
     def hang_up(self) -> None:
         """In the place of ranks that are yet to connect with this one: once on each listener of what is being made."""
@@ -130,7 +131,7 @@ class Connections:
         again = False
         while over not in dict(ready):
             self.given_up = True
-            self.cut()
+            self.cut(socket.SHUT_RDWR if again else socket.SHUT_RD)
             if again:  # who was only in a pass is through by now
                 self.hang_up()
             leave()  # only now: whatever is made of a pass that was left half-way can go to nobody
@@ -188,9 +189,9 @@ def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
         os.close(copy)
 
 
-def _shut_down(one: socket.socket) -> None:
+def _shut_down(one: socket.socket, how: int) -> None:
     one.getpeername()  # no listener: gloo ends the process where one of its own fails
-    one.shutdown(socket.SHUT_RDWR)
+    one.shutdown(how)
 
 
 def _call(listener: socket.socket) -> bool:

@@ -1,7 +1,6 @@
 """A thread that waits in torch for what does not come any more.
 
-gloo may forget a message that it takes over in the very instant in which its connection is cut: who waits for it then
-waits until operations time out. No word reaches a thread that is in there. To be killed is what is left, as launch
+gloo forgets a message that it cannot send as its connection breaks: who waits for it waits until operations time out. No word reaches a thread that is in there. To be killed is what is left, as launch
 replaces who was killed.
 """
 
