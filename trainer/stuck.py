@@ -1,7 +1,7 @@
 """A thread that waits in torch for what does not come any more.
 
-gloo forgets a message that it cannot send as its connection breaks: who waits for it waits until operations time out. No word reaches a thread that is in there. To be killed is what is left, as launch
-replaces who was killed.
+gloo forgets a message that it cannot send as its connection breaks: who waits for it waits until operations time out.
+No word reaches a thread that is in there. To be killed is what is left, as launch replaces who was killed.
 """
 
 import logging
