@@ -267,7 +267,7 @@ class Stay:
         """By the thread that has heard the word: the one of the training may be held up, or never be back."""
         if self._passes is not None:
             self._passes.leave()
-        word = self.control.peek() if self.control is not None and self.loads and self.active else None
+        word = self.control.peek() if self.control is not None and self.loads else None
         if word is not None and self.member is not None:
             self.keeping.leave_part(word.new, self.member.world)
 
