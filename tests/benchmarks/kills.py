@@ -129,9 +129,10 @@ def row(training, mode, kills, seed):
         deeds = struck.deeds()
         lost = lost_steps(deeds)
         follows = [event["text"] for event in lab.events(struck.run, "regroup")]
-        again = [line for line in lab.rank_logs(struck.run).splitlines() if SAID_AGAIN in line]
+        lines = lab.rank_logs(struck.run).splitlines()
     anew = [text for text in follows if "follows, hot" not in text]
-    for text in anew + again:
+    back = [line for line in lines if SAID_AGAIN in line and line.endswith(")")]  # with the reason: else it always does
+    for text in anew + back:
         print(text, file=sys.stderr)
     equal = "equal" if alone["fingerprint"] == struck.status["fingerprint"] else "OTHER"
     cells = [
