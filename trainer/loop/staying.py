@@ -320,15 +320,15 @@ class Stay:
             word = self.control.wait(patience_s + self.launched.lease_s)
             if word is None:
                 raise error
+            if self.loads:
+                if loop is not None and self.active:
+                    self.keeping.take_part()
+                self.keeping.leave_part(word.new, self.member.world)  # first of all: it may be killed as others were
             if loop is not None:
                 self.was_at = loop.progress.step if self.active else self.was_at
                 self.keeping.validated = loop.progress.validated, loop.progress.values
                 loop.checkpointer.abandon()
                 self.keeping.believed |= loop.checkpointer.believed
-                if self.loads and self.active:
-                    self.keeping.take_part()
-            if self.loads:
-                self.keeping.leave_part(word.new, self.member.world)
             self.active, self.arrives = False, True
             take_place(word)
             os.environ["LAUNCH_JOINS"] = "1"

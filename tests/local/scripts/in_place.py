@@ -5,11 +5,12 @@ that goes by validations, a callback with state, and samples that are augmented.
 `--pause S` in each forward pass; with `--slow FILE` as long as that is there. `--die PATH`: in files PATH-0, PATH-1 and
 so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows, or hangs as in an
 operation of torch's where `hang` does, or, where `word` does, waits for launch's word that another one is gone:
-`connect` is while it meets the others anew, `optimizer` after its update; with zero1 `spread` is while it sends its new
-weights to the others, and `share` while it writes its part of the optimizer into memory, with hsdp all that it alone
-has; with `--layers`, `layer` is in the forward pass of one of them, and `gradient` in its backward pass. A layer says so
-where it is run after the word. With `--wraps` the loss makes an error of its own of any. With `--mortal SEED N` ranks
-die anywhere, for so many generations (mortal.py). At the end each says how many updates it made.
+`abandon` is where it gives up a save that is under way then, `connect` while it meets the others anew, `optimizer`
+after its update; with zero1 `spread` is while it sends its new weights to the others, and `share` while it writes its
+part of the optimizer into memory, with hsdp all that it alone has; with `--layers`, `layer` is in the forward pass of
+one of them, and `gradient` in its backward pass. A layer says so where it is run after the word. With `--wraps` the
+loss makes an error of its own of any. With `--mortal SEED N` ranks die anywhere, for so many generations (mortal.py).
+At the end each says how many updates it made.
 """
 
 import importlib
@@ -29,6 +30,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from trainer import Settings, Trainer
+from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint_files import catalog
 from trainer.connections import made_here
 from trainer.loop import Callback
@@ -207,17 +209,24 @@ def model(*, buffers=True, width=33, shuffled=True, counts=False):
 
 def watch_meeting(reporter):
     """A rank has found the others, of which one was killed, and is to be connected with them."""
-    meet = dist.init_process_group
+    meet, abandon = dist.init_process_group, Checkpointer.abandon
+
+    def may_die(place):
+        for thread in threading.enumerate():
+            if thread.name == "left part":  # it may be there by then, or not
+                thread.join()
+        reporter.may_die(place, int(os.environ["RANK"]))
 
     def met(*given, **named):
         if os.environ.get("LAUNCH_JOINS") == "1":
-            for thread in threading.enumerate():
-                if thread.name == "left part":  # it may be there by then, or not
-                    thread.join()
-            reporter.may_die("connect", int(os.environ["RANK"]))
+            may_die("connect")
         meet(*given, **named)
 
-    dist.init_process_group = met
+    def abandoned(checkpointer):
+        may_die("abandon")
+        abandon(checkpointer)
+
+    dist.init_process_group, Checkpointer.abandon = met, abandoned
 
 
 def watch_updates(reporter):

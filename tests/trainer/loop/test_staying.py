@@ -405,7 +405,13 @@ def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypa
 @pytest.mark.dealt(6)
 @pytest.mark.parametrize(
     "deaths",
-    [("3 8 connect",), ("3 8 connect", "1 0 connect"), ("3 8 connect", "3 0 load"), ("3 8 forward hang",)],
+    [
+        ("3 8 connect",),
+        ("3 8 connect", "1 0 connect"),
+        ("3 8 connect", "3 0 load"),
+        ("3 8 forward hang",),
+        ("3 8 abandon",),
+    ],
 )
 def test_hsdp_loses_no_step_with_all_copies_of_a_shard_once_the_last_one_was_left(tmp_path, alone, deaths):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
