@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.agent.abandoned_memory import sweep
 from launcher.agent.coordinator_server import CoordinatorServer
 from launcher.agent.environment import node_environment
 from launcher.agent.interfaces import address_of, interface_of
-from launcher.agent.memory_tier import close_tier, open_tier
+from launcher.agent.memory.abandoned import sweep
+from launcher.agent.memory.tier import close_tier, open_tier
 from launcher.agent.node import NodeAgent
 from launcher.agent.processes import become_subreaper, forbid_core_dumps, raise_descriptors
 from launcher.agent.ranks.group import Home

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lab import kill
 
-from launcher.agent.memory_tier import MEMORY
+from launcher.agent.memory.tier import MEMORY
 
 pytestmark = pytest.mark.dealt(6)
 

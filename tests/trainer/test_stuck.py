@@ -109,7 +109,7 @@ def test_a_process_that_was_stopped_meanwhile_has_not_waited_all_the_time():
 def test_a_rank_that_sleeps_in_what_was_cut_is_ended_and_one_that_sleeps_elsewhere_is_not(monkeypatch, module, ended):
     monkeypatch.setattr(connections, "_STUCK_S", 0.3)
     made, ends, cuts, (word, end) = Connections(), [], [], os.pipe()
-    monkeypatch.setattr(made, "cut", lambda: cuts.append(1))
+    monkeypatch.setattr(made, "cut", lambda *_: cuts.append(1))
     lookouts = []
     with a_thread_in(module, WAIT, lambda: lookouts.append(made.cut_on(word))) as (_, lock):
 

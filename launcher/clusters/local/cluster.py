@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent.machine import this_machine
-from launcher.agent.memory_tier import close_tier
+from launcher.agent.memory.tier import close_tier
 from launcher.agent.processes import descendants, end_all, open_process, signal_process, tagged
 from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.clusters.local.shared_zygote import expect, keeper_of, warm_up

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.agent.memory_tier import close_tier
+from launcher.agent.memory.tier import close_tier
 from launcher.clusters.keeping.agent_processes import AgentPlace, agent_process
 from launcher.clusters.keeping.allocation import Allocation, StopSignal, claim_attempt
 from launcher.clusters.keeping.attempt_end import cut_short, say_damage, write_end

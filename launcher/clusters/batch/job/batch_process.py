@@ -15,7 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-from launcher.agent.memory_tier import close_tier
+from launcher.agent.memory.tier import close_tier
 from launcher.agent.processes import die_with, end_all, tagged
 from launcher.clusters.batch.cluster import queue_of
 from launcher.clusters.batch.hand_over import run_of_element

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.agent.memory_tier import close_tier
+from launcher.agent.memory.tier import close_tier
 from launcher.agent.wire import wire_key
 from launcher.clock import boottime
 from launcher.clusters.keeping.attempt_end import cancelled, cut_short

@@ -6,7 +6,7 @@ node next does, of any run of the user. It is left alone where its agent may liv
 
 from pathlib import Path
 
-from launcher.agent.memory_tier import MEMORY, Owner, give_back, owned
+from launcher.agent.memory.tier import MEMORY, Owner, give_back, owned
 from launcher.rundir.attempts import newest
 from launcher.rundir.durable import readable
 from launcher.rundir.identity import alive

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.agent import memory_tier
-from launcher.agent.abandoned_memory import sweep
-from launcher.agent.memory_tier import open_tier
+from launcher.agent.memory import tier
+from launcher.agent.memory.abandoned import sweep
+from launcher.agent.memory.tier import open_tier
 from launcher.rundir.durable import write_record
 from launcher.rundir.identity import process_id, this_process
 from launcher.rundir.layout import RunDir
@@ -54,7 +54,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Left:
     attempt = run.attempt(1)
     attempt.path.mkdir(parents=True)
     attempt.intent.write_text("{}")
-    monkeypatch.setattr(memory_tier, "this_process", dead)
+    monkeypatch.setattr(tier, "this_process", dead)
     path = open_tier(run.path, 0, 1, inherit=False, memory=memory)
     (path / "step-00000001").mkdir()
     return Left(memory, run, path)
@@ -94,7 +94,7 @@ def test_not_where_a_successor_may_come_by_itself(left: Left) -> None:
 def test_not_where_the_agent_may_live(left: Left, monkeypatch: pytest.MonkeyPatch, agent: str) -> None:
     left.end(State.FAILED)
     other = msgspec.structs.replace(dead(), host="elsewhere")
-    monkeypatch.setattr(memory_tier, "this_process", lambda: this_process() if agent == "lives" else other)
+    monkeypatch.setattr(tier, "this_process", lambda: this_process() if agent == "lives" else other)
     assert open_tier(left.run.path, 0, 1, inherit=False, memory=left.memory) == left.path
     assert not left.is_swept
 
