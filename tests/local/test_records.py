@@ -183,6 +183,7 @@ def end(lab, shell, run):
 def test_a_live_run(lab, shell, record, damage):
     run = submitted(lab, shell, 100_000)
     lab.until_step(run, 2)
+    lab.until("the record", (lab.run_dir(run) / record).exists)  # times of a log are noted after what was said
     damage(lab.run_dir(run) / record)
     ask_all(shell, run)
     said = end(lab, shell, run)
