@@ -13,6 +13,7 @@ from launcher.status.lines import LineSplitter
 
 # Not there yet, no longer, or a link or socket that somebody put in its place.
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP, errno.ENXIO)
+_DIGITS_OF_MS, _DIGITS_OF_BYTES = 14, 18
 _CHUNK_BYTES = 16 * 1024  # times a thousand ranks
 
 
@@ -128,5 +129,7 @@ class RankLog:
 
 
 def _note(line: bytes) -> tuple[int, float] | None:
+    """None of a damaged line, as of two that run into each other where the file was cut."""
     moment, _, offset = line.partition(b" ")
-    return (int(offset), int(moment) / 1000) if moment.isdigit() and offset.isdigit() else None
+    short = len(moment) <= _DIGITS_OF_MS and len(offset) <= _DIGITS_OF_BYTES
+    return (int(offset), int(moment) / 1000) if short and moment.isdigit() and offset.isdigit() else None

@@ -37,7 +37,9 @@ def test_what_nobody_timed_comes_last_and_is_not_lost(folder):
 
 def test_a_torn_or_damaged_times_file_does_no_harm(folder):
     folder.log(0, "a\nb\n")
-    folder.run.rank_log(1, 1, 0).with_suffix(".times").write_bytes(b"1000 2\nnonsense\n\xff 3\n\n20")
+    folder.run.rank_log(1, 1, 0).with_suffix(".times").write_bytes(
+        b"1000 2\n17643371764337000123 3\n1000 %s\n%s 3\nnonsense\n\xff 3\n\n20" % (b"9" * 19, b"9" * 5000)
+    )
     assert shown(folder) == [(0, "a"), (0, "b")]
 
 
