@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 log = logging.getLogger("trainer")
 _OF_TORCH, _NOT = "torch.", "torch.utils.data"  # which waits for workers, and may do so for long
@@ -47,19 +48,22 @@ class Stuck:
 
     def end_process(self) -> None:
         """As if from outside: another one has its place."""
-        frame = sys._current_frames().get(self._ident)  # noqa: SLF001 - as faulthandler does, there is no other way
+        frame = self._frame()
         where = "".join(traceback.format_stack(frame)) if frame is not None else ""
         text = "killed by itself, to be replaced: for %.0f s it waited in what was cut off\n%s"
         log.error(text, self._waited, where.rstrip())
         logging.shutdown()
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._ident)  # noqa: SLF001 - as faulthandler does, there is no other way
+
     def _processor_s(self) -> float:
         return time.clock_gettime(self._clock)
 
     def _sleeps_in_torch(self) -> bool:
         """And does not wait for a processor, or for a disk, on a busy machine."""
-        frame = sys._current_frames().get(self._ident)  # noqa: SLF001 - as above
+        frame = self._frame()
         module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
         in_torch = module.startswith(_OF_TORCH) and not module.startswith(_NOT)
         return in_torch and self._stat.read_text().rpartition(")")[2].split()[0] == "S"

@@ -26,7 +26,10 @@ def _is_abandoned(owner: Owner) -> bool:
     run = RunDir(Path(owner.run_dir))
     if alive(owner.agent) is not False:
         return False
-    last = newest(run) if run.path.exists() else None
+    try:
+        last = newest(run) if run.path.exists() else None
+    except OSError:  # another run's folder cannot be read: nobody can tell, and it is no matter of this one
+        return False
     if last is None:
         return run.path.parent.is_dir()  # it was removed; else a disk may only be away
     end, handle = readable(last.end, AttemptEnd), readable(last.handle, Handle)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.agent.memory import tier
+from launcher.agent.memory import abandoned, tier
 from launcher.agent.memory.abandoned import sweep
 from launcher.agent.memory.tier import open_tier
 from launcher.rundir.durable import write_record
@@ -87,6 +87,15 @@ def test_not_where_a_successor_may_come_by_itself(left: Left) -> None:
     left.end(State.QUEUED)
     assert not left.is_swept
     left.keep(this_process())
+    assert not left.is_swept
+
+
+def test_not_where_its_run_cannot_be_read_and_that_hinders_nobody(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_: RunDir) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    left.end(State.FAILED)
+    monkeypatch.setattr(abandoned, "newest", unreadable)
     assert not left.is_swept
 
 
