@@ -10,7 +10,8 @@ from pathlib import Path
 from threading import Event, Thread
 
 from lab import all_pids, command
-from shares import SEED
+
+from tests.sizes import SEED
 
 NASTY = [
     "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",

@@ -4,14 +4,14 @@ import re
 import shutil
 
 import pytest
-from shares import SHARE
 
 from launcher.spec.read import parse_spec, read_spec
 from tests.docs.blocks import ROOT, blocks
+from tests.sizes import NIGHTLY
 
 README = ROOT / "README.md"
 # It prints the same lines after few steps; what it learns in all of them: tests/jobs/test_shipped_jobs.py.
-STEPS = 140 if SHARE > 1 else 20
+STEPS = 140 if NIGHTLY else 20
 
 
 @pytest.fixture

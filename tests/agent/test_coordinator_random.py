@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
-from shares import SEED, SHARE
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.effects import Drain, Move, ProvenDead
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
+from tests.sizes import SCALE, SEED
 
 RULES = Recovery(
     user_error=Budget(2, 0.5, 2.0),
@@ -37,7 +37,7 @@ HOW_RANKS_END: list[dict[str, Any]] = ([
     {"code": 1, "error": "RuntimeError: Connection closed by peer"}, {"code": 1, "error": "MemoryError: y"},
     {"code": 22}, {"code": 22, "fenced": True}, {"code": 1, "error": "OSError: [Errno 28] No space left on device"},
 ])  # fmt: skip
-LONG_STORMS = 150 * SHARE
+LONG_STORMS = 150 * SCALE
 CALM_ROUNDS = 40  # of 30 s
 
 
@@ -315,13 +315,13 @@ class Storm(RuleBasedStateMachine):
 
 
 Storm.TestCase.settings = settings(
-    max_examples=200 * SHARE, stateful_step_count=60, deadline=None,
+    max_examples=200 * SCALE, stateful_step_count=60, deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
 TestStorm = Storm.TestCase
 
 
-@pytest.mark.timeout(120 * SHARE)
+@pytest.mark.timeout(120 * SCALE)
 def test_long_weather() -> None:
     """The same, longer and rougher: mostly a cluster at work, to which everything happens at some time."""
     met: Counter[str] = Counter()

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from replication_lab import OTHER
 from separate_hosts import Hosts, until
-from shares import SHARE
 
 from launcher.agent.processes import descendants
 from launcher.clusters.ssh.host.keeper_messages import Agreed, Begin
 from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
 from launcher.clusters.ssh.messages import Peer
 from tests.other_users import MALLORY
+from tests.sizes import SCALE
 
 ROOT = Path(__file__).parents[2]
-CONNECTIONS = 3000 * SHARE  # as fast as they come
+CONNECTIONS = 3000 * SCALE  # as fast as they come
 A_SECOND = 10_000 / 60
-STEADY_S = 5 if SHARE == 1 else 60 * min(5, SHARE - 1)  # at that rate
+STEADY_S = 5 if SCALE == 1 else 60 * min(5, SCALE - 1)  # at that rate
 STRANGER_UID = MALLORY if os.geteuid() == 0 else os.geteuid()
 MOST_MORE_KB = 10_000
 
@@ -77,7 +77,7 @@ def crowd(doors, count, a_second=0.0):
 
 
 @pytest.mark.parametrize(("count", "a_second"), [(CONNECTIONS, 0.0), (int(A_SECOND * STEADY_S), A_SECOND)])
-@pytest.mark.timeout(120 * SHARE + 2 * STEADY_S)
+@pytest.mark.timeout(120 * SCALE + 2 * STEADY_S)
 def test_a_run_goes_on_among_strangers(tmp_path, count, a_second):
     hosts = Hosts(tmp_path, ROOT / "tests/agent/scripts/project/idles.py", nodes=2)
     hosts.start(0, 1)

@@ -134,7 +134,7 @@ TABLES = [
 ]
 
 
-@pytest.mark.dealt(len(TABLES))
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "words", "rows"), TABLES)
 def test_it_runs_and_shows_a_table(name, words, rows):
     table = [line for line in run(HERE / f"{name}.py", *words).splitlines() if line.startswith("|")]
@@ -144,7 +144,7 @@ def test_it_runs_and_shows_a_table(name, words, rows):
 
 
 @needs_browser
-@pytest.mark.dealt(len(TABLES))
+@pytest.mark.nightly
 def test_that_of_the_board_runs_and_shows_both_tables():
     told = run(
         HERE / "board.py", "--runs", "2", "--points", "20", "--curves", "2", "--curve-points", "20", "--seconds", "1",
@@ -154,7 +154,7 @@ def test_that_of_the_board_runs_and_shows_both_tables():
         assert row in told
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 def test_without_a_gpu_it_says_so():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(HERE / "gpu.py")]
@@ -163,7 +163,7 @@ def test_without_a_gpu_it_says_so():
     assert "no NVIDIA GPU" in done.stdout
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 def test_what_is_missing_for_a_comparison_is_named():
     hidden = "import sys; sys.modules['accelerate'] = None; sys.argv[1:] = ['--peers', 'Trainer', 'Accelerate']"
     script = f"{hidden}; import train_step; train_step.main()"

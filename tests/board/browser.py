@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 import subprocess
 import time
 from contextlib import contextmanager
@@ -13,10 +12,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-PROGRAMS = ("chromium", "chromedriver")
-needs_browser = pytest.mark.skipif(
-    any(shutil.which(program) is None for program in PROGRAMS), reason="apt-get install chromium chromium-driver"
-)
+needs_browser = pytest.mark.needs("chromium", "chromedriver")
 MOST_STARTS = 10
 BOUND_S = 60.0
 KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "ArrowDown": "\ue015", "ArrowRight": "\ue014", "End": "\ue010"}

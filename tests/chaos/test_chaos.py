@@ -4,20 +4,20 @@
 """
 
 import pytest
-from shares import SEED, SHARE
 
 from tests.chaos.__main__ import GAPS_S, KINDS, Soak
 from tests.chaos.schedule import drawn, written
 from tests.lab.fixtures import hosts, lab_possible, shared_hosts, shared_lab
+from tests.sizes import NIGHTLY, SEED
 
 __all__ = ["hosts", "lab_possible", "shared_hosts", "shared_lab"]
 
 STRIKES = 5
-SEEDS = (2,) if SHARE == 1 else range(SEED, SEED + 10)
+SEEDS = range(SEED, SEED + 10) if NIGHTLY else (2,)
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.dealt(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("turn", range(len(SEEDS)))
 @pytest.mark.parametrize("kind", ["local", "ssh", "slurm", "hot"])
 def test_nothing_wrong_ever(kind, turn, request):

@@ -16,7 +16,7 @@ from served_job import asked, check_watched, trained, write_app
 from launcher.errors import BadInput
 from launcher.serving.as_job import served_in_job
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 def test_a_model_of_ones_own_as_the_page_shows_it(lab):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -101,7 +100,7 @@ def started(desk, *words):
         (("checkpoints", "last", "--verify"), 0),
     ],
 )
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not here")
+@pytest.mark.needs("strace")
 def test_only_git_is_started(hostile, words, code):
     done, programs = started(hostile, *words)
     assert done.returncode == code, done.stderr

@@ -13,15 +13,15 @@ from doors import BOUND_S, MISSING, Door, keygen
 from launcher.cli.places.trust import trust_hosts
 from launcher.errors import Exit
 from launcher.hostlink.connect import connect
+from tests.lab.requirements import skip_or_fail
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def door(tmp_path):
-    if MISSING and not os.environ.get("CI"):
-        pytest.skip(MISSING)
-    assert not MISSING, MISSING
+    if MISSING:
+        skip_or_fail(MISSING)
     door = Door(tmp_path / "door").up()
     yield door
     door.close()

@@ -1,6 +1,6 @@
 """Whatever text comes from a scheduler's programs: a value or a named error, soon, and in little memory.
 
-The recorded answers are the corpus: they are cut, spliced, doubled and damaged. LAUNCH_TEST_SHARE makes it longer.
+The recorded answers are the corpus: they are cut, spliced, doubled and damaged. --nightly makes it longer.
 """
 
 import signal
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shares import SHARE
 
 from launcher.clusters.batch.answers import read_settings, read_submitted
 from launcher.clusters.gridengine import queries as gridengine
@@ -18,6 +17,7 @@ from launcher.clusters.gridengine import reasons as gridengine_reasons
 from launcher.clusters.slurm.queries import fate, jobs, nodes, reasons, site, states, values
 from launcher.clusters.slurm.queries.values import FIELD, JOB_ID, ROW
 from launcher.errors import Unreachable
+from tests.sizes import SCALE
 
 HERE = Path(__file__).parent
 SLURM = [path.read_text() for path in sorted((HERE / "slurm/recorded").glob("*.txt"))]
@@ -56,7 +56,7 @@ ODD = [
     *("1e999", "nan", "inf", "<", "&a;", "]]>", "[0-9999999]", "7_[0-9999999,0-9999999]", "launch:", "None", "(null)"),
 ]
 # Each is repeated until it is so long; in the long mode a megabyte.
-SIZE = 100_000 if SHARE == 1 else 1_000_000
+SIZE = 100_000 if SCALE == 1 else 1_000_000
 LONG = [
     *(
         " ",
@@ -82,7 +82,7 @@ LONG = [
     ),
     *("a b", " by", "0-9999999,", f"7{FIELD}", "NodeName=a ", "=====\n", 'cannot run in PE "', "(-l ", "/", ":"),
 ]
-CPU_S = 6.0 if SHARE == 1 else 60.0  # what is quadratic would take minutes, or hours
+CPU_S = 6.0 if SCALE == 1 else 60.0  # what is quadratic would take minutes, or hours
 MEMORY = 400 << 20
 
 
@@ -98,7 +98,7 @@ def answers(draw, corpus):
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=60 * SHARE, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example])
+@settings(max_examples=60 * SCALE, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example])
 @given(data=st.data())
 def test_damaged_text_is_a_value_or_a_named_error(name, data):
     parse, corpus = PARSERS[name]

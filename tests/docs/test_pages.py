@@ -17,7 +17,7 @@ from launcher.spec.read import parse_spec
 from tests.docs import reference
 from tests.docs.blocks import DOCS, ROOT, block
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 OWN_JOB = DOCS / "own-job.md"
 

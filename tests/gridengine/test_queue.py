@@ -7,7 +7,7 @@ import pytest
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.layout import RunDir
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 ONE = "resources: {ranks_per_node: 1, gpus_per_node: 0}\nrecovery: {user_error: 0}\n"
 WORK = """

@@ -1,18 +1,16 @@
-import os
-
 import pytest
 from doors import MISSING, Door
 
 from launcher.hostlink.target import target_of
 from launcher.spec.model import SshHost
+from tests.lab.requirements import skip_or_fail
 
 
 @pytest.fixture
 def opened(tmp_path):
     """Start sshds; each ends with the test, and all that it serves."""
-    if MISSING and not os.environ.get("CI"):
-        pytest.skip(MISSING)
-    assert not MISSING, MISSING
+    if MISSING:
+        skip_or_fail(MISSING)
     doors = []
 
     def start(name="door", **more):

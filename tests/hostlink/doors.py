@@ -11,14 +11,10 @@ from pathlib import Path
 
 from launcher.agent.ranks.ports import HeldPort
 from launcher.hostlink.target import Target
+from tests.lab.requirements import missing
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-MISSING = (
-    "needs root" if os.geteuid() != 0
-    else "sshd is missing: apt-get install openssh-server" if SSHD is None
-    else "ssh is missing: apt-get install openssh-client" if shutil.which("ssh") is None
-    else ""
-)  # fmt: skip
+MISSING = "needs root" if os.geteuid() != 0 else missing("sshd", "ssh", "ssh-keygen")
 BOUND_S = 150.0
 MARK = "LAUNCH_TEST_DOOR"
 # sshd writes it when somebody has sent a name of a user or shown a key.

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from shares import SHARE
 
 from launcher.clusters.login.messages import LogNews, PreviewThere, Request, RunNews
 from launcher.clusters.protocol import CancelReport
@@ -26,10 +25,11 @@ from launcher.hostlink.target import Target, parse_options, target_of
 from launcher.plan.facts import Machine
 from launcher.spec.model import SshHost
 from launcher.status.checkpoints import Checkpoint
+from tests.sizes import SCALE
 from trainer.checkpoint_files.partial import Held
 
-MANY = settings(max_examples=150 * SHARE)
-SOME = settings(max_examples=40 * SHARE)
+MANY = settings(max_examples=150 * SCALE)
+SOME = settings(max_examples=40 * SCALE)
 ANSWERS = (
     Machine,
     PreviewThere,

@@ -2,7 +2,6 @@
 
 import base64
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from launcher.hostlink.known_hosts import (
 )
 from launcher.hostlink.target import Target
 
-pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")
+pytestmark = pytest.mark.needs("ssh-keygen")
 
 KNOWN, UNKNOWN, CHANGED, REVOKED = None, UnknownKey, ChangedKey, RevokedKey
 CASES = [

@@ -1,7 +1,6 @@
 """What OpenSSH's own client says of a configuration is what we say."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from launcher.hostlink.connect import connect
 from launcher.hostlink.target import target_of
 from launcher.spec.model import SshHost
 
-needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is missing: apt-get install openssh-client")
+needs_ssh = pytest.mark.needs("ssh")
 
 CONFIGURATIONS = {
     "nothing": ("", "gpu01"),

@@ -10,7 +10,7 @@ from fleet import Fleet, Strike
 
 from trainer.checkpoint_files import catalog
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 SHIPPED = (Path(__file__).parents[2] / "jobs" / "plain_ddp.py").read_text()
 # For what the size of the model has nothing to do with:
@@ -87,7 +87,7 @@ def newest(folder):
     return catalog.entries(folder / "checkpoints")[-1]
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 @pytest.mark.parametrize("damage", ["flipped bit", "cut short", "no manifest"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(undisturbed, tmp_path, damage):
     _, codes = run(tmp_path, strike=Strike(0, 5, signal.SIGTERM))

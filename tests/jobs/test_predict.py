@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs.blocks import DOCS, block
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 SPEC = """
 name: words

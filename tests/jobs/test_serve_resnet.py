@@ -49,7 +49,7 @@ def answered(address, within_s=BOUND_S):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 def test_it_trains_and_then_serves_until_it_is_cancelled(checkout):
     args = f'steps.serve.run.args=[serve, "${{steps.train.run}}", --best, --port, "{free_port()}", --workers, "1"]'
     graph = checkout.submit("jobs/serve_resnet.yaml", *(word for one in [*TINY, args] for word in ("--set", one)))

@@ -54,7 +54,7 @@ def test_it_learns_in_about_a_minute(checkout):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 def test_killed_on_the_way_it_ends_as_a_plain_run_of_the_module_does(checkout, tmp_path):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -72,7 +72,7 @@ def test_killed_on_the_way_it_ends_as_a_plain_run_of_the_module_does(checkout, t
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", SINGLE, ids=lambda path: path.stem)
 def test_every_job_runs_to_its_end(checkout, path):
     args = TINY_GPT if path.stem.startswith("gpt") else TINY_PLAIN if path.stem.startswith("plain") else TINY

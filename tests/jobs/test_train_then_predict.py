@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 SPEC = "jobs/train_then_predict.yaml"

@@ -1,5 +1,6 @@
-"""A lab by hand.
+"""A lab by hand, and the programs that tests need.
 
+`python -m tests.lab install`,
 `python -m tests.lab up [--kind slurm|gridengine|hosts] [--accounting] [--shared] [--jump] [--nodes N] [--at DIR]` and
 `python -m tests.lab down [--at DIR]`.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from tests.lab.claims import take_down
 from tests.lab.gridengine import GridEngineLab
 from tests.lab.hosts import HostLab
-from tests.lab.requirements import what_is_missing
+from tests.lab.requirements import install, no_lab
 from tests.lab.slurm import SlurmLab
 from tests.lab.up_and_down import Lab
 
@@ -37,11 +38,12 @@ def main(argv: list[str]) -> int:
             words.add_argument("--shared", action="store_true", help="hosts with one disk for all")
             words.add_argument("--jump", action="store_true", help="hosts behind a jump host")
             words.add_argument("--nodes", type=int, default=4, metavar="N")
-    if (reason := what_is_missing()) is not None:
+    verbs.add_parser("install", help="install what tests need: packages of Debian, as root").set_defaults(verb=None)
+    chosen = parser.parse_args(argv)
+    if (reason := install() if chosen.verb is None else no_lab()) is not None:
         print(reason, file=sys.stderr)
         return 1
-    chosen = parser.parse_args(argv)
-    code: int = chosen.verb(chosen)
+    code: int = chosen.verb(chosen) if chosen.verb else 0
     return code
 
 

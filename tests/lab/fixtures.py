@@ -1,17 +1,15 @@
 """One lab of each kind for a whole test process, as it was new for every test. A folder's conftest.py imports these."""
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from tests.lab.gridengine import GridEngineLab
 from tests.lab.hosts import HostLab
-from tests.lab.requirements import what_is_missing
+from tests.lab.requirements import no_lab, skip_or_fail
 from tests.lab.slurm import SlurmLab
 from tests.lab.up_and_down import Lab
 
@@ -77,14 +75,8 @@ def hosts(shared_hosts):
 @pytest.fixture(scope="session")
 def lab_possible():
     """Skips where there can be no lab, and says why; where everything is tested, that is a failure."""
-    if (reason := what_is_missing()) is not None:
+    if (reason := no_lab()) is not None:
         skip_or_fail(reason)
-
-
-def skip_or_fail(reason: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
 
 
 @contextmanager

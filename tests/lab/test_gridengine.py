@@ -10,7 +10,7 @@ import pytest
 from tests.lab.gridengine import GridEngineLab
 from tests.lab.nodes import BOUND_S, until
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ from tests.lab.fixtures import open_folder
 from tests.lab.hosts import HostLab
 from tests.lab.nodes import BOUND_S, Cut, LabError, command_of, until
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 HOLD = "nohup setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!"

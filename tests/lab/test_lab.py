@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import claims, fixtures, requirements
+from tests.lab import claims, requirements
 from tests.lab.nodes import BOUND_S, Cut, Program, until
 from tests.lab.slurm import SlurmLab
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 
@@ -343,15 +343,14 @@ def test_by_hand(lab_possible, tmp_path):
 
 
 def test_a_missing_program_is_named_and_in_ci_that_is_a_failure(monkeypatch, tmp_path):
-    monkeypatch.setattr(requirements, "PATH", str(tmp_path))
-    reason = requirements.what_is_missing()
-    assert reason is not None and reason.startswith("the lab needs: apt-get install ") and " slurmd " in reason
+    reason = requirements.missing("slurmd", "strace", path=str(tmp_path))
+    assert reason == f"slurmd, strace not installed: {requirements.INSTALL}"
     monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="apt-get install"):
-        fixtures.skip_or_fail(reason)
+    with pytest.raises(pytest.skip.Exception, match=r"tests\.lab install"):
+        requirements.skip_or_fail(reason)
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="apt-get install"):
-        fixtures.skip_or_fail(reason)
+    with pytest.raises(pytest.fail.Exception, match=r"tests\.lab install"):
+        requirements.skip_or_fail(reason)
 
 
 # -- what they share

@@ -14,7 +14,7 @@ import pytest
 from hostile import NASTY, drawn, heard, no_canary, witness
 from lab import Lab
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 PLACED = {"ranks_per_node": 2}
 # Of a rank's environment: what is another one's in each run.

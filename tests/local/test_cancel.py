@@ -10,7 +10,7 @@ import time
 import pytest
 from lab import kill
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 STUBBORN = {
     "normal": "",

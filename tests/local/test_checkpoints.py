@@ -11,7 +11,7 @@ from launcher.errors import Exit
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.words import State
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 WAITS = """
 import os, sys, time

@@ -8,7 +8,7 @@ import time
 import pytest
 from lab import kill, read
 
-pytestmark = [pytest.mark.dealt(6), pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")]
 
 STEPPING = """
 import json, os, pathlib, time

@@ -3,7 +3,7 @@
 import pytest
 from lab import kill
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 STEPS = 60
 # A script of anybody's: its first rank finds that the others wait for rank 1.

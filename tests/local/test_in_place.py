@@ -10,11 +10,11 @@ from functools import partial
 
 import pytest
 from lab import kill
-from shares import SEED
 
 from launcher.errors import Exit
+from tests.sizes import SEED
 
-pytestmark = [pytest.mark.dealt(12), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 STEPS, BATCH = 48, 16
 MEETS = """import time, torch

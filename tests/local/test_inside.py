@@ -11,7 +11,7 @@ import sys
 import pytest
 from lab import BOUND_S
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 WAITS = """
 import os, time

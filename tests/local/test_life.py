@@ -9,7 +9,7 @@ from launcher.api import Run
 from launcher.ids import parse_run_id
 from launcher.status.life import read_life
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 
 def test_a_kill_shows_on_the_strip_with_the_steps_that_were_made_again(lab):

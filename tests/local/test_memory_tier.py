@@ -11,7 +11,7 @@ from lab import kill
 
 from launcher.agent.memory.tier import MEMORY
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 # Counts what it finds in its node's memory, one up at each start, and tells it as its step.
 COUNTS = """

@@ -7,7 +7,7 @@ import pytest
 from lab import all_pids, command, kill
 from listeners import Web, open_listener
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 REPORTS = """
 import json, os, sys

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.errors import Exit
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 SPEC = "name: walk\nrun: {{script: {script}, {more}args: {{steps: 99, holds: [10, 20]{args}}}}}\n"
 WORDS = ("--steps", "24", "--kills", "2", "--seed", "3")  # its kills come at 10 and 20 at the latest, where starts wait
@@ -62,7 +62,7 @@ def test_a_generator_that_no_checkpoint_has_is_found_with_step_and_tensor(lab, s
     assert {row["run"] for row in rows} == set(proof["kept"])
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_that_no_step_is_lost_where_ranks_stay_is_proven_too(lab):
     lab.script("in_place.py")
@@ -102,7 +102,7 @@ def test_a_training_that_fails_by_itself_proves_nothing(lab, spec):
     assert "KeyError: 3" in done.stdout
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_loop_with_checkpointer_exact_and_sabotaged(lab, spec, lost):

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from lab import command, kill
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 ALL = f"queue.slots={len(os.sched_getaffinity(0))}"
 ONE_RANK = "ranks_per_node: 1\ngpus_per_node: 0"

@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 
 import pytest
-from shares import SEED
 
 from launcher.cli.main import main
 from launcher.errors import Exit
+from tests.sizes import SEED
 
 # One of each kind of file that a run has; `attempts`, `logs` and such are folders.
 RECORDS = (
@@ -178,7 +178,7 @@ def end(lab, shell, run):
     return said
 
 
-@pytest.mark.dealt(24)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("record", "damage"), cells(RECORDS))
 def test_a_live_run(lab, shell, record, damage):
     run = submitted(lab, shell, 100_000)
@@ -190,7 +190,7 @@ def test_a_live_run(lab, shell, record, damage):
     assert "nothing was left" not in said
 
 
-@pytest.mark.dealt(24)
+@pytest.mark.nightly
 @pytest.mark.parametrize("damage", [cut, emptied, flipped, of_a_wrong_type, a_link, a_link_to_itself, a_fifo, a_folder])
 def test_a_live_run_that_somebody_wanted_to_end(lab, shell, damage):
     run = submitted(lab, shell, 100_000)
@@ -202,7 +202,7 @@ def test_a_live_run_that_somebody_wanted_to_end(lab, shell, damage):
     end(lab, shell, run)
 
 
-@pytest.mark.dealt(24)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("record", "damage"), cells((*RECORDS, "attempts/0001/exit.json", "attempts/0001/exits.jsonl"))
 )

@@ -10,7 +10,6 @@ from functools import partial
 
 import pytest
 from lab import kill
-from shares import SEED
 
 from launcher.clock import boottime
 from launcher.rundir.durable import write_record
@@ -18,8 +17,9 @@ from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import alive, process_id
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import ANEW, Gone
+from tests.sizes import SEED
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 STEPS = 60
 

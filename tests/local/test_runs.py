@@ -10,7 +10,7 @@ import sys
 import pytest
 from lab import kill
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 # Rank 1 is at it before its peer says so.
 FAILS_FIRST = """

@@ -10,7 +10,7 @@ import pytest
 
 import launcher
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 TESTS = Path(__file__).parents[1]
 PYTEST = [sys.executable, "-P", "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
@@ -97,7 +97,7 @@ SABOTAGES = {
 }  # fmt: skip
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(SABOTAGES))
 def test_it_is_noticed(name, tmp_path):
     file, sound, broken, tests, which = SABOTAGES[name]

@@ -7,7 +7,7 @@ from scaled_training import measured
 
 from launcher.errors import Exit
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 THEIRS = """
 import json, os, sys, time

@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from shares import SEED, SHARE
 
-pytestmark = pytest.mark.dealt(8)
+from tests.sizes import SCALE, SEED
+
+pytestmark = pytest.mark.nightly
 
 DEEDS = "rename,fsync,mkdir,symlink,unlink,vfork"
 WORK = """
@@ -175,7 +176,7 @@ def test_a_submit_that_is_killed_on_the_way_is_completed_and_each_step_is_carrie
     desk.launch("wait", desk.submit("job.yaml"))  # the first submit makes folders that the others find
     points = [(call, k) for call, n in occurrences(desk).items() for k in range(1, n + 1)]
     known, fired, completed = ids_of(desk), 0, 0
-    for call, k in random.Random(SEED).sample(points, min(len(points), 10 * SHARE)):
+    for call, k in random.Random(SEED).sample(points, min(len(points), 10 * SCALE)):
         desk.ledger.write_text("")
         done = strace(desk, "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={k}")
         fired += done.returncode == -9

@@ -8,13 +8,13 @@ import subprocess
 import sys
 
 import pytest
-from shares import SEED, SHARE
 
 from launcher.clusters.local.cluster import KeeperStandingBy
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.layout import RunDir
+from tests.sizes import SCALE, SEED
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 # What changes the world; all of their occurrences are struck. Of the rest a random share.
 DEEDS = "rename,fsync,mkdir,symlink,link,unlink,vfork"
@@ -53,7 +53,7 @@ def test_killed_at_any_system_call(lab, tmp_path):
     lab.wait(lab.submit(spec))  # the first submit makes folders that the others find
     points = [(call, k) for call, n in occurrences(lab, DEEDS).items() for k in range(1, n + 1)]
     rest = [(call, k) for call, n in occurrences(lab, REST).items() for k in range(1, n + 1)]
-    points += random.Random(SEED).sample(rest, min(len(rest), 12 * SHARE))
+    points += random.Random(SEED).sample(rest, min(len(rest), 12 * SCALE))
     fired = 0
     for call, k in points:
         done = strace(lab, "-e", f"trace={call}", "-o", "/dev/null", "-e", f"inject={call}:signal=SIGKILL:when={k}")

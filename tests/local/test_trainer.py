@@ -11,7 +11,7 @@ from lab import kill, parent
 from launcher.words import State
 from trainer.checkpoint_files import catalog
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 SAMPLES, BATCH = 96, 12
 STEPS = 6 * SAMPLES // BATCH

@@ -15,17 +15,13 @@ from pathlib import Path
 
 from launcher.agent.processes import TAG, end_all
 from launcher.agent.ranks.ports import HeldPort
+from tests.lab.requirements import missing
 
 BOUND_S = 150.0
 ROOT = Path(__file__).parents[2]
 RELAY = Path(__file__).parent / "scripts" / "relay.py"
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-MISSING = (
-    "needs root" if os.geteuid() != 0
-    else "sshd is missing: apt-get install openssh-server" if SSHD is None
-    else "ssh is missing: apt-get install openssh-client" if shutil.which("ssh") is None
-    else ""
-)  # fmt: skip
+MISSING = "needs root" if os.geteuid() != 0 else missing("sshd", "ssh", "ssh-keygen")
 
 
 def keygen(path):

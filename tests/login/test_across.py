@@ -9,7 +9,7 @@ from ledger_job import job
 from login_node import until
 from saved_checkpoints import save
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 WORK = """
 import os, pathlib, sys, time

@@ -17,7 +17,7 @@ from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle
 from launcher.words import State
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

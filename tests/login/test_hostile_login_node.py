@@ -16,14 +16,14 @@ from hostile import no_canary
 from lies import fields
 from login_node import BOUND_S, ROOT, Laptop, programs, script
 from saved_checkpoints import save
-from shares import todays
 
 from launcher.errors import Exit
+from tests.sizes import one_in
 
 PROGRAMS = Path(__file__).parent / "scripts"
 MOST_KB = 600_000
 LIMIT_S = 60.0
-pytestmark = [pytest.mark.dealt(8), pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(500)]
 CODES = {int(code) for code in Exit}
 
 
@@ -192,7 +192,7 @@ def test_every_field_is_lied_about(hostile, verb):
         cases += [(kind, at, value) for at, value in fields(honest)]
         cases += [(kind, ("error",), value) for value in (["x"], [{"times": 1 << 20, "of": "x"}], [])]
         cases += [(kind, (), {"error": ["it is so\x1b[2J"], "exit_code": code}) for code in (0, 13, 256, -1, 1 << 70)]
-    cases = todays(cases, 7)
+    cases = one_in(7, cases)
     for kind, at, value in cases:
         hostile.restore(start)
         before = hostile.everything()

@@ -12,7 +12,6 @@ from hostile import no_canary
 from lies import fields
 from login_node import BOUND_S, ROOT, programs
 from saved_checkpoints import save
-from shares import todays
 
 from launcher.agent.processes import end_all
 from launcher.clusters.login import messages as say
@@ -21,8 +20,9 @@ from launcher.hostlink.shipping.tree import FileEntry, digest_of
 from launcher.rundir.code.listing import list_frozen
 from launcher.spec.read import read_spec
 from tests.conftest import tagged_processes
+from tests.sizes import one_in
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 SCRIPT = b"print('up')\n"
 SPEC = b"name: job\nrun: {script: train.py, preload: []}\nresources: {ranks_per_node: 1}\n"
@@ -139,7 +139,7 @@ def with_lie(request, at, value):
 def test_every_field_of_a_request_is_lied_about(far, kind):
     lies = [lie for lie in fields(json.loads(encoded(requests(far)[kind]))) if lie[0] and lie[0][0] != "type"]
     before, wrong = far.outside(), []
-    for at, value in todays(lies, 5 if kind in ("machine", "hosts", "open", "preview") else 2):
+    for at, value in one_in(5 if kind in ("machine", "hosts", "open", "preview") else 2, lies):
         if at == ("folder",) and "\0" not in str(value) and ".." not in str(value):
             continue  # he may have it wherever he can write
         if at == ("runs",) and isinstance(value, dict):

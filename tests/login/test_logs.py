@@ -11,7 +11,7 @@ from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.logs import FOLDERS
 from launcher.hostlink.rpc.wire import decoded, encoded
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 HPC = Address("hpc", "me@hpc", "~/launch", "~/launch", "slurm")
 

@@ -10,7 +10,7 @@ from launcher.rundir import registry
 from launcher.rundir.code import outputs
 from launcher.words import State
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

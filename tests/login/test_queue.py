@@ -4,7 +4,7 @@ import pytest
 from ledger_job import STEPS, WORK, job
 from login_node import until
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

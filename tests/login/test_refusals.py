@@ -7,7 +7,7 @@ import time
 import pytest
 from login_node import Laptop, LoginNode, all_pids, keygen, read, read_terminal, until
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 JOB = "name: job\nrun:\n  script: train.py\n  preload: []\nresources: {ranks_per_node: 1}\n"
 

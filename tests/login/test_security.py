@@ -11,7 +11,7 @@ import pytest
 from hostile import files_with
 from login_node import BOUND_S, read, until
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 NEEDLE = f"canary-of-login-{os.getpid():08x}"  # other tests of this machine have canaries of their own in the open
 CANARY = f"{NEEDLE}-secret value'\"$(x)\n end"

@@ -4,7 +4,7 @@ import pytest
 from login_node import Laptop, until
 from served_job import check_served
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 class Desk(Laptop):  # type: ignore[misc] # found on pytest's path

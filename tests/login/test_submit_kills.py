@@ -8,9 +8,10 @@ import subprocess
 
 import pytest
 from login_node import BOUND_S, until
-from shares import SEED, SHARE, todays
 
-pytestmark = pytest.mark.dealt(8)
+from tests.sizes import SCALE, SEED, one_in
+
+pytestmark = pytest.mark.nightly
 
 ONCE = "import os\nwith open('{ledger}', 'a') as file:\n    file.write(os.environ['LAUNCH_RUN_ID'] + '\\n')\n"
 JOB = "name: once\nrun:\n  script: once.py\n  preload: []\nresources:\n  ranks_per_node: 1\n"
@@ -68,7 +69,7 @@ def test_the_connection_is_cut_at_every_stage(laptop, login_node, ledger):
     laptop.submit()
     points = stages(laptop.passed()[-1])
     assert len(points) >= 10, points
-    points = todays(points)
+    points = one_in(3, points)
     cut = 0
     for number, point in enumerate(points):
         ledger.renew(number)
@@ -154,7 +155,7 @@ def test_launch_on_the_login_node_is_killed_at_any_system_call(laptop, login_nod
     laptop.submit()
     counts = [line.split() for line in until("the counts", lambda: counted(tmp_path / "counts"))]
     points = [(fields[-1], k) for fields in counts for k in range(1, int(fields[3]) + 1)]
-    chosen = random.Random(SEED).sample(points, min(len(points), 5 * SHARE))
+    chosen = random.Random(SEED).sample(points, min(len(points), 5 * SCALE))
     fired = 0
     for number, (call, k) in enumerate(chosen):
         ledger.renew(number)

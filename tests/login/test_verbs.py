@@ -11,7 +11,7 @@ import pytest
 from login_node import BOUND_S, read, read_terminal, until
 from saved_checkpoints import save, save_model
 
-pytestmark = pytest.mark.dealt(12)
+pytestmark = pytest.mark.nightly
 
 SCRIPT = """
 import os, pathlib, sys, time

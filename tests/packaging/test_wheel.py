@@ -18,7 +18,7 @@ from tests.docs.blocks import DOCS, ROOT, block
 
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 # Building and installing ask the package index, which may be slow to answer.
-pytestmark = [pytest.mark.dealt(3), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 def command(*words, cwd, env=None):

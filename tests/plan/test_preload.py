@@ -9,7 +9,7 @@ import pytest
 
 from launcher.plan.preload import NAMED, TASKS, TORCH, TRAINER
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 pytest.importorskip("torch")
 # As the zygote does it, and then as a rank does.

@@ -5,7 +5,7 @@ import json
 import pytest
 
 
-@pytest.mark.dealt(3)  # every day ruff looks by the same rules
+@pytest.mark.nightly  # every day ruff looks by the same rules
 def test_bandit_finds_nothing_of_medium_severity_or_above(tool):
     code, said = tool("bandit", "-q", "-c", "pyproject.toml", "-ll", "-r", "launcher", "trainer", "jobs")
     assert code == 0, said

@@ -34,7 +34,7 @@ def test_every_fuzz_target_has_its_long_mode():
         f"{path.relative_to(ROOT)}: {found.group()}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
         for found in re.finditer(r"max_examples=[^,)\n]*", path.read_text())
-        if "SHARE" not in found.group() and path != Path(__file__)
+        if "SCALE" not in found.group() and path != Path(__file__)
     ]
     assert not short, "\n".join(short)
 

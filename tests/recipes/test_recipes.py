@@ -49,13 +49,13 @@ def goes_on_after_a_kill(lab, recipe, *more):
     return status
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 @pytest.mark.parametrize("recipe", [one for one in TRAINED if one != LOGGED])
 def test_a_training_goes_on_after_a_kill(lab, recipe):
     goes_on_after_a_kill(lab, recipe)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 def test_loggers_have_each_step_once_after_a_kill(lab):
     """W&B offline. MLflow, whose files may be cut short by a kill: tests/trainer/loggers/test_services.py."""
     words = ("--set", "env.WANDB_PROJECT=recipes", "--set", "env.WANDB_MODE=offline")
@@ -66,7 +66,7 @@ def test_loggers_have_each_step_once_after_a_kill(lab):
     assert {file.name for file in folder.rglob("*.wandb")} == {f"run-{status['run']}.wandb"}
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 def test_lightning_over_nodes_that_it_does_not_know_of(lab):
     """All devices as if on one node, which runs under torchrun too; and who is first, though it was imported before."""
     lab.script("devices.py", (SCRIPTS / "devices.py").read_text())

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.lab.requirements import need
+
 # Everything that changes the disk, what opens, syncs and locks. A kill at any other call leaves what a kill at the next
 # of these leaves.
 CHANGING = (
@@ -107,8 +109,7 @@ class Strace:
 
 @pytest.fixture
 def strace(tmp_path_factory) -> Strace:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed: nothing can be killed at a system call")
+    need("strace")
     return Strace(tmp_path_factory.mktemp("strace"))
 
 

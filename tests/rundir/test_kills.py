@@ -13,7 +13,7 @@ from launcher.rundir.durable import append_line, create_record, read_lines, read
 from launcher.rundir.fence import fence, raise_fence
 from launcher.rundir.layout import RunDir
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 OLD, NEW = FrozenCode("old" * 20, 1, 1), FrozenCode("new" * 2000, 2, 2)
 _RECORDS = """

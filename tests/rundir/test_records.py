@@ -16,7 +16,7 @@ from launcher.rundir.durable import Damaged, read_record, scan_lines
 from launcher.rundir.fence import fence
 from launcher.rundir.layout import RunDir
 from launcher.words import Cause, State
-from tests.shares import SHARE
+from tests.sizes import SCALE
 
 ME = records.ProcessId("host", "boot", 7, 8)
 WHOLE = [
@@ -49,7 +49,7 @@ def file():
         yield Path(folder) / "record"
 
 
-@settings(max_examples=300 * SHARE, deadline=None)
+@settings(max_examples=300 * SCALE, deadline=None)
 @given(data=st.one_of(_damaged(), st.binary(max_size=100)), kind=st.sampled_from([type(one) for one in WHOLE]))
 def test_any_bytes_are_a_record_or_damage(file, data, kind):
     file.write_bytes(data)
@@ -57,7 +57,7 @@ def test_any_bytes_are_a_record_or_damage(file, data, kind):
         assert isinstance(read_record(file, kind), kind)
 
 
-@settings(max_examples=200 * SHARE, deadline=None)
+@settings(max_examples=200 * SCALE, deadline=None)
 @given(st.lists(st.one_of(_damaged(), st.sampled_from(TEXTS[-1:])), max_size=8))
 def test_of_any_lines_those_that_are_events_are_read(file, lines):
     file.write_bytes(b"\n".join(lines))
@@ -65,7 +65,7 @@ def test_of_any_lines_those_that_are_events_are_read(file, lines):
     assert lines[:-1].count(TEXTS[-1]) <= len(found.records) <= file.read_bytes().count(b"\n") + 1
 
 
-@settings(max_examples=200 * SHARE, deadline=None)
+@settings(max_examples=200 * SCALE, deadline=None)
 @example(b"1" * 5000)
 @given(st.one_of(st.binary(max_size=30), st.text("0123456789 \n²٣", max_size=30).map(str.encode)))
 def test_any_fence_is_a_number_or_damage(data):
@@ -75,7 +75,7 @@ def test_any_fence_is_a_number_or_damage(data):
             assert fence(run) >= 0
 
 
-@settings(max_examples=100 * SHARE, deadline=None)
+@settings(max_examples=100 * SCALE, deadline=None)
 @given(st.one_of(st.binary(max_size=60), _ODD, st.just(b'{"a":[1,2,3,4,"x"]}')))
 def test_any_index_of_code_costs_time_only(data):
     with tempfile.TemporaryDirectory() as folder:

@@ -17,12 +17,12 @@ from hostile import (
     witness,
 )
 from lab import Lab
-from shares import SHARE
 
 from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
 from launcher.clusters.slurm.script import render
+from tests.sizes import SCALE
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 PLACED = {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "time": "10m"}
 # Of a rank's environment: what is another one's in each run, and what is the machine's.
@@ -50,7 +50,7 @@ def of_no_cluster(environment):
 
 def test_ranks_get_the_same_bytes_as_on_one_machine(desk, slurm, tmp_path):
     """Arguments, variables and everything else of the environment but what Slurm says of the job, on both nodes."""
-    words = NASTY + drawn(400 * SHARE, 40)
+    words = NASTY + drawn(400 * SCALE, 40)
     env = {f"T_{number}": word for number, word in enumerate(words)}
     spec = witness(desk, PLACED, words, env, slurm={"extra": {"comment": NASTY[1] + NASTY[2]}})
     theirs = heard(desk, desk.submit(spec, "--on", "slurm"))
@@ -85,7 +85,7 @@ def test_a_command_list_is_read_by_no_shell_of_any_node(desk, slurm, tmp_path):
 def test_options_reach_slurm_as_they_are(slurm, tmp_path):
     """What sbatch reads in the script is what was meant: no value ends its line, its quotes or its option."""
     fit = [word for word in NASTY if word and "\n" not in word and len(word) < 1000 and not word.startswith(" ")]
-    words = fit + [word for word in drawn(40 * SHARE, 30) if word == word.strip()]
+    words = fit + [word for word in drawn(40 * SCALE, 30) if word == word.strip()]
     for word in words:
         chosen = {"job-name": "x", "comment": f"launch:t {word}", "account": word, "output": "/dev/null"}
         script = tmp_path / "job.sh"

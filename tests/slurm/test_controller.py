@@ -3,7 +3,7 @@
 import pytest
 from runs import record, two_nodes
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 def test_with_the_controller_down_the_run_goes_on_and_status_says_what_it_knows(desk, slurm):

@@ -16,7 +16,7 @@ from runs import jobs
 
 from tests.lab.nodes import Cut
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 TORCH = "2.10.0 (CUDA 12.8), sees 0 GPUs"
 

@@ -12,7 +12,7 @@ from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

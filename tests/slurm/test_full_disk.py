@@ -10,7 +10,7 @@ from launcher.rundir.avoided import avoided
 from launcher.rundir.layout import RunDir
 from tests.lab.slurm import SlurmLab
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 STEPS = 300
 

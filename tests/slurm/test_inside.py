@@ -5,7 +5,7 @@ import json
 import pytest
 from runs import two_nodes
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 
 def test_beside_ranks_on_two_nodes(desk, slurm):

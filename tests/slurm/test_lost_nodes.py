@@ -10,7 +10,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Blame
 from tests.lab.nodes import Cut
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 STEPS = 600
 SHORT = "recovery:\n  lease: 4s\n  wait: 20s\n"

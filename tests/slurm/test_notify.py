@@ -6,7 +6,7 @@ import pytest
 from lab import whole_lines
 from runs import jobs, record, take_all_nodes, two_nodes
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 def test_a_run_that_is_preempted_is_told_of_once_and_of_its_end(desk, slurm, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from runs import causes, fingerprint_here, job_of, jobs, record, take_all_nodes, two_nodes
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 STEPS = 400
 

@@ -8,7 +8,7 @@ from runs import two_nodes
 from launcher.errors import Exit
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_ranks_are_killed_on_their_nodes(desk, slurm):
     words = ("--steps", "150", "--kills", "1", "--seed", "5", "--set", "run.args.pause=0.1")

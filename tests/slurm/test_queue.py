@@ -3,7 +3,7 @@
 import pytest
 from runs import job_of, two_nodes
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 FAILS = "name: bad\nrun: {command: 'exit 3'}\nresources: {ranks_per_node: 1}\nrecovery: {user_error: 0}\n"
 

@@ -12,7 +12,7 @@ from runs import fingerprint_here, job_of, two_nodes
 
 from launcher.shipped import shipped
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 def test_a_run_over_two_nodes_ends_as_it_does_here(desk, slurm):

@@ -4,7 +4,7 @@ import pytest
 from runs import jobs
 from scaled_training import check_on_nodes
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.timeout(600)

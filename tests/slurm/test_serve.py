@@ -3,7 +3,7 @@
 import pytest
 from served_job import check_served
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.timeout(600)

@@ -3,7 +3,7 @@
 import pytest
 from runs import causes, record, take_all_nodes
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 MINUTES = ("--set", "resources.time=1m", "--set", "slurm.signal_before=20s")
 

@@ -3,7 +3,7 @@
 import pytest
 from runs import job_of
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 WORK = """
 import os, sys

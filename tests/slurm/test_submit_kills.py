@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from lab import BOUND_S
 from runs import record
-from shares import SEED, SHARE
 
-pytestmark = pytest.mark.dealt(8)
+from tests.sizes import SCALE, SEED
+
+pytestmark = pytest.mark.nightly
 
 # What changes the world; all of their occurrences are struck. Of the rest a random share.
 DEEDS = "rename,fsync,mkdir,link,symlink,unlink,vfork,flock"
@@ -136,7 +137,7 @@ def strike_all(ledger, words, chosen, rest):
     deeds, others = occurrences(desk, words, DEEDS), occurrences(desk, words, REST)
     points = [point for point in deeds if chosen is None or point[0] in chosen]
     left = [point for point in (*deeds, *others) if point not in points]
-    points += draw.sample(left, min(len(left), rest * SHARE))
+    points += draw.sample(left, min(len(left), rest * SCALE))
     fired = 0
     for point in points:
         fired += kill_at(desk, words, *point)

@@ -5,7 +5,7 @@ from runs import job_of, jobs, two_nodes
 
 from launcher.clock import boottime
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 LEASE_S = 10
 RULES = f"recovery:\n  lease: {LEASE_S}s\n  hang_after: {LEASE_S}s\n"

@@ -1,6 +1,6 @@
 """Whatever the text: a value or BadInput, in well-formed lines, within seconds and in bounded memory.
 
-A few hundred texts of each kind; with LAUNCH_TEST_SHARE=2 100,000 of them, with larger numbers more.
+A few hundred texts of each kind; 100,000 of them with --nightly.
 """
 
 import gc
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shares import SHARE
 
 from launcher.clusters.clusters_file import ClusterEntry, clusters_of
 from launcher.errors import BadInput
@@ -21,6 +20,7 @@ from launcher.spec.fields import JOB
 from launcher.spec.kinds.sections import Section
 from launcher.spec.model import JobSpec
 from launcher.spec.read import parse_spec
+from tests.sizes import SCALE
 from tests.spec import test_malformed as malformed
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()
@@ -30,13 +30,13 @@ LINE = re.compile(r"job\.yaml:[1-9]\d*:[1-9]\d*: .+?: .+|hint: .+|and \d+ more|-
 MOST_KIB = 64 * 1024  # that reading a text may take
 TARGETS = 9
 fuzz = settings(
-    max_examples=300 if SHARE == 1 else 50_000 * SHARE // TARGETS,
+    max_examples=300 if SCALE == 1 else 50_000 * SCALE // TARGETS,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
-pytestmark = pytest.mark.timeout(120 * SHARE**3)
+pytestmark = pytest.mark.timeout(120 * SCALE**3)
 
 
 def check(text: str, *overrides: str) -> None:

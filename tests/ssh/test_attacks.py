@@ -22,7 +22,6 @@ from hostile import (
     others_see,
     witness,
 )
-from shares import SEED, SHARE
 
 from launcher.agent.messages import WIRE_VERSION
 from launcher.agent.wire import proof_of, wire_key
@@ -38,8 +37,9 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.model import SshHost
 from launcher.words import State
 from tests.lab.hosts import UIDS
+from tests.sizes import SCALE, SEED
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 PLACED = {"nodes": 2, "ranks_per_node": 1}
 # Of a rank's environment: what is another one's in each run.
@@ -53,7 +53,7 @@ OF_THE_HOST = {"MASTER_ADDR", "SSH_CONNECTION", "SSH_CLIENT", "TMPDIR"}
 
 def test_ranks_get_the_same_bytes_as_on_one_machine(desk, hosts, tmp_path):
     """Arguments and variables, as arguments of a script and as a command of their own."""
-    words = NASTY + drawn(400 * SHARE, 40)
+    words = NASTY + drawn(400 * SCALE, 40)
     env = {f"T_{number}": word for number, word in enumerate(words)}
     spec = witness(desk, PLACED, words, env)
     theirs, ours = heard(desk, desk.submit(spec, "--on", "pool")), heard(desk, desk.submit(spec))
@@ -132,7 +132,7 @@ def test_a_folder_that_somebody_else_can_write_is_not_used(desk, hosts):
     """Whoever owns it could have us run their code."""
     cases = [(kind, who) for kind in ("", "runs", "code", "lib") for who in ((UIDS["ann"], 0o700), (0, 0o777))]
     spec = desk.job(3)
-    for kind, (owner, bits) in random.Random(SEED).sample(cases, min(len(cases), 2 * SHARE)):
+    for kind, (owner, bits) in random.Random(SEED).sample(cases, min(len(cases), 2 * SCALE)):
         folder = hosts.home(0) / "launch" / kind
         folder.mkdir(parents=True, exist_ok=True)
         mode = stat.S_IMODE(folder.stat().st_mode)

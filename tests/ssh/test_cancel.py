@@ -3,7 +3,7 @@
 import pytest
 from ssh_desk import command_line
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 STAY = """
 import json, os, signal, subprocess, time

@@ -9,7 +9,7 @@ from launcher.clusters.ssh.doctor_checks import crontab_line
 from tests.lab.fixtures import open_folder
 from tests.lab.hosts import HostLab
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 RULES = "recovery: {lease: 10s, wait: 5s}\n"
 

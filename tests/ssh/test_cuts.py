@@ -14,11 +14,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
-from shares import SEED, SHARE
 
 from tests.lab.nodes import Cut, pid_inside
+from tests.sizes import SCALE, SEED
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 LIMIT_S = 100.0  # 30, and what a busy machine adds
 LEASE_S = 10.0
@@ -94,7 +94,7 @@ def let_back(desk, how):
 def test_no_host_of_the_run_can_be_reached(desk, draw):
     run = training(desk, "recovery: {grace: 1s}\n")  # with the usual lease: none is over while this machine is busy
     desk.launch("logs", run)
-    for how in draw.sample([Cut.IN, Cut.OUT, Cut.BOTH, Cut.RESET, FROZEN], min(5, SHARE)):
+    for how in draw.sample([Cut.IN, Cut.OUT, Cut.BOTH, Cut.RESET, FROZEN], min(5, SCALE)):
         desk.status(run)
         keep_away(desk, how)
         status, page, logs, hosts, submit, cancel = answers(
@@ -138,7 +138,7 @@ def test_a_host_that_is_cut_off_from_all(desk, draw, tmp_path):
     config.write_text(f"{desk.hosts.config.read_text()}  ConnectTimeout 4\n")
     desk.env["LAUNCH_SSH_CONFIG"] = str(config)
     cut = desk.hosts.nodes[1]
-    for how in draw.sample([Cut.LINK, Cut.IN, Cut.OUT, Cut.BOTH, Cut.RESET], min(5, SHARE)):
+    for how in draw.sample([Cut.LINK, Cut.IN, Cut.OUT, Cut.BOTH, Cut.RESET], min(5, SCALE)):
         run = training(desk)
         here, there = ranks(desk, run, 0), ranks(desk, run, 1)
         assert here() and there()
@@ -259,7 +259,7 @@ WHERE = {"greeting": 10, "keys": 1_200, "login": 2_200, "probe": 4_000, "upload"
 def test_the_way_to_two_hosts_ends_in_the_middle(desk, tmp_path, draw):
     """Of a handshake or a question, and of the code that is sent: the others are used, and there nothing is left."""
     cases = [(where, reset) for where in WHERE for reset in (False, True) if where != "upload"]
-    for where, reset in draw.sample(cases, min(len(cases), SHARE)):
+    for where, reset in draw.sample(cases, min(len(cases), SCALE)):
         (desk.project / "weights.bin").write_bytes(os.urandom(4_000_000))  # so that it is nowhere yet
         spec = desk.job(3)
         with ExitStack() as ways:

@@ -23,7 +23,7 @@ from launcher.hostlink.shipping import bundle
 from launcher.spec.model import SshHost
 from tests.lab.nodes import Cut
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 TOKEN = "ab" * 32
 PROGRAM = Path(machine_there.__file__).read_text()

@@ -9,7 +9,7 @@ from ssh_desk import command_line, strike
 from launcher.rundir.identity import alive, process_id
 from tests.lab.nodes import pid_inside
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 SPARE = "recovery: {spares: 1, lease: 10s}\n"  # shorter ones run out on a machine that is merely busy
 

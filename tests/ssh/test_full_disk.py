@@ -35,7 +35,7 @@ def disk_of_node1(desk):
     disk.do("umount", "--lazy", str(disk.folder))
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 def test_a_full_disk_of_one_host(desk, disk_of_node1):
     run = desk.submit(desk.job(100, more="recovery: {spares: 1, lease: 10s}\n", hold=25), "--on", "pool")
     desk.until_step_there(0, run, 20)

@@ -5,7 +5,7 @@ import json
 import at_breakpoint
 import pytest
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("transport", ["paramiko", "openssh"])

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 
 def test_a_host_whose_links_are_slow_is_left_out_with_what_was_measured(desk):

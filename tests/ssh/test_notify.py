@@ -5,7 +5,7 @@ import json
 import pytest
 from lab import whole_lines
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 def test_where_the_first_host_is_lost_the_next_tells_the_rest_and_nothing_twice(desk, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from ssh_desk import Desk
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

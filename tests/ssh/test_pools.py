@@ -12,7 +12,7 @@ from ssh_desk import Desk, strike
 from tests.lab.fixtures import open_folder
 from tests.lab.hosts import HostLab
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from ssh_desk import command_line
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 def test_the_second_run_waits_and_starts_by_itself(desk):

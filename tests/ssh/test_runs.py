@@ -5,7 +5,7 @@ import json
 import pytest
 from hostile import files_with
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 def test_a_run_over_two_hosts_ends_as_it_does_here(desk):

@@ -5,7 +5,7 @@ import sys
 import pytest
 from scaled_training import check_on_nodes
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.timeout(600)

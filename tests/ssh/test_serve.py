@@ -5,7 +5,7 @@ import sys
 import pytest
 from served_job import TRAIN, check_served, check_watched, trained, write_app
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 SAVES = "checkpoints"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ssh_desk import strike
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 LESSONS = f"""
 name: lessons

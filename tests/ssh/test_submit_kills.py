@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 from lab import BOUND_S, parent
-from shares import SEED, SHARE
 from ssh_desk import command_line
 
-pytestmark = pytest.mark.dealt(8)
+from tests.sizes import SCALE, SEED
+
+pytestmark = pytest.mark.nightly
 
 # What changes the world, here and by the socket on the hosts. Of all occurrences a random share is struck.
 DEEDS = "rename,fsync,mkdir,link,unlink,flock"
@@ -165,7 +166,7 @@ def test_killed_at_any_system_call(pool, desk, draw):
     deeds = [(call, k) for call, most in every.items() if call in DEEDS.split(",") for k in range(1, most + 1)]
     rest = [(call, k) for call, most in every.items() for k in range(int(0.7 * most), most)]
     print(f"{len(deeds)} deeds, {len(rest)} other calls")
-    for points, many in ((deeds, SHARE), (rest, SHARE)):
+    for points, many in ((deeds, SCALE), (rest, SCALE)):
         fired, order = 0, draw.sample(points, len(points))
         for point in order[: 40 * many]:  # how often a thread polls or opens is another number each time
             fired += kill_at(desk, *point)
@@ -183,7 +184,7 @@ def test_killed_at_any_instant(pool, draw):
     began = time.monotonic()
     pool.desk.launch(*SUBMIT)
     took = time.monotonic() - began
-    fired, many = 0, 3 * SHARE
+    fired, many = 0, 3 * SCALE
     for _ in range(10 * many):
         instant = draw.uniform(0.05, 0.95) * took
         began = time.monotonic()
@@ -212,7 +213,7 @@ STAGES = {
 
 
 def test_killed_between_the_words_to_the_hosts(pool, desk, draw):
-    chosen = draw.sample(sorted(STAGES), min(len(STAGES), 2 * SHARE))
+    chosen = draw.sample(sorted(STAGES), min(len(STAGES), 2 * SCALE))
     for stage in chosen:
         condition = STAGES[stage]
         if condition == "half":

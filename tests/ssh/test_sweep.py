@@ -3,10 +3,11 @@
 import sys
 
 import pytest
-from shares import SEED
 from struck_sweep import check, struck_until_over, undisturbed
 
-pytestmark = pytest.mark.dealt(6)
+from tests.sizes import SEED
+
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.timeout(600)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from tests.lab.hosts import keygen
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 ALL = "nodes: 4\nranks_per_node: 1"
 LOGINS = ("Accepted ", "Postponed ", "Failed ", "authenticating user")  # what sshd says of anybody who tried

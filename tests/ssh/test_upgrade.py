@@ -6,7 +6,7 @@ import pytest
 
 from launcher.hostlink.rpc.wire import WIRE
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 # What servers of hosts said first: up to wire 3, and since.
 GREETINGS = ["launch-there", f'launch-far {{"wire":{WIRE - 1},"launch":"0.0.1"}}']

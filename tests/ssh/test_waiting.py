@@ -3,7 +3,7 @@
 import pytest
 from ledger_job import STEPS, WORK, job
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

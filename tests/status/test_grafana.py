@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -54,7 +53,7 @@ def test_all_that_the_dashboard_asks_for_is_told(told):
     assert named and named <= samples
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-get install prometheus")
+@pytest.mark.needs("prometheus")
 def test_a_prometheus_that_has_read_it_answers_the_dashboard(told, tmp_path):
     with serving(told) as port, prometheus(tmp_path, port) as ask:
         until(lambda: ask("up == 1"))

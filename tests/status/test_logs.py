@@ -12,7 +12,7 @@ from run_folder import RunFolder, dead_process
 from launcher.rundir.records import RankState
 from launcher.status.logs import LogReader, merged_logs
 from launcher.words import State
-from tests.shares import SHARE
+from tests.sizes import SCALE
 
 
 def shown(folder, **more):
@@ -155,7 +155,7 @@ rank_scripts = st.lists(
 )
 
 
-@settings(max_examples=60 * SHARE, deadline=None)
+@settings(max_examples=60 * SCALE, deadline=None)
 @given(rank_scripts, st.data())
 def test_any_interleaving_keeps_each_ranks_order_and_loses_no_line(ranks, data):
     """Clocks may go back, times may be missing, and the reader may look at any moment."""

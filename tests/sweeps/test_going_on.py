@@ -15,7 +15,7 @@ from launcher.sweeps.folder import SweepDir, SweepRecord, SweepState, TrialNote,
 from launcher.sweeps.points import grid
 from launcher.sweeps.trial_book import TrialBook, enqueue_extensions
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 SCRIPT = """
 import argparse, json, os, pathlib, signal, sys

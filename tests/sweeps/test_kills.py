@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import struck_conductor
-from shares import SEED, SHARE
 
-EVERY = 9 if SHARE == 1 else 1
+from tests.sizes import SCALE, SEED
+
+EVERY = 9 if SCALE == 1 else 1
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("search", ["random", "tpe", "grid", struck_conductor.HALVING])
 def test_killed_before_any_change_of_the_disk(tmp_path, search):
     words = [sys.executable, struck_conductor.__file__, str(tmp_path), search, str(EVERY), str(SEED)]

@@ -9,7 +9,7 @@ import pytest
 import launcher
 from launcher.errors import NoSuchRun, Refused
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 SCRIPT = """
 import argparse, json, os, time

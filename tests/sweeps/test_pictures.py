@@ -43,7 +43,7 @@ def test_a_page_has_all_pictures_in_it_and_asks_nobody(swept, tmp_path):
     assert "<script" not in page
 
 
-@pytest.mark.dealt(len(KINDS))
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_picture(swept, tmp_path, kind):
     assert draw(swept(20), tmp_path / "one.png", [kind]) == []

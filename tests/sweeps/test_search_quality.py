@@ -9,7 +9,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from search import beside_no_stop, beside_random
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 SEEDS, TRIALS = range(4), 40
 

@@ -9,7 +9,7 @@ import pytest
 from launcher.agent.processes import tagged
 from launcher.rundir.identity import alive, process_id
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 IMPORTED = """
 import os

@@ -1,10 +1,11 @@
 """The small ResNet swept on this machine while its ranks and its conductor are killed."""
 
 import pytest
-from shares import SEED
 from struck_sweep import check, struck_until_over, undisturbed
 
-pytestmark = pytest.mark.dealt(6)
+from tests.sizes import SEED
+
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.timeout(600)

@@ -13,7 +13,7 @@ from separate_hosts import Hosts, until
 from launcher.spec.model import CheckpointOptions
 from trainer.checkpoint_files.layout import data_name, folder_name
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 TRAINING = Path(__file__).parents[2] / "local" / "scripts" / "lessons.py"
 SCRIPT = Path(__file__).parents[1] / "scripts" / "project" / "apart.py"

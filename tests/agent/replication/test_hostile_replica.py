@@ -7,7 +7,6 @@ import random
 import msgspec
 import pytest
 from replication_lab import KEY, Pool, address, content, held, names, save_apart
-from shares import SEED, SHARE
 
 from launcher.agent.messages import ReplicaAddress, Start
 from launcher.agent.replication import client
@@ -20,10 +19,11 @@ from launcher.agent.replication.link import linked
 from launcher.agent.replication.protocol import LINE_BYTES, Save
 from launcher.agent.replication.replication import NotBrought, NothingToLoad
 from launcher.agent.wire import WireError, WireServer, dial
+from tests.sizes import SCALE, SEED
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import MANIFEST
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 LIES = [
     None, True, -1, 0, 1, 7, 2**31, 2**63 - 1, 1e308, "", "..", "../../x", "/etc/passwd", "a\0b", "x" * 5000,
@@ -177,7 +177,7 @@ async def arrive(pool):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.timeout(150 * SHARE)
+@pytest.mark.timeout(150 * SCALE)
 def test_a_server_that_lies_keeps_a_member_from_its_checkpoint_and_does_no_more(tmp_path, monkeypatch, first):
     """Be it the first member, which says what all load, or another one."""
     print("seed", SEED)
@@ -193,7 +193,7 @@ def test_a_server_that_lies_keeps_a_member_from_its_checkpoint_and_does_no_more(
     monkeypatch.setattr(replications, "_RETRY_S", 0.02)
     words = LyingServer(tmp_path / "honest" / "node-1").words()
     cases = [(of, at, lie) for of, value in words.items() for at in fields_of(value) for lie in LIES]
-    drawn = random.Random(SEED).sample(cases, min(len(cases), 150 * SHARE))
+    drawn = random.Random(SEED).sample(cases, min(len(cases), 150 * SCALE))
     missing = {**words["decide"]["load"]["holders"]}
     missing.popitem()
     drawn += [("decide", ("load", "holders"), missing), ("decide", ("load", "keepers"), []), ("cut", (), 0)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from launcher.board.measured.reading import MeasuredRun
 from launcher.rundir.layout import RunDir
 from launcher.status.series import AT, read_rows
-from tests.shares import SHARE
+from tests.sizes import SCALE
 
 NAMES = st.sampled_from(["loss", "acc", "val/loss"])
 VALUES = st.one_of(st.floats(-10, 10), st.sampled_from(["nan", "inf", "-inf"]))
@@ -49,7 +49,7 @@ def in_order(events):
 
 
 @given(EVENTS)
-@settings(max_examples=SHARE * 60, deadline=None)
+@settings(max_examples=SCALE * 60, deadline=None)
 def test_it_says_what_reading_all_says(tmp_path_factory, events):
     run = RunDir(tmp_path_factory.mktemp("run") / "job-abcd")
     run.metrics.mkdir(parents=True)

@@ -15,7 +15,7 @@ from launcher.words import Cause
 from tests.board.conftest import BOUND_S, opened
 from tests.board.page.conftest import EVIL, PICTURES, measure, picture
 
-pytestmark = [needs_browser, pytest.mark.dealt(6)]
+pytestmark = [needs_browser, pytest.mark.nightly]
 
 AXE = Path(selenium.__file__).with_name("axe.min.js")
 

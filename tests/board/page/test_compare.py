@@ -6,7 +6,7 @@ from browser import needs_browser
 from launcher.rundir.records import NotFinite
 from tests.board.page.conftest import EVIL, measure, started_with
 
-pytestmark = [needs_browser, pytest.mark.dealt(3)]
+pytestmark = [needs_browser, pytest.mark.nightly]
 RUNS = ["lr1-aaaa", "lr2-bbbb", "vit-cccc", "new-dddd"]
 ROWS = "[...document.querySelectorAll('section[aria-label=\"results and arguments\"] tbody tr')]"
 PLACE = "one => ['d', 'cx', 'cy'].map(name => one.getAttribute(name)).join()"

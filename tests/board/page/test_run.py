@@ -17,7 +17,7 @@ from launcher.words import Cause
 from tests.board.conftest import opened
 from tests.board.page.conftest import EVIL, look_at, measure
 
-pytestmark = [needs_browser, pytest.mark.dealt(6)]
+pytestmark = [needs_browser, pytest.mark.nightly]
 FIRST_PLOT = "document.querySelector('.charts .plot')"
 SMOOTHED = """
 const one = document.querySelector('input[type=range]');

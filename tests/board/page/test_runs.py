@@ -10,7 +10,7 @@ from launcher.doctor.last import keep
 from launcher.rundir.records import Labels
 from tests.board.page.conftest import EVIL, look_at, started_with
 
-pytestmark = [needs_browser, pytest.mark.dealt(3)]
+pytestmark = [needs_browser, pytest.mark.nightly]
 SHOWN = "[...document.querySelectorAll('tr[data-key] .named a')].map(one => one.textContent)"
 THREE = ["lr1-aaaa", "lr2-bbbb", "vit-cccc"]
 

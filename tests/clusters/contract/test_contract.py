@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 def test_a_node_offers_something(site):

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shares import SHARE
 
 from launcher.clusters.slots.table import CPU, GPU, occupancy
 from launcher.clusters.ssh import probe_there
@@ -19,6 +18,7 @@ from launcher.hostlink.parallel import failures, for_all
 from launcher.hostlink.running import Done
 from launcher.spec.model import SshHost
 from tests.clusters.ssh.test_choose import FACTS
+from tests.sizes import SCALE
 
 GOOD = msgspec.to_builtins(FACTS)
 JSON = st.recursive(
@@ -51,7 +51,7 @@ def test_odd_facts_of_one_host_are_its_own_trouble(name, value):
     assert failures(results)["odd"].lines[0].startswith("odd: what it says of itself cannot be: ")
 
 
-@settings(max_examples=200 * SHARE)
+@settings(max_examples=200 * SCALE)
 @given(st.dictionaries(st.sampled_from(sorted(GOOD)), JSON, max_size=4) | JSON | st.text() | st.binary())
 def test_any_facts_are_facts_or_an_error_that_names_the_host(said):
     if isinstance(said, dict) and said.keys() <= GOOD.keys():
@@ -69,7 +69,7 @@ def test_any_facts_are_facts_or_an_error_that_names_the_host(said):
     assert time.monotonic() - began < 30
 
 
-@settings(max_examples=200 * SHARE)
+@settings(max_examples=200 * SCALE)
 @given(st.lists(st.text(max_size=120) | st.from_regex(r"launch/(held|waits)/[0-9a-f]*/?(gpu|cpu)/[0-9]+/[^\n]*")))
 def test_any_names_of_sockets_are_read(names):
     seen = occupancy("\n".join(f"0000000000000000: 00000002 00000000 00000000 0001 01 4711 @{name}" for name in names))

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from shares import SHARE
 
 from launcher.clusters.mirror import tails
 from launcher.clusters.protocol import CancelReport
@@ -30,9 +29,10 @@ from launcher.spec.model import SshHost
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import on_hosts
 from tests.run_folder import RunFolder, dead_process, plan_of, state_of
+from tests.sizes import SCALE
 from trainer.checkpoint_files.partial import Held
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 MOST_S = 30.0
 RUN = "job-1a2b"
@@ -104,7 +104,7 @@ def in_time(work):
         assert time.monotonic() - began < MOST_S
 
 
-@settings(max_examples=200 * SHARE)
+@settings(max_examples=200 * SCALE)
 @given(
     st.binary(max_size=400) | JSON | st.builds(dict, value=JSON, error=JSON, exit_code=JSON, follows=JSON),
     st.sampled_from(KINDS),
@@ -139,7 +139,7 @@ def mirror():
         yield made
 
 
-@settings(max_examples=200 * SHARE)
+@settings(max_examples=200 * SCALE)
 @given(CHANGES, st.binary(max_size=10))
 def test_any_report(mirror, changes, content):
     """What of it is kept is inside the folder of the run."""
@@ -166,7 +166,7 @@ class SaysAgain:
         return Says(self._said)
 
 
-@settings(max_examples=200 * SHARE)
+@settings(max_examples=200 * SCALE)
 @given(
     st.lists(
         st.tuples(st.sampled_from(NAMES) | st.text(max_size=30), st.integers(0, 1 << 62), st.integers(0, 20)),
@@ -211,7 +211,7 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150 * SHARE)
+@settings(max_examples=150 * SCALE)
 @given(st.lists(REQUESTS | JSON | st.binary(max_size=50), max_size=3), st.binary(max_size=60))
 def test_any_request(requests, behind):
     """Whoever is connected is the user of the host; still every request has an answer, or ends the connection."""

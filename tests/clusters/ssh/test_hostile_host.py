@@ -12,7 +12,6 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from shares import SEED, SHARE
 
 from launcher.api import Run
 from launcher.clusters.mirror import logs
@@ -35,8 +34,9 @@ from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import dead_process, plan_of, state_of
 from tests.saved_checkpoints import save_part
+from tests.sizes import SCALE, SEED
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "scripts", "hostile_host.py")
 SPEC = "name: job\nrun: {command: [train]}\nresources: {nodes: 1..2}\n"
@@ -149,7 +149,7 @@ def test_every_field(host, tmp_path):
     pairs = [(at, lie) for at in sorted(fields, key=str) for lie in LIES]
     first = [pair for pair in pairs if pair[0][1:2] in (("begun",), ("overrides",), ("spec",), ("hosts",), ("files",))]
     draw = random.Random(SEED)
-    drawn = draw.sample(first, min(len(first), 12 * SHARE)) + draw.sample(pairs, min(len(pairs), 12 * SHARE))
+    drawn = draw.sample(first, min(len(first), 12 * SCALE)) + draw.sample(pairs, min(len(pairs), 12 * SCALE))
     before = host.outside()
     for at, lie in drawn:
         for path in (host.run.path / "checkpoints", host.run.attempt(2).path, tmp_path / "state"):

@@ -20,7 +20,7 @@ from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name, is
 from trainer.errors import EXIT_FENCED
 from trainer.world import join
 
-pytestmark = pytest.mark.dealt(12)
+pytestmark = pytest.mark.nightly
 
 SEED = int(os.environ.get("SEED") or random.randrange(10**6))
 

@@ -43,7 +43,7 @@ SABOTAGES = {
 }  # fmt: skip
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(SABOTAGES))
 def test_it_is_noticed(name, tmp_path):
     file, sound, broken, which = SABOTAGES[name]

@@ -39,7 +39,7 @@ from trainer.checkpoint_files.layout import folder_name
 from trainer.errors import EXIT_FENCED, EXIT_RESUME_ME, BadSettings, Fenced, SaveFailed, TrainerError
 from trainer.world import World, join
 
-pytestmark = pytest.mark.dealt(12)
+pytestmark = pytest.mark.nightly
 
 SEED = int(os.environ.get("SEED") or random.randrange(10**6))
 SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"

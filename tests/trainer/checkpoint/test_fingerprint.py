@@ -17,7 +17,7 @@ from trainer.checkpoint_files.layout import data_name, folder_name
 from trainer.errors import CheckpointDamaged
 from trainer.world import World
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 

@@ -26,7 +26,7 @@ from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name
 from trainer.errors import TrainerError
 from trainer.world import World
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 # -- another world, another strategy
 

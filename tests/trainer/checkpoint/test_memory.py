@@ -18,7 +18,7 @@ from trainer.checkpoint_files.layout import data_name, folder_name
 from trainer.errors import CheckpointDamaged, TrainerError
 from trainer.world import join
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 def on_nodes(work, base, ranks_of_node, every, limit, *args):

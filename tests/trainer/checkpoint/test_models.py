@@ -18,7 +18,7 @@ from trainer.checkpoint_files.weight_files import write_torch
 from trainer.checkpoint_files.weights import Weights
 from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 
 def train_and_keep(folder, strategy):

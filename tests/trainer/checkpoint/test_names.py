@@ -9,7 +9,7 @@ from trainer.checkpoint.names import ModelNames, clean, unwrapped
 from trainer.errors import TrainerError
 from trainer.world import join
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 
 def bare():

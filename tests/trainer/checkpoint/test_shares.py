@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shares import SHARE
+from tests.sizes import SCALE
 from trainer.checkpoint import shares
 from trainer.checkpoint.planning import decide, needed, plan_of
 from trainer.checkpoint.shares import Brought, Share
@@ -67,7 +67,7 @@ def words_of(boxes, shape, name="w"):
 MESHES = st.tuples(st.permutations([0, 1, 2]), st.tuples(*[st.integers(1, 5)] * 3), st.tuples(*[st.integers(1, 9)] * 2))
 
 
-@settings(max_examples=200 * SHARE, deadline=None)
+@settings(max_examples=200 * SCALE, deadline=None)
 @given(MESHES)
 def test_nothing_is_lost_and_nothing_made_up(mesh):
     order, sizes, shape = mesh
@@ -77,7 +77,7 @@ def test_nothing_is_lost_and_nothing_made_up(mesh):
     assert told == sorted((rank, *box) for rank, box in enumerate(boxes) if box is not None)
 
 
-@settings(max_examples=200 * SHARE, deadline=None)
+@settings(max_examples=200 * SCALE, deadline=None)
 @given(st.lists(st.none() | st.tuples(*[st.tuples(*[st.integers(0, 3)] * 2)] * 2), min_size=1, max_size=30))
 def test_what_is_not_regular_stays_as_it_is(boxes):
     found = joined(words_of(boxes, (9, 9)))["w"]
@@ -98,7 +98,7 @@ def test_a_thousand_ranks_take_few_words():
         assert len(joined(words_of(boxes, (1024, 1024)))["w"].shares) <= min(sizes[:2]), (order, sizes)
 
 
-@settings(max_examples=100 * SHARE, deadline=None)
+@settings(max_examples=100 * SCALE, deadline=None)
 @given(MESHES, st.tuples(*[st.integers(1, 4)] * 2))
 def test_each_part_is_written_once_and_found_again_by_whoever_needs_it(mesh, cuts):
     order, sizes, shape = mesh

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shares import SHARE
+from tests.sizes import SCALE
 from trainer.checkpoint.tree import dtype_name, dtype_of, from_json, to_json
 from trainer.checkpoint_files.manifest import ITEM_BYTES
 from trainer.errors import CheckpointDamaged, TrainerError
@@ -100,7 +100,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200 * SHARE)
+@settings(deadline=None, max_examples=200 * SCALE)
 @given(values)
 def test_everything_comes_back_as_it_was(value):
     assert same(there_and_back(value), value)
@@ -224,7 +224,7 @@ _DOCUMENTS = st.recursive(
 )
 
 
-@settings(max_examples=300 * SHARE, deadline=None)
+@settings(max_examples=300 * SCALE, deadline=None)
 @given(_DOCUMENTS)
 def test_any_document_is_a_value_or_damage(document):
     with contextlib.suppress(CheckpointDamaged):

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import pytest
-
+from tests.lab.requirements import need, skip_or_fail
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.durable import sync_folder, write_new
 from trainer.checkpoint_files.fence import Claim
@@ -264,19 +263,14 @@ class SharedFlags:
         return {number for number, flag in enumerate(self._memory[:]) if flag}
 
 
-def need(program: str, package: str) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is missing: apt-get install {package}")
-
-
 @contextlib.contextmanager
 def mounted(source: str, folder: Path, *options: str) -> Iterator[Path]:
     """A mount that goes whatever happens; the test that cannot have one is skipped and says so."""
-    need("mount", "mount")
+    need("mount")
     folder.mkdir(exist_ok=True)
     done = subprocess.run(["mount", *options, source, str(folder)], capture_output=True, text=True)
     if done.returncode != 0:
-        pytest.skip(f"nothing can be mounted here (root and loop devices are needed): {done.stderr.strip()}")
+        skip_or_fail(f"nothing can be mounted here (root and loop devices are needed): {done.stderr.strip()}")
     try:
         yield folder
     finally:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from checkpoint_lab import Claim, commit
-from shares import SEED
 
 
 @pytest.fixture
@@ -35,5 +34,7 @@ def mine(folder) -> Claim:
 
 @pytest.fixture
 def seed() -> int:
+    from tests.sizes import SEED  # late: not known when pytest loads this file
+
     print("seed", SEED)
     return SEED

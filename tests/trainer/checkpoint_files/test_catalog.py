@@ -2,8 +2,9 @@ import errno
 import os
 
 import pytest
-from checkpoint_lab import DAMAGED, OS_ERROR, manifest_of, need, save, strike, write_rank
+from checkpoint_lab import DAMAGED, OS_ERROR, manifest_of, save, strike, write_rank
 
+from tests.lab.requirements import need
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry, entries, read_manifest, set_aside, steps, verify
 from trainer.checkpoint_files.layout import MANIFEST, data_name
@@ -87,7 +88,7 @@ def test_one_that_is_pruned_while_it_is_looked_at_is_not_called_damaged(folder, 
 
 @pytest.mark.parametrize("call", ["openat", "read", "preadv,preadv2"])
 def test_what_the_disk_cannot_give_back_is_damaged(folder, mine, call):
-    need("strace", "strace")
+    need("strace")
     save(folder, 1, mine)
     (entry,) = entries(folder)
     assert strike(lambda: verify(entry), "-e", f"inject={call}:error=EIO:when=1").code == DAMAGED

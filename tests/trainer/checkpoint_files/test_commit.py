@@ -3,8 +3,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from checkpoint_lab import calls_of, invalid, left_over, manifest_of, need, payload, save, unsynced, whole, write_rank
+from checkpoint_lab import calls_of, invalid, left_over, manifest_of, payload, save, unsynced, whole, write_rank
 
+from tests.lab.requirements import need
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import FENCE, FENCE_LOCK, MANIFEST, data_name, draft_name, folder_name
@@ -241,7 +242,7 @@ def test_a_damaged_one_is_set_aside_to_be_looked_at(folder, mine):
 
 
 def test_nothing_of_a_commit_can_be_taken_back_by_a_power_cut(folder, mine):
-    need("strace", "strace")
+    need("strace")
     for operation in (
         lambda: save(folder, 1, mine),
         lambda: commit.publish_best(Entry("step", 1, folder / "step-00000001"), mine),
@@ -251,7 +252,7 @@ def test_nothing_of_a_commit_can_be_taken_back_by_a_power_cut(folder, mine):
 
 
 def test_what_is_removed_is_durably_out_of_sight_before_its_bytes_go(folder, mine):
-    need("strace", "strace")
+    need("strace")
     save(folder, 1, mine)
     calls = [call.split("(")[0] for call in calls_of(lambda: commit.remove([folder / "step-00000001"]))]
     changes = [call for call in calls if call in ("rename", "fsync", "unlink", "unlinkat", "rmdir")]

@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 from checkpoint_lab import manifest_of, save, whole, write_rank
-from shares import SHARE
 
+from tests.sizes import SCALE
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name
 from trainer.errors import CheckpointDamaged
 
-MUTATIONS = 2000 * SHARE
+MUTATIONS = 2000 * SCALE
 RANKS = 3
 Files = dict[str, bytes]
 

@@ -14,23 +14,23 @@ from checkpoint_lab import (
     left_over,
     manifest_of,
     mounted,
-    need,
     points,
     save,
     set_stage,
     strike,
     write_rank,
 )
-from shares import SHARE
 
+from tests.lab.requirements import need
+from tests.sizes import SCALE
 from trainer.checkpoint_files import catalog, commit, fence
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import FENCE_LOCK, folder_name
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EFBIG")
-VARIETY = 1 if SHARE == 1 else len(ERRORS)
+VARIETY = 1 if SCALE == 1 else len(ERRORS)
 # What asks the disk for something; the other calls meet one error.
 CHANGING = ("mkdir", "openat", "write", "fsync", "close", "rename", "link")
 
@@ -68,7 +68,7 @@ def fail_everywhere(memory, stage, operation, check, *, allowed=(), variety=VARI
 
 @pytest.fixture
 def strace():
-    need("strace", "strace")
+    need("strace")
 
 
 def test_save(memory, strace):

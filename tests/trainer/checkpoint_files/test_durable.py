@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from checkpoint_lab import calls_of, need, unsynced
+from checkpoint_lab import calls_of, unsynced
 
+from tests.lab.requirements import need
 from trainer.checkpoint_files.durable import (
     PIECE_BYTES,
     Written,
@@ -258,14 +259,14 @@ def test_descriptors_are_given_back_whatever_happens(memory):
 
 
 def test_a_new_file_is_on_disk_when_the_call_returns(memory):
-    need("strace", "strace")
+    need("strace")
     calls = calls_of(lambda: (write_new(memory / "file", [b"x"]), sync_folder(memory)), "-y")
     assert unsynced(calls) == []
     assert [call for call in calls if call.startswith("fsync") and "/file>" in call]
 
 
 def test_a_new_folder_is_on_disk_when_the_call_returns(memory):
-    need("strace", "strace")
+    need("strace")
     for path in (memory / "a" / "b", memory / "a" / "b"):  # the second time somebody else may have made it
         calls = calls_of(lambda path=path: make_folder(path), "-y")
         assert [call for call in calls if call.startswith("fsync") and call.split("<")[1].startswith(f"{path.parent}>")]

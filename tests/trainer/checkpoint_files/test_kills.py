@@ -8,7 +8,6 @@ from checkpoint_lab import (
     calls_of,
     check_sound,
     invalid,
-    need,
     points,
     save,
     set_stage,
@@ -16,16 +15,17 @@ from checkpoint_lab import (
     write_rank,
 )
 
+from tests.lab.requirements import need
 from trainer.checkpoint_files import catalog, commit, fence
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import draft_name, folder_name
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True)
 def strace():
-    need("strace", "strace")
+    need("strace")
 
 
 def kill_everywhere(memory, stage, operation, check):

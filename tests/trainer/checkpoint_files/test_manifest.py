@@ -10,7 +10,7 @@ from checkpoint_lab import manifest_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shares import SHARE
+from tests.sizes import SCALE
 from trainer.checkpoint_files import manifest as manifest_module
 from trainer.checkpoint_files.layout import LAST_STEP
 from trainer.checkpoint_files.manifest import (
@@ -211,7 +211,7 @@ def test_parts_of_every_shape_are_told_apart():
         decode(encode(square([*wheel, wheel[4]])))
 
 
-@settings(max_examples=300 * SHARE, deadline=None)
+@settings(max_examples=300 * SCALE, deadline=None)
 @given(st.lists(st.tuples(*[st.tuples(st.integers(0, 5), st.integers(0, 3))] * 2), max_size=9))
 def test_overlaps_are_what_comparing_all_pairs_finds(spans):
     parts = [Chunk(0, 0, (a, b), (m, n)) for (a, m), (b, n) in spans]

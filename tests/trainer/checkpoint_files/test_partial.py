@@ -4,8 +4,9 @@ import os
 import threading
 
 import pytest
-from checkpoint_lab import calls_of, left_over, manifest_of, need, payload, points, strike, unsynced, whole, write_rank
+from checkpoint_lab import calls_of, left_over, manifest_of, payload, points, strike, unsynced, whole, write_rank
 
+from tests.lab.requirements import need
 from trainer.checkpoint_files import catalog, commit, partial
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.fence import claim
@@ -266,7 +267,7 @@ def test_the_best_one_has_the_files_that_are_here(two, tmp_path):
 
 
 def test_a_copy_and_a_promotion_are_on_disk_when_they_return(two, tmp_path):
-    need("strace", "strace")
+    need("strace")
     save(two, manifest(tmp_path, 5))
     save(two, made := manifest(tmp_path, 6), place=(0,))
     fresh, late = Disk(tmp_path / "2", 0), manifest(tmp_path, 7)
@@ -281,7 +282,7 @@ def test_a_copy_and_a_promotion_are_on_disk_when_they_return(two, tmp_path):
 
 def test_killed_at_any_call_of_a_copy(two, tmp_path, memory):
     """What is told as present is whole, and the next copy makes it so."""
-    need("strace", "strace")
+    need("strace")
     save(two, manifest(tmp_path, 5))
     source = two[0]
     kills = 0

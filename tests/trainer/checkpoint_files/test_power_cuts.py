@@ -10,16 +10,17 @@ import subprocess
 import time
 
 import pytest
-from checkpoint_lab import invalid, left_over, mounted, need, save
-from shares import SHARE
+from checkpoint_lab import invalid, left_over, mounted, save
 
+from tests.lab.requirements import need
+from tests.sizes import SCALE
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.durable import make_folder
 from trainer.checkpoint_files.layout import folder_name
 from trainer.checkpoint_files.retention import expired
 
-CUTS = 10 * SHARE
+CUTS = 10 * SCALE
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = struct.pack("I", 2)
 KEEP, BEST_EVERY = 3, 4
@@ -89,7 +90,7 @@ def cut(folder) -> None:
 @pytest.fixture
 def disk(memory):
     """An image of a disk with ext4 on it; gives what mounts it."""
-    need("mkfs.ext4", "e2fsprogs")
+    need("mkfs.ext4")
     image = memory / "disk"
     with open(image, "wb") as file:
         file.truncate(64 << 20)

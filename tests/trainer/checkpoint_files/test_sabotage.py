@@ -114,7 +114,7 @@ def copy(tmp_path):
     return tmp_path
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(SABOTAGES))
 def test_it_is_noticed(name, copy):
     file, sound, broken, tests, which = SABOTAGES[name]

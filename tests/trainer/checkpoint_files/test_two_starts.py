@@ -15,7 +15,6 @@ from checkpoint_lab import (
     invalid,
     left_over,
     manifest_of,
-    need,
     points,
     save,
     set_stage,
@@ -25,18 +24,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.shares import SHARE
+from tests.lab.requirements import need
+from tests.sizes import SCALE
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import FENCE, folder_name
 from trainer.errors import EXIT_FENCED, Fenced
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True)
 def strace():
-    need("strace", "strace")
+    need("strace")
 
 
 def frozen_at(operation, call, when):
@@ -239,4 +239,4 @@ class Starts(RuleBasedStateMachine):
 
 
 TestStarts = Starts.TestCase
-TestStarts.settings = settings(max_examples=40 * SHARE, stateful_step_count=30)
+TestStarts.settings = settings(max_examples=40 * SCALE, stateful_step_count=30)

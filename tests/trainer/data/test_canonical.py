@@ -60,7 +60,7 @@ def test_each_sample_once_an_epoch_in_another_order_each_time():
     assert alone(2) == [first, second]
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("worlds", [(2, 1), (1, 4), (3, 2, 6), (5, 3)])

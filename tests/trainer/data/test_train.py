@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sample_sets import Augmented, Broken, Numbers, Pids, children, generator_states, until
 from torch.utils.data import TensorDataset
 
-from tests.shares import SHARE
+from tests.sizes import SCALE
 from trainer.data import TrainData
 from trainer.data.order import epoch_order
 from trainer.errors import BadSettings, TrainerError
@@ -52,7 +52,7 @@ def lives(draw):
     ]
 
 
-@settings(max_examples=60 * SHARE)
+@settings(max_examples=60 * SCALE)
 @given(
     lives=lives(),
     length=st.integers(1, 50),

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.loop import read_metrics
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 SCRIPT = Path(__file__).with_name("killed_and_again.py")
 QUIET = {

@@ -12,7 +12,7 @@ from trainer.loop import Callback, Trainer, average, read_metrics
 from trainer.loop.average import Average
 from trainer.world import World
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 

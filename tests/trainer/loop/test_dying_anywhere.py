@@ -2,13 +2,14 @@
 
 import pytest
 from replaced_ranks import Launched
-from shares import SEED
+
+from tests.sizes import SEED
 
 STEPS, GENERATIONS = 24, 26
 OF_TWO = ("--shard-size", "2")
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "size", "more"), [("ddp", 3, ()), ("zero1", 3, ()), ("hsdp", 4, OF_TWO), ("fsdp", 3, ())]
 )

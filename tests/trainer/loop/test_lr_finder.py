@@ -59,7 +59,7 @@ def same(one, other):
     return one == other
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_a_sweep_leaves_no_trace(steps, kind):

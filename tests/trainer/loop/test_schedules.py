@@ -11,7 +11,7 @@ from trainer.loop import Trainer
 from trainer.loop.schedules import Schedules
 from trainer.world import World
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 

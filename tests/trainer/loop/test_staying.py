@@ -48,7 +48,7 @@ def killed(folder, size, *deaths, words=(), **how):
     return run, codes
 
 
-@pytest.mark.dealt(24)
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place):
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -98,7 +98,7 @@ def test_old_checkpoints_go_however_often_a_rank_is_killed(tmp_path, alone, stra
     assert run.fingerprint() == alone(2, strategy)[0]
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -121,7 +121,7 @@ LAYERS = ("--layers", "10")
 AFTER_THE_WORD = "a layer was run after the word"
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "place", "more"),
     [("ddp", "layer", ()), ("ddp", "layer", ("--wraps",)), ("ddp", "gradient", ()), ("zero1", "gradient", ())],
@@ -136,7 +136,7 @@ def test_a_rank_leaves_its_pass_at_launchs_word(tmp_path, alone, strategy, place
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 def test_a_rank_leaves_where_the_users_function_makes_an_error_of_its_own_before_launchs_word(tmp_path, alone):
     """The shards of the killed rank are asked for in the forward pass, and that fails at once."""
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
@@ -156,7 +156,7 @@ def test_a_rank_ends_an_update_that_runs_modules_after_launchs_word(tmp_path, al
 ZERO1 = ("--strategy", "zero1")
 
 
-@pytest.mark.dealt(36)
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_zero1_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -201,7 +201,7 @@ def test_zero1_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, 
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("sabotage", ["share", "slot", "spread"])
 def test_zero1_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     """A share that is not restored, one of another step, weights that stay as the broken update left them."""
@@ -278,7 +278,7 @@ def gone_back_to(run):
     ]
 
 
-@pytest.mark.dealt(36)
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), ("fsdp", 3), ("zero2", 2), ("hsdp", 2)])
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_shards_go_back_to_the_newest_snapshot_in_memory(tmp_path, alone, strate
     assert "a killed rank will have all go back in their processes, to the newest snapshot in memory" in run.said()
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 def test_shards_one_after_the_other_and_while_they_load(tmp_path, alone):
     fingerprint, wanted = alone(3, "fsdp")
     deaths = ("1 5 backward", "0 9 optimizer", "2 14 on_step", "1 0 start")
@@ -309,7 +309,7 @@ def test_shards_one_after_the_other_and_while_they_load(tmp_path, alone):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 def test_shards_without_snapshots_in_memory_go_back_to_the_newest_checkpoint(tmp_path, alone):
     fingerprint, wanted = alone(2, "fsdp")
     run, codes = killed(tmp_path, 2, "1 17 backward", words=["--strategy", "fsdp"])
@@ -324,7 +324,7 @@ def test_shards_of_which_nothing_was_saved_are_started_anew(tmp_path):
     assert "the training cannot go on in place: nothing was saved so far" in run.said()
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("memory_every", "first"), [("2 steps", 2), ("", 10)])
 def test_shards_say_that_they_can_stay_once_something_is_saved(tmp_path, memory_every, first):
     """Before that launch need not have them meet in vain."""
@@ -351,7 +351,7 @@ def no_update_was_made_twice(run, ranks):
     assert {*made.values()} == {str(STEPS)}
 
 
-@pytest.mark.dealt(24)
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", [0, 3])
 @pytest.mark.parametrize(
     ("step", "place"),
@@ -372,7 +372,7 @@ def test_hsdp_takes_the_shards_of_a_killed_rank_from_their_copy(tmp_path, alone,
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -390,7 +390,7 @@ def test_hsdp_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, r
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("death", ["0 forward", "8 backward", "9 optimizer", "15 on_validation", "8 backward stop"])
 def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypatch, death):
     monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
@@ -402,7 +402,7 @@ def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypa
     assert "done again" not in run.said()
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -424,7 +424,7 @@ def test_hsdp_loses_no_step_with_all_copies_of_a_shard_once_the_last_one_was_lef
     assert not list(run.folder.rglob("*-part*"))
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 @pytest.mark.parametrize("obstacle", ["killed as it leaves it", "no memory"])
 def test_hsdp_goes_back_where_the_last_copy_of_a_shard_could_not_be_left(tmp_path, alone, monkeypatch, obstacle):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
@@ -437,7 +437,7 @@ def test_hsdp_goes_back_where_the_last_copy_of_a_shard_could_not_be_left(tmp_pat
     assert "(no rank has shard 1 any more)" in run.said()
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 def test_hsdp_goes_back_where_a_shard_is_lost_with_all_its_copies(tmp_path, alone):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
     run, codes = killed(tmp_path, 4, "1 8 backward", "3 8 backward", words=HSDP, memory_every="2 steps")
@@ -448,7 +448,7 @@ def test_hsdp_goes_back_where_a_shard_is_lost_with_all_its_copies(tmp_path, alon
     assert "(no rank has shard 1 any more)" in run.said()
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("sabotage", ["weights", "states", "buffers"])
 def test_hsdp_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     put_back = Part.put_back
@@ -468,7 +468,7 @@ def halved(part):
     return {name: one / 2 for name, one in part.weights.items()}
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("step", "memory_every", "begun"), [(9, "2 steps", 8), (17, "", 10)])
 def test_zero1_shares_that_are_lost_with_a_node_are_loaded(tmp_path, alone, step, memory_every, begun):
     """Of a snapshot in memory that is not lost, or of the newest checkpoint."""
@@ -482,7 +482,7 @@ def test_zero1_shares_that_are_lost_with_a_node_are_loaded(tmp_path, alone, step
     assert again == step - gone_back
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     "death",
@@ -511,7 +511,7 @@ def test_a_node_is_lost_with_what_its_ranks_had_noted(tmp_path, alone, monkeypat
     assert len(run.ghosts) == ("stop" in death)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -527,7 +527,7 @@ def test_several_nodes_are_lost(tmp_path, alone, deaths):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("size", "nodes", "words", "deaths"),
     [
@@ -544,7 +544,7 @@ def test_each_rank_that_has_it_gives_a_stripe(tmp_path, alone, monkeypatch, size
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 def test_a_stripe_that_is_not_of_the_step_shows(tmp_path, alone, monkeypatch):
     monkeypatch.setattr(stripes, "_LEAST_BYTES", 7)
     stripe = Replica._stripe
@@ -558,7 +558,7 @@ def test_a_stripe_that_is_not_of_the_step_shows(tmp_path, alone, monkeypatch):
     assert codes != [0] * 3 or run.numbers() != wanted
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 def test_a_copy_of_another_step_shows(tmp_path, alone, monkeypatch):
     keep, first = Copies._keep, []
 
@@ -607,7 +607,7 @@ def started_anew(tmp_path_factory):
     return of
 
 
-@pytest.mark.dealt(24)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("size", "nodes"), [(2, 2), (3, 3), (4, 2)])
 @pytest.mark.parametrize(
     "death",
@@ -632,7 +632,7 @@ def test_a_node_is_lost_and_the_others_go_on_as_a_start_on_so_many_ranks_would(
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("second", ["1 8 load", "1 8 on_step", "1 8 backward", "1 9 on_step", "1 12 on_step"])
 def test_a_spare_stands_in_for_one_of_the_ranks_that_are_left(tmp_path, started_anew, second):
     """Before they have ended the step in which they became fewer, and later."""
@@ -643,7 +643,7 @@ def test_a_spare_stands_in_for_one_of_the_ranks_that_are_left(tmp_path, started_
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("second", ["8 load", "13 backward"])
 def test_fewer_and_fewer(tmp_path, started_anew, second):
     run, codes = killed(tmp_path, 3, "2 8 forward", f"1 {second}", nodes=3, shrinks=2)
@@ -653,7 +653,7 @@ def test_fewer_and_fewer(tmp_path, started_anew, second):
         assert (run.fingerprint(), run.numbers()) == started_anew(3, 3, 8, 1)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "size", "nodes"), [("ddp", 1, 1), ("ddp", 2, 1), ("ddp", 2, 2), ("hsdp", 1, 1), ("hsdp", 2, 1)]
 )
@@ -680,7 +680,7 @@ def test_one_more_node_joins_and_all_go_on_as_a_start_on_so_many_ranks_would(
 OF_NODES = ("--strategy", "hsdp")
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("size", "nodes", "words"), [(2, 2, ()), (4, 2, ()), (6, 3, ("--no-buffers",))])
 @pytest.mark.parametrize("death", ["0 forward", "8 on_step", "8 backward", "15 on_validation", "8 backward stop"])
 def test_hsdp_loses_no_step_with_a_node_where_the_others_have_all_shards(
@@ -697,7 +697,7 @@ def test_hsdp_loses_no_step_with_a_node_where_the_others_have_all_shards(
     assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize("second", ["1 8 load", "1 9 on_step"])
 def test_hsdp_a_spare_stands_in_for_one_of_the_nodes_that_are_left(tmp_path, started_anew, second):
     fingerprint, wanted = started_anew(3, 3, 8, 2, *OF_NODES)
@@ -727,7 +727,7 @@ def test_hsdp_whose_shards_are_on_several_nodes_says_that_its_ranks_cannot_be_fe
     assert not run.shrinks_at
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("sabotage", ["seeds", "losses"])
 def test_what_a_start_on_fewer_ranks_has_otherwise_shows(tmp_path, started_anew, monkeypatch, sabotage):
     if sabotage == "seeds":
@@ -739,7 +739,7 @@ def test_what_a_start_on_fewer_ranks_has_otherwise_shows(tmp_path, started_anew,
     assert codes != [0] or (run.fingerprint(), run.numbers()) != (fingerprint, wanted)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("size", "nodes", "deaths"),
     [
@@ -787,7 +787,7 @@ def test_zero1_of_a_model_that_was_given_cannot_be_fewer(tmp_path):
     assert not run.shrinks_at
 
 
-@pytest.mark.dealt(3)
+@pytest.mark.nightly
 def test_two_at_once(tmp_path, alone):
     fingerprint, wanted = alone(3)
     run, codes = killed(tmp_path, 3, "0 8 backward", "2 8 backward")
@@ -796,7 +796,7 @@ def test_two_at_once(tmp_path, alone):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(3)
+@pytest.mark.nightly
 def test_a_model_without_buffers(tmp_path):
     calm = Launched(tmp_path / "calm", 2, "--steps", str(STEPS), "--no-buffers")
     assert calm.run() == [0, 0], calm.said()
@@ -813,7 +813,7 @@ def test_without_launchs_word_a_rank_fails_as_ever(tmp_path, monkeypatch):
     assert "gloo" in run.said()
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize("sabotage", ["draw_on", "put_bytes", "losses"])
 def test_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     """Generators, buffers, what was logged of a step: without any of them the numbers differ."""

@@ -38,7 +38,7 @@ from trainer.loop import Settings, Trainer, read_metrics
 from trainer.loop.progress import Progress
 from trainer.world import World
 
-pytestmark = pytest.mark.dealt(12)
+pytestmark = pytest.mark.nightly
 
 STEPS = 54  # 9 epochs of 88 samples, 16 a step: 5 whole steps and a smaller one
 

@@ -11,7 +11,7 @@ from trainer.strategies import StrategySettings
 from trainer.strategies.batch_norm import sync_batch_norm
 from trainer.world import World
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 
 def _no_dropout():

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainer.strategies import StrategySettings
 from trainer.strategies.settings import SHARDS
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 MICRO_BATCHES = 3
 SUMS = ("all_reduce", "allreduce", "reduce_scatter")

@@ -14,7 +14,7 @@ from trainer.strategies import StrategySettings, compiling
 
 # torch hides this warning of its own by a hook that a filter of "error" comes before
 _ITS_OWN = "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-pytestmark = [pytest.mark.dealt(6), pytest.mark.filterwarnings(_ITS_OWN)]
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings(_ITS_OWN)]
 
 
 def _tiny():

@@ -7,7 +7,7 @@ from strategy_trials import Trial, adamw, mean_losses, one_step, pixel_batch, pi
 
 from trainer.strategies import StrategySettings, number_of
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 # SGD's momentum and AdamW's division both enlarge rounding; a wrong factor of 1/2 or 2 would show as 0.1 and more.
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}

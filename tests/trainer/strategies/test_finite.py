@@ -12,7 +12,7 @@ from trainer.errors import TrainerError
 from trainer.strategies import StrategySettings
 from trainer.strategies.finite import Skips, are_finite, first_gradient, step_unless_told, step_with_zeros
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 
 def disturbed(trial, kind):

@@ -18,7 +18,7 @@ from trainer.loop.trainer import Trainer
 from trainer.tasks.predict import Prediction, predict
 from trainer.world import join
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 RANKS, WIDTH, BLOCKS = 4, 1024, 24
 MODEL_BYTES = BLOCKS * WIDTH * (WIDTH + 1) * 4  # 101 MB

@@ -21,7 +21,7 @@ from trainer.strategies.tensor_parallel import plan_for
 from trainer.tasks.transformer import Shape, Transformer
 from trainer.world import World
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}
 CPU = torch.device("cpu")
@@ -165,7 +165,7 @@ def _same(found, alone):
     assert found.found == pytest.approx(alone.found, rel=1e-4)
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.nightly
 @pytest.mark.filterwarnings(
     "ignore:FSDP2-wrapped module:UserWarning"
 )  # of what is gathered: nothing is changed in place

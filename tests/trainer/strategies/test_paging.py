@@ -10,7 +10,7 @@ from trainer.errors import BadSettings
 from trainer.strategies import StrategySettings, build, paging
 from trainer.world import join
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 
 class _Drawn(nn.Module):

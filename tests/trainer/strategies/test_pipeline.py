@@ -21,7 +21,7 @@ from trainer.errors import TrainerError
 from trainer.strategies import paging, pipeline
 from trainer.tasks.transformer import Shape, Transformer
 
-pytestmark = pytest.mark.dealt(12)
+pytestmark = pytest.mark.nightly
 
 STEPS = 50
 BRIEF = {"max_steps": 26, "pp_microbatches": 4}
@@ -221,7 +221,7 @@ def same(found, alone, rel=1e-5):
     assert found.found == pytest.approx(alone.found, rel=rel)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ranks", "mesh", "others"),
     [
@@ -248,7 +248,7 @@ def test_fifty_steps_give_the_losses_of_one_process(tmp_path, alone, ranks, mesh
     assert "of a step is waiting" in (tmp_path / "metrics" / "pipeline.svg").read_text()
 
 
-@pytest.mark.dealt(24)
+@pytest.mark.nightly
 @pytest.mark.parametrize("others", [{}, {"strategy": "fsdp", **BRIEF}])
 def test_eight_ranks_on_all_three_dimensions_give_the_losses_of_one_process(tmp_path, alone, others):
     first, *rest = on(8, train, tmp_path, mesh="pp=2,dp=2,tp=2", **others)
@@ -393,7 +393,7 @@ def cut_of(*args, **settings):
 BY_TIME = {"mesh": "pp=2", "pp_cut": "time", "pp_microbatches": 2, "checkpoint_every": "4 steps", "max_steps": 8}
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ranks", "others"),
     [
@@ -475,7 +475,7 @@ def refusal(*args, **settings):
     return ""
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -514,7 +514,7 @@ def trouble(*args, **settings):
     return ""
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("given", "said"),
     [

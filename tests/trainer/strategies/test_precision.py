@@ -11,7 +11,7 @@ from torch import nn
 from trainer.strategies import StrategySettings
 from trainer.strategies.precision import set_fp32
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 EVERYWHERE = [("none", 1), ("dp", 1), ("ddp", 2), ("zero1", 2), ("zero2", 2), ("fsdp", 2), ("hsdp", 4)]
 

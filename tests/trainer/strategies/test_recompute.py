@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.errors import TrainerError
 from trainer.strategies import StrategySettings
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 def _trial(strategy="none", recomputed=True, **others):

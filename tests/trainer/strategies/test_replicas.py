@@ -10,7 +10,7 @@ from torch import nn
 
 from trainer.strategies import StrategySettings, replicas
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.nightly
 
 STEPS, RESUMED_AT = 6, 3
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from trainer.strategies import StrategySettings, build
 from trainer.world import join
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 
 def _wide():

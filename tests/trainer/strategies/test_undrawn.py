@@ -20,7 +20,7 @@ from trainer.strategies import StrategySettings, build, is_undrawn
 from trainer.strategies.undrawn import made_undrawn
 from trainer.world import World, join
 
-pytestmark = pytest.mark.dealt(4)
+pytestmark = pytest.mark.nightly
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 

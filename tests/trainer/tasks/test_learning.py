@@ -13,7 +13,7 @@ from trainer.errors import BadSettings
 from trainer.metrics_files import read_metrics
 from trainer.tasks import gpt, resnet
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 TEXT = ["--layers", "2", "--width", "64", "--context", "64", "--batch-size", "16", "--max-steps", "150"]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shares import SHARE
+from tests.sizes import SCALE
 from trainer.tasks.pickled_bytes import NotPlain, PickledArray, read_plain
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 BATCH = {b"batch_label": b"x", b"labels": [3, 7], b"data": np.arange(2 * 6, dtype=np.uint8).reshape(2, 6), b"n": None}
 
@@ -97,7 +97,7 @@ CODES = [code.code.encode("latin-1") for code in pickletools.opcodes]
 WHOLE = pickle.dumps(BATCH, 2)
 
 
-@settings(max_examples=200 * SHARE, deadline=None)
+@settings(max_examples=200 * SCALE, deadline=None)
 @given(
     st.one_of(
         st.lists(st.one_of(st.sampled_from(CODES), st.binary(max_size=4)), max_size=60).map(b"".join),

@@ -25,7 +25,7 @@ from trainer.tasks.predict import Prediction, Queue, _answered, _in_step
 from trainer.tasks.shards import Answers
 from trainer.world import World, join
 
-pytestmark = pytest.mark.dealt(8)
+pytestmark = pytest.mark.nightly
 
 NET = ["--model", "shufflenet_v2_x0_5", "--pixels", "16", "--validation-images", "230", "--validation-batch-size", "4"]
 TEXT = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "32"]

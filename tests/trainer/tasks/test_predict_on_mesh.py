@@ -12,7 +12,7 @@ from trainer.errors import TrainerError
 from trainer.tasks import gpt, predict
 from trainer.tasks.shards import Answers
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 TEXT = ["--layers", "3", "--width", "16", "--heads", "2", "--context", "32", "--batch-size", "8"]
 SAMPLES = 54

@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 from holding import hold_saves
 from ranks import Ranks
-from shares import todays
 
+from tests.sizes import one_in
 from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint_files import catalog
 from trainer.tasks import gpt, resnet
 
-pytestmark = pytest.mark.dealt(6)
+pytestmark = pytest.mark.nightly
 
 ALWAYS = ["--max-steps", "40", "--batch-size", "8", "--checkpoint-every", "4 steps", "--log-every", "1"]
 NET = ["--model", "shufflenet_v2_x0_5", "--pixels", "16", "--train-images", "70", "--validation-images", "20"]
@@ -26,7 +26,7 @@ TASKS = {
 }
 
 
-@pytest.fixture(scope="module", params=todays(list(TASKS)))
+@pytest.fixture(scope="module", params=one_in(3, list(TASKS)))
 def task(request, tmp_path_factory):
     """What to run, and the fingerprint of its undisturbed end."""
     main, args = TASKS[request.param]

@@ -46,7 +46,7 @@ def run_example(folder):
     return [one.shape for one in said], changed, tuned.keys() == first.keys(), sorted(os.listdir("../tuned"))
 
 
-@pytest.mark.dealt(3)
+@pytest.mark.nightly
 @pytest.mark.timeout(LIMIT_S + 30)
 def test_a_model_of_hugging_face_is_tuned_and_generates(tmp_path):
     ranks = Ranks(run_example, 2, tmp_path, stay=True)

@@ -24,7 +24,7 @@ from launcher.clusters.ssh.host.keeper_messages import (
 from launcher.errors import LaunchError
 from launcher.rundir.fence import fence
 from tests.clusters.ssh.host.test_keepers import Table
-from tests.shares import SHARE
+from tests.sizes import SCALE
 
 QUESTIONS = msgspec.json.Decoder(KeeperQuestion)
 REPLIES = msgspec.json.Decoder(KeeperReply)
@@ -35,7 +35,7 @@ def outside(root):
     return {path: path.read_bytes() if path.is_file() else None for path in others}
 
 
-@settings(max_examples=60 * SHARE)
+@settings(max_examples=60 * SCALE)
 @given(st.lists(lines(KeeperQuestion), max_size=8), st.integers(0, 3), st.booleans())
 def test_whatever_it_says_nothing_falls_or_is_written_outside_the_run(said, asker, leaderless):
     with tempfile.TemporaryDirectory() as folder:
