@@ -19,8 +19,8 @@ pytestmark = pytest.mark.nightly
 PLACED = {"ranks_per_node": 2}
 # Of a rank's environment: what is another one's in each run.
 OF_THE_RUN = {
-    "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT", "PWD",
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
+    "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_CONTROL", "LAUNCH_NOTES_DIR", "LAUNCH_PROGRESS",
+    "MASTER_PORT", "PWD", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
 }  # fmt: skip
 POISON = {
     "RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "LOCAL_RANK": "5",

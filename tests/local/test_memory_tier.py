@@ -159,7 +159,7 @@ def test_so_does_whoever_has_memory_next(lab, spec):
 
 def test_a_run_that_does_not_ask_for_it_has_none(lab):
     lab.script("none.py", "import os\nassert not [name for name in os.environ if 'MEMORY' in name]\n")
-    run = lab.submit(lab.spec("name: none\nrun: {script: none.py}\n"))
+    run = lab.submit(lab.spec("name: none\nrun: {script: none.py}\nrecovery: {mode: warm}\n"))
     lab.wait(run)
     assert folders(run) == []
 

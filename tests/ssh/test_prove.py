@@ -16,7 +16,7 @@ def test_ranks_are_killed_on_their_hosts(desk):
     assert done.returncode == Exit.OK, done.stdout + done.stderr
     proof = json.loads(done.stdout)
     assert {one["mode"]: (one["verdict"], one["kills"][0]["missed"]) for one in proof["compared"]} == {
-        "warm": ("exact", ""), "power": ("exact", ""),
+        "warm": ("exact", ""), "power": ("exact", ""), "hot": ("exact", ""),
     }  # fmt: skip
     assert all(one["steps"] > 75 for one in proof["compared"]), proof
     assert len({proof["fingerprint"], *(one["fingerprint"] for one in proof["compared"])}) == 1
