@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config, items):
     """Leave out nightly tests unless they are asked for, and those of other shards; put the longest files first."""
     nightly, shard, times = config.option.nightly, config.option.shard, read_times()
     if not nightly:
-        late = {item for item in items if item.get_closest_marker("nightly")}
+        late = {item for item in items if item.get_closest_marker("nightly") and not item.get_closest_marker("daily")}
         config.hook.pytest_deselected(items=[item for item in items if item in late])
         items[:] = [item for item in items if item not in late]
     for item in items:

@@ -19,6 +19,7 @@ from launcher.serving.as_job import served_in_job
 pytestmark = pytest.mark.nightly
 
 
+@pytest.mark.daily
 def test_a_model_of_ones_own_as_the_page_shows_it(lab):
     """Trained by a script with a `Checkpointer`, and served by the file of the page."""
     run, expected = trained(lab)

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.nightly
 OWN_JOB = DOCS / "own-job.md"
 
 
+@pytest.mark.daily
 def test_your_own_job(lab):
     lab.script("train.py", "print('trained')\n")
     shown = block(OWN_JOB, "console", "launch init ddp").splitlines()
@@ -31,6 +32,7 @@ def test_your_own_job(lab):
         lab.launch(*command.split())
 
 
+@pytest.mark.daily
 def test_the_problems_that_it_shows(lab):
     command, *lines = block(OWN_JOB, "console", "scirpt").strip().splitlines()
     lab.script("train.py", "")
@@ -39,6 +41,7 @@ def test_the_problems_that_it_shows(lab):
     assert [line for line in lines if line not in done.stderr.splitlines()] == []
 
 
+@pytest.mark.daily
 def test_progress_in_three_lines(lab):
     lines = block(OWN_JOB, "python", "LAUNCH_PROGRESS")
     lab.script("report.py", f"import os\n{lines}")
@@ -68,6 +71,7 @@ def loss(model, batch):
     assert (tmp_path / "checkpoints" / "step-00000012").is_dir()
 
 
+@pytest.mark.daily
 def test_each_way_to_share_a_model_can_be_checked_beforehand(lab):
     shutil.copytree(ROOT / "jobs", lab.project / "jobs")
     commands = block(DOCS / "bigger-models.md", "console", "jobs/gpt_tp.yaml").splitlines()
@@ -97,6 +101,7 @@ for step in (1, 2, 3):
 """
 
 
+@pytest.mark.daily
 def test_the_python_api_without_a_file(lab):
     lab.script("train.py", TRAIN)
     done = subprocess.run(
@@ -115,6 +120,7 @@ def test_the_python_api_without_a_file(lab):
     assert (arguments, state) == ("{'--lr': ('0.1', '0.01')}", "succeeded")
 
 
+@pytest.mark.daily
 def test_the_json_that_programs_rely_on(lab):
     promised = {
         "run", "name", "state", "cause", "exit_code", "attempt", "generation", "step", "world_size", "restarts",
@@ -129,12 +135,14 @@ def test_the_json_that_programs_rely_on(lab):
     assert Path(status["run_dir"]).is_dir()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
 def test_every_command_that_a_page_shows_is_one_of_ours(page):
     shown = re.findall(r"(?:`|^\$ |^)launch ([a-z]+)(?=[ `\n])", page.read_text(), re.MULTILINE)
     assert [word for word in shown if word not in (*COMMANDS, *ALSO, "help")] == []
 
 
+@pytest.mark.daily
 def test_the_options_that_those_who_come_from_elsewhere_are_shown():
     """What stands in the last column of the tables is read, with a command where there is none."""
     rows = [line for line in (DOCS / "coming-from.md").read_text().splitlines() if line.startswith("| ")]
@@ -148,6 +156,7 @@ def test_the_options_that_those_who_come_from_elsewhere_are_shown():
         parse_spec("\n".join(lines) + "\n", "coming-from.md")
 
 
+@pytest.mark.daily
 def test_the_environment_is_that_of_a_rank(lab):
     """What the page says that a rank finds, it finds; the rest depends on options."""
     page = (DOCS / "environment.md").read_text()
@@ -199,6 +208,7 @@ def test_the_tasks_for_airflow(lab, tmp_path):
     assert [(run["name"], run["state"]) for run in runs] == [("predict", "succeeded"), ("train", "succeeded")]
 
 
+@pytest.mark.daily
 def test_the_steps_that_it_shows_are_those_of_the_job():
     shown = block(DOCS / "steps.md", "yaml", "steps:")
     whole = (ROOT / "jobs" / "train_then_predict.yaml").read_text()

@@ -37,6 +37,7 @@ def causes(desk, run):
     return [event["cause"] for event in desk.events(run, "failure")]
 
 
+@pytest.mark.daily
 def test_two_nodes_give_the_bytes_of_one_machine_and_secrets_are_not_shown(desk, grid):
     run = desk.submit(two_nodes(desk, 400, hold=399), "--on", "gridengine", env={"MY_TOKEN": "hush"})
     desk.until_step(run, 5)
@@ -49,6 +50,7 @@ def test_two_nodes_give_the_bytes_of_one_machine_and_secrets_are_not_shown(desk,
     assert status["fingerprint"] == fingerprint_here(desk, 400)
 
 
+@pytest.mark.daily
 def test_a_run_that_waits_says_why_and_is_cancelled(desk, grid):
     run = desk.submit(two_nodes(desk), "--on", "gridengine", "--set", "resources.nodes=4")
     why = desk.until("a reason", lambda: "slots free" in desk.status(run)["message"] and desk.status(run))
@@ -59,6 +61,7 @@ def test_a_run_that_waits_says_why_and_is_cancelled(desk, grid):
     assert grid.ask("qstat", "-u", "root") == ""
 
 
+@pytest.mark.daily
 def test_a_cancel_ends_every_process_and_the_job(desk, grid):
     run = desk.submit(two_nodes(desk, 100_000), "--on", "gridengine")
     desk.until_step(run, 5)

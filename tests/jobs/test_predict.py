@@ -20,6 +20,7 @@ checkpoint: {every: 2 steps}
 TASK = "import sys\nfrom trainer.tasks.gpt import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 
 
+@pytest.mark.daily
 @pytest.mark.timeout(400)
 def test_the_best_checkpoint_answers_in_the_code_as_it_was(lab):
     lab.script("task.py", TASK)

@@ -52,6 +52,7 @@ def test_each_host_has_its_own_disk_memory_processes_and_boot(hosts):
     assert f"{boot}\n" not in boots and mine == "3"  # a disk outlives the power
 
 
+@pytest.mark.daily
 def test_hosts_reach_each_other_by_name(hosts):
     caller, called = hosts.nodes[0], hosts.nodes[1]
     said = caller.exec("ssh-keyscan", "-t", "ed25519", called.name).stdout

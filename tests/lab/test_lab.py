@@ -76,6 +76,7 @@ def test_nodes_talk_by_their_names(lab, tmp_path):
     assert (tmp_path / "out").read_text() == "node1 heard node2\n"
 
 
+@pytest.mark.daily
 def test_a_job_sees_its_node_alone(lab):
     said = lab.ask("srun", "-w", "node3", "sh", "-c", "hostname; ps -e -o comm=; ip -o -4 addr show eth0")
     assert said.startswith("node3\n")
@@ -342,6 +343,7 @@ def test_by_hand(lab_possible, tmp_path):
 # -- where there can be none
 
 
+@pytest.mark.daily
 def test_a_missing_program_is_named_and_in_ci_that_is_a_failure(monkeypatch, tmp_path):
     reason = requirements.missing("slurmd", "strace", path=str(tmp_path))
     assert reason == f"slurmd, strace not installed: {requirements.INSTALL}"

@@ -30,6 +30,7 @@ POISON = {
 }  # fmt: skip
 
 
+@pytest.mark.daily
 def test_arguments_and_variables_arrive_byte_for_byte(lab, tmp_path):
     words = NASTY + drawn(200, 40)
     env = {f"T_{number}": word for number, word in enumerate(words)}
@@ -47,6 +48,7 @@ def test_a_command_list_is_never_read_by_a_shell(lab, tmp_path):
     no_canary(tmp_path)
 
 
+@pytest.mark.daily
 def test_a_poisoned_environment_changes_nothing(lab):
     spec = witness(lab, PLACED)
     clean, dirty = (heard(lab, lab.submit(spec, env=env)) for env in ({}, POISON))
@@ -78,6 +80,7 @@ def listeners_of(pids):
     return found
 
 
+@pytest.mark.daily
 def test_we_listen_on_the_nodes_own_address_only(lab):
     run = lab.submit(lab.chain(args="steps: 5000", resources="nodes: 2\nranks_per_node: 1"))
     lab.until_step(run, 2)
@@ -90,6 +93,7 @@ def test_we_listen_on_the_nodes_own_address_only(lab):
     lab.launch("cancel", run)
 
 
+@pytest.mark.daily
 def test_strangers_on_the_coordinators_port_disturb_nothing(lab):
     run = lab.submit(lab.chain(args="steps: 150", hold=149))
     lab.until_step(run, 2)
@@ -122,6 +126,7 @@ def test_a_hostile_run_name_finds_nothing(lab, ref):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.daily
 def test_links_laid_in_the_way_lead_nowhere(lab, tmp_path):
     """Whoever guesses names cannot make a run write elsewhere."""
     outside = tmp_path / "outside"
@@ -193,6 +198,7 @@ time.sleep = broken
 """
 
 
+@pytest.mark.daily
 def test_a_canary_is_in_no_command_line_and_nothing_that_others_read(lab):
     canary = "canary-91c2e"
     spec = lab.chain(args="steps: 5000", more="secrets:\n  - TOKEN\n")

@@ -43,6 +43,7 @@ def descendants(pid):
     return found
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", sorted(STUBBORN))
 def test_nothing_is_left(lab, kind):
     lab.script(
@@ -139,6 +140,7 @@ def test_with_a_frozen_agent(lab):
     assert lab.status(run)["state"] == "cancelled"
 
 
+@pytest.mark.daily
 def test_a_pid_that_was_given_to_a_stranger_is_left_alone(lab):
     run = lab.submit(lab.chain(args="steps: 3"))
     lab.wait(run)

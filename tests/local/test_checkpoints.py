@@ -29,6 +29,7 @@ def listed(lab, run, *words, check=0):
     return [(row["step"], row["state"]) for row in rows]
 
 
+@pytest.mark.daily
 def test_a_run_whose_newest_is_damaged_is_listed_counted_and_resumed(lab, saver):
     straight = lab.wait(lab.submit(saver, "--set", "run.args.steps=40"))["fingerprint"]
     run = lab.submit(saver)
@@ -94,6 +95,7 @@ def checkpoint_folder(lab, run):
     return folder
 
 
+@pytest.mark.daily
 def test_a_fenced_rank_ends_the_run_as_such_and_a_person_may_resume_it(lab):
     lab.script("claimed.py", CLAIMED)
     run = lab.submit(lab.spec(SPEC))

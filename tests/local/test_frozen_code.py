@@ -23,6 +23,7 @@ sys.exit("fails")
 """
 
 
+@pytest.mark.daily
 def test_what_is_edited_after_submit_reaches_neither_a_start_nor_a_resume(lab):
     made = layouts.uv_package(lab.project)
     lab.script("scripts/train.py", WAITS)

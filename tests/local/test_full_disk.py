@@ -101,6 +101,7 @@ def test_a_run_goes_on_while_its_records_wait_for_room(lab, disk, go_on):
     assert "no space left on device" in waited["text"]
 
 
+@pytest.mark.daily
 def test_ranks_are_started_again_once_there_is_room(lab, disk, go_on):
     run = lab.submit(stepping(lab, go_on, ranks=2, more="recovery: {disk: {backoff: 500ms..1s}}\n"))
     state = lab.until_step(run, 5)

@@ -104,7 +104,8 @@ def all_trained_again(lab, run, before):
 @pytest.mark.parametrize(
     ("strategy", "ranks", "nodes", "workers", "mode"),
     [
-        ("ddp", 3, 1, 1, None), ("ddp", 2, 2, 0, "hot"), ("zero1", 2, 1, 0, "hot"), ("zero1", 1, 2, 0, "hot"),
+        pytest.param("ddp", 3, 1, 1, None, marks=pytest.mark.daily),
+        ("ddp", 2, 2, 0, "hot"), ("zero1", 2, 1, 0, "hot"), ("zero1", 1, 2, 0, "hot"),
         ("fsdp", 2, 1, 0, "hot"),
     ],
 )  # fmt: skip

@@ -39,6 +39,7 @@ def run(lab):
     assert lab.wait(run)["restarts"]["total"] == 0
 
 
+@pytest.mark.daily
 def test_a_command_beside_a_rank(lab, run):
     show = (
         "import os; print([os.environ.get(n) for n in ('RANK', 'LAUNCH_NODE', 'MINE', 'TOKEN_OF_MINE')], os.getcwd())"
@@ -92,6 +93,7 @@ def test_a_shell_on_a_terminal(lab, run):
         os.close(theirs)
 
 
+@pytest.mark.daily
 def test_the_stacks_of_all_ranks(lab, run):
     shown = lab.launch("stacks", run).stdout
     assert [f"── rank {rank}, node {rank // 2}, process " in shown for rank in range(4)] == [True] * 4

@@ -73,6 +73,7 @@ def let_go(lab, run, check=0):
     return lab.wait(run, check=check)
 
 
+@pytest.mark.daily
 def test_it_is_for_the_user_alone_and_gone_at_the_end(lab, spec):
     run = lab.submit(spec(nodes=2))
     started(lab, run, 1)
@@ -82,6 +83,7 @@ def test_it_is_for_the_user_alone_and_gone_at_the_end(lab, spec):
     lab.until("the end of the folders", lambda: folders(run) == [])
 
 
+@pytest.mark.daily
 def test_a_regroup_finds_it(lab, spec):
     run = lab.submit(spec())
     rank = started(lab, run, 1)["ranks"][0]["pid"]

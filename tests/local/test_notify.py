@@ -50,6 +50,7 @@ def spec_of(lab, text, more="", args=""):
     return lab.spec(f"name: heard\n{run}notify: {{to: [{{json: HOOK}}], on: [started, restarted, ended]}}\n{more}")
 
 
+@pytest.mark.daily
 def test_a_failed_run_is_told_with_its_cause_and_no_secret_is_seen(lab, web, messengers):
     spec = spec_of(lab, REPORTS, "secrets: [TOKEN]\nrecovery: {user_error: 0}\n", "fail")
     env = {"HOOK": web.address, "TOKEN": "k3pt-to-us"}

@@ -33,6 +33,7 @@ def failed(lab):
     return one
 
 
+@pytest.mark.daily
 def test_a_mended_bug_is_resumed_from_the_newest_checkpoint(lab):
     run = failed(lab)
     status = lab.status(run)

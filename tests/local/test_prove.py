@@ -30,6 +30,7 @@ def proof_of(lab, *words, check):
     return json.loads(lab.launch(OURS, *words, "--json", check=check, timeout=580).stdout)
 
 
+@pytest.mark.daily
 def test_what_resumes_exactly_is_proven_in_each_mode(lab, spec):
     done = lab.launch(OURS, spec(), *WORDS, check=Exit.OK, timeout=280)
     lines = done.stdout.splitlines()

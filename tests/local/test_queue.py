@@ -54,6 +54,7 @@ def keeper(desk, run):
     return int(next(pid for pid in desk.processes(desk.run_dir(run)) if b"keeper" in command(pid)))
 
 
+@pytest.mark.daily
 def test_without_slots_runs_take_turns_on_the_cores_and_now_shares_what_others_have(desk):
     spec = held_chain(desk)
     runs = [desk.submit(spec, "--set", ALL), desk.submit(spec), desk.submit(spec, "--set", ALL, "--now")]
@@ -156,6 +157,7 @@ def test_of_runs_that_are_submitted_together_so_many_go_on_at_once(desk):
 FAILS = "name: bad\nrun: {command: 'exit 3'}\nresources: {ranks_per_node: 1}\nrecovery: {user_error: 0}\n"
 
 
+@pytest.mark.daily
 def test_a_run_follows_others_and_is_cancelled_where_one_has_failed(desk):
     spec = held_chain(desk)
     first = desk.submit(spec)

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.errors import Exit
-from tests.sizes import SEED
+from tests.sizes import SEED, one_in
 
 # One of each kind of file that a run has; `attempts`, `logs` and such are folders.
 RECORDS = (
@@ -178,8 +178,7 @@ def end(lab, shell, run):
     return said
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("record", "damage"), cells(RECORDS))
+@pytest.mark.parametrize(("record", "damage"), one_in(39, cells(RECORDS)))
 def test_a_live_run(lab, shell, record, damage):
     run = submitted(lab, shell, 100_000)
     lab.until_step(run, 2)
@@ -190,8 +189,9 @@ def test_a_live_run(lab, shell, record, damage):
     assert "nothing was left" not in said
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("damage", [cut, emptied, flipped, of_a_wrong_type, a_link, a_link_to_itself, a_fifo, a_folder])
+@pytest.mark.parametrize(
+    "damage", one_in(8, [cut, emptied, flipped, of_a_wrong_type, a_link, a_link_to_itself, a_fifo, a_folder])
+)
 def test_a_live_run_that_somebody_wanted_to_end(lab, shell, damage):
     run = submitted(lab, shell, 100_000)
     lab.until_step(run, 2)
@@ -202,9 +202,8 @@ def test_a_live_run_that_somebody_wanted_to_end(lab, shell, damage):
     end(lab, shell, run)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("record", "damage"), cells((*RECORDS, "attempts/0001/exit.json", "attempts/0001/exits.jsonl"))
+    ("record", "damage"), one_in(28, cells((*RECORDS, "attempts/0001/exit.json", "attempts/0001/exits.jsonl")))
 )
 def test_a_run_that_has_ended(lab, shell, record, damage):
     run = submitted(lab, shell, 3)

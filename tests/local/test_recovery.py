@@ -39,6 +39,7 @@ def ranks(lab, run):
     return {rank["rank"]: rank["pid"] for rank in lab.read_state(run)["ranks"] if rank["pid"]}
 
 
+@pytest.mark.daily
 def test_a_killed_rank_is_replaced_and_the_weights_are_the_same(lab, undisturbed):
     wanted = undisturbed()
     run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
@@ -118,6 +119,7 @@ def done(lab, run):
     return lab.read_state(run)["state"] in ("succeeded", "failed", "cancelled")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("victim", ["zygote", "agent", "coordinator"])
 def test_any_process_of_ours_may_die(lab, undisturbed, victim, nodes):
@@ -195,6 +197,7 @@ def test_a_returning_node_is_taken_in_at_the_next_boundary(lab):
     lab.launch("cancel", run)
 
 
+@pytest.mark.daily
 def test_a_spare_steps_in_for_a_lost_node(lab, undisturbed):
     wanted = undisturbed(world_nodes=2, ranks=1)
     spec = lab.chain(
@@ -255,6 +258,7 @@ for step in range(1, 40):
     assert failure["at"] - began < 6 + 5 + 60  # steps, hang_after, and what a busy machine takes
 
 
+@pytest.mark.daily
 def test_no_progress_ends_the_run_with_its_own_exit_code(lab):
     lab.script(
         "stuck.py",
@@ -288,6 +292,7 @@ os.abort()
     assert lab.wait(run)["state"] == "succeeded"
 
 
+@pytest.mark.daily
 def test_the_time_limit_ends_the_run_gracefully(lab):
     run = lab.submit(
         lab.chain(
@@ -326,6 +331,7 @@ def test_a_frozen_keeper_or_a_dead_one_does_not_disturb_the_ranks(lab, undisturb
     assert lab.wait(run)["fingerprint"] == wanted
 
 
+@pytest.mark.daily
 def test_a_run_whose_every_process_is_gone_is_lost_and_can_be_resumed(lab, undisturbed):
     wanted = undisturbed()
     run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
@@ -340,6 +346,7 @@ def test_a_run_whose_every_process_is_gone_is_lost_and_can_be_resumed(lab, undis
     assert lab.wait(run)["fingerprint"] == wanted
 
 
+@pytest.mark.daily
 def test_an_older_attempt_writes_nothing_any_more(lab):
     run = lab.submit(lab.chain(args="steps: 100000"))
     lab.until_step(run, 3)
@@ -375,6 +382,7 @@ LEASE_S = 8.0
 LEASED = f"recovery:\n  lease: {LEASE_S:g}s\n  communication: 5\n"
 
 
+@pytest.mark.daily
 def test_the_ranks_of_a_frozen_agent_end_with_its_lease(lab):
     """By its guard: it could not itself, and beside the next generation they would write on."""
     spec = lab.chain(args="steps: 100000\npause: 0.02", resources="nodes: 1..2\nranks_per_node: 1", more=LEASED)

@@ -10,8 +10,6 @@ import sys
 import pytest
 from lab import kill
 
-pytestmark = pytest.mark.nightly
-
 # Rank 1 is at it before its peer says so.
 FAILS_FIRST = """
 import os, pathlib, time

@@ -59,6 +59,7 @@ def test_baselines_beside_an_all_reduce(lab):
     assert sent["master"] == pytest.approx(3 * model, rel=0.1), "what two ranks gave, and what all were sent"
 
 
+@pytest.mark.daily
 def test_what_fails_on_more_ranks_is_told_and_kept(lab):
     lab.script("train.py", THEIRS)
     rest = "resources: {ranks_per_node: 2}\nrecovery: {user_error: 0}\n"

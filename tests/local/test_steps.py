@@ -61,6 +61,7 @@ def states(desk, graph):
     return [told["state"], *(step["status"] and step["status"]["state"] for step in told["steps"])]
 
 
+@pytest.mark.daily
 def test_each_step_follows_those_that_it_needs_and_is_given_what_they_made(desk):
     graph = desk.submit("job.yaml")
     assert re.fullmatch("three-[a-z0-9]{4}", graph)

@@ -77,6 +77,7 @@ def check(lab, ledger, point):
     lab.until(f"its processes to go, killed at {point}", lambda: not lab.processes())
 
 
+@pytest.mark.daily
 def test_the_check_bites(lab, tmp_path):
     """A run carried out twice, or one that nobody shows, would be seen."""
     ledger = tmp_path / "ledger"
@@ -91,6 +92,7 @@ def test_the_check_bites(lab, tmp_path):
             check(lab, ledger, "sabotage")
 
 
+@pytest.mark.daily
 def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
     """The moment between the rename and the word, held still: the keeper sees the pipe end and goes on alone."""
     run = lab.submit(lab.chain(args="steps: 5"))
@@ -105,6 +107,7 @@ def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
     assert re.search(r"rank 0 of 2 starts at step 5", lab.rank_logs(run))
 
 
+@pytest.mark.daily
 def test_two_keepers_carry_one_attempt_out_once(lab):
     run = lab.submit(lab.chain(args="steps: 5"))
     lab.wait(run)

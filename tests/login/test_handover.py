@@ -17,8 +17,6 @@ from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle
 from launcher.words import State
 
-pytestmark = pytest.mark.nightly
-
 
 @pytest.fixture
 def specs(tmp_path, monkeypatch):

@@ -22,8 +22,6 @@ from launcher.spec.read import read_spec
 from tests.conftest import tagged_processes
 from tests.sizes import one_in
 
-pytestmark = pytest.mark.nightly
-
 SCRIPT = b"print('up')\n"
 SPEC = b"name: job\nrun: {script: train.py, preload: []}\nresources: {ranks_per_node: 1}\n"
 FOLDER = "launch"

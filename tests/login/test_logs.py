@@ -11,8 +11,6 @@ from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.logs import FOLDERS
 from launcher.hostlink.rpc.wire import decoded, encoded
 
-pytestmark = pytest.mark.nightly
-
 HPC = Address("hpc", "me@hpc", "~/launch", "~/launch", "slurm")
 
 

@@ -10,8 +10,6 @@ from launcher.rundir import registry
 from launcher.rundir.code import outputs
 from launcher.words import State
 
-pytestmark = pytest.mark.nightly
-
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):

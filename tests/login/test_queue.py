@@ -44,6 +44,7 @@ def test_a_run_follows_another_there_once_that_is_released_or_its_moment_has_com
     desk.launch("cancel", late)
 
 
+@pytest.mark.daily
 def test_what_cannot_be_waited_for_there_is_refused_before_there_is_anything(desk, login_node):
     assert "queue.slots: asks for 4000 cores" in refused(desk, "--set", "queue.slots=4000")
     assert login_node.runs() == []

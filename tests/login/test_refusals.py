@@ -28,6 +28,7 @@ def refused(laptop, login_node):
     return refused
 
 
+@pytest.mark.daily
 def test_a_host_that_nobody_knows(laptop, login_node, refused):
     laptop.configure(known_hosts="")
     told = refused()
@@ -38,6 +39,7 @@ def test_a_host_that_nobody_knows(laptop, login_node, refused):
     assert login_node.asked() == []
 
 
+@pytest.mark.daily
 def test_a_host_that_is_another(laptop, login_node, refused, tmp_path):
     other = " ".join(keygen(tmp_path / "other").split()[:2])
     laptop.configure(known_hosts=f"[127.0.0.1]:{login_node.port} {other}\n")
@@ -53,6 +55,7 @@ def test_what_the_user_says_of_hosts_holds(laptop, login_node):
     assert login_node.runs() == [run]
 
 
+@pytest.mark.daily
 def test_a_key_that_does_not_open(laptop, login_node, refused, tmp_path):
     (login_node.root / "authorized_keys").write_text(keygen(tmp_path / "other"))
     told = refused()
@@ -60,11 +63,13 @@ def test_a_key_that_does_not_open(laptop, login_node, refused, tmp_path):
     assert "hint: `ssh hpc true` must work without a password" in told
 
 
+@pytest.mark.daily
 def test_nobody_listens(login_node, refused):
     login_node.down()
     assert "Connection refused" in refused()
 
 
+@pytest.mark.daily
 def test_no_launch_there(laptop, login_node, refused):
     (login_node.bin / "launch").unlink()
     told = refused()
@@ -84,6 +89,7 @@ def test_launch_in_a_folder_of_its_own(laptop, login_node):
     assert not (login_node.home / "pwned").exists()
 
 
+@pytest.mark.daily
 def test_launch_there_is_too_old(login_node, refused):
     login_node.program(
         'case "$1" in --version) echo launch 0.0.9;; *) echo "launch: no such command" >&2; exit 2;; esac'
@@ -93,6 +99,7 @@ def test_launch_there_is_too_old(login_node, refused):
     assert "hint: install launch " in told
 
 
+@pytest.mark.daily
 def test_launch_there_is_too_new(login_node, refused):
     login_node.program("""printf 'launch-far {"wire":99,"launch":"9.9"}\\n'; cat > /dev/null""")
     assert "launch 9.9 there, " in refused()
@@ -107,6 +114,7 @@ def test_a_shell_that_talks_is_listened_past(laptop, login_node):
     assert laptop.launch("logs", run).stdout.endswith(" up\n")
 
 
+@pytest.mark.daily
 def test_problems_name_the_files_that_are_here(laptop, login_node, refused):
     laptop.spec("name: job\nrun:\n  script: trian.py\n  preload: []\n", "wrong.yaml")
     told = refused(spec="wrong.yaml", check=2)

@@ -56,6 +56,7 @@ def shown(laptop, login_node, tmp_path):
     return shown
 
 
+@pytest.mark.daily
 def test_arguments_and_environment_come_byte_for_byte(laptop, login_node, shown):
     values = "".join(f"    - {json.dumps(value, ensure_ascii=False)}\n" for value in HOSTILE)
     text = json.dumps("\n".join(HOSTILE), ensure_ascii=False)
@@ -149,6 +150,7 @@ class Watch(threading.Thread):
         self.join()
 
 
+@pytest.mark.daily
 def test_a_secret_is_in_no_command_line_environment_or_log(laptop, login_node, shown, tmp_path):
     laptop.relay()
     laptop.configure("SendEnv TOKEN")
@@ -179,6 +181,7 @@ def test_a_secret_is_in_no_command_line_environment_or_log(laptop, login_node, s
     assert stat.S_IMODE(keeps.stat().st_mode) == stat.S_IMODE(here.stat().st_mode) == 0o600
 
 
+@pytest.mark.daily
 def test_the_watch_bites(tmp_path):
     watch = Watch(b"canary-of-the-watch", lambda line, environ: False)
     watch.start()

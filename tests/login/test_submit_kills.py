@@ -103,6 +103,7 @@ def test_the_laptop_is_killed_at_every_stage(laptop, ledger):
     assert known[points[-1]] - 1 < len(points), "some had not"
 
 
+@pytest.mark.daily
 def test_a_submit_that_goes_on_is_left_alone_by_status(laptop, login_node, ledger):
     """Who asks for statuses must not give up what somebody else is about to start."""
     gate = laptop.root / "gate"
@@ -175,6 +176,7 @@ def counted(path):
     return [line for line in lines if line.split() and line.split()[-1] in DEEDS.split(",")]
 
 
+@pytest.mark.daily
 def test_the_check_bites(laptop, ledger):
     """A run carried out twice, or one that nobody knows, would be seen."""
     laptop.submit()

@@ -75,6 +75,7 @@ def test_what_of_its_cluster_is_free_is_asked_there(laptop, login_node, jobs):
     assert laptop.launch("wait", run).stdout.startswith(f"{run} succeeded")
 
 
+@pytest.mark.daily
 def test_a_run_from_end_to_end(laptop, login_node, jobs):
     run = jobs.up(jobs.submit())
     assert login_node.runs() == [run]
@@ -92,6 +93,7 @@ def test_a_run_from_end_to_end(laptop, login_node, jobs):
     assert "no checkpoint yet" in laptop.launch("fetch", run).stdout
 
 
+@pytest.mark.daily
 def test_the_exit_code_is_the_runs(laptop, jobs):
     jobs.gate.touch()
     run = jobs.submit(3)
@@ -119,6 +121,7 @@ def test_submit_and_follow(laptop, jobs):
     assert laptop.status(run)["state"] == "succeeded"
 
 
+@pytest.mark.daily
 def test_cancel_and_resume(laptop, login_node, jobs):
     run = jobs.up(jobs.submit())
     done = laptop.launch("cancel", run)
@@ -146,6 +149,7 @@ def test_what_a_run_keeps_there_is_told_and_goes_with_it(laptop, login_node, job
     assert (login_node.runs(), login_node.trees(), laptop.runs()) == ([], [], [])
 
 
+@pytest.mark.daily
 def test_while_the_login_node_is_silent_a_run_stays_known(laptop, login_node, jobs):
     jobs.gate.touch()
     run = jobs.submit()
@@ -302,6 +306,7 @@ def test_a_run_that_was_here_goes_on_there(laptop, login_node, jobs):
     assert listed[0]["path"] == f"hpc:{there}/checkpoints/{checkpoint.name}"
 
 
+@pytest.mark.daily
 def test_weights_come_home_as_one_file(laptop, login_node, jobs):
     """The checkpoint is fetched first; one that is here is not asked for again."""
     jobs.gate.touch()

@@ -67,6 +67,7 @@ def launch(clean, tmp_path):
     return run
 
 
+@pytest.mark.daily
 def test_the_wheel_carries_the_templates_and_the_jobs(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in ("templates", "jobs"):
@@ -87,6 +88,7 @@ def test_the_wheel_carries_nothing_that_is_not_the_users(wheel):
     assert {top for top in tops if not top.endswith(".dist-info")} == {"launcher", "trainer"}
 
 
+@pytest.mark.daily
 def test_the_wheel_carries_all_of_the_trainer(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "trainer").rglob("*.py")}
@@ -110,6 +112,7 @@ def test_all_that_it_may_ask_for_is_had_in_the_versions_that_were_tested(uv, tmp
     assert set(resolved) <= set(CONSTRAINTS.read_text().split())
 
 
+@pytest.mark.daily
 def test_torch_is_not_there(clean):
     found = command(
         clean / "python",
@@ -120,6 +123,7 @@ def test_torch_is_not_there(clean):
     assert found == "None None\n"
 
 
+@pytest.mark.daily
 def test_the_commands_work_without_torch(launch):
     assert "usage: launch COMMAND" in launch("--help")
     launch("init")
@@ -132,6 +136,7 @@ def test_the_commands_work_without_torch(launch):
     assert launch("help", "trainer").startswith("The trainer\n")
 
 
+@pytest.mark.daily
 def test_a_job_runs_without_torch(launch):
     launch("init")
     log = launch("submit", "job.yaml", "--follow", "--set", "resources.ranks_per_node=2")

@@ -9,8 +9,6 @@ import pytest
 
 from launcher.plan.preload import NAMED, TASKS, TORCH, TRAINER
 
-pytestmark = pytest.mark.nightly
-
 pytest.importorskip("torch")
 # As the zygote does it, and then as a rank does.
 LOOK = """

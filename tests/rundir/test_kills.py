@@ -38,6 +38,7 @@ def nothing(folder):
     pass
 
 
+@pytest.mark.daily
 def test_write_record(strace, writer):
     fired = strace.kill_everywhere(writer(_RECORDS, 'write_record(folder / "record", NEW)'), with_old, old_or_new)
     assert fired["write"] >= 1 and fired["rename"] == 1 and fired["fsync"] == 2
@@ -68,6 +69,7 @@ def test_append_line(strace, writer):
     assert fired["write"] == 1 and fired["fsync"] == 1
 
 
+@pytest.mark.daily
 def test_new_attempt(strace, writer):
     setup = """
 from launcher.rundir.attempts import new_attempt
@@ -94,6 +96,7 @@ this_process()
     assert fired["mkdir"] == 1 and fired["rename"] == 2
 
 
+@pytest.mark.daily
 def test_raise_fence(strace, writer):
     setup = "from launcher.rundir.fence import raise_fence\nfrom launcher.rundir.layout import RunDir"
 
@@ -203,6 +206,7 @@ def test_the_kills_find_a_careless_writer(strace, writer, careless):
         strace.kill_everywhere(writer(_RECORDS, careless), with_old, old_or_new)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "operation",
     [

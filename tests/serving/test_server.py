@@ -41,6 +41,7 @@ def held(server):
     thread.join()
 
 
+@pytest.mark.daily
 def test_an_answer_and_then_the_kept_one(server):
     first = server.ask("hello")
     assert (first.status, first.json()["said"], first.headers["x-launch-cache"]) == (200, "HELLO", "miss")
@@ -79,6 +80,7 @@ def test_too_many_are_sent_away_and_nobody_else_is_lost(held):
     assert [one.status for one in found] == [200] * 11
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("body", "where"),
     [(b'{"text": 3}', ["body", "text"]), (b'{"do": "answer"}', ["body", "text"]), (b"nothing", ["body"]),
@@ -222,6 +224,7 @@ def test_a_service_that_is_none_is_told_at_the_start(tmp_path, app, why):
     assert why in str(told.value)
 
 
+@pytest.mark.daily
 def test_with_a_token_nobody_else_is_answered(tmp_path):
     token = "t" * 32
     with open_server(tmp_path, token=token) as server:

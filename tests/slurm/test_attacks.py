@@ -48,6 +48,7 @@ def of_no_cluster(environment):
     return {name: value for name, value in of_the_spec(environment).items() if not name.startswith(own)}
 
 
+@pytest.mark.daily
 def test_ranks_get_the_same_bytes_as_on_one_machine(desk, slurm, tmp_path):
     """Arguments, variables and everything else of the environment but what Slurm says of the job, on both nodes."""
     words = NASTY + drawn(400 * SCALE, 40)
@@ -102,6 +103,7 @@ def test_options_reach_slurm_as_they_are(slurm, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -176,6 +178,7 @@ def asked_for(slurm, job):
     return {name: value for name, value in fields.items() if name not in NOT_ASKED_FOR}
 
 
+@pytest.mark.daily
 def test_a_poisoned_environment_makes_the_same_job(desk, slurm):
     """For every verb; a user's own variables, locale and all, still reach the ranks."""
     own = {"LC_ALL": "tlh_QO.UTF-8", "TZ": "Asia/Tokyo", "MY_SLURM_NOTE": "x", "PMIFOO": "y"}

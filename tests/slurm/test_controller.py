@@ -6,6 +6,7 @@ from runs import record, two_nodes
 pytestmark = pytest.mark.nightly
 
 
+@pytest.mark.daily
 def test_with_the_controller_down_the_run_goes_on_and_status_says_what_it_knows(desk, slurm):
     run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
     desk.until_step(run, 10)

@@ -145,6 +145,7 @@ def test_a_job_that_slurm_refuses(desk, slurm, doctor):
 # Its nodes
 
 
+@pytest.mark.daily
 def test_two_nodes_that_are_well(desk, slurm, doctor):
     found = doctor("--try", "--interface", "eth0")
     assert not any(problems(found).values())
@@ -229,6 +230,7 @@ def test_a_node_that_may_not_write(desk, slurm, doctor):
     assert_nothing_is_left(desk, slurm)
 
 
+@pytest.mark.daily
 def test_a_node_without_python(desk, slurm, doctor):
     with hidden(slurm.nodes[1], sys.prefix):
         found = problems(doctor("--try", check=4))

@@ -79,6 +79,7 @@ def cancelled_while_it_waits(desk, slurm):
     return run
 
 
+@pytest.mark.daily
 def test_without_accounts_a_job_that_fell_silent_is_lost_and_never_a_success_or_a_failure(desk, slurm, clients):
     run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
     desk.until_step(run, 5)
@@ -126,6 +127,7 @@ def test_once_seen_cancelled_it_stays_so_when_everybody_has_forgotten_it(desk, s
         assert (seen["state"], seen["cause"], seen["exit_code"]) == ("cancelled", "cancelled", 20)
 
 
+@pytest.mark.daily
 def test_with_accounts_their_word_holds_when_squeue_has_forgotten(accounted_desk, accounted_lab, clients):
     desk, slurm = accounted_desk, accounted_lab
     first = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
@@ -141,6 +143,7 @@ def test_with_accounts_their_word_holds_when_squeue_has_forgotten(accounted_desk
     assert f"Slurm says FAILED of job {jobs[1]}" in lost["message"]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("holes", [lambda index: index % 2 == 0, lambda index: index % 3 == 0 or index % 7 == 0])
 def test_of_an_array_that_waits_in_pieces_no_element_is_forgotten(slurm, holes):
     later = ("--hold", "--begin=now+1hour")  # the second for the element that is changed: it is held no more
@@ -178,6 +181,7 @@ ROW = r"printf '%s\x1f%s\x1fFAILED\x1f0\x1fN/A\x1fN/A\x1f\x1f\x1fNonZeroExitCode
 ACCOUNT = r"printf '%s\x1f%s\x1fNODE_FAIL\x1f1:0\x1fN/A\x1fN/A\x1fN/A\x1fnode0\n' {job} {job}"
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("script", "end", "code"), [("print('done')", "succeeded", 0), ("raise ValueError('no luck')", "failed", 10)]
 )

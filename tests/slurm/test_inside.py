@@ -8,6 +8,7 @@ from runs import two_nodes
 pytestmark = pytest.mark.nightly
 
 
+@pytest.mark.daily
 def test_beside_ranks_on_two_nodes(desk, slurm):
     run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
     desk.until_step(run, 5)

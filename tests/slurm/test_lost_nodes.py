@@ -173,6 +173,7 @@ def test_the_first_node_gone_slurm_starts_the_job_anew(desk, slurm):
     slurm.nodes[0].power_on()
 
 
+@pytest.mark.daily
 def test_a_first_copy_that_lives_on_is_fenced(desk, slurm):
     """slurmd dies, its job lives on; Slurm believes the node dead and starts the job elsewhere: twice at once."""
     run = desk.submit(two_nodes(desk, 100_000, "recovery:\n  lease: 60s\n"), "--on", "slurm")

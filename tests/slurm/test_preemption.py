@@ -24,6 +24,7 @@ def test_preempted_it_goes_on_in_the_same_job(desk, slurm, partition):
     assert urgent not in jobs(slurm)
 
 
+@pytest.mark.daily
 def test_with_a_grace_time_the_run_leaves_before_slurm_ends_it(desk, slurm):
     run = desk.submit(two_nodes(desk, 100_000, "slurm:\n  partition: graceful\n"), "--on", "slurm")
     desk.until_step(run, 20)
@@ -36,6 +37,7 @@ def test_with_a_grace_time_the_run_leaves_before_slurm_ends_it(desk, slurm):
     desk.launch("cancel", run)
 
 
+@pytest.mark.daily
 def test_on_one_node_too(desk, slurm):
     spec = desk.chain(args="steps: 100000", more="slurm:\n  partition: graceful\n")
     run = desk.submit(spec, "--on", "slurm")

@@ -17,6 +17,7 @@ def waits(desk, run, why):
     return desk.until(f"queued: {why}", said)
 
 
+@pytest.mark.daily
 def test_a_held_run_is_released_and_who_follows_it_starts_after_it(desk):
     spec = two_nodes(desk, 10)
     first = desk.submit(spec, "--on", "slurm", "--hold", "--priority", "-5")

@@ -15,6 +15,7 @@ from launcher.shipped import shipped
 pytestmark = pytest.mark.nightly
 
 
+@pytest.mark.daily
 def test_a_run_over_two_nodes_ends_as_it_does_here(desk, slurm):
     run = desk.submit(two_nodes(desk), "--on", "slurm")
     status = desk.wait(run)
@@ -28,6 +29,7 @@ def test_a_run_over_two_nodes_ends_as_it_does_here(desk, slurm):
     assert job_of(desk, run) == status["job"]
 
 
+@pytest.mark.daily
 def test_follow_ends_with_the_runs_own_exit_code(desk):
     desk.script("fails.py", "raise ValueError('no luck')")
     spec = desk.spec("name: fails\nrun:\n  script: fails.py\nrecovery:\n  user_error: 0\n")
@@ -35,6 +37,7 @@ def test_follow_ends_with_the_runs_own_exit_code(desk):
     assert "ValueError: no luck" in done.stdout + done.stderr
 
 
+@pytest.mark.daily
 def test_a_cancel_leaves_nothing(desk, slurm):
     run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
     desk.until_step(run, 10)
@@ -54,6 +57,7 @@ def test_a_cancel_finds_the_job_of_a_run_whose_records_are_gone(desk, slurm):
     assert desk.processes() == []
 
 
+@pytest.mark.daily
 def test_a_job_that_waits_says_why_and_is_cancelled_without_having_run(desk, slurm):
     slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     desk.until("a full cluster", lambda: "RUNNING" in slurm.ask("squeue", "--noheader", "--format=%T"))
@@ -90,6 +94,7 @@ def test_resumed_here_and_back_on_slurm_it_ends_with_the_same_weights(desk):
     assert status["fingerprint"] == fingerprint_here(desk, 400)
 
 
+@pytest.mark.daily
 def test_what_slurm_refuses_leaves_nothing_behind(desk, slurm):
     spec = two_nodes(desk, more="slurm:\n  qos: 'no-such'\n  partition: main\n  constraint: nowhere\n")
     refused = desk.launch("submit", spec, "--on", "slurm", check=2)
@@ -115,6 +120,7 @@ def test_a_refusal_says_in_plain_words_what_to_do(desk, slurm):
     assert "Slurm would refuse it: no node, or not enough of them, has all that it asks for" in shown, shown
 
 
+@pytest.mark.daily
 def test_the_dry_run_shows_the_script_and_what_slurm_says_of_it(desk, slurm):
     spec = two_nodes(desk, more="slurm:\n  partition: main\n  extra: {comment: nightly}\n")
     shown = desk.launch("submit", spec, "--on", "slurm", "--dry-run").stdout
@@ -126,6 +132,7 @@ def test_the_dry_run_shows_the_script_and_what_slurm_says_of_it(desk, slurm):
     assert not (desk.project / ".launch").exists()
 
 
+@pytest.mark.daily
 def test_gpus_are_asked_for_and_ranks_see_them(desk):
     desk.script("gpus.py", "import os\nprint('sees', os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['LOCAL_RANK'])")
     spec = desk.spec("name: gpus\nrun:\n  script: gpus.py\nresources:\n  nodes: 2\n  gpus_per_node: 2\n")
@@ -159,6 +166,7 @@ def test_a_board_is_told_which_gpus_are_taken_and_by_which_job(desk):
     desk.wait(run)
 
 
+@pytest.mark.daily
 def test_runs_of_one_spec_are_one_array_and_each_knows_which_it_is(desk, slurm):
     desk.script("which.py", "import os\nprint('repeat', os.environ['LAUNCH_REPEAT'], os.environ['RANK'])")
     spec = desk.spec("name: which\nrun:\n  script: which.py\nresources:\n  ranks_per_node: 1\n")

@@ -42,6 +42,7 @@ def test_a_step_that_fails_is_resumed_with_those_that_were_to_follow_it(desk, sl
     assert desk.status(last)["started_at"] >= desk.status(first)["ended_at"]
 
 
+@pytest.mark.daily
 def test_what_slurm_refuses_of_a_first_step_leaves_nothing_and_of_a_later_one_is_told(desk):
     desk.script("work.py", WORK)
     spec = desk.spec(TWO)

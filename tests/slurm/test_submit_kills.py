@@ -193,6 +193,7 @@ def test_whatever_becomes_of_sbatch(ledger, sbatch, desk):
     assert len(ledger.check("whatever became of sbatch")) == len(FATES) + 2 * 2
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("words", [(), ("--repeat", "3")])
 def test_of_two_jobs_with_one_ticket_one_does_it(ledger, sbatch, desk, words):
     hold = ledger.path.with_suffix(".hold")
@@ -215,6 +216,7 @@ def test_of_two_that_wait_the_other_is_cancelled(ledger, sbatch, desk, slurm):
     desk.launch("cancel", run)
 
 
+@pytest.mark.daily
 def test_a_job_whose_sbatch_lied_that_it_was_refused_finds_nothing_to_do(ledger, sbatch, desk):
     refused = 'echo "sbatch: error: Batch job submission failed: Invalid account" >&2; exit 1'
     assert "Slurm refuses the job" in submit(desk, sbatch(f'"$REAL" "$@" >/dev/null; {refused}'), 2).stderr
@@ -270,6 +272,7 @@ def test_several_who_look_at_once_submit_once(ledger, sbatch, desk):
     assert len(ledger.check("several lookers")) == 1
 
 
+@pytest.mark.daily
 def test_the_check_bites(ledger, desk):
     run = desk.submit(ledger.spec, "--on", "slurm")
     ledger.check("nothing")

@@ -51,6 +51,7 @@ OF_THE_RUN = {
 OF_THE_HOST = {"MASTER_ADDR", "SSH_CONNECTION", "SSH_CLIENT", "TMPDIR"}
 
 
+@pytest.mark.daily
 def test_ranks_get_the_same_bytes_as_on_one_machine(desk, hosts, tmp_path):
     """Arguments and variables, as arguments of a script and as a command of their own."""
     words = NASTY + drawn(400 * SCALE, 40)
@@ -151,6 +152,7 @@ def test_a_folder_that_somebody_else_can_write_is_not_used(desk, hosts):
 NO_RUNS = ["..", ".", "", "../x", "a/b", "/etc", ".tmp-x", "a/../../x", "x\0y"]
 
 
+@pytest.mark.daily
 def test_a_host_gives_nothing_but_of_runs(tmp_path):
     (tmp_path / "runs" / "ours").mkdir(parents=True)
     (tmp_path / "secret").write_text("tweet")
@@ -173,6 +175,7 @@ def said(line):
     return decoded(told.getvalue().splitlines()[1], Reply)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "name",
     [
@@ -253,6 +256,7 @@ def knock(address, port, *lines):
         return b""
 
 
+@pytest.mark.daily
 def test_who_listens_and_whom_they_let_in(desk, hosts):
     """Keepers, the coordinator, the replica servers: at their address alone, for those who prove the token."""
     run = desk.submit(desk.job(100_000), "--on", "pool")

@@ -32,6 +32,7 @@ def asleep(desk, index):
     return {line[1] for line in lines if line[0] == b"sleep"}
 
 
+@pytest.mark.daily
 def test_nothing_is_left_of_stubborn_ranks(desk):
     desk.script("stay.py", STAY)
     spec = "name: stay\nrun:\n  script: stay.py\n  preload: []\nresources: {nodes: 2, ranks_per_node: 1}\n"

@@ -132,6 +132,7 @@ def test_one_packet_in_five_is_lost(desk):
     assert (desk.left(), desk.status(run)["state"]) == ([], "cancelled")
 
 
+@pytest.mark.daily
 def test_a_host_that_is_cut_off_from_all(desk, draw, tmp_path):
     """Its ranks end with its lease; a cancel names it, and another one when it is back leaves nothing there either."""
     config = tmp_path / "ssh_config"

@@ -57,6 +57,7 @@ def files(hosts):
 # -- a pool
 
 
+@pytest.mark.daily
 def test_a_pool_that_is_well(desk):
     before = files(desk.hosts)
     found = doctor(desk, pool=desk.hosts.clusters_yaml(python=sys.executable))
@@ -192,6 +193,7 @@ def test_what_it_does_not_take(desk):
 # -- which ways are measured when
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("count", range(34))
 def test_rounds(count):
     plan = rounds(count)
@@ -205,6 +207,7 @@ def test_rounds(count):
     assert len(plan) <= 3 + count.bit_length()
 
 
+@pytest.mark.daily
 def test_thirty_two_hosts_have_six_partners_each_after_six_rounds():
     plan = rounds(32)
     assert len(plan) == 6 and sum(map(len, plan)) == 6 * 16
@@ -222,17 +225,20 @@ def said(hosts, ways):
     return [one.text for one in findings(hosts, ways) if one.level is not Level.OK]
 
 
+@pytest.mark.daily
 def test_a_host_that_sends_slowly_to_all():
     ways = all_ways("abcd", lambda one, other: 4e7 if one == "c" else 1e9)
     assert said("abcd", ways) == ["c sends 40 MB/s at best, 1 GB/s is usual"]
     assert {way.start for way in slow(ways)} == {"c"}
 
 
+@pytest.mark.daily
 def test_a_host_that_is_slow_both_ways_among_three():
     ways = all_ways("abc", lambda one, other: 4e7 if "a" in (one, other) else 1e9)
     assert said("abc", ways) == ["a sends and receives 40 MB/s at best, 1 GB/s is usual"]
 
 
+@pytest.mark.daily
 def test_a_single_slow_way():
     ways = all_ways("abcd", lambda one, other: 4e7 if (one, other) == ("a", "b") else 1e9)
     assert said("abcd", ways) == ["a sends to b 40 MB/s, 1 GB/s is usual"]
@@ -240,11 +246,13 @@ def test_a_single_slow_way():
     assert said("ab", ways) == ["a sends to b 40 MB/s, 1 GB/s is usual"]
 
 
+@pytest.mark.daily
 def test_ways_that_are_alike():
     assert said("abcd", all_ways("abcd", lambda one, other: 6e8 if one == "a" else 1e9)) == []
     assert list(findings("a", [])) == []
 
 
+@pytest.mark.daily
 def test_who_is_closed_is_said_once_for_all_who_tried():
     ways = [Way(one, "z", error="refused") for one in "abcdefg"]
     assert said("abcdefgz", ways) == ["z cannot be reached from a, b, c and 4 more: refused"]
@@ -269,6 +277,7 @@ def host(name="gpu01", looked=(), **facts):
     return SeenHost(found, seen, login_s, "k")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("facts", "level", "words"),
     [
@@ -292,10 +301,12 @@ def test_what_is_not_well_with_a_host(facts, level, words):
     assert (one.level, one.about) == (level, "gpu01") and words in one.text and one.hint
 
 
+@pytest.mark.daily
 def test_nothing_is_said_of_a_host_that_is_well():
     assert list(host_findings(host(off_s=4.9, gpus=(0, 1), looked={"sees": 2}, wanted=2))) == []
 
 
+@pytest.mark.daily
 def test_the_same_of_several_hosts_is_said_once():
     bare = [host(name, torch=None) for name in "ab"]
     assert [(one.about, one.text) for one in together(bare)] == [
@@ -307,6 +318,7 @@ def test_the_same_of_several_hosts_is_said_once():
     ]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("settings", "kills"),
     [
@@ -322,6 +334,7 @@ def test_what_logind_says_of_processes_at_logout(settings, kills):
     assert machine_there.kills(settings, "ann") is kills
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("torch", "sees", "error"),
     [
@@ -376,6 +389,7 @@ class There:
         self.process.stdout.close()
 
 
+@pytest.mark.daily
 def test_two_measure_the_way_between_them():
     with There() as one, There("127.0.0.2") as other:
         for _ in range(2):
@@ -384,6 +398,7 @@ def test_two_measure_the_way_between_them():
             assert 0 < there["round_trip_s"] < 1
 
 
+@pytest.mark.daily
 def test_it_listens_on_its_address_alone():
     with There("127.0.0.2") as one:
         for port in one.opened["ports"]:
@@ -394,12 +409,14 @@ def test_it_listens_on_its_address_alone():
         assert 20_000 <= master <= 32_000
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("address", ["", "192.0.2.7"])
 def test_an_address_that_it_has_not(address):
     with There(address) as one:
         assert one.opened["error"]
 
 
+@pytest.mark.daily
 def test_strangers_learn_nothing_and_disturb_nobody():
     with There() as one, There(token="cd" * 32) as stranger, There() as friend:
         assert "hangs up" in stranger.call(one)["error"]
@@ -409,11 +426,13 @@ def test_strangers_learn_nothing_and_disturb_nobody():
                 assert friend.call(one)["bytes_per_s"] > 0
 
 
+@pytest.mark.daily
 def test_who_answers_without_the_token_is_not_believed():
     with There() as one, There(token="cd" * 32) as stranger:
         assert one.call(stranger)["error"]
 
 
+@pytest.mark.daily
 def test_whoever_repeats_what_it_hears_is_not_believed():
     """Each proof says whose it is: what a caller proved proves nothing of who only sends it back."""
     with There() as one, socket.create_server(("127.0.0.1", 0)) as mirror:
@@ -432,6 +451,7 @@ def test_whoever_repeats_what_it_hears_is_not_believed():
         assert json.loads(one.process.stdout.readline())["error"] == "somebody else answers there"
 
 
+@pytest.mark.daily
 def test_a_listener_says_nothing_of_the_token_to_whom_has_not_proved_it():
     with There() as one, socket.create_connection(("127.0.0.1", one.opened["ports"][0]), BOUND_S) as stranger:
         stranger.sendall(bytes(48))
@@ -441,6 +461,7 @@ def test_a_listener_says_nothing_of_the_token_to_whom_has_not_proved_it():
         assert len(heard) == 16  # its nonce
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("counted", [b"nan", b"-1", b"1e300", b"fast", b"9" * 2000])
 def test_a_host_that_counts_wrongly_is_an_error(counted):
     """One of the run's own, who has the token, and answers a flood with what it likes."""

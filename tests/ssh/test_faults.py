@@ -25,6 +25,7 @@ def at_work(desk, steps, more="", **args):
     return run, desk.until_step_there(0, run, 20)
 
 
+@pytest.mark.daily
 def test_a_rank_killed_on_another_host(desk):
     run, state = at_work(desk, 150)
     inside = next(rank["pid"] for rank in state["ranks"] if rank["node"] == 1)
@@ -97,6 +98,7 @@ def test_a_host_gone_it_goes_on_with_a_spare(desk):
     assert status["fingerprint"] == desk.fingerprint_here(250)
 
 
+@pytest.mark.daily
 def test_the_first_host_gone_the_next_in_line_takes_over(desk):
     run, _ = at_work(desk, 400, SPARE)
     desk.hosts.nodes[0].power_off()

@@ -67,6 +67,7 @@ def test_hosts_behind_another_one(pool_of):
     assert "node1" in desk.launch("hosts").stdout
 
 
+@pytest.mark.daily
 def test_over_the_users_own_ssh(pool_of):
     """The same as over paramiko, which nothing of it needs."""
     desk = pool_of(hosts=2)

@@ -32,6 +32,7 @@ def test_hosts_with_room_are_taken_first(desk):
     desk.launch("cancel", first)
 
 
+@pytest.mark.daily
 def test_a_waiting_run_is_cancelled(desk):
     first = desk.submit(desk.job(100_000, nodes="4"), "--on", "pool")
     desk.until_step_there(0, first, 3)

@@ -8,6 +8,7 @@ from hostile import files_with
 pytestmark = pytest.mark.nightly
 
 
+@pytest.mark.daily
 def test_a_run_over_two_hosts_ends_as_it_does_here(desk):
     run = desk.submit(desk.job(), "--on", "pool")
     status = desk.wait(run)
@@ -16,6 +17,7 @@ def test_a_run_over_two_hosts_ends_as_it_does_here(desk):
     assert status["fingerprint"] == desk.fingerprint_here(60)
 
 
+@pytest.mark.daily
 def test_the_log_of_all_hosts_is_one(desk):
     run = desk.submit(desk.job(20), "--on", "pool")
     followed = desk.launch("logs", run, "-f").stdout
@@ -61,6 +63,7 @@ def test_nothing_of_ours_and_no_code_is_sent_twice(desk):
     assert kept() == before
 
 
+@pytest.mark.daily
 def test_cancel_leaves_nothing_on_any_host(desk):
     run = desk.submit(desk.job(100_000), "--on", "pool")
     desk.until_step_there(0, run, 5)
@@ -72,6 +75,7 @@ def test_cancel_leaves_nothing_on_any_host(desk):
     assert "already ended" in desk.launch("cancel", run).stdout
 
 
+@pytest.mark.daily
 def test_resume_goes_on_from_the_newest_checkpoint(desk):
     run = desk.submit(desk.job(100, hold=99), "--on", "pool")
     desk.until_step_there(0, run, 30)
@@ -98,6 +102,7 @@ def test_a_pool_without_hosts_says_what_to_write(desk):
     assert "names no hosts" in said and "hosts: [...]" in said
 
 
+@pytest.mark.daily
 def test_the_secrets_and_the_run_s_folder_are_the_user_s_alone(desk):
     spec = desk.job(100_000, more="secrets: [CANARY]\n")
     run = desk.submit(spec, "--on", "pool", env={"CANARY": "tweet-7351"})

@@ -298,6 +298,7 @@ def test_a_resume_is_handed_over_once_too(pool, desk):
     assert pool.ledger() == sorted(f"{run} {attempt} {rank}" for attempt in (1, 2) for rank in (0, 1))
 
 
+@pytest.mark.daily
 def test_two_who_look_at_once_hand_it_over_once(pool, desk):
     """Neither calls it lost, and the one that is late hands nothing over again."""
     submit_struck(pool, STAGES["no host has the word"])
@@ -323,6 +324,7 @@ def test_a_run_that_waits_for_its_hosts_is_not_handed_over_again(pool, desk):
     assert len(pool.check("it has waited")) == 3
 
 
+@pytest.mark.daily
 def test_cancelled_before_any_host_had_the_word(pool, desk):
     for stage in ("before anything is opened", "no host has the word"):
         submit_struck(pool, STAGES[stage])
@@ -379,6 +381,7 @@ def left_alone(pool, command):
     return done.stderr
 
 
+@pytest.mark.daily
 def test_the_check_bites(pool, desk):
     (run,) = [desk.wait(desk.submit("job.yaml", "--on", "pool"))["run"]]
     pool.check("nothing")

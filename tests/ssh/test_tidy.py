@@ -22,6 +22,7 @@ def trees(desk, index):
     return sorted((desk.hosts.home(index) / "launch" / "code").iterdir())
 
 
+@pytest.mark.daily
 def test_what_a_run_keeps_on_hosts_is_told_and_goes_with_it(desk, over):
     for index in (0, 1):
         for tree in trees(desk, index):

@@ -68,6 +68,7 @@ def test_refused_before_the_login_and_taken_once_it_is_known(desk, hosts, known,
     assert tried(hosts, 1) > before[1]  # so that what was counted is what sshd says of logins
 
 
+@pytest.mark.daily
 def test_a_revoked_key_cannot_be_trusted(desk, hosts, known):
     line = line_of(known, "node1")
     known.write_text(f"@revoked {line}{known.read_text()}")
@@ -86,6 +87,7 @@ def test_the_others_are_used_where_they_are_enough(desk, hosts, known, tmp_path)
     assert [node["host"] for node in desk.wait(run)["nodes"]] == ["node0", "node2"]
 
 
+@pytest.mark.daily
 def test_no_agent_is_forwarded(desk, hosts, tmp_path):
     """Neither by the launcher itself nor by what it starts, where the user's configuration asks for it."""
     config = tmp_path / "ssh_config"

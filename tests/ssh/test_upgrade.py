@@ -38,6 +38,7 @@ def test_a_run_that_an_older_version_handed_over_is_seen_cancelled_and_resumed(d
     desk.launch("cancel", run)
 
 
+@pytest.mark.daily
 def test_where_nothing_can_be_brought_there_it_says_what_there_is(desk):
     run = desk.submit(desk.job(steps=100_000), "--on", "pool")
     desk.until_step_there(0, run, 2)

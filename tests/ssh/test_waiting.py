@@ -35,6 +35,7 @@ def test_on_the_host_of_the_run_that_it_follows_it_waits_for_that_and_takes_no_s
     assert desk.status(late)["state"] == "cancelled"
 
 
+@pytest.mark.daily
 def test_who_follows_one_that_fails_is_cancelled_and_resumed_with_it(desk, ledger):
     desk.spec(job(ledger) + STEPS)
     refused = ledger.with_name("ledger.first")

@@ -96,6 +96,7 @@ def sweep(tmp_path):
     return found, record
 
 
+@pytest.mark.daily
 def test_what_the_journal_says_of_rungs(sweep):
     book = TrialBook(*sweep)
     for number, value in enumerate((0.9, 0.5, 0.7, 0.1)):
@@ -131,6 +132,7 @@ def test_an_extension_is_the_next_trial_of_the_same_run(sweep):
     assert TrialState.WAITING not in {one.state for one in book._study.get_trials()}
 
 
+@pytest.mark.daily
 def test_the_best_are_those_whose_runs_are_not_at_work():
     def note(number, state, run, value=None):
         return TrialNote(number, state, run, {}, value)

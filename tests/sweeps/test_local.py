@@ -58,6 +58,7 @@ def runs_of(lab):
     return sorted(path.name for path in (lab.project / ".launch" / "runs").glob("tiny-*"))
 
 
+@pytest.mark.daily
 def test_from_its_beginning_to_its_end(lab):
     spec = spec_of(lab, [0, 1, 2, 3])
     lab.let_go()

@@ -1,5 +1,4 @@
 import itertools
-import os
 import random
 import signal
 import threading
@@ -8,10 +7,9 @@ import pytest
 import torch.distributed as dist
 from ranks import Ranks, spawn_ranks
 
+from tests.sizes import SEED
 from trainer.stopping import StopRequest, Votes
 from trainer.world import join
-
-SEED = int(os.environ.get("SEED") or random.randrange(10**6))
 
 
 @pytest.fixture

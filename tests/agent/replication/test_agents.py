@@ -42,6 +42,7 @@ def fingerprint(steps, world=2):
     return hashlib.sha256(" ".join(chains).encode()).hexdigest()
 
 
+@pytest.mark.daily
 def test_every_commit_has_a_second_copy_on_the_next_node(hosts):
     lab = hosts(2, steps=60, pause=0.03, hold=59)  # at the end nothing is waited for but the copy of the newest
     lab.start(0, 1)
@@ -92,6 +93,7 @@ def test_a_damaged_file_on_the_only_checkpoint_of_a_disk_is_brought_from_its_cop
     assert lab.state()["fingerprint"] == fingerprint(60)
 
 
+@pytest.mark.daily
 def test_a_disk_that_is_lost_for_good_costs_nothing_that_was_safe(hosts):
     lab = hosts(2, 1, steps=150, pause=0.03, hold=149)
     lab.start(0, 1, 2)

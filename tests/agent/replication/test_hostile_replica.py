@@ -219,6 +219,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.daily
 def test_a_peer_that_lies_in_every_field_of_what_it_asks_gets_and_changes_nothing(tmp_path):
     async def scene():
         async with Pool(tmp_path, 1) as pool:
@@ -237,6 +238,7 @@ def test_a_peer_that_lies_in_every_field_of_what_it_asks_gets_and_changes_nothin
     asyncio.run(scene())
 
 
+@pytest.mark.daily
 def test_no_peer_fills_the_memory_with_generations_to_come(tmp_path):
     async def scene():
         async with Pool(tmp_path, 1) as pool:

@@ -26,6 +26,7 @@ def look_at_run(page):
     page.until_text("goodput")
 
 
+@pytest.mark.daily
 def test_a_run_is_there_and_is_seen_to_go_on(training, page):
     page.until_text("job-abcd")
     page.until_text("40")
@@ -41,6 +42,7 @@ def test_the_run_has_its_curve_and_its_strip(training, page):
     page.until_text("0.0625")
 
 
+@pytest.mark.daily
 def test_a_kill_appears_as_a_mark(training, page):
     look_at_run(page)
     training.event(
@@ -108,6 +110,7 @@ def test_a_kill_before_the_run_was_watched_is_seen(training, page, late, monkeyp
     page.until_text("0.0625")
 
 
+@pytest.mark.daily
 def test_what_ranks_and_names_say_is_text(training, page):
     page.until_text("job-abcd")
     look_at_run(page)

@@ -60,6 +60,7 @@ def test_a_part_of_a_curve_is_looked_at_closely(measured):
     shows_the_end(measured)
 
 
+@pytest.mark.daily
 def test_a_page_begins_with_the_run_that_was_named(house, window):
     measure(house.run().running(), {step: {"loss": 1 / step} for step in range(1, 401)})
     with opened(first=(api.run("job-abcd"),)) as board:
@@ -169,6 +170,7 @@ def test_what_was_not_committed(house, page):
     page.until_text("train.py (changed)")
 
 
+@pytest.mark.daily
 def test_from_a_failure_to_its_line(house, page):
     said = f"ValueError: {EVIL}"
     failure = Failure(Cause.USER_ERROR, said, 1, 1, rank=1, node=0, tail=("Traceback", said), at=time.time())

@@ -45,6 +45,7 @@ def search(page, words):
     page.press(*words)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("words", "found"),
     [

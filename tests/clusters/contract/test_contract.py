@@ -5,10 +5,12 @@ import pytest
 pytestmark = pytest.mark.nightly
 
 
+@pytest.mark.daily
 def test_a_node_offers_something(site):
     assert site.verb("machine") >= 1
 
 
+@pytest.mark.daily
 def test_a_run_from_its_submit_to_its_end_and_on(site):
     run = site.submit(30)
     said = site.desk.launch("logs", run, "-f").stdout
@@ -27,6 +29,7 @@ def test_abandoned_it_does_nothing(site):
     assert site.state(run) == "succeeded"
 
 
+@pytest.mark.daily
 def test_told_to_go_it_carries_the_attempt_out_and_cancel_ends_it(site):
     run = site.submit(100_000)
     site.until_running(run)
@@ -43,6 +46,7 @@ def test_told_to_go_it_carries_the_attempt_out_and_cancel_ends_it(site):
     assert site.verb("cancel", run) == {"ended": [], "already": True}
 
 
+@pytest.mark.daily
 def test_who_only_looks_starts_nothing(site):
     """What a killed submitter left is handed over by mending alone, and only once."""
     run = site.ended()

@@ -32,8 +32,6 @@ from tests.run_folder import RunFolder, dead_process, plan_of, state_of
 from tests.sizes import SCALE
 from trainer.checkpoint_files.partial import Held
 
-pytestmark = pytest.mark.nightly
-
 MOST_S = 30.0
 RUN = "job-1a2b"
 NAMES = ["../../x", "/x", "a\0b", "a\nb", "", ".", "..", "x" * 300, "logs/a", "logs", "metrics/m", "node-00/agent.log"]

@@ -204,6 +204,7 @@ def short_limits(monkeypatch):
 # -- the exploits, each by itself
 
 
+@pytest.mark.daily
 def test_a_resume_runs_what_was_submitted_here_and_where_it_was(host, monkeypatch, tmp_path):
     """A host's `cluster_kind: local` and `overrides` were believed: its command ran here, as whoever resumed."""
     there = host.near.on("node0").run.attempt(2)
@@ -229,6 +230,7 @@ def test_a_run_goes_on_with_nobody_that_it_was_not_handed_to(host, names):
     assert not host.run.attempt(2).intent.exists()
 
 
+@pytest.mark.daily
 def test_what_a_run_is_called_our_own_plan_says(host):
     there = host.near.on("node0")
     lies = {"run": "other-1a2b", "name": "other", "cluster": "elsewhere", "submitted_at": 5.0}
@@ -238,6 +240,7 @@ def test_what_a_run_is_called_our_own_plan_says(host):
     assert (ours.run, ours.name, ours.cluster, ours.submitted_at) == (RUN, plan.name, "pool", plan.submitted_at)
 
 
+@pytest.mark.daily
 def test_a_fetch_writes_into_the_folder_that_our_own_plan_names(host, tmp_path):
     """`checkpoint.dir: ../../X` of a host's plan led it out of the run."""
     there = host.near.on("node0").run

@@ -18,6 +18,7 @@ from launcher.clusters.slots import take
 from launcher.clusters.slots.table import alone_name, held_name, lock_name, waits_name
 from launcher.clusters.slots.take import Demand, SlotHolder, Slots, SlotWaiter, occupancy
 from launcher.errors import LaunchError
+from tests.sizes import SEED
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -356,7 +357,7 @@ def test_what_is_half_taken_or_half_let_go_is_left_alone(space, name, why):
 @pytest.mark.parametrize("queue", [1, 0], ids=["queued", "at once"])
 @pytest.mark.parametrize(("gpus", "cpus"), [(4, 8), (0, 8)], ids=["gpus", "cpus"])
 def test_fifty_racing_runs_never_share(space, tmp_path, gpus, cpus, queue):
-    seed = time.time_ns() % 10**6
+    seed = SEED
     print("seed", seed)
     space.run("race.py", tmp_path / "log", seed, 50, gpus, cpus, queue)
     held, turns, most = {}, count(), 0

@@ -14,6 +14,7 @@ from small_trainings import Recipe, Training, await_steps, heard, logged, train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.sizes import SEED
 from trainer.checkpoint import Checkpointer, load_model
 from trainer.checkpoint_files import catalog, commit, fence, partial
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name, is_draft
@@ -21,8 +22,6 @@ from trainer.errors import EXIT_FENCED
 from trainer.world import join
 
 pytestmark = pytest.mark.nightly
-
-SEED = int(os.environ.get("SEED") or random.randrange(10**6))
 
 
 def names(folder, step, kind="step"):
@@ -39,6 +38,7 @@ def steps(base):
     return [catalog.steps(folder) for folder in disks(base)]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
 def test_each_node_has_the_files_of_its_ranks_and_the_same_manifest(tmp_path, strategy):
     recipe = Recipe(strategy, every="4 steps", ema=True)
@@ -221,6 +221,7 @@ def load_and_say(folder, recipe):
     return checkpointer.load(), said
 
 
+@pytest.mark.daily
 def test_all_fall_back_past_a_file_that_is_damaged_on_one_node(tmp_path):
     recipe, base = Recipe("ddp", every="8 steps"), tmp_path / "apart"
     run_apart(train, base, recipe)

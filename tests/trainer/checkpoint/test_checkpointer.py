@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import random
 import resource
 import runpy
 import signal
@@ -32,6 +31,7 @@ from small_trainings import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.sizes import SEED, one_in
 from trainer.checkpoint import Checkpointer
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.fence import read_claim
@@ -41,7 +41,6 @@ from trainer.world import World, join
 
 pytestmark = pytest.mark.nightly
 
-SEED = int(os.environ.get("SEED") or random.randrange(10**6))
 SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
 
 WORLDS = [
@@ -74,7 +73,8 @@ def name_of(case):
     return "-".join([case.strategy, *[word for word in unusual if not word.startswith("strategy")]])
 
 
-@pytest.mark.parametrize(("recipe", "size"), WORLDS + FEATURES, ids=name_of)
+@pytest.mark.daily
+@pytest.mark.parametrize(("recipe", "size"), one_in(8, WORLDS + FEATURES), ids=name_of)
 def test_killed_and_resumed_equals_undisturbed(tmp_path, recipe, size):
     undisturbed = Ranks(train, size, tmp_path / "calm", recipe).results()
     print(f"seed {SEED}")
@@ -150,6 +150,7 @@ def test_several_models_and_optimizers(tmp_path):
 # -- stopping
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("rank", "sig"), [(0, signal.SIGTERM), (1, signal.SIGUSR1), (2, signal.SIGTERM)], ids=["first", "usr1", "last"]
 )
@@ -164,6 +165,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path, rank, sig):
     assert catalog.steps(tmp_path / "it") == [ended[0].step]
 
 
+@pytest.mark.daily
 def test_stopped_and_resumed_equals_undisturbed(tmp_path):
     recipe = Recipe("ddp", every="")
     undisturbed = Ranks(train, 2, tmp_path / "calm", recipe).results()
@@ -210,6 +212,7 @@ def overtaken(folder, size, overtake, environ=None):
     return outcomes, kept
 
 
+@pytest.mark.daily
 def test_the_older_of_two_starts_is_refused(tmp_path):
     outcomes, kept = overtaken(tmp_path, 2, lambda: spawn_ranks(begin_only, 1, tmp_path))
     assert outcomes == [("exited", EXIT_FENCED)] * 2
@@ -222,6 +225,7 @@ def begin_only(folder, environ=None):
     return training.checkpointer(folder).load()
 
 
+@pytest.mark.daily
 def test_an_older_attempt_is_refused(tmp_path):
     run = {"LAUNCH_RUN_DIR": str(tmp_path)}
     older, newer = run | {"LAUNCH_ATTEMPT": "1"}, run | {"LAUNCH_ATTEMPT": "2"}
@@ -294,6 +298,7 @@ def train_on_a_bad_disk(folder, bad_rank, bad, steps):
     return failures, said, checkpointer.finish(steps), ""
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("bad_rank", [None, 0, 1])
 def test_training_goes_on_when_a_save_fails(tmp_path, bad_rank):
     results = spawn_ranks(train_on_a_bad_disk, 2, tmp_path, bad_rank, (3, 4, 6, 7), 9)
@@ -311,6 +316,7 @@ def test_the_last_whole_one_stays_while_saves_fail(tmp_path):
     assert catalog.steps(tmp_path) == [2, 5]
 
 
+@pytest.mark.daily
 def test_three_failures_in_a_row_end_the_run_on_all_ranks(tmp_path):
     results = spawn_ranks(train_on_a_bad_disk, 3, tmp_path, 2, range(3, 100), 90)
     assert len({step for _, _, step, _ in results}) == 1
@@ -466,6 +472,7 @@ def test_what_cannot_be_kept_is_told_at_the_first_step_with_its_place(alone, eve
         checkpointer.after_step(1)
 
 
+@pytest.mark.daily
 def test_keeps_the_newest_and_the_best(alone, tmp_path):
     checkpointer, model, optimizer = alone(keep=2)
     assert checkpointer.load() == 0

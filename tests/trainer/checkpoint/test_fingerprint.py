@@ -35,6 +35,7 @@ def end_with_equal_values(folder, recipe):
     return checkpointer.finish(1)
 
 
+@pytest.mark.daily
 def test_equal_values_have_one_fingerprint_in_every_layout(tmp_path):
     marks = {}
     for strategy, size in (("none", 1), ("ddp", 2), ("ddp", 3), ("zero1", 3), ("fsdp", 1), ("fsdp", 3), ("hsdp", 4)):
@@ -111,6 +112,7 @@ def test_neither_the_step_nor_random_generators_nor_other_objects_count(tmp_path
     assert len({fingerprint(entry) for entry in entries}) == 1
 
 
+@pytest.mark.daily
 def test_a_damaged_one_has_none(tmp_path):
     mark_of(tmp_path)
     path = tmp_path / folder_name(1) / data_name(0)

@@ -269,6 +269,7 @@ def load_each(template, folder):
     return found
 
 
+@pytest.mark.daily
 def test_all_ranks_fall_back_to_the_same_step_whatever_the_damage(tmp_path):
     results = spawn_ranks(load_each, 3, tmp_path / "template", tmp_path)
     for rank, found in enumerate(results):
@@ -362,6 +363,7 @@ def test_another_model_is_told_apart_and_nothing_is_changed(kept, which):
     assert bytes_of(model) == before and sorted(os.listdir(folder)) == listed
 
 
+@pytest.mark.daily
 def test_another_optimizer_is_told_apart(kept):
     folder, world, _ = kept
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))

@@ -130,11 +130,13 @@ def remember_beside_the_best(folder):
     return kept
 
 
+@pytest.mark.daily
 def test_no_snapshot_knows_of_a_best_model_that_is_not_there_yet(tmp_path):
     assert start(remember_beside_the_best, 2, tmp_path).results() == [[1, 1, 1, 1, 5, 6]] * 2
     assert [entry.step for entry in catalog.entries(tmp_path / "disk") if entry.kind == "best"] == [2]
 
 
+@pytest.mark.daily
 def test_what_all_nodes_have_is_loaded(base):
     assert load_after(base, ranks_of_node=1) == (4, True, [])
 
@@ -152,6 +154,7 @@ def test_a_node_that_has_lost_its_memory_sends_all_to_the_disk(base):
     assert catalog.steps(base / "memory-0") == []
 
 
+@pytest.mark.daily
 def test_a_damaged_snapshot_sends_all_to_the_disk(base):
     damage_a_snapshot(base)
     step, from_memory, said = load_after(base, ranks_of_node=1)

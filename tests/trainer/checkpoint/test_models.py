@@ -51,6 +51,7 @@ def listing(folder):
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
 
 
+@pytest.mark.daily
 def test_the_newest_that_is_whole_is_loaded_and_nothing_is_changed(kept):
     folder, expected = kept
     model, before = Rich(), listing(folder)
@@ -77,6 +78,7 @@ def test_one_that_is_asked_for(kept):
         load_model(model, folder, 2)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("strategy", "world"), [("ddp", 2), ("fsdp", 3), ("hsdp", 4), ("zero2", 2)])
 def test_weights_are_put_together_without_torch(tmp_path, strategy, world):
     """Whatever ranks had parts of them: a model takes all of them, strictly, and is the one that was saved."""
@@ -118,6 +120,7 @@ def test_of_a_sharded_model_the_first_rank_gets_the_whole():
     assert of_second == 0
 
 
+@pytest.mark.daily
 def test_what_is_not_there(tmp_path):
     with pytest.raises(TrainerError, match="expected a checkpoint, found none"):
         load_model(nn.Linear(1, 1), tmp_path)

@@ -9,8 +9,6 @@ from trainer.checkpoint.names import ModelNames, clean, unwrapped
 from trainer.errors import TrainerError
 from trainer.world import join
 
-pytestmark = pytest.mark.nightly
-
 
 def bare():
     return ModelNames({"": Rich()})

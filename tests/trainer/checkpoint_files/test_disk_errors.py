@@ -129,6 +129,7 @@ def test_a_file_system_without_locks_can_be_claimed(folder, strace):
     assert FENCE_LOCK in os.listdir(folder)
 
 
+@pytest.mark.daily
 def test_a_rename_that_worked_in_spite_of_its_error_counts(folder, mine):
     """As over NFS, where the answer was lost: what has the name is what was to get it."""
     draft = commit.begin(folder, 1, mine)
@@ -141,6 +142,7 @@ def test_a_rename_that_worked_in_spite_of_its_error_counts(folder, mine):
         commit._rename(draft, folder / folder_name(1), "step", other)
 
 
+@pytest.mark.daily
 def test_a_full_disk(memory, tmp_path):
     with mounted("tmpfs", tmp_path / "small", "-t", "tmpfs", "-o", "size=256k") as folder:
         mine = commit.take_over(folder)
@@ -177,6 +179,7 @@ def test_a_disk_without_room_for_another_file(memory, tmp_path):
     assert inodes > 8, "none of them was too few"
 
 
+@pytest.mark.daily
 def test_files_that_cannot_grow(folder, mine):
     save(folder, 1, mine)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -59,6 +59,7 @@ def bests(folder):
     return [entry.step for entry in catalog.entries(folder) if entry.kind == "best"]
 
 
+@pytest.mark.daily
 def test_save_and_prune(memory):
     stage = set_stage(memory / "template", 1, 2)
     acknowledged = SharedFlags()

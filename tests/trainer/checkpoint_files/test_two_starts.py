@@ -54,6 +54,7 @@ def saves(folder, stage, steps, acknowledged, run_dir=None):
         acknowledged.mark(step)
 
 
+@pytest.mark.daily
 def test_the_older_one_is_frozen_at_every_call_of_a_save(memory):
     stage = set_stage(memory / "template", 1)
     counted = stage.fresh(memory / "counted")

@@ -23,6 +23,7 @@ def one_weight():
     return module, Average(module, 0.5)
 
 
+@pytest.mark.daily
 def test_an_older_step_counts_less_each_time():
     module, average = one_weight()
     nn.init.constant_(module.weight, 1.0)
@@ -32,6 +33,7 @@ def test_an_older_step_counts_less_each_time():
         assert mean.item() == expected
 
 
+@pytest.mark.daily
 def test_the_first_steps_count_more_than_the_decay_says():
     module, average = one_weight()
     nn.init.constant_(module.weight, 11.0)
@@ -39,6 +41,7 @@ def test_the_first_steps_count_more_than_the_decay_says():
     assert average.tensors["average/weight"].item() == pytest.approx(9.0)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("learned", [False, torch.tensor(False)])
 def test_a_step_that_was_left_out_changes_nothing(learned):
     module, average = one_weight()
@@ -49,6 +52,7 @@ def test_a_step_that_was_left_out_changes_nothing(learned):
     assert average.tensors["average/weight"].item() == 0.5
 
 
+@pytest.mark.daily
 def test_the_model_has_the_average_for_a_while_and_then_its_own():
     module, average = one_weight()
     nn.init.constant_(module.weight, 1.0)
@@ -78,6 +82,7 @@ def test_an_exchange_that_fails_on_its_way_leaves_the_model_as_it_was(monkeypatc
     assert [mean.item() for mean in taken.tensors.values()] == before
 
 
+@pytest.mark.daily
 def test_weights_of_sixteen_bits_are_refused():
     with pytest.raises(BadSettings, match="ema: expected weights of 32 bits, average/weight is bfloat16"):
         Average(nn.Linear(1, 1, dtype=torch.bfloat16), 0.9)
@@ -137,6 +142,7 @@ def test_it_changes_nothing_of_what_is_trained(tmp_path):
     assert all(torch.equal(one, written[name]) for name, one in weights(tmp_path / "a" / "checkpoints").items())
 
 
+@pytest.mark.daily
 def test_who_goes_on_has_the_average_that_he_would_have_had(tmp_path):
     alone, twice = trainer_in(tmp_path / "a"), trainer_in(tmp_path / "b", max_steps=6)
     assert (alone.fit(ALONE), twice.fit(ALONE)) == (0, 0)

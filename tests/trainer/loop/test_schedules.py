@@ -48,6 +48,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path, strategy):
     assert history(disturbed) == history(undisturbed)
 
 
+@pytest.mark.daily
 def test_the_rate_of_each_is_told(tmp_path):
     spawn_ranks(run_two, 1, tmp_path)
     lines = history(tmp_path)
@@ -61,6 +62,7 @@ def several():
     return {"a": torch.optim.SGD(weights[:1], lr=0.5), "b": torch.optim.SGD(weights[1:], lr=2.0)}
 
 
+@pytest.mark.daily
 def test_one_function_makes_a_schedule_for_each():
     schedules = Schedules(halved, several(), None)
     assert schedules.rates == {"lr": 0.5, "lr_a": 0.5, "lr_b": 2.0}
@@ -68,6 +70,7 @@ def test_one_function_makes_a_schedule_for_each():
     assert schedules.rates == {"lr": 0.25, "lr_a": 0.25, "lr_b": 1.0}
 
 
+@pytest.mark.daily
 def test_who_has_none_keeps_its_rate_and_all_come_back():
     schedules, optimizers = Schedules({"b": halved}, several(), None), several()
     schedules.step()
@@ -108,6 +111,7 @@ def test_who_had_no_schedule_and_has_none_is_not_told_of(caplog):
     assert not caplog.records
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("optimizers", "known"),
     [(several(), "a, b"), ({"": several()["a"]}, "an optimizer without a name")],

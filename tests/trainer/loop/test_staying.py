@@ -8,6 +8,7 @@ import pytest
 import torch
 from replaced_ranks import Launched
 
+from tests.sizes import one_in
 from trainer.checkpoint_files import catalog
 from trainer.loop import arriving, can_stay, staying
 from trainer.loop.keeping import Keeping
@@ -48,15 +49,14 @@ def killed(folder, size, *deaths, words=(), **how):
     return run, codes
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", one_in(2, [2, 3]))
 @pytest.mark.parametrize(
     ("step", "place"),
-    [
-        (0, "forward"), (0, "backward"), (7, "forward"), (8, "backward"), (8, "on_step"), (9, "on_step"),
+    one_in(6, [
+        (8, "backward"), (0, "forward"), (0, "backward"), (7, "forward"), (8, "on_step"), (9, "on_step"),
         (10, "on_step"), (10, "forward"), (10, "backward"), (15, "on_validation"), (15, "forward"), (23, "backward"),
-    ],
+    ]),
 )  # fmt: skip
 def test_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place):
     fingerprint, wanted = alone(size)
@@ -278,12 +278,14 @@ def gone_back_to(run):
     ]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), ("fsdp", 3), ("zero2", 2), ("hsdp", 2)])
+@pytest.mark.parametrize("victim", one_in(2, [0, 1]))
+@pytest.mark.parametrize(("strategy", "size"), one_in(4, [("fsdp", 2), ("fsdp", 3), ("zero2", 2), ("hsdp", 2)]))
 @pytest.mark.parametrize(
     ("step", "place"),
-    [(8, "forward"), (8, "backward"), (9, "optimizer"), (10, "on_step"), (15, "on_validation"), (23, "backward")],
+    one_in(
+        3,
+        [(8, "forward"), (8, "backward"), (9, "optimizer"), (10, "on_step"), (15, "on_validation"), (23, "backward")],
+    ),
 )
 def test_shards_go_back_to_the_newest_snapshot_in_memory(tmp_path, alone, strategy, size, victim, step, place):
     fingerprint, wanted = alone(size, strategy)
@@ -351,14 +353,13 @@ def no_update_was_made_twice(run, ranks):
     assert {*made.values()} == {str(STEPS)}
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("victim", one_in(2, [0, 3]))
 @pytest.mark.parametrize(
     ("step", "place"),
-    [
-        (0, "forward"), (0, "optimizer"), (7, "forward"), (8, "backward"), (9, "optimizer"), (10, "on_step"),
+    one_in(4, [
+        (8, "backward"), (0, "forward"), (0, "optimizer"), (7, "forward"), (9, "optimizer"), (10, "on_step"),
         (15, "on_validation"), (23, "backward"),
-    ],
+    ]),
 )  # fmt: skip
 def test_hsdp_takes_the_shards_of_a_killed_rank_from_their_copy(tmp_path, alone, victim, step, place):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)

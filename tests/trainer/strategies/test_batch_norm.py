@@ -11,8 +11,6 @@ from trainer.strategies import StrategySettings
 from trainer.strategies.batch_norm import sync_batch_norm
 from trainer.world import World
 
-pytestmark = pytest.mark.nightly
-
 
 def _no_dropout():
     model = pixels()

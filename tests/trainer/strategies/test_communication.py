@@ -53,6 +53,7 @@ def _of_rank_0(strategy, ranks=2, **others):
     return spawn_ranks(_talk, ranks, Trial(StrategySettings(strategy=strategy, shard_size=shard_size), **others))[0]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("zero1", 2), ("fsdp", 2), ("hsdp", 4)])
 def test_gradients_are_summed_in_the_last_micro_batch_only(strategy, ranks):
     *micro_batches, step = _of_rank_0(strategy, ranks)

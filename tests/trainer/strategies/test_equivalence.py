@@ -5,6 +5,7 @@ import torch
 from ranks import spawn_ranks
 from strategy_trials import Trial, adamw, mean_losses, one_step, pixel_batch, pixels, run, sgd, start, whole, words
 
+from tests.sizes import one_in
 from trainer.strategies import StrategySettings, number_of
 
 pytestmark = pytest.mark.nightly
@@ -29,10 +30,14 @@ def _same(found, alone):
             )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("strategy", "ranks", "optimizer"),
-    [(*spread, sgd) for spread in SPREAD]
-    + [("ddp", 3, adamw), ("zero1", 3, adamw), ("fsdp", 3, adamw), ("hsdp", 4, adamw)],
+    one_in(
+        2,
+        [(*spread, sgd) for spread in SPREAD]
+        + [("ddp", 3, adamw), ("zero1", 3, adamw), ("fsdp", 3, adamw), ("hsdp", 4, adamw)],
+    ),
 )
 def test_trains_like_one_process(strategy, ranks, optimizer):
     trial = Trial(_settings(strategy), optimizer=optimizer)

@@ -36,6 +36,7 @@ def _own(gradient):
     return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("strategy", "ranks", "kind"),
     [
@@ -112,6 +113,7 @@ def test_every_kind_of_gradient_is_looked_at():
         assert not are_finite([*good, gradient], shared=False)
 
 
+@pytest.mark.daily
 def test_a_loss_is_one_number():
     with pytest.raises(TrainerError, match=r"loss: expected one number, got a tensor of shape \(32,\)"):
         first_gradient(torch.ones(32))

@@ -31,6 +31,7 @@ STEPS = 12
 # -- the mesh itself: no process group
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("text", "mesh"), [("tp=2", {"tp": 2}), ("dp=2,tp=4", {"dp": 2, "tp": 4}), (" dp = 1 , tp=1", {"dp": 1, "tp": 1})]
 )
@@ -38,6 +39,7 @@ def test_a_mesh_as_it_is_written(text, mesh):
     assert parse_mesh(text) == mesh_of(text) == mesh_of(mesh) == mesh
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("text", ["", "2", "tp", "tp=", "tp=two", "tp=0", "tp=2,", "tp=2,tp=2", "tp=-1", "tp=2;dp=2"])
 def test_what_is_no_mesh(text):
     assert not is_mesh(text)
@@ -45,6 +47,7 @@ def test_what_is_no_mesh(text):
         Settings(max_steps=1, strategy="fsdp", mesh=text)
 
 
+@pytest.mark.daily
 @given(pp=st.integers(1, 4), dp=st.integers(1, 6), tp=st.integers(1, 6))
 def test_ranks_that_divide_a_layer_are_neighbours_and_have_one_share_and_stages_are_farthest_apart(pp, dp, tp):
     size = pp * dp * tp
@@ -57,6 +60,7 @@ def test_ranks_that_divide_a_layer_are_neighbours_and_have_one_share_and_stages_
     assert worlds[0] == on_mesh(World(0, size, 0, size, CPU), f"pp={pp},tp={tp}")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("mesh", "ranks", "said"),
     [
@@ -74,6 +78,7 @@ def test_meshes_that_cannot_be(mesh, ranks, said):
     assert said in str(error.value)
 
 
+@pytest.mark.daily
 def test_a_plan_is_the_users_or_the_models_or_asked_for():
     model = Transformer(Shape(layers=1))
     assert plan_for(model, None) == model.tp_plan()
@@ -199,6 +204,7 @@ def test_a_loss_that_is_a_sum_counts_each_token_once(tmp_path):
     _same(found[0], alone)
 
 
+@pytest.mark.daily
 def test_a_run_goes_on_where_it_was_and_on_any_other_mesh(tmp_path):
     def go(ranks, folder, steps, **settings):
         return on(ranks, train, folder, max_steps=steps, strategy="fsdp", **settings)[0]

@@ -287,6 +287,7 @@ def test_compiled_by_blocks_it_is_about_as_good(tmp_path, alone):
     assert first.all_of("loss") == pytest.approx(alone().all_of("loss")[:8], rel=1e-4)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_run_goes_on_where_it_was(tmp_path, strategy):
     def go(ranks, folder, steps):

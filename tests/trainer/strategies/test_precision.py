@@ -131,6 +131,7 @@ def _overflows_in_forward(trial):
     return states
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("zero1", 2), ("fsdp", 2), ("hsdp", 4)])
 def test_an_infinite_loss_of_one_rank_skips_the_step_on_all_ranks(strategy, ranks):
     _skipped(spawn_ranks(_overflows_in_forward, ranks, Trial(_settings(strategy, "fp16"))))
@@ -143,6 +144,7 @@ def test_batch_norm_works_in_low_precision_under_fsdp():
     assert all(math.isfinite(loss) for one in found for loss in one.losses)
 
 
+@pytest.mark.daily
 def test_fp32_means_fp32_and_tf32_is_asked_for():
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
@@ -153,6 +155,7 @@ def test_fp32_means_fp32_and_tf32_is_asked_for():
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
+@pytest.mark.daily
 def test_only_fp16_has_a_scaler():
     for precision, has_one in (("fp32", False), ("tf32", False), ("bf16", False), ("fp16", True)):
         strategy, _ = start(Trial(_settings("none", precision)))

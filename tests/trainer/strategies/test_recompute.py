@@ -43,6 +43,7 @@ def _one_pass(trial):
     return gradients, dict(strategy.module.named_buffers()), torch.get_rng_state(), sum(kept)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("model", "batch"), [(_drops, word_batch), (pixels, pixel_batch)])
 def test_gradients_buffers_and_generators_are_bit_equal_and_less_is_kept(model, batch):
     with_it, without = (_one_pass(_trial(recomputed=on, model=model, batch=batch)) for on in (True, False))
@@ -127,6 +128,7 @@ def test_training_is_bit_equal_under_each_strategy(strategy, model, batch):
         assert all(torch.equal(parameter, other.parameters[name]) for name, parameter in one.parameters.items())
 
 
+@pytest.mark.daily
 def test_the_model_keeps_its_names_and_types():
     model = words()
     names, text = list(model.state_dict()), repr(model)

@@ -96,6 +96,7 @@ def _before_and_after_steps(trial):
     return found
 
 
+@pytest.mark.daily
 def test_buckets_go_from_the_last_parameter_to_the_first_and_stay():
     trial = Trial(StrategySettings(strategy="ddp", bucket_mb=0.01), model=_crossed, batch=pixel_batch)
     names = [name for name, _ in _crossed().named_parameters()]

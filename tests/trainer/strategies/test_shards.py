@@ -62,6 +62,7 @@ def _of_ranks(strategy, ranks):
     return spawn_ranks(_bytes, ranks, trial)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("strategy", "ranks", "parts"), [("fsdp", 3, 3), ("zero2", 2, 2), ("hsdp", 4, 2)])
 def test_each_rank_has_one_part_of_parameters_and_state(strategy, ranks, parts):
     model = _wide()

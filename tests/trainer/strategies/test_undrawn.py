@@ -44,6 +44,7 @@ def other_beginning():
     return model
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "make", [linear, scaled, other_beginning, words, lambda: words(tied=True), pixels, lambda: nn.LSTM(6, 6)]
 )

@@ -17,8 +17,6 @@ from trainer.tasks.asked_text import bits_per_byte, continued
 from trainer.tasks.images import KINDS, Wanted, open_images, unseen
 from trainer.tasks.transformer import Shape, Transformer
 
-pytestmark = pytest.mark.nightly
-
 CPU = torch.device("cpu")
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
 

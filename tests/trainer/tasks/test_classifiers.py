@@ -7,8 +7,6 @@ from torch import nn
 from trainer.errors import BadSettings
 from trainer.tasks.classifiers import build_classifier
 
-pytestmark = pytest.mark.nightly
-
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5"])
 def test_small_images_get_a_stem_that_keeps_them(name):

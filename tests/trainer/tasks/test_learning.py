@@ -52,6 +52,7 @@ def test_it_writes_a_sample_where_no_node_has_a_whole_checkpoint(tmp_path, capfd
     assert capfd.readouterr().out.count("na na na batman!") >= 2
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("main", "args", "says"),
     [

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.nightly
 BATCH = {b"batch_label": b"x", b"labels": [3, 7], b"data": np.arange(2 * 6, dtype=np.uint8).reshape(2, 6), b"n": None}
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("protocol", range(5))
 def test_what_numpy_writes_is_read(protocol):
     read = read_plain(pickle.dumps(BATCH, protocol))
@@ -24,6 +25,7 @@ def test_what_numpy_writes_is_read(protocol):
     assert (array.shape, array.data) == ((2, 6), bytes(range(12)))
 
 
+@pytest.mark.daily
 def test_python_2s_own_files_are_read():
     text = b"\x80\x02}q\x01(U\x06labelsq\x02]q\x03(K\x06K\x09eU\x04dataq\x04cnumpy.core.multiarray\n_reconstruct\nq\x05"
     text += b"cnumpy\nndarray\nq\x06K\x00\x85q\x07U\x01bq\x08\x87q\x09Rq\x0a(K\x01K\x02K\x03\x86q\x0bcnumpy\ndtype\nq"
@@ -59,6 +61,7 @@ EVIL = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("what", EVIL)
 def test_nothing_but_numbers_is_made(what):
     """The first two ended the process of whoever read them with numpy's own reader."""
@@ -97,6 +100,7 @@ CODES = [code.code.encode("latin-1") for code in pickletools.opcodes]
 WHOLE = pickle.dumps(BATCH, 2)
 
 
+@pytest.mark.daily
 @settings(max_examples=200 * SCALE, deadline=None)
 @given(
     st.one_of(

@@ -15,6 +15,7 @@ from nodes_apart import disk, start_apart
 from ranks import Ranks, spawn_ranks
 from torch.utils.data import TensorDataset
 
+from tests.sizes import SEED
 from trainer.checkpoint_files import catalog
 from trainer.loop.settings import Settings
 from trainer.metrics_files import read_metrics
@@ -62,6 +63,7 @@ def predicted(folder, out, size, *more):
     return spawn_ranks(resnet.main, size, [*arguments(folder, out), *more])
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_number_of_ranks_does_not_matter(net, whole, tmp_path, size):
     assert predicted(net[0], tmp_path / "out.jsonl", size) == [0] * size
@@ -69,6 +71,7 @@ def test_the_number_of_ranks_does_not_matter(net, whole, tmp_path, size):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.about.json"]
 
 
+@pytest.mark.daily
 def test_each_image_has_its_line_in_order(net, whole):
     lines = [json.loads(line) for line in whole.splitlines()]
     assert [line["index"] for line in lines] == list(range(230))
@@ -115,7 +118,7 @@ def shards(out):
 
 @pytest.mark.parametrize(("before", "first", "after", "then"), [(2, "ddp", 3, "fsdp"), (3, "fsdp", 1, "ddp")])
 def test_killed_and_resumed_with_others(net, whole, tmp_path, capfd, before, first, after, then):
-    seed = random.randrange(1 << 30)
+    seed = SEED
     print("seed", seed)
     out = tmp_path / "out.jsonl"
     ranks = Ranks(held, before, out, [*arguments(net[0], out), "--strategy", first])
@@ -137,7 +140,7 @@ def test_killed_and_resumed_with_others(net, whole, tmp_path, capfd, before, fir
     ids=["all", "first", "second", "all that share a model"],
 )
 def test_asked_to_stop_it_keeps_what_is_done(net, whole, tmp_path, asked, strategy):
-    seed = random.randrange(1 << 30)
+    seed = SEED
     print("seed", seed)
     out = tmp_path / "out.jsonl"
     ranks = Ranks(held, 2, out, [*arguments(net[0], out), "--strategy", strategy])
@@ -148,6 +151,7 @@ def test_asked_to_stop_it_keeps_what_is_done(net, whole, tmp_path, asked, strate
     assert out.read_bytes() == whole
 
 
+@pytest.mark.daily
 def test_each_batch_is_a_sign_of_life():
     world = World(0, 1, 0, 1, torch.device("cpu"))
     prediction = Prediction(
@@ -174,6 +178,7 @@ def rounds(most):
     return list(_in_step(((10 * world.rank + number, True) for number in range(own)), ["some"], world))
 
 
+@pytest.mark.daily
 def test_who_has_no_batch_left_goes_on_taking_part():
     filler = (["some"], False)
     many, none, few = spawn_ranks(rounds, 3, [3, 0, 1])
@@ -228,6 +233,7 @@ def failed(main, args):
     return texts.pop()
 
 
+@pytest.mark.daily
 def test_an_unknown_checkpoint(net, tmp_path):
     said = failed(resnet.main, arguments(tmp_path / "nowhere", tmp_path / "out"))
     assert said == f"BadSettings: --checkpoint: expected a folder with checkpoints, found none at {tmp_path}/nowhere"
@@ -235,6 +241,7 @@ def test_an_unknown_checkpoint(net, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.daily
 def test_a_checkpoint_of_another_model(net, tmp_path):
     args = [*arguments(net[0], tmp_path / "out"), "--model", "squeezenet1_1"]
     assert "is of another model" in failed(resnet.main, args)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.sizes import SEED
 from trainer.errors import BadSettings
 from trainer.tasks.shards import Answers, Job
 
@@ -30,7 +31,7 @@ def test_shards_are_whole_batches_and_hold_each_sample_once(samples, batch):
 
 
 def test_shards_in_any_order_become_one_file_in_order(tmp_path):
-    seed = random.randrange(1 << 30)
+    seed = SEED
     print("seed", seed)
     answers = Answers(tmp_path / "out.jsonl", a_job())
     assert answers.begin() and missing(answers) == a_job().shards()

@@ -6,8 +6,6 @@ import torch
 from trainer.errors import BadSettings
 from trainer.tasks.transformer import Shape, Transformer, _rotate, continue_text, decay_groups
 
-pytestmark = pytest.mark.nightly
-
 SMALL = {"context": 16, "layers": 2, "heads": 2, "width": 32}
 
 
