@@ -20,7 +20,7 @@ _LET_GO_S = 5.0
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # else numpy starts one per core as it is imported: nobody could fork then
 _NO_WORD = (
     "the process that loads the model ended without a word",
-    "hint: what it says stands above; the run's Python needs launch-anywhere[train] in this version",
+    "hint: what it says stands above; the run's Python needs this version of launch-anywhere with the extra `train`",
 )
 
 

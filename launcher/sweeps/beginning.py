@@ -61,7 +61,9 @@ def begin(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None 
 
 def _need_optuna() -> None:
     if importlib.util.find_spec("optuna") is None:
-        raise BadInput("sweeps need Optuna, which is not installed", "hint: pip install 'launch-anywhere[sweep]'")
+        from trainer.extras import install_hint  # late: after a failure alone
+
+        raise BadInput("sweeps need Optuna, which is not installed", install_hint("sweep"))
 
 
 def _settled(

@@ -97,8 +97,9 @@ def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[
         from matplotlib import pyplot as plt  # late: likewise
         from optuna.visualization import matplotlib as pictures  # late: likewise
     except ImportError as error:
-        hint = "hint: pip install 'launch-anywhere[plot]'"
-        raise BadInput(f"pictures need matplotlib: {error}", hint) from error
+        from trainer.extras import install_hint  # late: after a failure alone
+
+        raise BadInput(f"pictures need matplotlib: {error}", install_hint("plot")) from error
     told = _importances(study)
     by_kind: Mapping[str, Callable[[], Any]] = {
         "history": lambda: pictures.plot_optimization_history(study),

@@ -96,7 +96,7 @@ def test_launch_there_is_too_old(login_node, refused):
     )
     told = refused()
     assert "launch 0.0.9 there, " in told
-    assert "hint: install launch " in told
+    assert "hint: install version " in told
 
 
 @pytest.mark.daily

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import launcher
 from launcher.words import VERSION
 from tests.docs.blocks import DOCS, ROOT, block
 
@@ -222,8 +224,41 @@ def test_a_first_job_of_ones_own_takes_less_than_three_minutes(clone, newcomer, 
     assert {line.split()[1] for line in said["launch logs last -n 4"].splitlines()} <= {"0:0", "0:1", "1:2", "1:3"}
 
 
+HINT = "from trainer.extras import install_hint; print(install_hint('board').removeprefix('hint: '))"
+
+
+def followed(python, env, cwd, *more):
+    """What the hint of the copy that this interpreter has names, and what comes of following it."""
+    line = command(python, "-c", HINT, cwd=cwd, env=env).strip()
+    return line, command("sh", "-c", shlex.join([*shlex.split(line), *more]), cwd=cwd, env=env)
+
+
+def test_the_hint_for_an_extra_works_where_the_wheel_is_installed(clean, newcomer, tmp_path):
+    line, _ = followed(clean / "python", newcomer, tmp_path, "--dry-run")
+    assert line == f"uv pip install --python {clean / 'python'} 'h11>=0.16'"
+
+
+@pytest.mark.nightly  # tests/trainer/test_extras.py knows the words; uv takes seconds to follow them
+def test_the_hint_for_an_extra_works_in_the_environment_of_a_checkout(clone, newcomer, tmp_path):
+    command("uv", "sync", "--project", clone, "--no-default-groups", "--quiet", cwd=tmp_path, env=newcomer)
+    python = clone / ".venv" / "bin" / "python"
+    line, _ = followed(python, newcomer, tmp_path, "--quiet")
+    assert line == f"uv sync --project {clone} --inexact --no-default-groups --extra board"
+    command(python, "-c", "import h11", cwd=tmp_path, env=newcomer)
+
+
+@pytest.mark.nightly  # tests/trainer/test_extras.py knows the words; uv takes seconds to follow them
+def test_the_hint_for_an_extra_works_where_uv_has_installed_a_tool(clone, newcomer, tmp_path):
+    command("uv", "tool", "install", "--quiet", f"{clone}[plot]", cwd=tmp_path, env=newcomer)
+    python = tmp_path / "tools" / "launch-anywhere" / "bin" / "python"
+    line, _ = followed(python, newcomer, tmp_path, "--quiet")
+    assert line == f"uv tool install 'launch-anywhere[plot,board] @ {clone.as_uri()}'"
+    command(python, "-c", "import h11, matplotlib", cwd=tmp_path, env=newcomer)
+
+
 def test_one_version_everywhere(wheel):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     newest = re.search(r"^## (\S+)", (ROOT / "launcher" / "docs" / "changelog.md").read_text(), re.MULTILINE)
     assert wheel.name.startswith(f"launch_anywhere-{VERSION}-")
-    assert project["version"] == newest[1] == VERSION
+    assert project["dynamic"] == ["version"]
+    assert newest[1] == launcher.__version__ == VERSION

@@ -11,6 +11,7 @@ from launcher.spec.model import Dimension, SweepOptions
 from launcher.sweeps.folder import SweepDir, SweepRecord
 from launcher.sweeps.pictures import KINDS, draw, importances
 from launcher.sweeps.trial_book import TrialBook
+from trainer.extras import install_hint
 
 SPACE = {"run.args.x": Dimension(low=0.0, high=1.0), "run.args.<b>n": Dimension(low=1, high=6, whole=True)}
 
@@ -82,6 +83,6 @@ def test_what_cannot_be_drawn_writes_nothing(swept, tmp_path, monkeypatch):
         with pytest.raises(BadInput, match=said):
             draw(sweep, tmp_path / name, kinds)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BadInput, match=r"launch-anywhere\[plot\]"):
+    with pytest.raises(BadInput, match=re.escape(install_hint("plot"))):
         draw(sweep, tmp_path / "page.html")
     assert [one.name for one in tmp_path.iterdir()] == ["x-abcd"]

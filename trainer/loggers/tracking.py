@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from trainer.errors import BadSettings
+from trainer.extras import install_hint
 from trainer.loggers.sender import Row, Sender, Tracker
 from trainer.loop.callbacks import Callback, Line, Values
 from trainer.loop.metrics import metrics_folder, numbers_of
@@ -45,8 +46,7 @@ class TrackingLogger(Callback):
         spec = find_spec(self.package)
         if spec is None or spec.origin is None:  # none: a folder of that name, as W&B leaves one behind
             raise BadSettings(
-                f"{type(self).__name__}: the package {self.package} is missing\n"
-                f"hint: pip install 'launch-anywhere[{self.package}]'"
+                f"{type(self).__name__}: the package {self.package} is missing\n{install_hint(self.package)}"
             )
         self._given, self._patience_s = run_id, patience_s
         self._training_id: str | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import BadSettings
+from trainer.extras import install_hint
 from trainer.loop.callbacks import Callback, Line, Values
 from trainer.loop.progress import Training
 from trainer.loop.settings import Settings
@@ -112,9 +113,7 @@ class TensorBoard(Callback):
         try:
             from torch.utils.tensorboard import SummaryWriter  # late: an optional package, and slow to import
         except ImportError as error:
-            raise BadSettings(
-                f"tensorboard: the package is missing: {error}\nhint: pip install 'launch-anywhere[tensorboard]'"
-            ) from error
+            raise BadSettings(f"tensorboard: the package is missing: {error}\n{install_hint('tensorboard')}") from error
         self._writer = SummaryWriter(str(self._folder), purge_step=purge_step)
 
     def on_log(self, training: Training, line: Line) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import BadSettings
+from trainer.extras import install_hint
 
 Shards = Callable[[], Iterable[bytes]]
 
@@ -21,7 +22,7 @@ def check_table(path: Path) -> None:
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise BadSettings(
             f"--predict: {path}: Parquet is written by pyarrow, which is not installed here\n"
-            "hint: pip install 'launch-anywhere[parquet]', or a name that ends in .csv or .jsonl"
+            f"{install_hint('parquet')}; or a name that ends in .csv or .jsonl"
         )
 
 

@@ -28,8 +28,8 @@ An exported page has the curves, the life of the run, tables and the last part o
 are blotted out wherever they occur, on the live page too; read it before you give it away: what else a script prints
 stays. It needs neither server nor package.
 
-The live page is reached from this machine alone, by who has the token in the address. It needs h11:
-`pip install 'launch-anywhere[board]'`.
+The live page is reached from this machine alone, by who has the token in the address. It needs h11,
+which the extra `board` brings: `launch help install`.
 """
 _OPENERS = ("xdg-open", "open", "wslview")
 _MOST_PORT = 65535
@@ -78,7 +78,9 @@ def _serve(options: argparse.Namespace) -> int:
     first = [*dict.fromkeys(map(api.run, options.runs))]
     view = _view(first)
     if importlib.util.find_spec("h11") is None:
-        raise BadInput("board needs h11", "hint: pip install 'launch-anywhere[board]'")
+        from trainer.extras import install_hint  # late: after a failure alone
+
+        raise BadInput("board needs h11", install_hint("board"))
     keys = Keys()
     with listen(options.host, options.port, hint="launch board --port 0") as listening:
         port = listening.getsockname()[1]

@@ -23,7 +23,7 @@ EXAMPLES = """
   launch metrics last --name loss --all      every step
   launch metrics lr1 lr2                     the last and the best value of each run
   launch metrics lr1 lr2 --plot --name loss  their curves, here
-  launch metrics last --csv > run.csv        or --json; --png FILE needs `pip install 'launch-anywhere[plot]'`
+  launch metrics last --csv > run.csv        or --json; --png FILE needs the extra `plot`
   launch metrics --openmetrics               states, steps, rates, restarts and loads as Prometheus reads them
   launch metrics --grafana > trainings.json  a dashboard that shows them in Grafana
 
@@ -231,7 +231,9 @@ def _draw(measured: dict[str, Rows], names: Sequence[str], file: Path) -> None:
     try:
         from matplotlib.figure import Figure as Picture  # late: an optional package, and slow to import
     except ImportError as error:
-        hint = "hint: pip install 'launch-anywhere[plot]'; --plot draws in the terminal without it"
+        from trainer.extras import install_hint  # late: after a failure alone
+
+        hint = f"{install_hint('plot')}; --plot draws in the terminal without it"
         raise BadInput(f"--png needs matplotlib: {error}", hint) from error
     picture = Picture(figsize=(8, 4.5 * len(names)), layout="constrained")
     for place, name in enumerate(names):

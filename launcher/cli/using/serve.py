@@ -33,8 +33,8 @@ EXAMPLES = """
 
 /predict takes one input, /batch-predict a list; /docs shows what an input is, /health and /metrics are for machines.
 Inputs of all clients are computed in batches. Equal ones are computed once, and their answers kept. Where too many
-wait, the answer is 429 with Retry-After. It needs FastAPI and uvicorn: `pip install 'launch-anywhere[serve]'`; torch is
-needed in the run's own Python alone.
+wait, the answer is 429 with Retry-After. It needs FastAPI and uvicorn, which the extra `serve` brings (`launch help
+install`); torch is needed in the run's own Python alone.
 """
 _MOST_PORT = 65535
 _SHORTEST_TOKEN = 16
@@ -109,7 +109,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         from launcher.serving import server  # late: optional packages, and slow to import
     except ImportError as error:
-        raise BadInput(f"serve needs packages: {error}", "hint: pip install 'launch-anywhere[serve]'") from error
+        from trainer.extras import install_hint  # late: after a failure alone
+
+        raise BadInput(f"serve needs packages: {error}", install_hint("serve")) from error
     from launcher.listening import in_address, listen  # late: sockets, for this command alone
     from launcher.serving.engine import ServingOptions  # late: with it
     from launcher.serving.what_is_served import served  # late: with it

@@ -217,7 +217,7 @@ class FarLaunch(RpcClient):
     def _other_version(self, there: str) -> Unreachable:
         return Unreachable(
             f"{_who(self.login)}: launch {there} there, {VERSION} here: they do not understand each other",
-            f"hint: install launch {VERSION} on {self.login.login}, or the one there here",
+            f"hint: install version {VERSION} on {self.login.login}, or the one there here: `launch help install`",
         )
 
 

@@ -1,6 +1,7 @@
 """Into the right run, each step once, whatever was killed and done again, and whether the server is there or not."""
 
 import dataclasses
+import re
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from trainings import idle_training
 
 from trainer.errors import BadSettings
+from trainer.extras import install_hint
 from trainer.loggers import MlflowLogger, WandbLogger
 from trainer.loggers.tracking import training_id
 from trainer.loop import Settings, Trainer
@@ -208,7 +210,7 @@ def test_neither_other_ranks_nor_a_dev_run_write(service):
 
 def test_a_missing_package_is_told_of_at_once(monkeypatch):
     monkeypatch.setattr("trainer.loggers.tracking.find_spec", lambda name: None)
-    with pytest.raises(BadSettings, match=r"pip install 'launch-anywhere\[mlflow\]'"):
+    with pytest.raises(BadSettings, match=re.escape(install_hint("mlflow"))):
         MlflowLogger()
 
 

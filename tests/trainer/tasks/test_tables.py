@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+import re
 import sys
 
 import pyarrow.parquet as pq
 import pytest
 
 from trainer.errors import BadSettings
+from trainer.extras import install_hint
 from trainer.tasks.shards import Answers, Job
 from trainer.tasks.tables import table
 
@@ -63,6 +65,6 @@ def test_answers_become_the_table_of_their_name(tmp_path, name):
 
 def test_without_pyarrow_it_is_said_before_the_first_answer(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(BadSettings, match=r"not installed here\nhint: pip install 'launch-anywhere\[parquet\]'"):
+    with pytest.raises(BadSettings, match=re.escape(f"not installed here\n{install_hint('parquet')}")):
         Answers(tmp_path / "out.parquet", Job("t", "d", 22, 5, "fp32", "w", 7)).begin()
     assert list(tmp_path.iterdir()) == []

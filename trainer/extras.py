@@ -1,0 +1,116 @@
+"""The hint of an error where a package is missing: the command that adds it to the environment that runs now."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Sequence
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+DISTRIBUTION = "launch-anywhere"
+_PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+
+
+def install_hint(extra: str) -> str:
+    """Return the line `hint: COMMAND` for an error where a package of `extra` is missing in this interpreter.
+
+    The command names packages, or the copy of launch that is installed: it brings neither another version nor what
+    somebody else may have published under one of our names.
+    """
+    prefix = Path(sys.prefix)
+    with_pip = importlib.util.find_spec("pip") is not None
+    try:
+        installed = distribution(DISTRIBUTION)
+        packages, source = _packages_of(installed, extra), _source_of(installed)
+    except PackageNotFoundError:
+        packages, source = _packages_of_project(extra), None
+    if not packages:
+        return f"hint: {sys.executable} needs the extra {extra!r} of {DISTRIBUTION}: `launch help install`"
+    command = command_for(
+        extra, packages=packages, source=source, prefix=prefix, python=sys.executable, with_pip=with_pip
+    )
+    return f"hint: {command}"
+
+
+def command_for(
+    extra: str,
+    *,
+    packages: Sequence[str],
+    source: dict[str, Any] | None,
+    prefix: Path,
+    python: str,
+    with_pip: bool = True,
+) -> str:
+    """Return the command for an environment at `prefix` whose copy of launch came from `source` (PEP 610)."""
+    if (receipt := prefix / "uv-receipt.toml").is_file():
+        return _of_uv_tool(extra, source, receipt)
+    if (prefix / "pipx_metadata.json").is_file():
+        return shlex.join(["pipx", "inject", DISTRIBUTION, *packages])
+    project = prefix.parent
+    if _is_editable(source, project):
+        return shlex.join(
+            ["uv", "sync", "--project", str(project), "--inexact", "--no-default-groups", "--extra", extra]
+        )
+    if (project / "uv.lock").is_file():
+        return shlex.join(["uv", "add", "--project", str(project), *packages])
+    if with_pip:
+        return shlex.join([python, "-m", "pip", "install", *packages])
+    return shlex.join(["uv", "pip", "install", "--python", python, *packages])
+
+
+def _of_uv_tool(extra: str, source: dict[str, Any] | None, receipt: Path) -> str:
+    """Return the command that installs the tool again with one more extra: uv would drop a package by itself."""
+    requirements = tomllib.loads(receipt.read_text(encoding="utf-8")).get("tool", {}).get("requirements", [])
+    named = [one for one in requirements if isinstance(one, dict)]
+    ours = next((one for one in named if one.get("name") == DISTRIBUTION), {})
+    extras = ",".join(dict.fromkeys([*ours.get("extras", []), extra]))
+    address = _address(source)
+    others = [f"{one['name']}{one.get('specifier', '')}" for one in named if one.get("name") != DISTRIBUTION]
+    words = [word for other in others for word in ("--with", other)]
+    return shlex.join(["uv", "tool", "install", *words, f"{DISTRIBUTION}[{extras}]{address and f' @ {address}'}"])
+
+
+def _address(source: dict[str, Any] | None) -> str:
+    """Return where the installed copy came from, as a requirement names it, or "" for the package index."""
+    if source is None:
+        return ""
+    vcs = source.get("vcs_info")
+    if vcs is None:
+        return str(source["url"])
+    revision = vcs.get("requested_revision")
+    return f"{vcs['vcs']}+{source['url']}{f'@{revision}' if revision else ''}"
+
+
+def _is_editable(source: dict[str, Any] | None, project: Path) -> bool:
+    """Return whether launch is installed in this project's own environment, from where it is edited."""
+    if source is None or not source.get("dir_info", {}).get("editable"):
+        return False
+    return os.path.realpath(unquote(urlsplit(str(source["url"])).path)) == os.path.realpath(project)
+
+
+def _source_of(installed: Distribution) -> dict[str, Any] | None:
+    text = installed.read_text("direct_url.json")
+    source = json.loads(text) if text else None
+    return source if isinstance(source, dict) else None
+
+
+def _packages_of(installed: Distribution, extra: str) -> list[str]:
+    """Return what the extra asks for, as the installed metadata says."""
+    split = [one.partition(";") for one in installed.requires or []]
+    return [
+        name.strip() for name, _, marker in split if re.search(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]", marker)
+    ]
+
+
+def _packages_of_project(extra: str) -> list[str]:
+    """Return what the extra asks for, as the source tree says that this file is in; an empty list outside of one."""
+    if not _PROJECT.is_file():
+        return []
+    project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
+    return [str(package) for package in project.get("optional-dependencies", {}).get(extra, [])]
