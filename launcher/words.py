@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from launcher.errors import Exit
 
-VERSION = "0.1.0"  # of the launcher
+VERSION = "0.2.0"  # of the launcher; the package, `launch --version` and the release take it from here
 LOCAL = "local"  # the kind of cluster that is this machine, and its name
 
 
