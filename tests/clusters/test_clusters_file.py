@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from launcher.errors import BadInput
 from launcher.spec.model import Login
 from launcher.spec.read import read_spec
 
+RECORDED = Path(__file__).parents[1] / "recorded"
 GOOD = """
 hpc:
   kind: slurm
@@ -69,6 +71,21 @@ def test_a_cluster_with_everything(write):
     assert login_of(found["here"]).node is None
     assert found["here"] == ClusterEntry("slurm", "here")
     assert entry("hpc") == hpc
+
+
+@pytest.mark.parametrize("file", sorted(RECORDED.glob("clusters-*.yaml")), ids=lambda file: file.stem)
+def test_a_file_with_every_option_of_an_older_version(write, tmp_path, file):
+    write(file.read_text())
+    found = named_clusters()
+    assert {name: one.kind for name, one in found.items()} == {
+        "local": "local", "hpc": "login", "batch": "gridengine", "lab": "ssh",
+    }  # fmt: skip
+    assert len(pool_of(found["lab"]).hosts) == 2
+    spec = tmp_path / "job.yaml"
+    spec.write_text(SPEC)
+    for name, section in (("hpc", "slurm"), ("batch", "gridengine"), ("lab", "ssh")):
+        overrides = with_defaults(found[name].defaults, spec, ())
+        assert getattr(read_spec(spec, overrides), section) != getattr(read_spec(spec), section)
 
 
 def test_what_exists_without_a_file(write, tmp_path):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from older import OLDER, unpack
 
 from launcher.hostlink.rpc.wire import WIRE
 
@@ -51,4 +52,31 @@ def test_where_nothing_can_be_brought_there_it_says_what_there_is(desk):
     assert "others can write" in said and "Traceback" not in said
     for index in (0, 1):
         (desk.hosts.home(index) / "launch").chmod(0o700)
+    desk.launch("cancel", run)
+
+
+@pytest.mark.parametrize("version", OLDER)
+def test_a_run_of_an_older_version_goes_on_and_ends_while_the_newer_one_watches(desk, version, tmp_path):
+    """Its launcher on the hosts is the older one, from the submit to the last record."""
+    older = unpack(version, tmp_path / "older")
+    assert desk.launch("--version", env=older).stdout == f"launch {version}\n"
+    run = desk.submit(desk.job(steps=8, hold=4), "--on", "pool", env=older)
+    desk.until_step_there(0, run, 4)
+    status = desk.status(run)
+    assert (status["state"], status["step"]) == ("running", 4), status
+    desk.let_go()
+    assert desk.wait(run)["state"] == "succeeded"
+    assert "step 8" in desk.launch("logs", run).stdout
+
+
+@pytest.mark.nightly  # tests/local/test_older_versions.py does both on one machine
+@pytest.mark.parametrize("version", OLDER)
+def test_a_run_of_an_older_version_is_cancelled_and_resumed_by_the_newer_one(desk, version, tmp_path):
+    run = desk.submit(desk.job(steps=100_000), "--on", "pool", env=unpack(version, tmp_path / "older"))
+    desk.until_step_there(0, run, 2)
+    assert f"{run} is cancelled" in desk.launch("cancel", run).stdout
+    assert not desk.left()
+    desk.launch("resume", run)
+    desk.until_step_there(0, run, 4, attempt=2)
+    assert desk.status(run)["attempt"] == 2
     desk.launch("cancel", run)

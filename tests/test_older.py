@@ -1,0 +1,19 @@
+"""What is recorded of a version on the day that it is released is what the tests of later versions need."""
+
+import subprocess
+import sys
+
+import older
+
+from launcher.words import VERSION
+
+
+def test_this_version_can_be_recorded(tmp_path, monkeypatch):
+    older.record(tmp_path)
+    monkeypatch.setattr(older, "RECORDED", tmp_path)
+    env = older.unpack(VERSION, tmp_path / "code")
+    where = "import launcher.cli.main; print(launcher.cli.main.__file__)"
+    done = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout.startswith(env["PYTHONPATH"]), done.stderr
+    options = (tmp_path / f"spec-{VERSION}.txt").read_text().splitlines()
+    assert "run.script=train.py" in options and len(options) > 100
