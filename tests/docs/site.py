@@ -13,7 +13,8 @@ def page_files() -> list[Path]:
     """Every page, users' and contributors', where it lies in the repository: so links between them hold."""
     folders = ("launcher", "trainer")
     inner = [path for folder in folders for path in (ROOT / folder).rglob("*.md")]
-    others = ["README.md", ".github/SECURITY.md", "tests/benchmarks/RESULTS.md"]
+    of_github = [path.relative_to(ROOT).as_posix() for path in (ROOT / ".github").glob("[A-Z]*.md")]
+    others = ["README.md", *of_github, "tests/benchmarks/RESULTS.md"]
     return sorted([*inner, *(ROOT / name for name in others), *(ROOT / "tests").rglob("README.md")])
 
 
