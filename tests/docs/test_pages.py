@@ -177,38 +177,6 @@ def test_the_environment_is_that_of_a_rank(lab):
     assert [name for name in set(reference.OF_A_RANK) - optional if name not in found or name not in page] == []
 
 
-OF_OTHERS = re.compile(
-    r"\b(?:pip|uv|pipx|uvx|conda)\b.*\b(?:install|add|run|download)\s(?:.*\s)?['\"]?"
-    r"(?:launch|launcher|launch-anywhere)(?:\[[\w,]*\])?(?=$|['\"`\s.,;)])(?! @)"
-)
-
-
-def test_nobody_is_told_to_install_one_of_our_names_from_the_package_index():
-    """There `launcher` and `launch` are other people's, and `launch-anywhere` is nobody's yet."""
-    folders = ("launcher", "trainer", "jobs", "templates", ".github")
-    kinds = (".md", ".py", ".yaml", ".yml")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
-    lines = [(path, line) for path in [ROOT / "README.md", *files] for line in path.read_text().splitlines()]
-    mine = ("uv run launch", "uv run --no-sync launch")  # what a checkout has
-    told = [f"{path.relative_to(ROOT)}: {line}" for path, line in lines if OF_OTHERS.search(line)]
-    assert [one for one in told if not any(word in one for word in mine)] == []
-
-
-@pytest.mark.parametrize(
-    ("line", "bad"),
-    [
-        ("pip install -c constraints.txt launcher", True),
-        ("pip install 'launch-anywhere[board]'", True),
-        ("uv tool install launch", True),
-        ("pip install 'launch-anywhere[board] @ git+URL'", False),
-        ("uv tool install './launch[board]'", False),
-        ("pip install --upgrade git+URL", False),
-    ],
-)
-def test_such_a_line_is_noticed(line, bad):
-    assert bool(OF_OTHERS.search(line)) is bad
-
-
 AIRFLOW = """
 def task(function):
     return function

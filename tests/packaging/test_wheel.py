@@ -238,7 +238,6 @@ def test_the_hint_for_an_extra_works_where_the_wheel_is_installed(clean, newcome
     assert line == f"uv pip install --python {clean / 'python'} 'h11>=0.16'"
 
 
-@pytest.mark.nightly  # tests/trainer/test_extras.py knows the words; uv takes seconds to follow them
 def test_the_hint_for_an_extra_works_in_the_environment_of_a_checkout(clone, newcomer, tmp_path):
     command("uv", "sync", "--project", clone, "--no-default-groups", "--quiet", cwd=tmp_path, env=newcomer)
     python = clone / ".venv" / "bin" / "python"
@@ -247,7 +246,6 @@ def test_the_hint_for_an_extra_works_in_the_environment_of_a_checkout(clone, new
     command(python, "-c", "import h11", cwd=tmp_path, env=newcomer)
 
 
-@pytest.mark.nightly  # tests/trainer/test_extras.py knows the words; uv takes seconds to follow them
 def test_the_hint_for_an_extra_works_where_uv_has_installed_a_tool(clone, newcomer, tmp_path):
     command("uv", "tool", "install", "--quiet", f"{clone}[plot]", cwd=tmp_path, env=newcomer)
     python = tmp_path / "tools" / "launch-anywhere" / "bin" / "python"

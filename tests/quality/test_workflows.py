@@ -18,6 +18,7 @@ GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
 PAGES = [*sorted(GITHUB.glob("*.md")), ROOT / "launcher" / "docs" / "releasing.md"]
+HOOKS = ROOT / ".pre-commit-config.yaml"
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 # What a runner has; the rest is looked for in this environment.
 ON_THE_RUNNER = {"apt-get", "cd", "echo", "gh", "git", "mkdir", "sha256sum", "uv"}
@@ -32,6 +33,8 @@ def steps():
 
 def commands_of(path):
     """Each command line that a file of .github names."""
+    if path == HOOKS:
+        return [hook["entry"] for repo in yaml.safe_load(path.read_text())["repos"] for hook in repo["hooks"]]
     if path in WORKFLOWS:
         runs = [step["run"] for where, step in steps() if where.startswith(path.name) and "run" in step]
         lines = [line for text in runs for line in text.splitlines()]
@@ -77,11 +80,11 @@ def fault_of_program(how, *named):
     return None if there else f"no program {named[0] if how == '-m' else how}"
 
 
-@pytest.mark.parametrize("path", [*WORKFLOWS, *FORMS, *PAGES], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*WORKFLOWS, *FORMS, *PAGES, HOOKS], ids=lambda path: path.name)
 def test_every_command_that_is_named_exists(path, options_of_pytest):
     faults = {line: fault_of(line, options_of_pytest) for line in commands_of(path) if line.strip()}
     assert {line: fault for line, fault in faults.items() if fault} == {}
-    if path in WORKFLOWS or path.name in {"CONTRIBUTING.md", "bug.yml", "releasing.md"}:
+    if path in {*WORKFLOWS, HOOKS} or path.name in {"CONTRIBUTING.md", "bug.yml", "releasing.md"}:
         assert faults
 
 

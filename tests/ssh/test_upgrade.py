@@ -69,7 +69,6 @@ def test_a_run_of_an_older_version_goes_on_and_ends_while_the_newer_one_watches(
     assert "step 8" in desk.launch("logs", run).stdout
 
 
-@pytest.mark.nightly  # tests/local/test_older_versions.py does both on one machine
 @pytest.mark.parametrize("version", OLDER)
 def test_a_run_of_an_older_version_is_cancelled_and_resumed_by_the_newer_one(desk, version, tmp_path):
     run = desk.submit(desk.job(steps=100_000), "--on", "pool", env=unpack(version, tmp_path / "older"))
