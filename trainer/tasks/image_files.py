@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from trainer.errors import BadSettings
-from trainer.tasks.pickled_bytes import NotPlain, PickledArray, read_plain
+from trainer.plain_pickle import NotPlain
+from trainer.tasks.pickled_bytes import PickledArray, read_pickled_bytes
 
 _CIFAR_FOLDER = "cifar-10-batches-py"
 _CIFAR_TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
@@ -50,7 +51,7 @@ def _existing(folder: Path, name: str, data: str, hint: str) -> Path:
 
 def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
     try:
-        batch = read_plain(path.read_bytes())
+        batch = read_pickled_bytes(path.read_bytes())
     except NotPlain as error:
         raise BadSettings(f"{path}: expected a CIFAR-10 batch: {error}") from error
     if not isinstance(batch, dict):

@@ -1,72 +1,172 @@
-"""Checkpoints of torch.distributed.checkpoint (DCP), whose `.metadata` is a pickle: only what describes tensors is let
-in, so that nothing is run."""
+"""Read folders of torch.distributed.checkpoint (DCP) without its reader, which unpickles what it finds."""
 
+import io
+import math
 import os
-import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from trainer.checkpoint.tree import dtype_of
 from trainer.checkpoint_files.dcp_files import METADATA
+from trainer.checkpoint_files.manifest import ITEM_BYTES
 from trainer.errors import TrainerError
-from trainer.weights.files import Source
+from trainer.plain_pickle import Name, NotPlain, Record, expect, read_plain
+from trainer.weights.files import Source, dense, loaded
 
-_WORDS = "torch.distributed.checkpoint.metadata"
-_KNOWN = {
-    (_WORDS, "Metadata"), (_WORDS, "TensorStorageMetadata"), (_WORDS, "BytesStorageMetadata"),
-    (_WORDS, "ChunkStorageMetadata"), (_WORDS, "TensorProperties"), (_WORDS, "MetadataIndex"), (_WORDS, "StorageMeta"),
-    (_WORDS, "_MEM_FORMAT_ENCODING"), ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
-    ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"),
-}  # fmt: skip
+_DESCRIPTIONS = "torch.distributed.checkpoint.metadata "
+_STORAGE = "torch.distributed.checkpoint.filesystem _StorageInfo"
+_MOST_BYTES = 1 << 30  # of `.metadata`: enough for millions of parts
 
 
-class _Describing(pickle.Unpickler):
-    """Lets in what DCP describes tensors with."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A rectangular part of a tensor, and the bytes of a file that it was saved as."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        known = (module, name) in _KNOWN or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype))
-        if not known:
-            raise pickle.UnpicklingError(f"{module}.{name} describes no tensor")
-        return super().find_class(module, name)
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    at: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """One tensor: its type, its shape and the parts that make it up."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[_Part, ...]
 
 
 def open_dcp(folder: Path) -> Source:
-    metadata = _read(folder / METADATA)
-    described = {
-        name: one for name, one in metadata.state_dict_metadata.items() if isinstance(one, TensorStorageMetadata)
-    }
+    """Return the tensors of a folder that torch.distributed.checkpoint wrote. Raises TrainerError."""
+    path = folder / METADATA
+    try:
+        with path.open("rb") as file:
+            described = dict(_tensors(read_plain(file.read(_MOST_BYTES))))
+    except NotPlain as error:
+        raise TrainerError(f"{path}: is none that torch.distributed.checkpoint has written: {error}") from error
 
     def tensor(name: str) -> Tensor:
         one = described[name]
-        target = torch.empty(one.size, dtype=one.properties.dtype)
-        planner, reader = DefaultLoadPlanner(), FileSystemReader(folder)
-        planner.set_up_planner({name: target}, metadata, is_coordinator=True)
-        reader.set_up_storage_reader(metadata, is_coordinator=True)
-        try:
-            reader.read_data(planner.create_local_plan(), planner).wait()
-        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise TrainerError(f"{folder}: {name} cannot be read: {str(error).splitlines()[0]}") from error
-        return target
+        parts = [(part, _read(folder, name, one.dtype, part)) for part in one.parts]
+        if len(parts) == 1:
+            return parts[0][1]
+        whole = torch.empty(one.shape, dtype=dtype_of(one.dtype))
+        for part, data in parts:
+            whole[tuple(slice(at, at + size) for at, size in zip(part.offsets, part.sizes, strict=True))] = data
+        return whole
 
-    return Source({name: tuple(one.size) for name, one in described.items()}, tensor)
+    return Source({name: one.shape for name, one in described.items()}, tensor)
 
 
-def _read(path: Path) -> Metadata:
-    try:
-        with path.open("rb") as file:
-            found = _Describing(file).load()
-    except Exception as error:
-        raise TrainerError(f"{path}: is none that torch.distributed.checkpoint has written: {error}") from error
-    if not isinstance(found, Metadata) or not isinstance(found.storage_data, Mapping):
-        raise TrainerError(f"{path}: is none that torch.distributed.checkpoint has written")
-    for place in found.storage_data.values():
-        if os.path.basename(place.relative_path) != place.relative_path:
-            raise TrainerError(f"{path}: expected a file beside it, got {place.relative_path[:80]!r}")
+def _read(folder: Path, name: str, dtype: str, part: _Part) -> Tensor:
+    path = folder / part.file
+    if not path.is_file():  # or a FIFO would hold the reader for ever
+        raise TrainerError(f"{path}: {name} cannot be read: expected a file")
+    with path.open("rb") as file:
+        if part.at + part.length > os.fstat(file.fileno()).st_size:
+            raise TrainerError(f"{path}: {name} cannot be read: the file is too short; it was cut off or damaged")
+        found = dense(path, name, loaded(path, io.BufferedReader(_Slice(file, part.at, part.length)), hint=""))
+    if found.dtype != dtype_of(dtype) or found.shape != part.sizes:
+        raise TrainerError(
+            f"{path}: {name} cannot be read: expected {dtype} of shape {part.sizes}, "
+            f"got {str(found.dtype).removeprefix('torch.')} of shape {tuple(found.shape)}"
+        )
     return found
+
+
+class _Slice(io.RawIOBase):
+    """Some bytes of a file, as a file of their own."""
+
+    def __init__(self, file: io.BufferedIOBase, begin: int, length: int) -> None:
+        self._file, self._begin, self._length, self._at = file, begin, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max(0, offset + (0, self._at, self._length)[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        self._file.seek(self._begin + self._at)
+        count = self._file.readinto(view[: max(0, self._length - self._at)])
+        self._at += count
+        return count
+
+
+# -- what the description of a folder says: pure
+
+
+def _tensors(metadata: object) -> Iterator[tuple[str, _Described]]:
+    fields = expect(dict, _state(metadata, _DESCRIPTIONS + "Metadata"))
+    places = {}
+    for key, place in expect(dict, fields.get("storage_data")).items():
+        index = expect(dict, _state(key, _DESCRIPTIONS + "MetadataIndex"))
+        if index.get("offset") is not None:  # only tensors have one
+            places[expect(str, index.get("fqn")), _size(index["offset"])] = place
+    for name, one in expect(dict, fields.get("state_dict_metadata")).items():
+        if expect(Record, one).name == _DESCRIPTIONS + "TensorStorageMetadata":
+            yield expect(str, name), _described(name, expect(dict, one.state), places)
+
+
+def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[int, ...]], object]) -> _Described:
+    properties = expect(tuple, _state(tensor.get("properties"), _DESCRIPTIONS + "TensorProperties"))
+    dtype = expect(Name, properties[0] if properties else None).name.removeprefix("torch ")
+    if dtype not in ITEM_BYTES:
+        raise NotPlain(f"{name[:80]} is of type {dtype[:80]}, which is none of numbers")
+    shape, parts = _size(tensor.get("size")), []
+    for chunk in expect(list, tensor.get("chunks")):
+        fields = expect(dict, _state(chunk, _DESCRIPTIONS + "ChunkStorageMetadata"))
+        offsets, sizes = _size(fields.get("offsets")), _size(fields.get("sizes"))
+        if not len(offsets) == len(sizes) == len(shape) or any(
+            at + size > length for at, size, length in zip(offsets, sizes, shape, strict=True)
+        ):
+            raise NotPlain(f"{name[:80]} has a part that is not within it")
+        if 0 not in sizes:
+            parts.append(_Part(offsets, sizes, *_place(name, places.get((name, offsets)))))
+    distinct = {part.offsets for part in parts}
+    if sum(math.prod(part.sizes) for part in parts) != math.prod(shape) or len(distinct) < len(parts):
+        raise NotPlain(f"the parts of {name[:80]} do not make it up")
+    return _Described(dtype, shape, tuple(parts))
+
+
+def _place(name: str, stored: object) -> tuple[str, int, int]:
+    fields = expect(dict, _state(stored, _STORAGE))
+    file, at, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+    if fields.get("transform_descriptors"):
+        raise NotPlain(f"{name[:80]} was compressed by an extension when it was saved")
+    if not isinstance(file, str) or os.path.basename(file) != file or not file.isprintable():
+        raise NotPlain(f"expected a file beside it, got {str(file)[:80]!r}")
+    return file, _count(at), _count(length)
+
+
+def _state(record: object, name: str) -> object:
+    found = expect(Record, record)
+    if found.name != name:
+        raise NotPlain(f"{found.name[:100].replace(' ', '.')} where {name.replace(' ', '.')} was expected")
+    return found.state
+
+
+def _size(size: object) -> tuple[int, ...]:
+    """The numbers of a torch.Size."""
+    found = expect(Record, size)
+    if found.name != "torch Size" or len(found.arguments) != 1:
+        raise NotPlain("a size that is no torch.Size")
+    return tuple(map(_count, expect(tuple, found.arguments[0])))
+
+
+def _count(number: object) -> int:
+    if type(number) is not int or not 0 <= number < 1 << 62:
+        raise NotPlain(f"{str(number)[:40]} where a count was expected")
+    return number

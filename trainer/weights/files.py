@@ -1,15 +1,13 @@
 """Files of safetensors and of torch.save, mapped into memory: what is not asked for is not read."""
 
-import json
 import mmap
 import os
-import pickle
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import torch
@@ -42,7 +40,13 @@ class _Safe(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-_safe = msgspec.json.Decoder(_Safe)
+class _Index(msgspec.Struct, frozen=True):
+    """Which file each tensor of a folder is in, as transformers writes it."""
+
+    weight_map: dict[str, str]
+
+
+_safe, _index = msgspec.json.Decoder(_Safe), msgspec.json.Decoder(_Index)
 
 
 def open_safetensors(path: Path) -> Source:
@@ -57,7 +61,7 @@ def open_safetensors(path: Path) -> Source:
         words = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         words.pop("__metadata__", None)
         entries = {name: _safe.decode(one) for name, one in words.items()}
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TrainerError(f"{path}: is no file of safetensors: {error}") from error
     for name, one in entries.items():
         _check(path, name, one, size - 8 - length)
@@ -87,18 +91,32 @@ def _check(path: Path, name: str, one: _Safe, size: int) -> None:
 
 
 def open_torch(path: Path) -> Source:
-    """Read by weights_only: what is no tensor, number or text is refused, and nothing is run."""
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise TrainerError(f"{path}: cannot be read: {str(error).splitlines()[0]}{_HINT}") from error
+    """Return the tensors of a file that torch.save wrote, read with weights_only. Raises TrainerError."""
+    found = loaded(path, path, mmap=zipfile.is_zipfile(path))
     tensors = _tensors(found)
     for wrapper in _WRAPPERS:
         if not tensors and isinstance(found, dict):
             tensors = _tensors(found.get(wrapper))
     if not tensors:
         raise TrainerError(f"{path}: expected tensors by name, found {type(found).__name__}{_HINT}")
-    return Source({name: tuple(one.shape) for name, one in tensors.items()}, tensors.__getitem__)
+    shapes = {name: tuple(one.shape) for name, one in tensors.items()}
+    return Source(shapes, lambda name: dense(path, name, tensors[name]))
+
+
+def loaded(path: Path, file: Path | IO[bytes], *, mmap: bool = False, hint: str = _HINT) -> object:
+    """Return what torch.load makes of `file`, which is or is in `path`. Raises TrainerError whatever its bytes are."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # a damaged file has torch raise errors of nearly every class
+        reason = str(error).partition("\n")[0][:300] or type(error).__name__
+        raise TrainerError(f"{path}: cannot be read: {reason}{hint}") from error
+
+
+def dense(path: Path, name: str, found: object) -> Tensor:
+    """Return `found` if it is a tensor whose numbers are all there. Raises TrainerError."""
+    if not isinstance(found, Tensor) or found.layout != torch.strided or found.is_quantized or found.is_meta:
+        raise TrainerError(f"{path}: {name} cannot be read: expected a dense tensor")
+    return found
 
 
 def _tensors(found: Any) -> dict[str, Tensor]:
@@ -110,11 +128,10 @@ def _tensors(found: Any) -> dict[str, Tensor]:
 def read_index(path: Path) -> list[Path]:
     """The files beside it in which its tensors are."""
     try:
-        homes = json.loads(path.read_bytes())["weight_map"]
-        names = sorted({*homes.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TrainerError(f"{path}: expected an index of tensors by file") from error
+        names = sorted({*_index.decode(path.read_bytes()).weight_map.values()})
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TrainerError(f"{path}: expected an index of tensors by file: {error}") from error
     for name in names:
-        if not isinstance(name, str) or os.path.basename(name) != name or not (path.parent / name).is_file():
-            raise TrainerError(f"{path}: expected a file beside it, got {str(name)[:80]!r}")
+        if os.path.basename(name) != name or not name.isprintable() or not (path.parent / name).is_file():
+            raise TrainerError(f"{path}: expected a file beside it, got {name[:80]!r}")
     return [path.parent / name for name in names]

@@ -35,9 +35,13 @@ class Which:
 
 @contextmanager
 def opened(path: Path, which: Which, told: Callable[[str], None]) -> Iterator[Source]:
-    """Raises TrainerError for what is none of them."""
+    """Open the weights at `path`. Raises TrainerError where there are none, or they cannot be read."""
     with ExitStack() as stack:
-        yield _open(path, which, told, stack)
+        try:
+            source = _open(path, which, told, stack)
+        except OSError as error:
+            raise TrainerError(f"{path}: cannot be read: {error}") from error
+        yield source
 
 
 def _open(path: Path, which: Which, told: Callable[[str], None], stack: ExitStack) -> Source:

@@ -10,6 +10,8 @@ from ranks import spawn_ranks
 from safetensors.torch import save_file, save_model
 from small_trainings import Recipe, Rich, Training
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from weight_samples import TYPES, same, saved, tensors
 
 from trainer.checkpoint_files.export import export
@@ -172,7 +174,10 @@ def test_nothing_that_a_file_says_is_run(tmp_path, capsys):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / ".metadata").write_bytes(pickle.dumps(Evil()))
     torch.save({"w": Evil()}, tmp_path / "m.pt")
-    for name, said in (("d", "print describes no tensor"), ("m.pt", "cannot be read")):
+    for name, said in (
+        ("d", "builtins.print where torch.distributed.checkpoint.metadata.Metadata was expected"),
+        ("m.pt", "cannot be read"),
+    ):
         with pytest.raises(TrainerError, match=said):
             read(tmp_path / name)
     assert capsys.readouterr().out == ""
@@ -187,7 +192,7 @@ def test_a_file_that_was_cut_off(tmp_path, cut):
         read(tmp_path / "m.safetensors")
 
 
-@pytest.mark.parametrize("home", ["../x.safetensors", "none.safetensors", 3])
+@pytest.mark.parametrize("home", ["../x.safetensors", "none.safetensors", "a\0b"])
 def test_an_index_leads_to_files_beside_it_alone(tmp_path, home):
     (tmp_path / "x.safetensors").write_bytes(b"")
     (tmp_path / "m").mkdir()
@@ -202,6 +207,29 @@ def test_what_is_no_weights(tmp_path, name):
     (tmp_path / "folder").mkdir()
     with pytest.raises(TrainerError, match="expected"):
         read(tmp_path / name)
+
+
+def save_shards(folder, columns):
+    torch.distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    state = {
+        "rows": distribute_tensor(torch.arange(10.0).reshape(5, 2), mesh, [Shard(0)]),
+        "columns": distribute_tensor(torch.arange(float(2 * columns)).reshape(2, columns), mesh, [Shard(1)]),
+        "few": distribute_tensor(torch.ones(1, 3), mesh, [Shard(0)]),  # most ranks have nothing of it
+        "none": distribute_tensor(torch.ones(0, 3), mesh, [Shard(0)]),
+        "same": distribute_tensor(torch.tensor(7), mesh, [Replicate()]),
+    }
+    dcp.save(state, checkpoint_id=folder)
+    return True
+
+
+@pytest.mark.parametrize("columns", [3, 7])
+def test_parts_that_several_ranks_have_saved_make_up_the_whole(tmp_path, columns):
+    assert all(spawn_ranks(save_shards, 3, tmp_path, columns))
+    found = read(tmp_path)
+    assert torch.equal(found["rows"], torch.arange(10.0).reshape(5, 2))
+    assert torch.equal(found["columns"], torch.arange(float(2 * columns)).reshape(2, columns))
+    assert (found["few"].tolist(), found["same"].item(), found["none"].shape) == ([[1, 1, 1]], 7, (0, 3))
 
 
 def take(path, strategy):

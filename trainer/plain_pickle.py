@@ -1,0 +1,143 @@
+"""Read pickles as data: nothing that a pickle names is looked up, imported or called."""
+
+import pickletools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+# How many values from the top of the stack each opcode joins; None: all since the last mark.
+_GATHERED = {
+    "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": None, "LIST": None, "DICT": None,
+    "APPEND": 1, "APPENDS": None, "SETITEM": 2, "SETITEMS": None,
+}  # fmt: skip
+_IGNORED = ("PROTO", "FRAME", "STOP")
+_LITERALS = (
+    "STRING", "UNICODE", "UNICODE8", "BYTES", "BYTES8", "INT", "INT1", "INT2", "LONG", "LONG1", "LONG4", "FLOAT",
+)  # fmt: skip
+
+
+class NotPlain(Exception):
+    """Raised for a pickle that is damaged or asks for something other than data."""
+
+
+class Name:
+    """A function or class that a pickle names, as "MODULE NAME"; it is never looked up."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Built:
+    """Base class of the objects that stand for what a pickle builds; compared by identity."""
+
+    def fill(self, state: Any) -> None:
+        """Take the state that the pickle gives the object. Raises NotPlain where it does not fit."""
+
+
+class Record(Built):
+    """An object as its pickle describes it: the name of its class, its arguments and its state."""
+
+    def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
+        self.name, self.arguments, self.state = name, arguments, None
+
+    def fill(self, state: Any) -> None:
+        self.state = state
+
+
+T = TypeVar("T")
+Make = Callable[[str, tuple[Any, ...]], Any]
+
+
+class _Reader:
+    """The stack machine of the pickle format; `make` builds what the pickle would call."""
+
+    def __init__(self, make: Make) -> None:
+        self.stack: list[Any] = []
+        self._make_object = make
+        self._marks: list[int] = []  # how high the stack was at each mark
+        self._memo: dict[int, Any] = {}
+
+    def step(self, name: str, word: Any) -> None:
+        if name == "MARK":
+            self._marks.append(len(self.stack))
+        elif name in _EMPTY:
+            self.stack.append(_EMPTY[name]())
+        elif name in _CONSTANTS:
+            self.stack.append(_CONSTANTS[name])
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self._memo[len(self._memo) if name == "MEMOIZE" else word] = self.stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            self.stack.append(self._memo[word])
+        elif name in _GATHERED:
+            self._gather(name)
+        elif name in ("GLOBAL", "STACK_GLOBAL", "REDUCE", "NEWOBJ", "BUILD"):
+            self._make(name, word)
+        elif name not in _IGNORED:
+            if not name.endswith(_LITERALS):
+                raise NotPlain(f"it asks for {name}, which is no data")
+            self.stack.append(word)
+
+    def _gather(self, name: str) -> None:
+        stack = self.stack
+        count = _GATHERED[name]
+        items = self._to_mark() if count is None else [stack.pop() for _ in range(count)][::-1]
+        match name:
+            case "LIST":
+                stack.append(items)
+            case "DICT":
+                stack.append(_pairs(items))
+            case "APPEND" | "APPENDS":
+                expect(list, stack[-1]).extend(items)
+            case "SETITEM" | "SETITEMS":
+                expect(dict, stack[-1]).update(_pairs(items))
+            case _:
+                stack.append(tuple(items))
+
+    def _make(self, name: str, word: Any) -> None:
+        stack = self.stack
+        last = None if name == "GLOBAL" else stack.pop()
+        match name:
+            case "GLOBAL":
+                stack.append(Name(word))
+            case "STACK_GLOBAL":
+                stack.append(Name(f"{expect(str, stack.pop())} {expect(str, last)}"))
+            case "REDUCE" | "NEWOBJ":
+                stack.append(self._make_object(expect(Name, stack.pop()).name, expect(tuple, last)))
+            case "BUILD":
+                expect(Built, stack[-1]).fill(last)
+
+    def _to_mark(self) -> list[Any]:
+        at = self._marks.pop()
+        items = self.stack[at:]
+        del self.stack[at:]
+        return items
+
+
+def read_plain(data: bytes, make: Make = Record) -> object:
+    """Return what the pickle `data` describes: numbers, text, lists, tuples, dicts, Name and what `make` returns.
+
+    `make` gets the "MODULE NAME" that the pickle would call, and the arguments. Raises NotPlain.
+    """
+    reader = _Reader(make)
+    try:
+        for code, word, _ in pickletools.genops(data):
+            reader.step(code.name, str(word).encode("latin-1") if code.name.endswith("STRING") else word)
+        return reader.stack.pop()
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise NotPlain(str(error)[:200]) from error
+
+
+def expect(kind: type[T], value: object) -> T:
+    """Return `value` if it is of this kind. Raises NotPlain."""
+    if not isinstance(value, kind):
+        raise NotPlain(f"a {type(value).__name__} where it cannot be")
+    return value
+
+
+def _pairs(items: list[Any]) -> dict[Any, Any]:
+    """Put together keys and values; a tuple is no key, as its hash may take as long as its pickle wants."""
+    keys = items[::2]
+    if odd := [key for key in keys if not isinstance(key, (str, bytes, Built))]:
+        raise NotPlain(f"a {type(odd[0]).__name__} where it cannot be")
+    return dict(zip(keys, items[1::2], strict=True))
