@@ -108,6 +108,28 @@ def test_only_git_is_started(hostile, words, code):
     assert not (hostile.root / "canary").exists()
 
 
+def test_what_starts_runs_starts_nothing_that_a_repository_names(desk):
+    """A run's own program is code; what looks at its repository before and after is not."""
+    evil, project = desk.root / "python", desk.root / "project"
+    (project / "hooks").mkdir(parents=True)
+    evil.write_text(EVIL.format(canary=desk.root / "canary"))
+    evil.chmod(0o755)
+    (project / ".gitattributes").write_text("* filter=any diff=any\n")
+    (project / "train.py").write_text("print('hello')\n")
+    (project / "job.yaml").write_text("name: mine\nrun: {command: [echo, hello]}\n")
+    for words in (("init", "-q"), ("add", "-A"), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all")):
+        subprocess.run(["git", *words], cwd=project, check=True)
+    with (project / ".git" / "config").open("a") as config:
+        config.write(CONFIG.format(evil=evil, hooks=project / "hooks", elsewhere=project))
+    (project / "train.py").write_text("print('olleh')\n")
+    desk.launch("run", "train.py", cwd=project)
+    desk.launch("submit", "job.yaml", "--follow", cwd=project)
+    assert "train.py" in desk.launch("compare", "last", cwd=project).stdout
+    assert not (desk.root / "canary").exists()
+    subprocess.run(["git", "status"], cwd=project, check=False, capture_output=True)
+    assert (desk.root / "canary").exists()
+
+
 def test_the_repository_would_have_started_something(hostile):
     """What the others rest on: this configuration does run programs where it is obeyed."""
     subprocess.run(["git", "ls-files", "--others"], cwd=hostile.root, check=False, capture_output=True)

@@ -23,6 +23,7 @@ _BYTECODE = ".pyc"
 SUBMODULE = "160000"  # the mode that git gives it
 _MOST_FILES = 100_000
 # A repository may have come from anywhere: none of the programs that its configuration names is started.
+_WITHOUT_FILTER = {"clean": "", "smudge": "", "process": "", "required": "false"}
 _NO_PROGRAMS = ("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}")
 _NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
 
@@ -100,11 +101,21 @@ def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def git_says(folder: Path, words: Sequence[str], *, told: bytes = b"", timeout_s: float | None = None) -> bytes | None:
-    """What git answers; None where it is not there, or the folder is in no repository, or in one that it refuses.
+    """Return what git prints, or None where it is not there, or the folder is in no repository that git accepts.
 
-    `told`: what it reads from its standard input.
+    `told` is what git reads from its standard input. Git starts no program that the repository names.
     """
-    command, env = ["git", *_NO_PROGRAMS, *words], _environment()
+    env = _environment()
+    names = _run_git(folder, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), env, timeout_s=timeout_s)
+    filters = {os.fsdecode(name).rpartition(".")[0] for name in (names or b"").split(b"\0") if name}
+    settings = [(f"{one}.{key}", value) for one in sorted(filters) for key, value in _WITHOUT_FILTER.items()]
+    return _run_git(folder, words, _with_settings(env, settings), told, timeout_s)
+
+
+def _run_git(
+    folder: Path, words: Sequence[str], env: dict[str, str], told: bytes = b"", timeout_s: float | None = None
+) -> bytes | None:
+    command = ["git", *_NO_PROGRAMS, *words]
     try:
         done = subprocess.run(
             command, cwd=folder, env=env, input=told, capture_output=True, check=False, timeout=timeout_s
@@ -112,6 +123,16 @@ def git_says(folder: Path, words: Sequence[str], *, told: bytes = b"", timeout_s
     except (FileNotFoundError, NotADirectoryError):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def _with_settings(env: dict[str, str], settings: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Add settings of git by environment: with `-c` a name that has "=" in it would end there."""
+    given = env.get("GIT_CONFIG_COUNT", "")
+    count = int(given) if given.isdecimal() else 0
+    named = dict[str, str]()
+    for number, (key, value) in enumerate(settings, count):
+        named |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return {**env, **named, "GIT_CONFIG_COUNT": str(count + len(settings))} if settings else env
 
 
 def _entries(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
