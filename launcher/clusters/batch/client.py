@@ -6,6 +6,7 @@ import re
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -15,7 +16,7 @@ from launcher.errors import Unreachable
 
 _DEAD_WITHIN_S = 2.0
 _NOT_FOUND = 127  # how a shell leaves that was to become a program which is missing
-_MOST_BYTES = 256 << 20  # of 200,000 jobs squeue writes about a tenth of that
+_LOOK_EVERY_S = 0.02  # at how much a program has written: enough for some megabytes
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -38,6 +39,7 @@ class Programs(msgspec.Struct, frozen=True):
     server: str
     silence: Sequence[str]  # in what they say where no server took the question, or where they cannot tell if one did
     environment: Callable[[Mapping[str, str]], Mapping[str, str]] = cleaned  # what they get of the caller's
+    most_bytes: int = 128 << 20  # of an answer: of 200,000 jobs squeue writes about a fifth of that
 
     def ask(
         self,
@@ -91,18 +93,21 @@ class Programs(msgspec.Struct, frozen=True):
                 )
             except OSError as error:
                 raise _no_client(argv[0], self.called, error) from error
-            if not _ends(client, limit_s):
+            ended = _ends(client, limit_s, lambda: self._is_too_much(out, err))
+            if self._is_too_much(out, err):
+                name = os.path.basename(argv[0])
+                raise Unreachable(f"{name} writes more than {self.most_bytes >> 20} MB, which is no answer")
+            if not ended:
                 raise self._silent(argv[0], f"nothing within {limit_s:g} s")
-            if max(os.fstat(out).st_size, os.fstat(err).st_size) > _MOST_BYTES:
-                raise Unreachable(
-                    f"{os.path.basename(argv[0])} writes more than {_MOST_BYTES >> 20} MB, which is no answer"
-                )
             answer = Answer(client.returncode, _text(out), _text(err))
         if in_job and answer.code == _NOT_FOUND:
             raise _no_client(argv[0], self.called, FileNotFoundError())
         if answer.code < 0:
             raise Unreachable(f"{os.path.basename(argv[0])} was killed by signal {-answer.code}")
         return answer
+
+    def _is_too_much(self, *files: int) -> bool:
+        return any(os.fstat(file).st_size > self.most_bytes for file in files)
 
     def _silent(self, program: str, said: str) -> Unreachable:
         return Unreachable(f"the {self.called} {self.server} does not answer ({os.path.basename(program)}: {said})")
@@ -119,11 +124,15 @@ def said_by(program: str, text: str) -> list[str]:
     return [line.strip()[:200] for line in said.splitlines() if line.strip()]
 
 
-def _ends(client: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether it ends by itself in time. If not, its whole process group is killed."""
+def _ends(client: subprocess.Popen[bytes], limit_s: float, is_too_much: Callable[[], bool]) -> bool:
+    """Return whether it ends by itself, in time and before it has written too much; if not, kill its process group."""
     end = os.pidfd_open(client.pid)  # readable when it ends: no step of a polling loop is lost on a quick client
+    deadline = time.monotonic() + limit_s
     try:
-        return _readable(end, limit_s) and client.poll() is not None
+        while not (ended := _readable(end, max(0.0, min(_LOOK_EVERY_S, deadline - time.monotonic())))):
+            if is_too_much() or time.monotonic() >= deadline:
+                break
+        return ended and client.poll() is not None
     finally:
         if client.poll() is None:
             os.killpg(client.pid, signal.SIGKILL)

@@ -328,10 +328,9 @@ def test_no_file_stays_open(programs):
     assert open_files() == before
 
 
-def test_what_is_endless_is_no_answer(tmp_path, monkeypatch):
-    program = tmp_path / "squeue"
-    program.write_text("#!/bin/sh\nhead -c 3000000 /dev/zero\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(client, "_MOST_BYTES", 1 << 20)
-    with pytest.raises(Unreachable, match="more than 1 MB"):
-        client.Programs("Slurm", "controller", ()).ask([str(program)], environ={})
+@pytest.mark.parametrize("script", ["head -c 3000000 /dev/zero", "exec yes", "yes >&2 & echo 1; wait"])
+def test_what_is_endless_is_no_answer(programs, script):
+    program = programs("squeue", script)
+    asked = client.Programs("Slurm", "controller", (), most_bytes=1 << 20)
+    with pytest.raises(Unreachable, match="squeue writes more than 1 MB"):
+        asked.ask([str(program)], limit_s=BOUND_S, environ={"PATH": os.environ["PATH"]})
