@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 FILE = "metrics.jsonl"
 START = "start"  # a line that says from which step on a start goes on: what was written of later steps is void
 ATTEMPT = "attempt"  # of that start, where launch made it
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP)
 
 
 def of_attempt(attempt: int | str) -> str:
@@ -43,10 +44,12 @@ def starts_in(folder: str | os.PathLike[str]) -> list[int]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Those that are there; what has such a name and is no file is left out."""
+    """Return the files of metrics in `folder`; what has such a name and is no file is left out."""
     try:
         names = sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
         return []
     begin, end = of_attempt("*").split("*")
     ours = [FILE] * (FILE in names) + [name for name in names if name.startswith(begin) and name.endswith(end)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from launcher.errors import LaunchError, Refused
+from launcher.errors import Refused
 from launcher.ids import attempt_token, new_ticket, new_token
 from launcher.rundir import drafts
 from launcher.rundir.durable import Damaged, make_dir, read_record, readable, sync_dir, write_record
@@ -95,9 +95,10 @@ def new_attempt(
 
 
 def read_intent(attempt: AttemptDir) -> Intent:
+    """Return why and by whom the attempt was opened. Raises Damaged where its record is missing or unreadable."""
     intent = read_record(attempt.intent, Intent)
     if intent is None:
-        raise LaunchError(f"{attempt.intent}: is missing")
+        raise Damaged(f"{attempt.intent}: is missing")
     return intent
 
 
@@ -128,10 +129,10 @@ def read_plan(run: RunDir, number: int) -> "Plan":
 
 
 def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
-    """The plan that this attempt follows, as much of it as this kind of record holds."""
+    """Return the plan that this attempt follows, as much of it as this kind of record holds. Raises Damaged."""
     plan = next((plan for file in _plans(run, number) if (plan := read_record(file, kind)) is not None), None)
     if plan is None:
-        raise LaunchError(f"{run.plan}: is missing")
+        raise Damaged(f"{run.plan}: is missing")
     return plan
 
 

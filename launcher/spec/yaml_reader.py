@@ -129,7 +129,11 @@ class Read(Struct, frozen=True):
 
 
 class _TooDeep(Exception):
-    """libyaml, which reads ahead, has met a thousand lists within each other before it told of the first."""
+    """Raised where libyaml, which reads ahead, met a thousand lists within each other before it returned the first."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index  # where the innermost one begins
 
 
 def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) -> Read:
@@ -141,8 +145,8 @@ def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) 
             raise Wrong(*unreadable)
         for event in _events(text, loader):
             builder.event(event)
-    except _TooDeep:
-        return read_tree(text, at=at, loader=yaml.SafeLoader)  # which tells where it gets deeper than we take
+    except _TooDeep as error:
+        return read_tree(text[: error.index], at=at, loader=loader)  # this much it reads, so that we see how deep it is
     except Wrong as error:
         problems = [*builder.problems, *error.problems]
         return Read(None, problems if at is None else [replace(problem, mark=at) for problem in problems])
@@ -156,7 +160,7 @@ def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
             event = next(events, None)
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             if getattr(error, "problem", "") == _TOO_DEEP_FOR_LIBYAML:
-                raise _TooDeep from None
+                raise _TooDeep(error.problem_mark.index) from None
             raise Wrong(problem_of(error, text)) from None
         if event is None:
             return

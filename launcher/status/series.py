@@ -115,10 +115,12 @@ def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]
 
 
 def size(run: RunDir) -> int:
-    """How many bytes there are to read."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(run.metrics) as entries:
-        return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".jsonl"))
-    return 0
+    """Return how many bytes of metrics there are to read; a link that leads nowhere, or in a circle, has none."""
+    sizes = 0
+    for path in run.metrics.glob("*.jsonl"):
+        with contextlib.suppress(OSError):
+            sizes += path.stat().st_size
+    return sizes
 
 
 def names_in(rows: Rows) -> list[str]:

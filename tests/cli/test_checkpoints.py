@@ -139,3 +139,7 @@ def test_the_page_is_shown_although_they_cannot_be_counted(desk, run):
     run.run.plan.write_text("{")
     assert "checkpoint  step 120\n" in desk.launch("status", "last").stdout
     desk.launch("checkpoints", "last", check=6)
+    run.run.plan.unlink()
+    assert "plan.json: is missing" in desk.launch("checkpoints", "last", check=6).stderr
+    assert "plan.json: is missing" in desk.launch("export", "last", "-o", "m.pt", check=6).stderr
+    assert "checkpoint  step 120\n" in desk.launch("status", "last").stdout

@@ -186,6 +186,14 @@ def test_how_much_of_its_time_a_run_has_trained(desk):
     assert 0.89 < told["goodput"] < 0.91 and 3599 < told["spent_s"]["starting"] < 3601
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "reported.n000.a0001.jsonl"])
+def test_a_metrics_file_that_is_a_link_to_itself_stops_no_page(desk, name):
+    run = desk.run().running(metrics={"loss": 0.5}).run
+    run.metrics.mkdir()
+    (run.metrics / name).symlink_to(name)
+    assert "loss 0.5" in desk.launch("status", "last").stdout
+
+
 def test_a_run_on_another_machine(desk):
     desk.run().plan().attempt(keeper=of_another_machine()).state()
     page = desk.launch("status", "last").stdout

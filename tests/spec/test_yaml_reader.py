@@ -8,6 +8,7 @@ import yaml
 
 from launcher.spec.tree import Mapping, Mark, Scalar, Sequence
 from launcher.spec.yaml_reader import MAX_DEPTH, read_tree
+from launcher.spec.yaml_text import MAX_BYTES
 
 # Of the processor, generously: a machine where much else runs takes its time for that too.
 BOUND_S = 10.0
@@ -40,6 +41,21 @@ def test_depth_is_limited_before_it_costs_anything(loader: Any, opening: str, co
 
 def test_the_greatest_depth_is_no_problem(loader: Any) -> None:
     assert read_tree("[" * MAX_DEPTH + "]" * MAX_DEPTH, loader=loader).problems == []
+
+
+def took_s(text):
+    """The least processor time that reading it takes: a busy machine is not busy each time."""
+    times = []
+    for _ in range(3):
+        began = time.process_time()
+        read_tree(text)
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "[{", "- ", "[\n", "? "])
+def test_nesting_without_end_is_refused_sooner_than_a_plain_text_of_that_length_is_read(opening):
+    assert took_s(opening * (MAX_BYTES // len(opening))) < 2 * took_s("- a\n" * (MAX_BYTES // 4)) + 0.02
 
 
 @pytest.mark.parametrize(

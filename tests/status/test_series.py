@@ -18,6 +18,7 @@ from launcher.status.series import (
     newest_reported,
     read_rows,
     rows_of_ranks,
+    size,
 )
 
 
@@ -105,6 +106,17 @@ def test_what_is_better_says_the_name(name, way):
 
 def test_a_run_without_any_has_none(tmp_path):
     assert read_rows(RunDir(tmp_path / "train-7k3f")) == {}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.a0001.jsonl", "reported.n000.a0001.jsonl", ""])
+@pytest.mark.parametrize("target", ["ITSELF", "nowhere", "/", "/dev/zero"])
+def test_a_link_that_leads_to_no_file_holds_no_metrics(run, name, target):
+    if not name:
+        run.metrics.rmdir()
+    path = run.metrics / name
+    path.symlink_to(path.name if target == "ITSELF" else target)
+    assert (read_rows(run), rows_of_ranks(run), newest_reported(run, 1)) == ({}, {}, 0)
+    assert size(run) < 1 << 20  # of a folder that it leads to
 
 
 @given(
