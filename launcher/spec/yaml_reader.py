@@ -159,8 +159,9 @@ def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
         try:
             event = next(events, None)
         except (yaml.YAMLError, ValueError, OverflowError) as error:
-            if getattr(error, "problem", "") == _TOO_DEEP_FOR_LIBYAML:
-                raise _TooDeep(error.problem_mark.index) from None
+            marked = error if isinstance(error, yaml.MarkedYAMLError) else None
+            if marked and marked.problem == _TOO_DEEP_FOR_LIBYAML and marked.problem_mark:
+                raise _TooDeep(marked.problem_mark.index) from None
             raise Wrong(problem_of(error, text)) from None
         if event is None:
             return
