@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -77,8 +78,11 @@ def checkpoints(run: RunDir, *, verify: bool = False) -> Iterator[Checkpoint]:
             yield msgspec.structs.replace(found, state=Condition.SET_ASIDE)
 
 
+FolderName = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]  # no file system takes others
+
+
 class _Checkpoints(msgspec.Struct, frozen=True):
-    dir: str
+    dir: FolderName
 
 
 class _Spec(msgspec.Struct, frozen=True):
@@ -89,7 +93,7 @@ class _Plan(msgspec.Struct, frozen=True):
     """The part of a plan that says where checkpoints are."""
 
     spec: _Spec
-    workdir: str = ""
+    workdir: FolderName = ""
 
 
 def checkpoint_folder(run: RunDir) -> Path:

@@ -17,7 +17,7 @@ from launcher.clusters.gridengine import reasons as gridengine_reasons
 from launcher.clusters.slurm.queries import fate, jobs, nodes, reasons, site, states, values
 from launcher.clusters.slurm.queries.values import FIELD, JOB_ID, ROW
 from launcher.errors import Unreachable
-from tests.sizes import SCALE
+from tests.sizes import NIGHTLY, SCALE
 
 HERE = Path(__file__).parent
 SLURM = [path.read_text() for path in sorted((HERE / "slurm/recorded").glob("*.txt"))]
@@ -98,7 +98,10 @@ def answers(draw, corpus):
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=60 * SCALE, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example])
+@settings(
+    max_examples=1250 * SCALE if NIGHTLY else 60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
+)
 @given(data=st.data())
 def test_damaged_text_is_a_value_or_a_named_error(name, data):
     parse, corpus = PARSERS[name]

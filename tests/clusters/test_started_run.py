@@ -139,12 +139,15 @@ def copied(started, path):
 
 
 def in_time(work, told):
-    """What it returns, and None where it raises an error of ours, which says what is wrong."""
+    """Return what it returns, or None where it raises what the command line says in one line."""
     began = time.monotonic()
     try:
         return work()
     except LaunchError as error:
         assert error.lines and error.lines[0].strip() and error.exit_code, told
+        return None
+    except OSError as error:
+        assert error.strerror and error.filename, told
         return None
     finally:
         assert time.monotonic() - began < MOST_S, told

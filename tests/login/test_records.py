@@ -100,6 +100,9 @@ def test_events_lie_nowhere_but_behind_those_that_are_here(here):
     with pytest.raises(LaunchError, match="expected events of job-aaaa from byte 12 on"):
         keep(here, news(events_at=1 << 40, events=b"{}\n"))
     assert here.events.read_bytes() == before
+    here.events.unlink()
+    with pytest.raises(LaunchError, match="expected events of job-aaaa from byte 0 on"):
+        keep(here, news(events_at=12, events=b"{}\n"))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from run_folder import RunFolder, plan_of
 from saved_checkpoints import flip, keep_best, save, save_part
 
 from launcher.errors import LaunchError
+from launcher.rundir.durable import Damaged
 from launcher.status.checkpoints import Condition, checkpoint_folder, checkpoints, kept
 
 STEP = "step-00000001"
@@ -187,6 +188,15 @@ def test_the_newest_attempts_plan_says_where_they_are(run):
     assert checkpoint_folder(run) == run.path / "first"
     whole.intent(2).write(run.attempt(2).plan, plan("out/second")).intent(3)
     assert checkpoint_folder(run) == run.path / "out/second"
+
+
+@pytest.mark.parametrize("field", ["dir", "workdir"])
+def test_a_plan_that_names_no_folder_that_could_be(run, field):
+    plan = msgspec.json.decode(run.plan.read_bytes())
+    (plan["spec"]["checkpoint"] if field == "dir" else plan)[field] = "a\0b"
+    run.plan.write_bytes(msgspec.json.encode(plan))
+    with pytest.raises(Damaged, match=r"plan\.json"):
+        kept(run)
 
 
 def test_a_run_without_a_plan(run):

@@ -122,7 +122,7 @@ def _was_there(run: RunDir, number: int) -> bool:
 def _keep_events(run: RunDir, news: RunNews) -> None:
     if not news.events:
         return
-    size = run.events.stat().st_size if news.events_at else 0
+    size = run.events.stat().st_size if news.events_at and run.events.exists() else 0
     if news.events_at > size or news.events_at + len(news.events) > _MOST_EVENTS:
         raise LaunchError(f"expected events of {run.path.name} from byte {size} on, got some from {news.events_at} on")
     with run.events.open("r+b" if news.events_at else "wb") as file:
