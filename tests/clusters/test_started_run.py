@@ -12,7 +12,6 @@ import time
 
 import msgspec
 import pytest
-from shares import SEED, SHARE
 
 from launcher import far
 from launcher.api import Run
@@ -32,8 +31,9 @@ from launcher.status.life import read_life
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import RunFolder, plan_of
+from tests.sizes import NIGHTLY, SCALE, SEED
 
-MANY = 5000 if SHARE > 1 else 8  # damages of each record, and of each answer
+MANY = 1250 * SCALE if NIGHTLY else 8  # damages of each record, and of each answer
 MOST_S = 20.0
 RECORDS = [
     "plan.json", "state.json", "events.jsonl", "FENCE", "spec.yaml", "attempts/0001/token.json",

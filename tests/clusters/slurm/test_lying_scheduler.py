@@ -5,15 +5,15 @@ import time
 
 import msgspec
 import pytest
-from shares import SEED, SHARE
 
 from launcher.clusters.batch.look import look
 from launcher.clusters.slurm.queries.values import FIELD, ROW
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.errors import LaunchError
 from launcher.rundir.records import ClusterWord
+from tests.sizes import NIGHTLY, SCALE, SEED
 
-MANY = 5000 if SHARE > 1 else 25  # of each program's answers
+MANY = 1250 * SCALE if NIGHTLY else 25  # of each program's answers
 MOST_S = 30.0
 ROWS = f"7{FIELD}7{FIELD}RUNNING{FIELD}0{FIELD}N/A{FIELD}n0{FIELD}n0{FIELD}n0{FIELD}None{FIELD}launch:mine{ROW}\n"
 ACCOUNT = f"7{FIELD}7{FIELD}COMPLETED{FIELD}0:0{FIELD}n0{FIELD}launch:mine{ROW}\n"

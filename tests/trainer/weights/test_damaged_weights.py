@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from weight_samples import saved
 
-from tests.shares import SHARE
+from tests.sizes import NIGHTLY, SCALE
 from trainer.checkpoint_files import pickle_words as pickled
 from trainer.errors import TrainerError
 from trainer.weights.dcp import open_dcp
@@ -103,7 +103,7 @@ def test_damaged_weights_are_read_or_refused_with_one_error(tmp_path, kind):
     whole = file.read_bytes()
     assert read(path).keys() >= STATE.keys()
 
-    @settings(max_examples=5000 if SHARE > 1 else 150, deadline=None, database=None)
+    @settings(max_examples=1250 * SCALE if NIGHTLY else 150, deadline=None, database=None)
     @given(damages())
     @example([(0.0, None, b"")])
     @example([(0.0, 0, b"\x80\x02}" + b"}" * 100_000)])
