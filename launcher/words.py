@@ -27,6 +27,16 @@ class Cause(StrEnum):
     CANCELLED = "cancelled"
 
 
+class ErrorKind(StrEnum):
+    """What a user error looked like, as far as that says whether another start could end otherwise."""
+
+    EXCEPTION = "exception"  # of a type that time does not heal
+    PASSING = "passing"  # of one that it may: a connection, a time-out, a file system
+    MODULE = "module"  # what it imports is not there
+    USAGE = "usage"  # it left by itself with a word or a code: a wrong argument above all
+    OTHER = "other"  # an exit code, and nobody knows why
+
+
 class Action(StrEnum):
     """What follows a failure."""
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from launcher.errors import Exit
 from launcher.rundir.patience import DISK_ERRORS
 from launcher.rundir.records import Raised, RankExit
-from launcher.words import Cause
+from launcher.words import Cause, ErrorKind
 
 _MEMORY = re.compile(
     r"\bMemoryError\b|\bOutOfMemoryError\b|CUDA out of memory|HIP out of memory|DefaultCPUAllocator: can't allocate",
@@ -39,6 +39,16 @@ _SOCKET_ERRORS = frozenset((
     "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError",
     "TimeoutError", "socket.timeout", "EOFError",
 ))  # fmt: skip
+# What another start may not meet again, by the last part of the type's name. Named one by one: most errors of the file
+# system (a missing file, a permission) are as permanent as any other.
+PASSING = frozenset((
+    "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError",
+    "ConnectError", "ProxyError", "RemoteDisconnected", "IncompleteRead", "ProtocolError", "SSLError", "URLError",
+    "gaierror", "herror", "timeout", "Timeout", "TimeoutError", "ConnectTimeout", "ReadTimeout", "ConnectTimeoutError",
+    "ReadTimeoutError", "PoolTimeout", "OSError", "IOError", "BlockingIOError", "InterruptedError",
+))  # fmt: skip
+_MODULE = frozenset({"ModuleNotFoundError", "ImportError"})
+_USAGE_CODE = 2  # of argparse, click, getopt's users and most shells
 # What Python raises; what torch's C++ does, and the trainer where no save succeeds, have only the system's words.
 _OF_A_DISK = re.compile(
     rf"^OSError: \[Errno (?:{'|'.join(map(str, sorted(DISK_ERRORS)))})\]"
@@ -65,11 +75,16 @@ def fenced(end: RankExit) -> bool:
 
 
 def classify(end: RankExit) -> Cause:
-    """The class of one rank's failure."""
+    """Return the class of one rank's failure.
+
+    Exit code 75 means "start me again" only of a rank that was told to stop: a program may use it for anything.
+    """
     text = end.error or ""
     if end.hung:
         return Cause.HANG
-    if end.code == Exit.RESUME_ME:
+    if end.not_started:
+        return Cause.LAUNCHER_FAULT
+    if end.code == Exit.RESUME_ME and (end.stopping or end.asked):
         return Cause.PREEMPTED
     if end.oom or (end.signal is None and _MEMORY.search(text)):
         return Cause.OUT_OF_MEMORY
@@ -82,6 +97,24 @@ def classify(end: RankExit) -> Cause:
     if end.signal is not None or end.code is None:
         return Cause.KILLED
     return Cause.USER_ERROR
+
+
+def error_kind(end: RankExit) -> ErrorKind:
+    """Return what a user error says of another start: a program that is wrong is not mended by time."""
+    names = {_type_name(one.line) for one in end.raised or (Raised(end.error or ""),)} - {""}
+    if names & PASSING:
+        return ErrorKind.PASSING
+    if names & _MODULE:
+        return ErrorKind.MODULE
+    if names:
+        return ErrorKind.EXCEPTION
+    return ErrorKind.USAGE if end.left or end.code == _USAGE_CODE else ErrorKind.OTHER
+
+
+def _type_name(line: str) -> str:
+    """`ReadTimeout` of `requests.exceptions.ReadTimeout: ...`; "" where it begins with no type."""
+    found = _TYPE.match(line)
+    return re.split(r"\.|::", found[0])[-1] if found else ""
 
 
 def _is_of_a_peer(raised: Raised) -> bool:
@@ -123,6 +156,8 @@ def describe(end: RankExit, cause: Cause) -> str:
     who = f"rank {end.rank} on node {end.node}"
     if cause is Cause.HANG:
         return f"{who} hung: no progress and no output"
+    if end.not_started:
+        return _one_line(f"{who} could not be started: {end.not_started}")
     place = f" ({end.where})" if end.where else ""
     if end.error and end.signal is None:
         return _one_line(f"{who}: {end.error}{place}")
@@ -132,7 +167,9 @@ def describe(end: RankExit, cause: Cause) -> str:
 def brief(end: RankExit, cause: Cause) -> str:
     """`KeyError in train.py:3, rank 1`."""
     kind = _TYPE.match(end.error or "")
-    if cause is Cause.HANG or cause is Cause.OUT_OF_MEMORY:
+    if end.not_started:
+        what = "not started"
+    elif cause is Cause.HANG or cause is Cause.OUT_OF_MEMORY:
         what = str(cause).replace("_", " ")
     elif end.signal is not None:
         what = signal_name(end.signal)

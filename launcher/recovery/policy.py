@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from launcher.rundir.records import EXPLAINED, Event
 from launcher.spec.model import Budget, Recovery
-from launcher.words import Action, Cause
+from launcher.words import Action, Cause, ErrorKind
 
 STEADY_S = 600.0  # a generation that ran for so long was no failed start, even where nothing was ever reported
 # What a program does to itself. Others come from elsewhere, as SIGKILL does.
@@ -32,7 +32,11 @@ class Decision:
 
 
 def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_regroup: bool) -> Decision:
-    """What follows this failure, after those before it."""
+    """Choose the recovery action for `failure`, given earlier failures and the budgets in `rules`.
+
+    A number of restarts that somebody wrote holds: the run is not ended before they are used up, unless a file is
+    missing that no restart can bring, or by `no_progress`.
+    """
     cause = failure.cause
     if cause is None:
         raise ValueError("a failure without a cause")
@@ -47,16 +51,20 @@ def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_reg
     used = _used(failure, past, budget.refill_s)
     if budget.restarts is not None and used >= budget.restarts:
         return Decision(Action.END, 0.0, cause, _used_up(cause, budget.restarts))
-    if cause is Cause.USER_ERROR and _recurs(failure, past):
-        return Decision(Action.END, 0.0, cause, "the same error at the same place again, without progress")
-    if cause is Cause.KILLED and _crashes_again(failure, past):
+    if cause is Cause.USER_ERROR and not budget.explicit:
+        if why := _will_recur(failure, past):
+            return Decision(Action.END, 0.0, cause, why)
+        if _recurs(failure, past):
+            return Decision(Action.END, 0.0, cause, "the same error at the same place again, without progress")
+    if cause is Cause.KILLED and not budget.explicit and _crashes_again(failure, past):
         return Decision(Action.END, 0.0, cause, "the same crash at the same step again, without progress")
     row = _without_progress(failure, past)
     if _stuck(row, rules.no_progress):
         return Decision(Action.END, 0.0, Cause.NO_PROGRESS, _no_progress(row))
     action = Action.REGROUP if can_regroup else Action.REQUEUE
     limit = "" if budget.restarts is None else f" of {budget.restarts}"
-    return Decision(action, _delay_s(budget, cause, len(row)), cause, f"restart {used + 1}{limit} for {cause}")
+    in_a_row = _preemptions(failure, past) if cause is Cause.PREEMPTED else len(row)
+    return Decision(action, _delay_s(budget, in_a_row), cause, f"restart {used + 1}{limit} for {cause}")
 
 
 def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
@@ -144,14 +152,42 @@ def _used_up(cause: Cause, restarts: int) -> str:
     return f"the budget of {restarts} restart{'s' if restarts > 1 else ''} for {cause} is used up"
 
 
+def _will_recur(failure: Event, past: Sequence[Event]) -> str:
+    """Return why another start would end as this one did, or "".
+
+    That is known of a run that never came beyond its start: an exception then is the program's own, and only of some
+    types does time heal it.
+    """
+    if any(event.steps_in_all or event.ran_s >= STEADY_S for event in (failure, *past)):
+        return ""
+    match failure.error_kind:
+        case ErrorKind.EXCEPTION:
+            return "an exception before the first step, of a type that another start does not mend"
+        case ErrorKind.MODULE:
+            return "a module that it imports is not there: another start would miss it again"
+        case ErrorKind.USAGE:
+            return "the script left by itself before the first step, as it does over a wrong argument"
+        case ErrorKind.PASSING | ErrorKind.OTHER | None:
+            return ""
+        case _:
+            assert_never(failure.error_kind)
+
+
 def _recurs(failure: Event, past: Sequence[Event]) -> bool:
-    """The last user error was at the same place, and the run has not come further since."""
+    """The last user error was the same one, and the run has not come further since.
+
+    The same is an exception at the same place; of an exit without one, the same code and the same last line.
+    """
     before = next((event for event in reversed(past) if event.cause is Cause.USER_ERROR), None)
-    if before is None or before.where != failure.where:
+    if before is None or _identity(before) != _identity(failure):
         return False
     if failure.checkpoint is not None or before.checkpoint is not None:
         return not _newer(failure.checkpoint, before.checkpoint)
     return not _newer(failure.step, before.step)
+
+
+def _identity(error: Event) -> tuple[str | int | None, ...]:
+    return (error.where,) if error.where is not None else (None, error.code, error.said)
 
 
 def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
@@ -183,8 +219,8 @@ def _newer(now: int | None, before: int | None) -> bool:
 def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
     """This failure and those right before it that no progress lies between, newest first; without preemptions."""
     row, reports = [failure], failure.step is not None or failure.checkpoint is not None
-    if not reports and failure.ran_s >= STEADY_S:
-        return row
+    if (not reports and failure.ran_s >= STEADY_S) or (failure.in_place and failure.steps):
+        return row  # of ranks that go on in place the steps of their generation are not lost
     for event in reversed(past):
         if event.cause is Cause.PREEMPTED:
             continue
@@ -192,6 +228,16 @@ def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
             break
         row.append(event)
     return row
+
+
+def _preemptions(failure: Event, past: Sequence[Event]) -> int:
+    """This one and those since the run last came further."""
+    since = list[Event]()
+    for event in reversed(past):
+        if _got_on(failure, event):
+            break
+        since.append(event)
+    return 1 + sum(event.cause is Cause.PREEMPTED for event in since)
 
 
 def _stuck(row: Sequence[Event], limit: int | None) -> bool:
@@ -218,7 +264,7 @@ def _no_progress(row: Sequence[Event]) -> str:
     return f"{text}: the time limit is too short for a checkpoint: {room}; {cure}"
 
 
-def _delay_s(budget: Budget, cause: Cause, in_a_row: int) -> float:
-    if in_a_row <= 1 or cause is Cause.PREEMPTED:
+def _delay_s(budget: Budget, in_a_row: int) -> float:
+    if in_a_row <= 1:
         return 0.0
     return float(min(budget.backoff_max_s, budget.backoff_s * 2 ** min(in_a_row - 2, 60)))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from launcher.ids import RunId, parse_run_id
-from launcher.words import LOCAL, Cause, State
+from launcher.words import LOCAL, Cause, ErrorKind, State
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -157,6 +157,10 @@ class RankExit(msgspec.Struct, frozen=True):
     signal: int | None = None
     done: bool = False  # it had reported `done`: what happens after that is not a failure
     stopping: bool = False  # it ended after the agent had told it to
+    asked: bool = False  # it had reported that it was asked to stop, as by a signal
+    left: bool = False  # its script called sys.exit, or argparse did
+    said: str = ""  # the last line of its log, of one that failed
+    not_started: str = ""  # why the script was not begun: the launcher could not become this rank
     error: str | None = None  # last line of the exception, e.g. "ValueError: bad shape"
     where: str | None = None  # innermost frame of the user's code, e.g. "train.py:41 in step"
     left_out: str = ""  # the file of the project that it missed, and that was not frozen
@@ -357,6 +361,11 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     where: str | None = None  # place of a user error, to know it again
     left_out: str = ""  # of a user error: the file of the project that was missed, and that was not frozen
     signal: int | None = None  # of a failure: what ended its rank
+    code: int | None = None  # of a failure: with which exit code its rank left
+    said: str = ""  # of a failure: the last line of its rank's log, where the rank left without an exception
+    error_kind: ErrorKind | None = None  # of a user error
+    steps: int = 0  # of a failure: how many steps and checkpoints its generation had brought
+    steps_in_all: int = 0  # and how many its attempt had
     brief: str = ""  # of a failure, and of what follows: a few words for who reads the log
     step: int | None = None  # newest step known then
     checkpoint: int | None = None  # newest checkpoint known then

@@ -128,6 +128,13 @@ CHECKPOINT = Section(
 _BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, refill}}"
 
 
+class _BudgetSection(Section, frozen=True, dict=True):
+    """One that notes whether the number of restarts is written, and not the default."""
+
+    def made(self, values: dict[str, Any]) -> Any:
+        return super().made({**values, "explicit": "restarts" in values})
+
+
 def _budget(cause: str, after: str) -> Field:
     options = (
         Field("restarts", WordOr("unlimited", Integer(0, 1_000_000), ("infinite", "inf", "-1"), (*_NONE, "off")),
@@ -137,7 +144,7 @@ def _budget(cause: str, after: str) -> Field:
         Field("refill", WordOr("off", Duration(zero=False), _NEVER), "After how much training with newer checkpoints a "
               "restart is forgotten, so that budgets are of the last hours and not of a month", ("refill_s",), "1h"),
     )  # fmt: skip
-    section = Section(Budget, options, base=getattr(Recovery(), cause) or Budget(0))
+    section = _BudgetSection(Budget, options, base=getattr(Recovery(), cause) or Budget(0))
     return Field(cause, Shorthand(section, "restarts"), _BUDGET_DOC.format(after), example="20")
 
 

@@ -77,6 +77,7 @@ class Budget(Struct, frozen=True):
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
     refill_s: float | None = 3600.0  # `refill:`; None: off
+    explicit: bool = False  # somebody wrote the number of restarts: no rule but the budget ends the run before it
 
 
 class Recovery(Struct, frozen=True):

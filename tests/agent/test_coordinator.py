@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.coordination.effects import Disconnected, ProvenDead, Tick
+from launcher.agent.coordination.effects import Disconnected, Move, ProvenDead, Tick
 from launcher.agent.coordination.opening import START_S
 from launcher.agent.messages import (
     End,
@@ -869,12 +869,39 @@ def test_the_clusters_signal_that_reaches_a_rank_first_is_a_preemption_all_the_s
     assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
 
 
-def test_a_rank_that_asks_to_be_resumed_is_preempted() -> None:
+def test_a_rank_that_was_asked_to_stop_and_asks_to_be_resumed_is_preempted() -> None:
     cluster = running(1)
-    cluster.end_rank(0, code=75)
+    cluster.end_rank(0, code=75, asked=True)
     cluster.settle()
     assert cluster.state().restarts == {"preempted": 1}
     assert cluster.state().generation == 2
+
+
+def test_exit_code_75_of_a_rank_that_nobody_asked_to_stop_is_a_user_error_within_its_budget() -> None:
+    cluster = running(1, rules=Recovery(user_error=Budget(0, explicit=True)))
+    cluster.end_rank(0, code=75, left=True)
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.FAILED, Cause.USER_ERROR)
+
+
+def test_exit_code_75_is_preempted_where_the_word_of_it_comes_after_the_rank_has_ended() -> None:
+    cluster = running(2)
+    cluster.end_rank(0, code=75)
+    cluster.deliver(0, up=True)
+    cluster.ask_stop("preempt")
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
+
+
+def test_an_exception_after_a_move_is_not_one_before_the_first_step() -> None:
+    cluster = running(2, spares=1)
+    cluster.feed(Move(1))
+    cluster.settle()
+    cluster.end_rank(2, code=1, error="ValueError: no")
+    cluster.settle()
+    assert cluster.end is None
 
 
 # -- fenced: a newer start of the run writes the checkpoints

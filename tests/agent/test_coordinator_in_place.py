@@ -166,6 +166,43 @@ def test_kills_again_and_again_without_a_step_have_all_replaced() -> None:
     assert "warm because there were several kills without a step" in cluster.recorded("regroup")[4].text
 
 
+def kill_in_turn(cluster: Cluster, times: int) -> None:
+    for rank in (2, 0, 2, 0, 1, 3)[:times]:
+        cluster.end_rank(rank, signal=9)
+        cluster.settle()
+
+
+def test_steps_made_since_all_were_replaced_allow_going_on_in_place_again() -> None:
+    cluster = running()
+    cluster.checkpoint = 2
+    cluster.advance(40)
+    kill_in_turn(cluster, 5)
+    cluster.advance(30)
+    assert len(words(cluster, Stop)) == 2, "the fifth kill has all replaced"
+    all_stay(cluster)
+    step, before = cluster.state().step, len(words(cluster, GoOn))
+    assert step is not None and step < 40, "it has not come as far as it was"
+    cluster.end_rank(2, signal=9)
+    cluster.settle()
+    assert len(words(cluster, GoOn)) == before + 2
+    assert len(words(cluster, Stop)) == 2
+    assert cluster.state().state is State.RUNNING
+
+
+def test_a_wait_that_is_not_waited_for_does_not_forbid_going_on_in_place() -> None:
+    """Failures before after which all were replaced make the policy's wait long; the ranks that live need none."""
+    cluster = running(rules=Recovery(mode="hot", no_progress=None))
+    cluster.training = False
+    for _ in range(6):
+        cluster.end_rank(2, code=1, error="torch.distributed.DistNetworkError: peer closed")
+        cluster.advance(70)
+        all_stay(cluster)
+    assert not words(cluster, GoOn)
+    cluster.end_rank(2, signal=9)
+    cluster.settle()
+    assert len(words(cluster, GoOn)) == 2
+
+
 def test_who_has_its_state_and_takes_back_that_it_stays_has_all_replaced() -> None:
     cluster = running()
     cluster.end_rank(2, signal=9)

@@ -4,9 +4,19 @@ from typing import Any
 
 import pytest
 
-from launcher.recovery.classify import brief, classify, culprit, describe, evidence, failed, fenced, finished
+from launcher.recovery.classify import (
+    brief,
+    classify,
+    culprit,
+    describe,
+    error_kind,
+    evidence,
+    failed,
+    fenced,
+    finished,
+)
 from launcher.rundir.records import Raised, RankExit
-from launcher.words import Cause
+from launcher.words import Cause, ErrorKind
 
 
 def end(rank: int = 0, **how: Any) -> RankExit:
@@ -29,7 +39,10 @@ def end(rank: int = 0, **how: Any) -> RankExit:
             Cause.OUT_OF_MEMORY,
         ),
         ({"code": 1, "error": "RuntimeError: DefaultCPUAllocator: can't allocate memory"}, Cause.OUT_OF_MEMORY),
-        ({"code": 75}, Cause.PREEMPTED),
+        ({"code": 75, "stopping": True}, Cause.PREEMPTED),
+        ({"code": 75, "asked": True}, Cause.PREEMPTED),
+        ({"code": 75}, Cause.USER_ERROR),  # nobody wanted it to stop: the program means something else by it
+        ({"code": 125, "not_started": "Too many open files"}, Cause.LAUNCHER_FAULT),
         ({"code": 3}, Cause.USER_ERROR),
         ({"code": 1, "error": "ValueError: bad shape"}, Cause.USER_ERROR),
         ({"code": 1, "error": "KeyError: 'gloom'"}, Cause.USER_ERROR),
@@ -46,6 +59,24 @@ def end(rank: int = 0, **how: Any) -> RankExit:
 )
 def test_causes(how: dict[str, Any], cause: Cause) -> None:
     assert classify(end(**how)) is cause
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ({"error": "ValueError: bad shape"}, ErrorKind.EXCEPTION),
+        ({"error": "FileNotFoundError: [Errno 2] No such file or directory: 'x'"}, ErrorKind.EXCEPTION),
+        ({"error": "requests.exceptions.ReadTimeout: read timed out"}, ErrorKind.PASSING),
+        ({"error": "OSError: [Errno 116] Stale file handle"}, ErrorKind.PASSING),
+        ({"raised": (Raised("RuntimeError: no data"), Raised("urllib.error.URLError: x"))}, ErrorKind.PASSING),
+        ({"error": "ModuleNotFoundError: No module named 'torch'"}, ErrorKind.MODULE),
+        ({"code": 2}, ErrorKind.USAGE),
+        ({"code": 1, "left": True}, ErrorKind.USAGE),
+        ({"code": 3}, ErrorKind.OTHER),
+    ],
+)  # fmt: skip
+def test_what_a_user_error_says_of_another_start(how: dict[str, Any], kind: ErrorKind) -> None:
+    assert error_kind(end(**{"code": 1, **how})) is kind
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from launcher.recovery.policy import budget_of, decide, restarts_by_cause
 from launcher.rundir.records import EXPLAINED, Event
 from launcher.spec.model import Budget, Recovery
-from launcher.words import Action, Cause
+from launcher.words import Action, Cause, ErrorKind
 
 RULES = Recovery()
 BUDGETED = [cause for cause in Cause if cause not in (Cause.NO_PROGRESS, Cause.NO_CHECKPOINT, Cause.CANCELLED)]
@@ -241,6 +241,72 @@ def test_delays_double_up_to_their_bound_and_progress_forgets_them() -> None:
     assert delay(failure(checkpoint=2), *[stuck] * 5, rules=rules) == 0
     assert delay(stuck, *[stuck] * 5000, rules=rules) == 9
     assert delay(failure(Cause.PREEMPTED), *[stuck] * 5, rules=rules) == 0
+
+
+def test_preemptions_without_progress_are_followed_by_longer_and_longer_waits() -> None:
+    preempted = failure(Cause.PREEMPTED, checkpoint=1)
+    assert [delay(preempted, *[preempted] * past) for past in range(8)] == [0, 1, 2, 4, 8, 16, 32, 60]
+    assert delay(failure(Cause.PREEMPTED, checkpoint=2), *[preempted] * 5) == 0
+
+
+EXPLICIT = replace(RULES, user_error=Budget(3, explicit=True), killed=Budget(3, explicit=True))
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        {"where": "a.py:1", "error_kind": ErrorKind.EXCEPTION},
+        {"code": 3, "error_kind": ErrorKind.USAGE},
+        {"cause": Cause.KILLED, "signal": 11, "step": 7},
+    ],
+)
+def test_a_number_of_restarts_that_somebody_wrote_is_used_up(now: dict[str, Any]) -> None:
+    one = failure(**{"cause": USER, **now})
+    assert [action(one, *[one] * past, rules=EXPLICIT) for past in range(4)] == [Action.REGROUP] * 3 + [Action.END]
+    assert decide(one, [one] * 3, EXPLICIT, can_regroup=True).reason.startswith("the budget of 3 restarts")
+
+
+@pytest.mark.parametrize(
+    ("kind", "goes_on"),
+    [
+        (ErrorKind.EXCEPTION, False), (ErrorKind.MODULE, False), (ErrorKind.USAGE, False),
+        (ErrorKind.PASSING, True), (ErrorKind.OTHER, True), (None, True),
+    ],
+)  # fmt: skip
+def test_an_error_before_any_progress_is_tried_again_only_where_that_may_help(
+    kind: ErrorKind | None, *, goes_on: bool
+) -> None:
+    error = failure(USER, where="a.py:1", error_kind=kind)
+    assert (action(error) is Action.REGROUP) == goes_on
+    assert (action(error, failure(Cause.KILLED)) is Action.REGROUP) == goes_on
+    for further in ({"steps_in_all": 3, "step": 3}, {"ran_s": 600.0}):
+        assert action(replace(error, **further)) is Action.REGROUP
+        assert action(error, failure(Cause.KILLED, **further)) is Action.REGROUP
+    resumed = [failure(Cause.KILLED, steps_in_all=3, step=3, checkpoint=2), event("resumed", 2)]
+    assert (action(replace(error, step=3, checkpoint=2), *resumed) is Action.REGROUP) == goes_on
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "ends"),
+    [
+        ({"code": 3}, {"code": 3}, True),
+        ({"code": 7}, {"code": 3}, False),
+        ({"code": 3, "said": "no shard 4"}, {"code": 3, "said": "no shard 1"}, False),
+        ({"code": 3, "said": "no shard 4"}, {"code": 3, "said": "no shard 4"}, True),
+    ],
+)
+def test_exits_without_an_exception_are_the_same_by_code_and_last_line(
+    now: dict[str, Any], before: dict[str, Any], *, ends: bool
+) -> None:
+    last, first = (failure(USER, error_kind=ErrorKind.OTHER, **how) for how in (now, before))
+    assert (action(last, first) is Action.END) == ends
+
+
+def test_steps_since_the_last_start_are_progress_of_ranks_that_go_on_in_place() -> None:
+    stuck = [failure(step=90, checkpoint=50)] * 5
+    assert action(failure(step=80, checkpoint=50, steps=30), *stuck) is Action.END
+    found = decide(failure(step=80, checkpoint=50, steps=30, in_place=True), stuck, RULES, can_regroup=True)
+    assert (found.action, found.delay_s) == (Action.REGROUP, 0.0)
 
 
 def test_restarts_are_failures_after_which_the_run_went_on() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.errors import BadInput
 from launcher.shipped import shipped, starter, starters
@@ -38,7 +39,8 @@ def test_the_table_sets_every_attribute_once() -> None:
     for section in sections(JOB):
         attributes = [name for field in section.options for name in field.attributes]
         assert issubclass(section.model, Struct)
-        of_the_class = {*section.model.__struct_fields__} - {"plugins"}  # filled by what other packages bring
+        # Filled by what other packages bring, and by the reader where a number of restarts is written.
+        of_the_class = {*section.model.__struct_fields__} - {"plugins", "explicit"}
         assert sorted(attributes) == sorted(of_the_class), section.model
 
 
@@ -61,7 +63,11 @@ def test_a_default_can_be_written() -> None:
         text = str(shown["default"]).lower() if isinstance(shown["default"], bool) else str(shown["default"])
         root = read_tree(text).root
         assert root is not None
-        assert field.kind.parse(root) == section.default(field), field.key
+        parsed = field.kind.parse(root)
+        if isinstance(parsed, models.Budget):
+            assert parsed.explicit
+            parsed = replace(parsed, explicit=False)
+        assert parsed == section.default(field), field.key
         written += 1
     assert written > 30
 

@@ -125,7 +125,7 @@ def test_false_leaves_an_option_out_and_is_a_word_where_it_is_quoted() -> None:
 
 def test_a_budget_in_short_is_opened() -> None:
     spec = with_set("recovery.killed.backoff=1s..9s", text=HEAD + "recovery: {killed: 7}\n")
-    assert spec.recovery.killed == Budget(7, 1.0, 9.0)
+    assert spec.recovery.killed == Budget(7, 1.0, 9.0, explicit=True)
 
 
 def test_null_takes_an_option_out() -> None:

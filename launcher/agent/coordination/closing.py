@@ -11,13 +11,13 @@ from launcher.agent.coordination.nodes import KnownNode, Presence
 from launcher.agent.coordination.verdict import Verdict
 from launcher.agent.messages import End, Stop
 from launcher.errors import Exit
-from launcher.recovery.policy import Decision, budget_of, decide
+from launcher.recovery.policy import Decision, decide
 from launcher.rundir.records import AttemptEnd, Event
 from launcher.words import Action, Cause, State, exit_of
 
 CLOSE_S = 30.0  # from Stop with no grace to Stopped, of a node that is heard all the while
 AFTER_GRACE_S = 10.0  # beyond the grace
-_WAITS = 4  # first waits of the policy that are not waited for in place: it comes to four failures in a row
+_MOST_IN_A_ROW = 4  # kills without a step in between that are gone through in place
 
 
 class Aftermath:
@@ -41,6 +41,9 @@ class Aftermath:
             where=found.where,
             left_out=found.left_out,
             signal=found.signal,
+            code=found.code,
+            said=found.said,
+            error_kind=found.error_kind,
             brief=found.brief or found.text,
             evidence=found.evidence,
             in_place=in_place,
@@ -55,10 +58,10 @@ class Aftermath:
         attempt.standing.failure = verdict.failure_of(event, log, tail)
 
     def goes_on_in_place(self, found: Verdict, who: str) -> bool:
-        """Whether the policy has a new generation follow. Then that is noted: `who` stays and who is new.
+        """Return whether the policy has a new generation follow. Then that is noted: `who` stays and who is new.
 
-        Its first waits are not waited for: some kills while ranks meet after another one say nothing of a training that
-        cannot go on, and those that live stand still meanwhile.
+        The policy's wait is not waited for, as those that live would stand still meanwhile; and some kills while ranks
+        meet after another one say nothing of a training that cannot go on. Kill after kill without a step does.
         """
         attempt, follows = self._attempt, f"a new generation follows, hot: {who}"
         if found.planned:
@@ -66,14 +69,22 @@ class Aftermath:
             return True
         event = self._draft_failure(found, in_place=True)
         decision = decide(event, attempt.history, attempt.rules, can_regroup=True)
-        budget = budget_of(attempt.rules, found.cause)
-        if decision.action is not Action.REGROUP or budget is None or decision.delay_s > _WAITS * budget.backoff_s:
+        if decision.action is not Action.REGROUP or self._in_place_in_a_row(event) > _MOST_IN_A_ROW:
             return False
         self._note(event, found)
         attempt.history.append(event)
         self._count(found.cause)
         self._say_what_follows(f"{follows}: {decision.reason}", event, _briefly(decision, event))
         return True
+
+    def _in_place_in_a_row(self, failure: Event) -> int:
+        """Count this failure and those before it that were gone through in place since the last step."""
+        count, event = 1, failure
+        for before in reversed(self._attempt.history):
+            if event.steps or not before.in_place:
+                break
+            count, event = count + 1, before
+        return count
 
     def _say_what_follows(self, text: str, failure: Event | None = None, brief: str = "") -> None:
         """On a failure; or on what somebody wanted, which is no restart: a new generation."""

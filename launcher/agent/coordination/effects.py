@@ -8,7 +8,7 @@ import msgspec
 from launcher.agent.coordination.pace import Pace
 from launcher.agent.messages import ToAgent, ToCoordinator
 from launcher.rundir.records import AttemptEnd, Event, RankExit, Rolls
-from launcher.words import Cause, State
+from launcher.words import Cause, ErrorKind, State
 
 
 class Now(NamedTuple):
@@ -104,11 +104,20 @@ class Known(TypedDict, total=False):
     node: int | None
     rank: int | None
     cause: Cause | None
+    evidence: str
+    brief: str
+
+
+class OfFailure(TypedDict, total=False):
+    """What a failure's event has beside that, by which the policy decides."""
+
     where: str | None
     left_out: str
     signal: int | None
-    evidence: str
-    brief: str
+    code: int | None
+    said: str
+    error_kind: ErrorKind | None
+    in_place: bool
 
 
 class Ledger:
@@ -150,17 +159,14 @@ class Ledger:
         node: int | None = None,
         rank: int | None = None,
         cause: Cause | None = None,
-        where: str | None = None,
-        left_out: str = "",
-        signal: int | None = None,
         evidence: str = "",
         brief: str = "",
-        in_place: bool = False,
+        **more: Unpack[OfFailure],
     ) -> Event:
-        """What would be recorded, to be decided by first."""
+        """Return what would be recorded, to be decided by first."""
         plain = self._event(kind, text, cause)
-        known = {"node": node, "rank": rank, "where": where, "left_out": left_out, "signal": signal}
-        return msgspec.structs.replace(plain, **known, evidence=evidence, brief=brief, in_place=in_place)
+        known = {"node": node, "rank": rank, "evidence": evidence, "brief": brief}
+        return msgspec.structs.replace(plain, **known, **more)
 
     def record_exit(self, end: RankExit) -> None:
         self.out.append(RecordExit(end))
@@ -182,4 +188,6 @@ class Ledger:
             checkpoint=self._pace.checkpoint,
             ran_s=round(self.mono - self.opened_at, 1) if kind in _ENDS_TRAINING else 0.0,
             still_s=round(self._pace.still_s(self.mono), 3) if kind in _ENDS_TRAINING else 0.0,
+            steps=self._pace.made if kind == "failure" else 0,
+            steps_in_all=self._pace.made_in_all if kind == "failure" else 0,
         )

@@ -22,6 +22,8 @@ class Pace:
         self._samples: deque[tuple[float, int]] = deque()
         self._fresh = True
         self._began_at = checkpoint or 0
+        self.made_in_all = 0  # steps and newer checkpoints
+        self._made_before = 0  # by earlier generations
         self.moves = False  # this generation has made a step: ranks may report the one that they load, too
 
     def restart(self, *, in_place: bool = False) -> None:
@@ -31,6 +33,7 @@ class Pace:
         self.not_finite.clear()
         self._fresh = True
         self._began_at, self.moves = (self.step if in_place else self.checkpoint) or 0, False
+        self._made_before = self.made_in_all
 
     def hear(self, ranks: Iterable[RankPulse], mono: float) -> None:
         for news in ranks:
@@ -39,6 +42,7 @@ class Pace:
             if news.step is not None:
                 self._reach(news.step, mono)
             if news.checkpoint is not None and (self.checkpoint is None or news.checkpoint > self.checkpoint):
+                self.made_in_all += self.checkpoint is not None or self.moves  # else it may be the one that was loaded
                 self.checkpoint = news.checkpoint
             if news.total_steps is not None:
                 self.total_steps = news.total_steps
@@ -52,6 +56,11 @@ class Pace:
                 if self._measures(name, news.rank):
                     self.not_finite[name] = none
                     self.metrics.pop(name, None)
+
+    @property
+    def made(self) -> int:
+        """Count the steps and newer checkpoints of this generation."""
+        return self.made_in_all - self._made_before
 
     def rate(self, mono: float) -> float | None:
         """Steps per second lately; falls when steps stay out for longer than they used to."""
@@ -70,6 +79,7 @@ class Pace:
     def _reach(self, step: int, mono: float) -> None:
         if not self._fresh and self.step is not None and step <= self.step:
             return
+        self.made_in_all += max(0, step - (self._began_at if self._fresh or self.step is None else self.step))
         self._fresh = False
         self.step = step
         self.moves = self.moves or step != self._began_at

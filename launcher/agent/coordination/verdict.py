@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from launcher.agent.coordination.generation import Generation, Rank
 from launcher.agent.ranks.reports.tracebacks import stuck_at
+from launcher.errors import Exit
 from launcher.plan.model import Plan
-from launcher.recovery.classify import brief, classify, culprit, describe, evidence, failed
+from launcher.recovery.classify import brief, classify, culprit, describe, error_kind, evidence, failed
 from launcher.rundir.records import Event, Failure, RankExit
-from launcher.words import Cause
+from launcher.words import Cause, ErrorKind
 
 _CLUSTERS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM: what batch systems send to all processes of a job
 _NAMED = 8
@@ -30,6 +31,9 @@ class Verdict:
     evidence: str = ""
     log: str | None = None
     signal: int | None = None
+    code: int | None = None
+    said: str = ""  # the last line of its rank's log, where that left without an exception
+    error_kind: ErrorKind | None = None
     left_out: str = ""  # the file that was not frozen, where that is why
     brief: str = ""  # for who reads the log; "": `text` is brief enough
     planned: bool = False  # nothing has failed: ranks are wanted elsewhere. The cause counts where none can go on there
@@ -39,8 +43,9 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
     """The first rank that failed by itself."""
     end = culprit(generation.failures)
     cause = classify(end)
-    if preempting and (end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS):
+    if preempting and (end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME):
         cause = Cause.PREEMPTED  # the cluster's signal reached this rank before the word of it reached us
+    exited = end.error is None and end.code is not None
     return Verdict(
         cause,
         describe(end, cause),
@@ -50,6 +55,9 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
         evidence(end),
         end.log or None,
         end.signal,
+        end.code,
+        end.said[:_LONGEST_NAME] if exited else "",
+        error_kind(end) if cause is Cause.USER_ERROR else None,
         end.left_out[:_LONGEST_NAME],
         brief(end, cause),
     )
