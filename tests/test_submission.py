@@ -192,6 +192,16 @@ def test_a_plan_of_before_there_were_defaults_is_read(job):
     assert place(resumed(run)) == ("pool1", ["a1", "a2"], None, "/opt/a/python", "/scratch/a")
 
 
+def test_ranks_have_the_umask_of_who_submits_and_keep_it_when_somebody_else_resumes(job):
+    before = os.umask(0o007)
+    try:
+        run = opened(job)
+        os.umask(0o077)
+        assert (read_plan(run, 1).umask, resumed(run).umask) == (0o007, 0o007)
+    finally:
+        os.umask(before)
+
+
 def test_from_elsewhere_the_options_of_the_cluster_there_win(job):
     shipped = Shipped(job, (), job.parent, {}, (("ssh.python", "/theirs"),))
     plan, _ = prepare(job, on="pool1", overrides=(), shipped=shipped)

@@ -7,6 +7,7 @@ lease: no answer to a pulse for that long → every rank is ended, and the agent
 """
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Callable, Coroutine
@@ -44,6 +45,8 @@ NEWS_S = 0.1
 _KERNEL_S = 1.0  # how often its log is read
 _PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
 # A batch system may send any of these to every process of a job, some time before it takes the nodes back.
+# No descriptor, no process, no memory was left for a rank: nothing that its script has done.
+_USED_UP = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -262,11 +265,11 @@ class NodeAgent:
         try:
             pids = await begins
         except OSError as error:
-            if error.errno not in DISK_ERRORS:
+            fault = fault_of_start(node, error)
+            if fault is None:
                 raise
-            text = f"node {node} could not start ranks: {said_by_the_system(error)}"
-            say(text)
-            self._line.tell(messages.Fault(node, False, text, disk=True))
+            say(fault.text)
+            self._line.tell(fault)
             return
         self._old_ports.append(self._port)
         self._port = HeldPort(self._home.node.address)
@@ -431,6 +434,17 @@ async def _bring(
 async def _settle(line: Lifeline, node: int, replication: "Replication", generation: int) -> None:
     """Say when no file of this node's ranks waits for its second copy."""
     line.tell(messages.Settled(node, generation, await replication.settle()))
+
+
+def fault_of_start(node: int, error: OSError) -> messages.Fault | None:
+    """Return what to tell of ranks that could not be started: their disk's fault, or the launcher's own.
+
+    None: it is an error that nobody has foreseen.
+    """
+    if error.errno not in DISK_ERRORS | _USED_UP:
+        return None
+    text = f"node {node} could not start ranks: {said_by_the_system(error)}"
+    return messages.Fault(node, False, text, disk=error.errno in DISK_ERRORS)
 
 
 def _fault_of(home: Home, failure: SetupFailed | NodeUnfit) -> messages.Fault:

@@ -98,6 +98,7 @@ class Order(NamedTuple):
     progress: Optional[str] = None  # FIFO for the report of an uncaught exception
     dump_signal: int = 0  # at this signal, or a crash, all stacks are written into the log; 0: never
     debug: str = ""  # Unix socket on which a breakpoint() waits for a debugger; "": it is Python's own
+    umask: Optional[int] = None  # the user's; None: as the agent has it
     limits: Sequence[tuple[int, int]] = ()  # the user's soft limits, where the agent and the zygote have others
 
 
@@ -176,6 +177,8 @@ def settle(order: Order) -> None:
     os.environ.update(order.env)
     for kind, soft in order.limits:
         resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
+    if order.umask is not None:
+        os.umask(order.umask)
     os.chdir(order.cwd)
     os.environ["PWD"] = order.cwd  # as a shell has it that came here by `cd`
     if order.dump_signal and order.kind != "command":
@@ -1128,6 +1131,9 @@ if __name__ == "__main__":
     try:
         settle(_order)
     except Exception as _error:  # noqa: BLE001 - whatever it is, it is not the user's program that failed
+        os.close(0)  # where descriptors have run out, the report needs one
+        _reason = f"{type(_error).__name__}: {_error}"[: REPORT_BYTES // 8]
+        tell(_order, json.dumps({"start_failed": _reason}).encode() + b"\n")
         print(f"launch: cannot start this rank: {_error}", file=sys.stderr)
         sys.exit(CANNOT_START)
     # On the user's stack is nothing of ours but this module's frame, and it ends as the user's program does.
@@ -1136,6 +1142,8 @@ if __name__ == "__main__":
         END.code = 0
     except SystemExit as _error:
         END.left_by(_error.code)
+        if os.getpid() == _pid and _error.code not in (None, 0):
+            tell(_order, b'{"called_exit": true}\n')
         raise
     except BaseException as _error:
         if os.getpid() == _pid:  # not in a child that the script has forked

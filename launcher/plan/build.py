@@ -84,6 +84,7 @@ def build(
         interface=machine.interface,
         one_machine=not machine.apart,
         own_folders=project.own_folders,
+        umask=place.umask,
         starts_at=None if spec.queue.at is None else moment(spec.queue.at, place.submitted_at),
     )
 

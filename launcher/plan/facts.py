@@ -55,3 +55,4 @@ class RunIdentity:
     submitted_at: float
     defaults: tuple[tuple[str, str], ...] = ()  # options of the spec as this cluster has them, as YAML
     repeat: int | None = None  # which of several runs of one spec
+    umask: int | None = None  # of who submits it

@@ -78,6 +78,7 @@ class Plan(msgspec.Struct, frozen=True):
     own_folders: tuple[str, ...] = ()  # inside code/: where the project's own packages are imported from
     starts_at: float | None = None  # Unix time before which it does not start
     awaited: tuple[AwaitedRun, ...] = ()  # runs that it follows
+    umask: int | None = None  # of who submitted it, and so of ranks; None: planned by an older version, 0o077
     away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may come yet
 
     @property

@@ -83,7 +83,7 @@ def classify(end: RankExit) -> Cause:
     if end.hung:
         return Cause.HANG
     if end.not_started:
-        return Cause.LAUNCHER_FAULT
+        return Cause.DISK if _OF_A_DISK.search(end.not_started) else Cause.LAUNCHER_FAULT
     if end.code == Exit.RESUME_ME and (end.stopping or end.asked):
         return Cause.PREEMPTED
     if end.oom or (end.signal is None and _MEMORY.search(text)):

@@ -148,6 +148,8 @@ def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Pla
     problems = check(wish.spec, machine, wish.project, ())
     refuse(run.spec, [*problems, *python_problems(wish.python, machine, wish.spec)])
     unfrozen = plan_of(wish, before.run_id, run.path, before.submitted_at)
+    if before.umask is not None:
+        unfrozen = msgspec.structs.replace(unfrozen, umask=before.umask)
     if renew:
         frozen = FrozenCode(frozen_digest(code), len(code.files), code.bytes)
         return msgspec.structs.replace(unfrozen, code=frozen)

@@ -34,6 +34,7 @@ from launcher.spec.kinds.queueing import moment
 from launcher.spec.model import JobSpec
 from launcher.spec.read import position, read_spec
 from launcher.submission.predecessors import awaited_by
+from launcher.umask import users_umask
 
 _AT_ONCE = "queue.max_parallel"
 _CARRIED_WAITS = ("queue.after", "queue.hold", "queue.at", _AT_ONCE)
@@ -260,8 +261,9 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
     """Everything but what the frozen code is called: that is known once it is frozen."""
     file = str(wish.file.resolve())
     place = RunIdentity(
-        run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat
-    )
+        run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat,
+        users_umask(),
+    )  # fmt: skip
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
     plan = build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
     told = wish.notifying.recipients if wish.notifying is not None else ()

@@ -1116,6 +1116,16 @@ def test_a_node_whose_disk_takes_no_checkpoint_is_only_put_behind_others() -> No
     assert [node.state for node in cluster.state().nodes] == ["up", "spare", "up"]
 
 
+def test_a_rank_that_could_not_be_started_is_the_launchers_own_fault_and_its_node_is_put_behind_others() -> None:
+    cluster = running(2, spares=1)
+    cluster.end_rank(2, code=125, not_started="OSError: [Errno 24] Too many open files")
+    cluster.advance(10, until=lambda: cluster.state().generation == 2)
+    assert sorted(cluster.starts(2)) == [0, 2]
+    failure = cluster.recorded("failure")[0]
+    assert (failure.cause, failure.node) == (Cause.LAUNCHER_FAULT, 1)
+    assert failure.text == "rank 2 on node 1 could not be started: OSError: [Errno 24] Too many open files"
+
+
 def test_without_the_faulty_node_there_are_too_few() -> None:
     cluster = Cluster(plan_of(2))
     cluster.boot(0)

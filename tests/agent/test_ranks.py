@@ -66,6 +66,18 @@ def test_all_are_started_and_all_are_ended(home):
     play(scene)
 
 
+def test_setup_has_the_umask_of_who_submitted(tmp_path):
+    home = home_of(tmp_path, "")
+    plan = msgspec.structs.replace(home.plan, setup=f"umask > {tmp_path}/mask", umask=0o027)
+
+    async def scene():
+        preparation = await prepared(replace(home, plan=plan))
+        await preparation.close()
+
+    play(scene)
+    assert (tmp_path / "mask").read_text().strip() == "0027"
+
+
 def test_a_stop_in_the_middle_of_a_start_leaves_no_late_fork(home):
     """The zygote is held still while it is asked to fork, and goes on only after the stop has begun."""
 

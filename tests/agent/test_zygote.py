@@ -464,20 +464,52 @@ def fifo(tmp_path):
         except BlockingIOError:
             return []
         assert all(len(line) <= 4000 and line.endswith(b"\n") for line in lines)
-        return [json.loads(line)["exception"] for line in lines]
+        return [json.loads(line) for line in lines]
 
     yield str(path), heard
     os.close(fd)
 
 
+@pytest.fixture
+def exceptions(fifo):
+    """The same, of exceptions alone."""
+    path, heard = fifo
+    return path, lambda: [report["exception"] for report in heard() if "exception" in report]
+
+
 @pytest.mark.parametrize("way", [by_fork, by_run])
-def test_an_uncaught_exception_is_reported(way, project, plain_zygote, tmp_path, fifo):
-    way(order(project, "raises.py", "plain", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
+def test_a_rank_has_the_umask_of_its_order(way, plain_zygote, tmp_path):
+    source = "import os\nopen('made', 'w').close()\nprint(oct(os.stat('made').st_mode))"
+    (tmp_path / "makes.py").write_text(source)
+    assert way(order(tmp_path, "makes.py", log=tmp_path / "log", umask=0o027), plain_zygote) == 0
+    assert (tmp_path / "log").read_text() == "0o100640\n"
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600, "the log is the launcher's own"
+
+
+@pytest.mark.parametrize("way", [by_fork, by_run])
+@pytest.mark.parametrize(("code", "told"), [("2", True), ("'no data'", True), ("0", False)])
+def test_a_script_that_calls_exit_is_told_apart_from_one_that_is_ended(way, code, told, plain_zygote, tmp_path, fifo):
+    (tmp_path / "exits.py").write_text(f"import sys\nsys.exit({code})")
+    way(order(tmp_path, "exits.py", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
+    assert fifo[1]() == ([{"called_exit": True}] if told else [])
+
+
+@pytest.mark.parametrize("way", [by_fork, by_run])
+def test_a_rank_that_cannot_start_reports_why(way, plain_zygote, project, tmp_path, fifo):
+    words = order(project, "siblings.py", log=tmp_path / "no" / "log", progress=fifo[0])
+    assert way(words, plain_zygote) == 125
+    (report,) = fifo[1]()
+    assert report["start_failed"].startswith("FileNotFoundError: [Errno 2]")
+
+
+@pytest.mark.parametrize("way", [by_fork, by_run])
+def test_an_uncaught_exception_is_reported(way, project, plain_zygote, tmp_path, exceptions):
+    way(order(project, "raises.py", "plain", log=tmp_path / "log", progress=exceptions[0]), plain_zygote)
     number = int(re.search(r"line (\d+), in step\n +raise", (tmp_path / "log").read_text())[1])
     message = "bad shape (3, 4)\nsecond line"
     error = {"type": "ShapeError", "message": message, "line": "ShapeError: bad shape (3, 4)"}
     raised = [{"line": line, "module": "__main__"} for line in ("ShapeError: bad shape (3, 4)", "KeyError: (3, 4)")]
-    assert fifo[1]() == [{**error, "where": f"raises.py:{number} in step", "raised": raised}]
+    assert exceptions[1]() == [{**error, "where": f"raises.py:{number} in step", "raised": raised}]
 
 
 @pytest.mark.parametrize(
@@ -496,10 +528,10 @@ def test_an_uncaught_exception_is_reported(way, project, plain_zygote, tmp_path,
     ],
     ids=["library", "syntax", "exec", "interrupt", "long", "no text"],
 )
-def test_where_an_exception_came_from(source, line, where, plain_zygote, tmp_path, fifo):
+def test_where_an_exception_came_from(source, line, where, plain_zygote, tmp_path, exceptions):
     (tmp_path / "here.py").write_text(source)
-    by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
-    (report,) = fifo[1]()
+    by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=exceptions[0]), plain_zygote)
+    (report,) = exceptions[1]()
     assert report["line"].startswith(line) and report["where"] == where
 
 
@@ -537,10 +569,10 @@ NO_JSON = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 
     ],
     ids=["futures", "pool", "torch spawn", "loader", "handled"],
 )  # fmt: skip
-def test_the_exception_of_a_worker_is_the_cause(source, line, where, plain_zygote, tmp_path, fifo):
+def test_the_exception_of_a_worker_is_the_cause(source, line, where, plain_zygote, tmp_path, exceptions):
     (tmp_path / "here.py").write_text(source)
-    by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
-    (report,) = fifo[1]()
+    by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=exceptions[0]), plain_zygote)
+    (report,) = exceptions[1]()
     assert (report["line"], report["where"]) == (line, where), (tmp_path / "log").read_text()
     assert report["raised"][0]["line"] == line
 
@@ -582,11 +614,11 @@ CALLS = "import socket\ndef call():\n  socket.create_connection(('127.0.0.1', 1)
     ],
     ids=["library", "chain", "cut chain", "json", "module"],
 )
-def test_which_module_raised_what(source, raised, plain_zygote, tmp_path, fifo):
+def test_which_module_raised_what(source, raised, plain_zygote, tmp_path, exceptions):
     (tmp_path / "theirs.py").write_text("def fail():\n  raise RuntimeError('x')\n")
     (tmp_path / "here.py").write_text(source)
-    by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
-    (report,) = fifo[1]()
+    by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=exceptions[0]), plain_zygote)
+    (report,) = exceptions[1]()
     assert [one["module"] for one in report["raised"]] == [module for _, module in raised]
     assert all(one["line"].startswith(line) for one, (line, _) in zip(report["raised"], raised, strict=True))
 
@@ -594,9 +626,11 @@ def test_which_module_raised_what(source, raised, plain_zygote, tmp_path, fifo):
 @pytest.mark.parametrize(
     ("target", "args"), [("leaves.py", ["number"]), ("forks.py", []), ("siblings.py", [])], ids=["exit", "fork", "fine"]
 )
-def test_what_is_no_uncaught_exception_of_the_rank_is_not_reported(target, args, project, plain_zygote, tmp_path, fifo):
-    by_fork(order(project, target, *args, log=tmp_path / "log", progress=fifo[0]), plain_zygote)
-    assert fifo[1]() == []
+def test_what_is_no_uncaught_exception_of_the_rank_is_not_reported(
+    target, args, project, plain_zygote, tmp_path, exceptions
+):
+    by_fork(order(project, target, *args, log=tmp_path / "log", progress=exceptions[0]), plain_zygote)
+    assert exceptions[1]() == []
 
 
 @pytest.mark.parametrize("progress", [None, "/no/such/fifo"])
@@ -851,7 +885,7 @@ def other_pythons():
 
 
 @pytest.mark.parametrize("python", list(other_pythons()), ids=lambda path: Path(path).name)
-def test_other_pythons(python, start, project, tmp_path, fifo):
+def test_other_pythons(python, start, project, tmp_path, exceptions):
     agent = start(["asyncio", "launcher", "messages"], python=python)
     assert [name for name, _ in agent.hear("ready")["failed"]] == ["launcher", "messages"]
     for target, args, kind in [
@@ -867,5 +901,5 @@ def test_other_pythons(python, start, project, tmp_path, fifo):
         env = {**environment(), **words["env"]}
         oracle = subprocess.run([python, *start_words, *args], cwd=project, env=env, capture_output=True, text=True)
         assert outcome == (oracle.returncode, oracle.stdout + oracle.stderr)
-    by_fork(order(project, "raises.py", "plain", log=tmp_path / "log", progress=fifo[0]), agent)
-    assert fifo[1]() != [] or "SyntaxError" in (tmp_path / "log").read_text()
+    by_fork(order(project, "raises.py", "plain", log=tmp_path / "log", progress=exceptions[0]), agent)
+    assert exceptions[1]() != [] or "SyntaxError" in (tmp_path / "log").read_text()

@@ -187,6 +187,7 @@ class Checkpointer:
             if fenced or failed:
                 self._give_up()
             if stop:
+                self._wire.report(asked_to_stop=True)  # else exit code 75 would be an error of the script's
                 if not self._save_surely(step, info):
                     log.warning("step %d could not be saved: the next start goes on from an older one", step)
                 return True

@@ -119,6 +119,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
         wire.report(step=done(), total_steps=total, checkpoint=done())
     if any(gathered(queue.closed, world)):
         _say(world, "stopped, to be resumed")
+        wire.report(asked_to_stop=True)  # else exit code 75 would be an error of the script's
         return EXIT_RESUME_ME
     bring_answers(answers, world, leaders)
     value = from_first(world, lambda: answers.merge(prediction.mean))

@@ -103,8 +103,8 @@ class Aftermath:
             self._gather_anew()
             return
         event = self.note_failure(found)
-        if found.cause is Cause.DISK and found.node is not None:
-            attempt.nodes[found.node].disk_failed_at = attempt.mono
+        if found.cause in (Cause.DISK, Cause.LAUNCHER_FAULT) and found.node is not None:
+            attempt.nodes[found.node].suspected_at = attempt.mono
         decision = decide(event, attempt.history, attempt.rules, can_regroup=can_regroup)
         attempt.history.append(event)
         # Where the run has had all the time that its spec gives it, no attempt of any budget could go on.

@@ -240,7 +240,7 @@ class Coordinator:
         """There may be room again soon, so the node is not given up; another is preferred."""
         self._ledger.record("disk", text, node=node.index, cause=Cause.DISK)
         if self._attempt.joining is not None and node.index in self._attempt.joining.newcomers:
-            node.disk_failed_at = self._ledger.mono
+            node.suspected_at = self._ledger.mono
         if self._attempt.is_open and node.holds == self._attempt.current.number and node.ghost is None:
             self._closer.close(Verdict(Cause.DISK, text, node=node.index))
 

@@ -38,7 +38,7 @@ class KnownNode:
     moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
     wanted: bool = False  # somebody wants them here
     could_not_join: ProcessId | None = None  # the agent whose ranks failed, or were late, as they were to join others
-    disk_failed_at: float = 0.0  # when a generation last ended for its disk; 0: none has
+    suspected_at: float = 0.0  # when a generation last ended for its disk, or as a rank could not be started there
     port: int = 0
     replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none
     link_port: int = 0  # where the link to it is measured; 0: nowhere

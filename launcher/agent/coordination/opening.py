@@ -125,8 +125,8 @@ def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNo
 
     The head, which coordinates, is in.
     """
-    suspects = [node for node in usable if (node.moves or node.slow or node.disk_failed_at) and node.index != head]
-    suspects.sort(key=lambda node: (node.moves, node.disk_failed_at, node.slow != ""), reverse=True)
+    suspects = [node for node in usable if (node.moves or node.slow or node.suspected_at) and node.index != head]
+    suspects.sort(key=lambda node: (node.moves, node.suspected_at, node.slow != ""), reverse=True)
     left_out = suspects[: max(0, len(usable) - most)]
     return [node for node in usable if node not in left_out]
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,8 @@ _DUMP_BOUND_S = 3.0
 _DUMP_QUIET_S = 0.2
 _LAST_EXITS_S = 5.0
 _FIRST_STEPS = 3
+_LONGEST_SAID = 300
+CANNOT_START = 125  # as in zygote.py
 Pids = Callable[[], Collection[int]]  # now
 
 
@@ -312,6 +314,7 @@ class RankGroup:
     def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
         told = likeliest(rank.progress.exception, error_file_says(self._error_file(rank)))
         exception = told or last_exception(tail)
+        failed_to_start = rank.progress.start_failed if death.code == CANNOT_START else ""
         return RankExit(
             generation=self.generation,
             rank=rank.number,
@@ -322,6 +325,10 @@ class RankGroup:
             signal=death.signal,
             done=rank.progress.done,
             stopping=self._stopping,
+            asked=rank.progress.asked_to_stop,
+            left=rank.progress.called_exit,
+            said=_last_line(tail),
+            not_started=failed_to_start,
             error=exception.line or None if exception else None,
             where=exception.where or None if exception else None,
             left_out=self._left_out(exception.line) if exception else "",
@@ -403,6 +410,10 @@ class RankGroup:
             if sizes == last and not awaited:
                 return
             last = sizes
+
+
+def _last_line(tail: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(tail) if line.strip()), "")[:_LONGEST_SAID]
 
 
 def _left_behind(trees: Collection[int], keep: Collection[int]) -> list[int]:

@@ -55,7 +55,8 @@ class Preparation:
         self._home = home
         self._reaper = reaper
         self.reserve = Reserve(home, note)
-        self._ordinary = OrdinaryStarter(home.plan.entry, home.environment, home.workdir, home.run.code, reaper)
+        plan = home.plan
+        self._ordinary = OrdinaryStarter(plan.entry, home.environment, home.workdir, home.run.code, reaper, plan.umask)
         self._zygote: ZygoteLink | None = None
         self._offered = home.offered
         self._usable = home.plan.entry.kind != "command"
@@ -157,7 +158,8 @@ class Preparation:
 
         async def begin() -> int:
             make_dir(log.parent)
-            return spawn(["/bin/sh", "-c", text], self._home.environment, self._home.workdir, log)
+            words = ["/bin/sh", "-c", text]
+            return spawn(words, self._home.environment, self._home.workdir, log, umask=self._home.plan.umask)
 
         pid = await _with_room(begin)
         for kind, soft in users_limits():

@@ -34,13 +34,21 @@ class OrdinaryStarter:
     """A new interpreter per rank, or the user's command as it is."""
 
     def __init__(
-        self, entry: RankCommand, node_environment: Mapping[str, str], workdir: Path, code: Path, reaper: Reaper
+        self,
+        entry: RankCommand,
+        node_environment: Mapping[str, str],
+        workdir: Path,
+        code: Path,
+        reaper: Reaper,
+        umask: int | None = None,
     ):
+        """Take the rank's own `umask`; None: that of this process."""
         self._entry = entry
         self._environment = node_environment
         self._workdir = workdir
         self._code = code
         self._reaper = reaper
+        self._umask = umask
 
     @property
     def dumps_stacks(self) -> bool:
@@ -63,6 +71,7 @@ class OrdinaryStarter:
             "debug": str(debug_socket(Path(progress))),
             "dump_signal": int(DUMP_SIGNAL),
             "limits": users_limits(),
+            "umask": self._umask,
         }
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:

@@ -33,7 +33,12 @@ class ZygoteGone(ForkRefused):
 
 
 def spawn(
-    argv: Sequence[str], environment: Mapping[str, str], cwd: Path, log: Path, pass_fds: Sequence[int] = ()
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    log: Path,
+    pass_fds: Sequence[int] = (),
+    umask: int | None = None,
 ) -> int:
     """Start a child in a session of its own with its output in a file; only the reaper waits for it."""
     out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -47,6 +52,7 @@ def spawn(
             stderr=out,
             pass_fds=pass_fds,
             start_new_session=True,
+            umask=-1 if umask is None else umask,
         )
     finally:
         os.close(out)

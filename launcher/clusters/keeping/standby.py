@@ -17,6 +17,7 @@ from typing import Protocol
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG, forbid_core_dumps
 from launcher.errors import LaunchError
+from launcher.umask import make_files_private
 
 _LAST_LINES = 10
 _SETTINGS = ("LAUNCH_CLUSTERS", "LAUNCH_RUNS", "LAUNCH_SSH_CONFIG")  # by which one that waits looks at other runs
@@ -99,7 +100,7 @@ class StartsKeepers(Protocol):
 
 def detach(*, already: bool = False) -> None:
     """The keeper's side: from now on nobody has to wait for this process, and what it writes is its user's alone."""
-    os.umask(0o077)
+    make_files_private()
     forbid_core_dumps()
     if not already and os.fork():
         os._exit(0)

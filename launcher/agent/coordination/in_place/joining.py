@@ -115,7 +115,7 @@ class Joiner:
         for node in map(attempt.nodes.__getitem__, sorted(joining.newcomers)):
             if not node.hears_us or node.holds != joining.generation.number:
                 return f"{node} was cut off"
-            if node.is_left_out or node.disk_failed_at >= joining.began_at:
+            if node.is_left_out or node.suspected_at >= joining.began_at:
                 node.could_not_join = node.process
                 return f"{node} cannot have ranks"
         for rank in self._ranks(joining):

@@ -7,7 +7,8 @@ A script needs three lines to use it:
     wire.write('{"checkpoint": 10}\\n')
 
 Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
-happens after it is not a failure), address (where it answers requests; "": no more), stays (the generation in which
+happens after it is not a failure), asked_to_stop (by a signal, say: it leaves with exit code 75 to be started again),
+address (where it answers requests; "": no more), stays (the generation in which
 it can go on when another rank is replaced; 0: no more), remembered (a step that is in the node's memory), slow_rank
 (that all others wait for, with slow_s and usual_s: what its own work takes of a step, and the usual rank's), exception
 (written by the rank's starter). Every other number is a metric. A line stays under 4096 bytes, so that lines of several
@@ -50,6 +51,9 @@ class Report(msgspec.Struct, frozen=True):
     total_steps: int | None = None
     checkpoint: int | None = None
     fingerprint: str | None = None
+    asked_to_stop: bool = False
+    called_exit: bool = False  # it calls sys.exit, or argparse does: its starter says so
+    start_failed: str = ""  # why it could not become the rank: its starter says so
     done: bool | None = None  # false: there is more to do after all
     exception: ExceptionReport | None = None
     breakpoint: str | None = None  # where it waits for a debugger; "": no more
@@ -77,6 +81,8 @@ class Progress:
         self.checkpoint: int | None = None
         self.fingerprint: str | None = None
         self.done = False
+        self.asked_to_stop = self.called_exit = False
+        self.start_failed = ""
         self.exception: ExceptionReport | None = None
         self.breakpoint = self.address = ""
         self.stays: int | None = None
@@ -121,6 +127,9 @@ class Progress:
         self.fingerprint = report.fingerprint if report.fingerprint is not None else self.fingerprint
         self.exception = report.exception if report.exception is not None else self.exception
         self.done = report.done if report.done is not None else self.done
+        self.asked_to_stop = self.asked_to_stop or report.asked_to_stop
+        self.called_exit = self.called_exit or report.called_exit
+        self.start_failed = self.start_failed or report.start_failed
         self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
         self.address = report.address[:_LONGEST_PLACE] if report.address is not None else self.address
         if report.stays is not None:
@@ -130,8 +139,9 @@ class Progress:
         self.remembered = report.remembered if report.remembered is not None else self.remembered
         if report.slow_rank is not None:
             self.slow = SlowRank(report.slow_rank, report.slow_s, report.usual_s)
-        place = (report.exception, report.breakpoint, report.address)  # a word of these is no sign of progress
-        self.reported = self.reported or place == (None, None, None)
+        # A word of these is no sign of progress.
+        place = (report.exception, report.breakpoint, report.address, report.called_exit, report.start_failed)
+        self.reported = self.reported or place == (None, None, None, False, "")
         values = dict(self._measured(words))
         if values and self._keep is not None:
             self._keep(self.step or 0, values)
