@@ -35,7 +35,7 @@ from launcher.clusters.protocol import (
     Reaches,
     Releases,
 )
-from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
+from launcher.errors import BadInput, LaunchError, NoSuchRun, NothingToDo, Refused, Unreachable
 from launcher.ids import LAST, RunId, parse_run_id
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, newest, read_intent, read_plan, remains
@@ -302,9 +302,11 @@ class Run:
     def resume(
         self, *, on: str | None = None, overrides: Sequence[str] = (), anew: bool = False, code: bool = False
     ) -> "Run":
-        """Open a new attempt of an ended or lost run. Raises Refused on a live one, and where another did.
+        """Open a new attempt of an ended or lost run.
 
         `anew`: it may begin from nothing where no checkpoint is whole. `code`: with the project's code as it is now.
+        Raises Refused on a live one, and where another did; NothingToDo on one that has succeeded and would be the
+        same again.
         """
         from launcher.submission.reopening import reopen  # late: it reads YAML, which `status` must not pay for
 
@@ -316,6 +318,11 @@ class Run:
             raise Refused(f"{self.id} may still run where it cannot be asked: {status.message}", hint)
         if not status.state.ended:
             raise Refused(f"{self.id} is {status.state}: there is nothing to resume", f"hint: launch status {self.id}")
+        if status.state is State.SUCCEEDED and not (on or overrides or anew or code):
+            hint = (
+                "hint: --set run.args.NAME=VALUE has it go on with other arguments, --code with the code as it is now"
+            )
+            raise NothingToDo(f"{self.id} has succeeded: there is nothing to resume", hint)
         reopen(RunDir(self.path), after=status.attempt, on=on, overrides=tuple(overrides), anew=anew, renew=code)
         return self
 

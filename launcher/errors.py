@@ -6,6 +6,7 @@ LaunchError
 ├── NoSuchRun       3   no run, or more than one, answers to that name
 ├── Refused         4   the run's state does not allow what was asked; or the cluster refuses some of several runs
 ├── Damaged         6   a record of the run is there and cannot be one (rundir.durable)
+├── NothingToDo     0   what was asked for is so already; nothing was started
 ├── Unreachable     5   the cluster does not answer; nothing is known to have failed
 └── Fenced          22  a newer attempt of this run exists; this one must not write
 """
@@ -108,6 +109,10 @@ class NoSuchRun(LaunchError):
 
 class Refused(LaunchError):
     exit_code = Exit.REFUSED
+
+
+class NothingToDo(LaunchError):
+    exit_code = Exit.OK
 
 
 class Unreachable(LaunchError):

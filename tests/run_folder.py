@@ -102,8 +102,8 @@ class RunFolder:
     def stop(self, kind="cancel", attempt=1):
         return self.write(self.run.attempt(attempt).stop, StopRequest(kind, time.time(), this_process()))
 
-    def event(self, text, kind="generation_opened", ago_s=0.0, **more):
-        return self._append(self.run.events, Event(time.time() - ago_s, 1, kind, text, **more))
+    def event(self, text, kind="generation_opened", ago_s=0.0, attempt=1, **more):
+        return self._append(self.run.events, Event(time.time() - ago_s, attempt, kind, text, **more))
 
     def trained(self, *, for_s, starting_s):
         """The events of a run that nothing befell."""

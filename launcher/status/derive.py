@@ -98,7 +98,7 @@ def derive(facts: RunFacts) -> RunStatus:
     silent = f"the coordinator's last word is {age_s:.0f} s old" if age_s > _OLD_S else ""
     shown = own if own is not None and verdict.state is not State.LOST else None
     rate = own.rate if own is not None and verdict.state is State.RUNNING else None
-    step, total = own.step if own is not None else None, last.total_steps
+    step, total = (own if own is not None else last).step, last.total_steps
     return RunStatus(
         run=last.run,
         name=last.name,

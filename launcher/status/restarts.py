@@ -11,7 +11,7 @@ from launcher.status.rank_log import GrowingFile
 from launcher.status.text import plain
 
 _NEVER = 1 << 62
-_KINDS = frozenset({"regroup", "requeue", EXPLAINED})
+_KINDS = frozenset({"regroup", "requeue", "resumed", EXPLAINED})
 
 
 class RestartReader:
@@ -47,9 +47,15 @@ class RestartReader:
 
 def _after(event: Event) -> tuple[int, float]:
     """The generation that had ended; of an attempt whose end somebody else has written, the last one."""
+    if event.kind == "resumed":
+        return event.attempt - 1, inf
     return event.attempt, event.generation if event.kind == "regroup" else inf
 
 
 def _words(event: Event) -> str:
-    brief = f"{event.cause}: {event.text}" if event.kind == EXPLAINED else event.brief or event.text
+    brief = event.brief or event.text
+    if event.kind == EXPLAINED:
+        brief = f"{event.cause}: {event.text}"
+    elif event.kind == "resumed":
+        brief = f"attempt {event.attempt}: {event.text}"
     return f"── {plain(brief)} ──"

@@ -904,6 +904,15 @@ def test_an_exception_after_a_move_is_not_one_before_the_first_step() -> None:
     assert cluster.end is None
 
 
+def test_how_far_the_run_had_come_is_known_whatever_has_ended_the_attempt_before() -> None:
+    history = [
+        Event(1.0, 1, "ended", "cancelled", step=40, checkpoint=30, cause=Cause.CANCELLED),
+        Event(2.0, 2, "resumed", "resumed on local"),
+    ]
+    state = Cluster(plan_of(1), history=history, attempt=2).state()
+    assert (state.step, state.checkpoint) == (40, 30)
+
+
 # -- fenced: a newer start of the run writes the checkpoints
 
 

@@ -2,10 +2,12 @@ import json
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from run_folder import dead_process
 
+from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Failure, NodeState, NotFinite, RankState
 from launcher.words import Cause, State
 
@@ -74,6 +76,16 @@ def test_following_an_ended_run_ends_with_its_exit_code(desk):
     assert done.stderr.index("first to fail: rank 0 on node 0") < done.stderr.index("job-abcd failed (user_error)")
     assert done.stderr.endswith("next: mend the code, then launch resume job-abcd --code\n")
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_of_a_failure_each_traceback_is_shown_once_and_why_the_run_was_given_up(desk):
+    log = str(RunDir(Path()).rank_log(1, 1, 0))
+    failure = Failure(Cause.USER_ERROR, "KeyError: 'x'", 1, 1, rank=0, node=0, tail=("KeyError: 'x'",), log=log)
+    desk.run().failed(failure, message="the same error at the same place again").log(0, "KeyError: 'x'\n")
+    done = desk.launch("logs", "last", "-f", check=10)
+    assert "│ KeyError" in done.stdout and "│ KeyError" not in done.stderr
+    assert "\ngave up: the same error at the same place again\n" in done.stderr
+    assert "│ KeyError" in desk.launch("logs", "last", "-f", "--rank", "1", check=10).stderr
 
 
 def test_following_a_lost_run(desk):

@@ -1,6 +1,7 @@
 """`launch run`: the spec that torchrun's words stand for; and one real run of it."""
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -92,7 +93,17 @@ def test_a_script_of_a_project_that_lies_elsewhere_is_run_as_that_project(projec
 
 def test_restarts_as_torchrun_counts_them(project):
     recovery = spec_of(project, "--max-restarts", "7", "train.py").recovery
-    assert (recovery.user_error.restarts, recovery.killed.restarts) == (7, 7)
+    causes = (recovery.user_error, recovery.killed, recovery.out_of_memory, recovery.hang, recovery.communication)
+    assert {(one.restarts, one.explicit) for one in causes} == {(7, True)}
+    assert recovery.no_progress == 7, "else five would be the most"
+    assert spec_of(project, "--max-restarts", "0", "train.py").recovery.no_progress == 5
+
+
+def test_only_the_output_of_the_ranks_that_are_chosen_is_shown(project):
+    (project.root / "train.py").write_text("import os\nprint('I am', os.environ['RANK'])\n")
+    for option in ("--local-ranks-filter", "--local_ranks_filter"):
+        done = project.launch("run", "--nproc", "3", option, "0,2", "train.py")
+        assert sorted(re.findall(r"I am \d", done.stdout)) == ["I am 0", "I am 2"]
 
 
 @pytest.mark.parametrize(

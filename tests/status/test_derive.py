@@ -173,7 +173,7 @@ def test_an_older_attempts_state_keeps_the_runs_history_and_nothing_of_the_prese
     old = state(State.FAILED, cause=Cause.HANG, exit_code=13, step=9, checkpoint=8, restarts={"hang": 2}, world_size=4,
                 failure=Failure(Cause.HANG, "hung", 1, 1), nodes=(NodeState(0, "127.0.0.1", "up"),))  # fmt: skip
     status = derive(facts(state=old, attempt=2))
-    assert (status.attempt, status.generation, status.cause, status.exit_code, status.step) == (2, 0, None, None, None)
+    assert (status.attempt, status.generation, status.cause, status.exit_code, status.step) == (2, 0, None, None, 9)
     assert (status.failure, status.nodes, status.world_size) == (None, (), None)
     assert (status.checkpoint, status.restarts.total, status.restarts.by_cause) == (8, 2, {"hang": 2})
 

@@ -22,6 +22,14 @@ def test_one_that_a_keeper_wrote_is_told_by_its_text_after_all_of_its_attempt(fo
     assert list(restarts.before(2, 1)) == ["── the agents are gone ──"]
 
 
+def test_a_resume_is_told_before_its_attempt(folder):
+    restarts = RestartReader(folder.run)
+    folder.event("resumed on local", kind="resumed", attempt=2)
+    restarts.read()
+    assert list(restarts.before(1, 7)) == []
+    assert list(restarts.before(2, 1)) == ["── attempt 2: resumed on local ──"]
+
+
 def test_what_is_torn_or_strange_is_passed_over(folder):
     restarts = RestartReader(folder.run)
     folder.event("x", kind="regroup", generation=1, brief="one")

@@ -75,7 +75,7 @@ class Attempt:
         self.rules = plan.spec.recovery
         self.history = [event for event in as_explained(history) if event.kind in ("failure", "resumed")]
         self.nodes = NodeTable(plan.nodes, lease_of_places(self.rules.lease_s), {*plan.away}, now.mono, counts)
-        self.pace = pace_of(self.history)
+        self.pace = pace_of(history)
         self.ledger = Ledger(number, self.pace, now)
         self.standing = Standing(number, restarts=restarts_by_cause(history, number), job=job)
         self.standing.used_s, self.standing.began_at = used_s, now.mono

@@ -106,7 +106,7 @@ class Pace:
 
 
 def pace_of(history: Iterable[Event]) -> Pace:
-    """How far a run had come, by the last words of its failures."""
+    """Return how far a run had come by these events, whatever has ended its attempts."""
     events = list(history)
     steps = [event.step for event in events if event.step is not None]
     checkpoints = [event.checkpoint for event in events if event.checkpoint is not None]

@@ -33,7 +33,7 @@ def follow(run: Run, choice: LogChoice | None = None) -> int:
         return Exit.INTERRUPTED
     finally:
         footer.clear()
-    print("\n".join(_last_words(status)), file=sys.stderr)
+    print("\n".join(last_words(status, choice or LogChoice())), file=sys.stderr)
     return exit_code_of(status)
 
 
@@ -88,12 +88,14 @@ def status_line(status: RunStatus) -> str:
     return " · ".join(words)
 
 
-def _last_words(status: RunStatus) -> list[str]:
+def last_words(status: RunStatus, choice: LogChoice) -> list[str]:
+    """Return how it ended and why it was given up; of a failure the end of its log only where that was not shown."""
     failed = status.failure is not None and exit_code_of(status) != Exit.OK
-    lines = [
-        *(failure_lines(status.failure, status.run_dir) if failed and status.failure is not None else []),
-        headline(status),
-    ]
+    lines = [headline(status)]
+    if failed and status.failure is not None:
+        shown = choice == LogChoice() and bool(status.failure.log)
+        lines = [*failure_lines(status.failure, status.run_dir, tail=not shown), *lines]
+        lines += [f"gave up: {safe(status.message)}"] if status.message else []
     return [*lines, *([f"next: {safe(status.next)}"] if status.next else [])]
 
 

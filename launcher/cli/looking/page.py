@@ -46,15 +46,15 @@ def headline(status: RunStatus) -> str:
     return paint(f"{safe(status.run)} {state_text(status)}", state_colour(status.state)) + said
 
 
-def failure_lines(failure: Failure, run_dir: str) -> list[str]:
-    """The first failing rank, its cause and the last lines of its log."""
+def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[str]:
+    """Return the first failing rank, its cause and, with `tail`, the last lines of its log."""
     who = f"rank {failure.rank}" if failure.rank is not None else "the run"
     on_node = f" on node {failure.node}" if failure.node is not None else ""
     where = f" at {safe(failure.where)}" if failure.where else ""
     when = f"attempt {failure.attempt}, generation {failure.generation}"
     first = f"first to fail: {who}{on_node}: {failure.cause}{where}, in {when}"
     lines = ["", paint(f"  {first}", "bold")]
-    lines += [paint("  │ ", "dim") + safe(line) for line in failure.tail[-_TAIL:]]
+    lines += [paint("  │ ", "dim") + safe(line) for line in failure.tail[-_TAIL if tail else len(failure.tail) :]]
     lines += [f"  {safe(line)}" for line in _where_it_ran(failure, run_dir)]
     return [*lines, *([f"  whole log: {safe(run_dir)}/{safe(failure.log)}"] if failure.log else [])]
 

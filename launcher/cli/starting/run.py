@@ -3,16 +3,20 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.looking.logs import numbers
 from launcher.cli.starting.spec_text import flow, job_name, scalar
 from launcher.cli.terminal import safe, show_news
 from launcher.errors import BadInput, Exit
+from launcher.rundir.attempts import read_plan
+from launcher.rundir.layout import RunDir
+from launcher.spec.model import Recovery
 from launcher.words import LOCAL
 
 EXAMPLES = """
@@ -23,6 +27,7 @@ EXAMPLES = """
   launch run --dry-run train.py --lr 0.1 > job.yaml    only print the spec that it stands for
 """
 _PER_GPU = ("auto", "gpu")
+_OF_PROGRAMS = ("user_error", "killed", "out_of_memory", "hang", "communication")
 _MOST_NODES, _MOST_RANKS = 4096, 4096
 # torchrun's own ways to find the other nodes: each node is started from here, and has them without.
 _NEEDLESS = (
@@ -45,8 +50,14 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--no-python", action="store_true", help="a program that is not Python in its place")
     arguments.add_argument(
         "--max-restarts", metavar="N", type=_count,
-        help="restarts after an exception, and after a signal (default: the usual budgets)",
+        help="restarts after an error, a signal, a hang or a lost connection, of each N (default: the usual budgets)",
     )  # fmt: skip
+    arguments.add_argument(
+        "--local-ranks-filter",
+        metavar="N",
+        type=numbers,
+        help="show the output of these ranks of each node only: 0,2-3",
+    )
     arguments.add_argument("--name", metavar="NAME", help="of the job (default: after the script)")
     arguments.add_argument("--detach", action="store_true", help="print the run's id and leave; it goes on")
     arguments.add_argument("--dry-run", action="store_true", help="print the spec; start and write nothing")
@@ -62,6 +73,7 @@ def _declare_other_words(arguments: Arguments) -> None:
     arguments.add_argument("--node-rank", "--node_rank", default="0", help=hidden)
     arguments.add_argument("--nproc_per_node", dest="nproc", type=_ranks, default=same, help=hidden)
     arguments.add_argument("--no_python", dest="no_python", action="store_true", default=same, help=hidden)
+    arguments.add_argument("--local_ranks_filter", dest="local_ranks_filter", type=numbers, default=same, help=hidden)
     arguments.add_argument("--max_restarts", dest="max_restarts", type=_count, default=same, help=hidden)
     for name in _NEEDLESS:
         short = ["-r"] if name == "redirects" else ["-t"] if name == "tee" else []
@@ -88,9 +100,20 @@ def run(options: argparse.Namespace) -> int:
     if options.detach:
         print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
         return Exit.OK
-    from launcher.cli.looking.follow import follow  # late: not for --detach
+    # late: not for --detach
+    from launcher.cli.looking.follow import follow  # late: see above
+    from launcher.status.log_choice import LogChoice  # late: see above
 
-    return follow(one)
+    return follow(one, LogChoice(ranks=_on_each_node(RunDir(one.path), options.local_ranks_filter)))
+
+
+def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | None:
+    """Return the ranks that have these numbers on their nodes; None: all."""
+    if local is None:
+        return None
+    plan = read_plan(run, 1)
+    each = plan.ranks_per_node
+    return frozenset(rank for rank in range(plan.nodes_max * each) if rank % each in local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +157,15 @@ def _spec(options: argparse.Namespace, place: _Place) -> str:
         lines.append(f"  workdir: {scalar(place.workdir)}")
     lines += ["resources:", f"  nodes: {options.nnodes}", f"  ranks_per_node: {options.nproc}"]
     if options.max_restarts is not None:
-        lines.append(f"recovery: {{user_error: {options.max_restarts}, killed: {options.max_restarts}}}")
+        lines.append(f"recovery: {{{', '.join(_restarts(options.max_restarts))}}}")
     return "\n".join([*lines, ""])
+
+
+def _restarts(most: str) -> list[str]:
+    """Return the options of `recovery` that allow so many restarts for what a program itself may come to."""
+    usual = Recovery().no_progress
+    causes = [f"{cause}: {most}" for cause in _OF_PROGRAMS]
+    return [*causes, f"no_progress: {most}"] if usual is not None and int(most) > usual else causes
 
 
 def _script(program: str, folder: Path) -> str:
