@@ -34,7 +34,7 @@ def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
     life = glance.events[first:]
     number = life[0].attempt if life else state.attempt
     found = {
-        "started": _started(f"started/{number}", life, state, at),
+        "started": _started(f"started/{number}", life, state),
         "restarted": _restarted(f"restarted/{number}", life, state, what.restarts, at),
         "stalled": _stalled(state, glance, what.stalled_after_s, at),
         "ended": _ended(f"ended/{number}", state, glance, at),
@@ -60,8 +60,9 @@ def mark(state: RunState | None) -> object:
     return state.attempt, state.generation, state.state, state.step, state.checkpoint, state.metrics
 
 
-def _started(key: str, life: Sequence[Event], state: RunState, at: float) -> Message | None:
-    return message.started(key, state, at) if any(one.kind == "generation_opened" for one in life) else None
+def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None:
+    opened = next((one for one in life if one.kind == "generation_opened"), None)
+    return None if opened is None else message.started(key, state, opened)
 
 
 def _restarted(key: str, life: Sequence[Event], state: RunState, most: int, at: float) -> Message | None:

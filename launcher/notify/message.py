@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from launcher.notify.record import without_secrets
-from launcher.rundir.records import AttemptEnd, NotFinite, RunState
+from launcher.rundir.records import AttemptEnd, Event, NotFinite, RunState
 from launcher.status.derive import next_command
 from launcher.status.text import plain
 from launcher.words import State
@@ -74,13 +74,25 @@ def counted(restarts: Mapping[str, int]) -> str:
     return ", ".join(f"{cause} {count}" for cause, count in sorted(restarts.items()))
 
 
-def started(key: str, state: RunState, at: float) -> Message:
+def started(key: str, state: RunState, opened: Event) -> Message:
+    """Tell of the moment at which the first generation was opened; `state` may be of a later one."""
+    state = msgspec.structs.replace(
+        _going_on(state), step=opened.step, checkpoint=opened.checkpoint, metrics={}, not_finite={}, restarts={}
+    )
     ranks = f" with {_many(state.world_size, 'rank')}" if state.world_size else ""
     title = f"{state.run} has started on {state.cluster}{ranks}"
-    return msgspec.structs.replace(_of(key, "started", state, title, at), next=f"launch status {state.run}")
+    return msgspec.structs.replace(_of(key, "started", state, title, opened.at), next=f"launch status {state.run}")
+
+
+def _going_on(state: RunState) -> RunState:
+    """Return the state as it was before any end of the run."""
+    return msgspec.structs.replace(
+        state, state=State.RUNNING, cause=None, exit_code=None, failure=None, message="", ended_at=None
+    )
 
 
 def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int]) -> Message:
+    state = _going_on(state) if state.state.ended else state
     title = f"{state.run} was restarted {_many(sum(restarts.values()), 'time')}: {counted(restarts)}"
     found = _of(key, "restarted", state, title, at)
     return msgspec.structs.replace(found, restarts=dict(restarts), next=f"launch status {state.run}")
@@ -105,7 +117,7 @@ def ended(key: str, state: RunState, end: AttemptEnd | None, at: float) -> Messa
 
 def _of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:
     failure = state.failure if state.state is not State.SUCCEEDED else None
-    summary = failure.summary if failure is not None and kind != "started" else state.message
+    summary = failure.summary if failure is not None else state.message
     return Message(
         key=key,
         kind=kind,

@@ -187,6 +187,7 @@ def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
         one.number,
         one.state == OPEN,
         one.state == FAILED,
+        one.why,
         one.pruned_at is not None,
         one.rung,
         one.goes_on_after,

@@ -5,6 +5,8 @@ action can be done again after a kill, and is told to be done as long as the tri
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -12,6 +14,7 @@ from typing import assert_never
 from launcher.words import State
 
 MOST_REVIVALS = 5
+ALIKE = 3  # so many failures for one reason, and nothing else: the next trial would fail, too
 _LATE = "its time is over"
 
 
@@ -22,6 +25,7 @@ class TrialRun:
     state: State
     value: float | None = None  # the newest of the metric
     message: str = ""
+    reported: tuple[str, ...] = ()  # names of what it has measured
     revivals: int = 0
     attempt: int = 1
 
@@ -46,6 +50,7 @@ class TrialView:
     number: int
     open: bool
     failed: bool = False
+    why: str = ""  # it failed
     pruning: bool = False  # it was decided that it ends early
     rung: Rung | None = None  # the last one that it has come to, where it may go on from there
     goes_on_after: int = 0  # the attempt of its run that is to be followed by another one
@@ -129,6 +134,8 @@ def next_actions(trials: Sequence[TrialView], aim: Aim) -> list[Next]:
         if paused:
             return [TellTrial(one.number, pruned=True) for one in paused]
         failed = aim.failures is not None and sum(one.failed for one in trials) >= aim.failures
+        if trials and all(one.failed for one in trials):
+            return [EndSweep("failed", f"{reason}: none has come to a value; {_commonest(trials)}")]
         return [EndSweep("failed" if failed else "succeeded", reason)]
     return found
 
@@ -160,7 +167,29 @@ def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
         return "it is being stopped"
     if aim.failures is not None and failed >= aim.failures:
         return f"{failed} trials have failed"
+    if aim.failures is not None and fails_alike(trials):
+        return f"the first {failed} trials have failed alike"
     return "" if aim.in_time else _LATE
+
+
+def fails_alike(trials: Sequence[TrialView]) -> bool:
+    """Return whether all trials that are over have failed for the same reason, and these are enough to say so."""
+    over = [one for one in trials if not one.open]
+    reasons = {_alike(one.why) for one in over}
+    return len(over) >= ALIKE and all(one.failed for one in over) and len(reasons) == 1 and reasons != {""}
+
+
+def _alike(why: str) -> str:
+    """Without its numbers, which differ from trial to trial."""
+    return re.sub(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", "#", why)
+
+
+def _commonest(trials: Sequence[TrialView]) -> str:
+    """Return why most of the trials failed, in the words of the first of them."""
+    counts = Counter(_alike(one.why) for one in trials)
+    reason, count = counts.most_common(1)[0]
+    why = next(one.why for one in trials if _alike(one.why) == reason) or "their runs failed"
+    return f"{count} of {len(trials)}: {why}" if count < len(trials) else f"of each: {why}"
 
 
 def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
@@ -185,7 +214,7 @@ def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
         case State.SUCCEEDED | State.FAILED | State.CANCELLED if trial.pruning:
             yield TellTrial(number, pruned=True)
         case State.SUCCEEDED:
-            yield _valued(number, run.value, aim.metric)
+            yield _valued(number, run, aim.metric)
         case State.FAILED:
             yield TellTrial(number, why=run.message or "its run failed")
         case State.CANCELLED:
@@ -215,7 +244,9 @@ def _of_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
         yield ReviveTrial(number)
 
 
-def _valued(number: int, value: float | None, metric: str) -> TellTrial:
+def _valued(number: int, run: TrialRun, metric: str) -> TellTrial:
+    value = run.value
     if value is None:
-        return TellTrial(number, why=f"it has never reported {metric}")
+        others = f"; it has reported {', '.join(run.reported)}" if run.reported else ", nor anything else"
+        return TellTrial(number, why=f"it has never reported {metric}{others}")
     return TellTrial(number, value) if math.isfinite(value) else TellTrial(number, why=f"{metric} is {value}")

@@ -116,7 +116,8 @@ class RunsOfTrials:
         views: dict[str, TrialRun] = {}
         for run, one in zip(there, found, strict=True):
             value = self._value(run) if one.state.ended else None
-            views[run.id] = TrialRun(one.state, value, one.last_word, self._revivals[run.id], one.attempt)
+            names = tuple(sorted({*one.metrics, *one.not_finite}))
+            views[run.id] = TrialRun(one.state, value, one.last_word, names, self._revivals[run.id], one.attempt)
         return views
 
     def rest(self, seconds: float) -> None:

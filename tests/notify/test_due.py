@@ -41,6 +41,17 @@ def test_a_start_is_told_with_where_and_how_many():
     assert of(world_size=1)["started"].title.endswith("with 1 rank")
 
 
+def test_each_message_tells_of_its_own_moment():
+    end = {"failure": FAILED, "cause": Cause.USER_ERROR, "exit_code": 10, "step": 7, "message": "gave up"}
+    events = [SUBMITTED, OPENED, failure(1), Event(3.5, 1, "regroup", "again", generation=1), opened(2)]
+    found = of(events=events, state=State.FAILED, what=msgspec.structs.replace(ALL, restarts=0), **end)
+    started, restarted = found["started"], found["restarted"]
+    assert (started.state, started.at, started.step) == ("running", 2.0, None)
+    for one in (started, restarted):
+        assert (one.state, one.cause, one.exit_code, one.summary, one.tail) == ("running", None, None, "", ())
+    assert (found["ended"].state, found["ended"].exit_code) == ("failed", 10)
+
+
 @pytest.mark.parametrize(("restarts", "told"), [(3, False), (4, True), (7, True)])
 def test_restarts_are_told_beyond_a_number_and_once(restarts, told):
     events = [SUBMITTED, OPENED]

@@ -1,5 +1,7 @@
 """What a conductor does next, for every state that a trial and its run can be in."""
 
+from dataclasses import replace
+
 import pytest
 
 from launcher.sweeps.decide import (
@@ -26,11 +28,39 @@ LIVE = [State.QUEUED, State.STARTING, State.RUNNING, State.REGROUPING]
 
 
 def trial(state, value=None, *, pruning=False, message="", revivals=0):
-    return TrialView(0, True, pruning=pruning, run=TrialRun(state, value, message, revivals))
+    return TrialView(0, True, pruning=pruning, run=TrialRun(state, value, message, revivals=revivals))
 
 
 def over(count, failed=0):
     return [TrialView(number, False, failed=number < failed) for number in range(count)]
+
+
+def failures(*reasons):
+    return [TrialView(number, False, failed=True, why=why) for number, why in enumerate(reasons)]
+
+
+def test_a_sweep_whose_trials_have_all_failed_has_failed_and_says_why_most_of_them_did():
+    aim = Aim(trials=3, parallel=1, failures=5, metric="acc")
+    [end] = next_actions(failures("KeyError: 'x'", "no acc", "no acc"), aim)
+    why = "all 3 trials are done: none has come to a value; 2 of 3: no acc"
+    assert end == EndSweep("failed", why)
+
+
+def test_three_equal_failures_at_the_start_are_enough():
+    aim = Aim(trials=20, parallel=1, failures=5, metric="acc")
+    alike = failures("ValueError: 0.1 is too much", "ValueError: 1e-3 is too much", "ValueError: 7 is too much")
+    why = "the first 3 trials have failed alike: none has come to a value; of each: ValueError: 0.1 is too much"
+    assert next_actions(alike, aim) == [EndSweep("failed", why)]
+    assert next_actions(alike[:2], aim) == [NextTrial()]
+    assert next_actions([*alike[:2], *failures("KeyError: 'x'")], aim) == [NextTrial()]
+    assert next_actions([*alike, TrialView(3, False)], aim) == [NextTrial()], "one has come to something"
+    assert next_actions(alike, replace(aim, failures=None)) == [NextTrial()], "failures: unlimited"
+
+
+def test_what_a_trial_has_measured_is_named_where_it_is_not_the_metric():
+    run = TrialRun(State.SUCCEEDED, reported=("loss", "lr"))
+    told = TellTrial(0, why="it has never reported acc; it has reported loss, lr")
+    assert next_actions([TrialView(0, True, run=run)], AIM) == [told]
 
 
 def test_a_new_one_as_long_as_there_is_room():
@@ -52,7 +82,7 @@ def test_one_that_goes_on(state):
     ("view", "told"),
     [
         (trial(State.SUCCEEDED, 0.5), TellTrial(0, 0.5)),
-        (trial(State.SUCCEEDED), TellTrial(0, why="it has never reported acc")),
+        (trial(State.SUCCEEDED), TellTrial(0, why="it has never reported acc, nor anything else")),
         (trial(State.SUCCEEDED, float("nan")), TellTrial(0, why="acc is nan")),
         (trial(State.FAILED, 0.5, message="KeyError: 'lr'"), TellTrial(0, why="KeyError: 'lr'")),
         (trial(State.CANCELLED, 0.5), TellTrial(0, why="its run was cancelled")),
@@ -83,7 +113,7 @@ def test_stopped_once_no_run_is_left():
 
 def test_the_end():
     assert next_actions(over(3), AIM) == [EndSweep("succeeded", "all 3 trials are done")]
-    assert next_actions(over(2, failed=2), AIM) == [EndSweep("failed", "2 trials have failed")]
+    assert next_actions(over(3, failed=2), AIM) == [EndSweep("failed", "2 trials have failed")]
     late = Aim(trials=3, parallel=1, failures=2, metric="acc", in_time=False)
     assert next_actions(over(1), late) == [EndSweep("succeeded", "its time is over")]
     assert next_actions([*over(1), TrialView(1, True, run=TrialRun(State.RUNNING))], late) == []

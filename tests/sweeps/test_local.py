@@ -71,6 +71,7 @@ def test_from_its_beginning_to_its_end(lab):
     best = json.loads(lab.launch("sweep", "best", "--json").stdout)
     assert (best["number"], best["value"], best["params"]) == (2, 0.0, {"run.args.x": 2})
     assert lab.status(best["run"])["state"] == "succeeded"
+    assert lab.launch("sweep", "best").stderr == f"what it has said: launch logs {best['run']}\n", "no checkpoint"
     assert lab.launch("sweep", "status").stdout.splitlines()[1].split() == [
         "TRIAL",
         "STATE",

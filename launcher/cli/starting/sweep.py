@@ -128,8 +128,20 @@ def _best(sweep: "Sweep", *, as_json: bool) -> int:
         return Exit.OK
     rows = [("trial", str(best.number)), ("value", f"{best.value:.6g}"), ("run", best.run)]
     print("\n".join(columns([*rows, *((key, safe(str(value))) for key, value in best.params.items())])))
-    print(f"its weights: launch export {best.run} --best -o model.safetensors", file=sys.stderr)
+    print(_way_on(sweep, best.run), file=sys.stderr)
     return Exit.OK
+
+
+def _way_on(sweep: "Sweep", run: str) -> str:
+    """Return how to have the weights of the run; without a checkpoint of the trainer's there are none to export."""
+    from launcher.rundir.layout import RunDir  # late: only for this
+    from launcher.status.checkpoints import kept  # late: likewise
+    from launcher.sweeps.folder import SweepDir  # late: likewise
+
+    found = kept(RunDir(SweepDir(sweep.path).runs / run))
+    if not (found.best or found.steps):
+        return f"what it has said: launch logs {run}"
+    return f"its weights: launch export {run}{' --best' if found.best else ''} -o model.safetensors"
 
 
 def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
