@@ -10,6 +10,13 @@ from pathlib import Path
 
 from launcher.spec.model import JobSpec
 
+# What brings modules of another name; the package of the module's own name may be a stranger's.
+_PACKAGES = {
+    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python", "dotenv": "python-dotenv",
+    "launcher": "launch-anywhere", "lightning_fabric": "lightning", "skimage": "scikit-image",
+    "sklearn": "scikit-learn", "trainer": "launch-anywhere", "yaml": "pyyaml",
+}  # fmt: skip
+
 OLDEST = "3.9"  # that the zygote runs in
 _MOST_BYTES = 1 << 16  # of a file that says where modules are
 _CODE = ("import ", "import\t")  # at the start of a line of a .pth file
@@ -142,3 +149,8 @@ def _text(path: Path) -> str:
             return file.read(_MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def package_of(module: str) -> str:
+    """Return the package of the index that brings this top-level module, as far as is known."""
+    return _PACKAGES.get(module, module)

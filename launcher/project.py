@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from launcher.interpreter import is_program, lacking, may_import, sites_of
+from launcher.interpreter import is_program, lacking, may_import, package_of, sites_of
 from launcher.plan.facts import Misfit, Project
 from launcher.rundir.code.imports import SureImport, sure_imports, syntax_error, third_party_imports
 from launcher.rundir.code.listing import CodeList, list_code, list_frozen
@@ -15,11 +15,6 @@ from launcher.rundir.code.own_packages import Installed, installed_live, own_fol
 from launcher.spec.model import JobSpec
 
 _OURS = frozenset(("launcher", "trainer"))
-# What brings modules of another name; the package of the module's own name may be a stranger's.
-_PACKAGES = {
-    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python", "dotenv": "python-dotenv",
-    "lightning_fabric": "lightning", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +108,7 @@ def _shown(python: str, root: Path) -> str:
 
 
 def _way_to_have(module: str, root: Path, python: str) -> str:
-    package = _PACKAGES.get(module, module)
+    package = package_of(module)
     return f"uv add {package}" if (root / "uv.lock").exists() else f"{python} -m pip install {package}"
 
 

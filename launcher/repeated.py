@@ -1,5 +1,6 @@
 """A spec, or a run with the code that it had, of which several runs are made: killed to prove, small to measure."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from launcher.words import LOCAL
 T = TypeVar("T")
 Tell = Callable[[str], None]
 _TASKS = "trainer.tasks."  # modules of ours, which have the options of all settings
+_OF_TRAINER = re.compile(r"^\s*(?:from|import)\s+trainer\b", re.MULTILINE)
+_SETTINGS = re.compile(r"\badd_options\s*\(")
 _LIMITS = ("max-steps", "max_steps", "steps", "total-steps", "total_steps", "num-steps", "num_steps")
 
 
@@ -80,13 +83,28 @@ def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
         raise
 
 
-def steps_override(run: RunOptions, steps: int) -> str:
-    """What makes the training so long. Raises BadInput where nobody knows."""
-    name = _LIMITS[0] if is_ours(run) else next((one for one in _LIMITS if gives(run, one)), None)
+def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str:
+    """Return what makes the training so long; `root` is where its code is. Raises BadInput where nobody knows.
+
+    A script that takes the trainer's settings has its --max-steps, be it left to its default.
+    """
+    name = next((one for one in _LIMITS if gives(run, one)), None)
+    if name is None and (is_ours(run) or (root is not None and _takes_settings(run, root))):
+        name = _LIMITS[0]
     if name is None:
         hint = "hint: --set run.args.NAME=N sets the option of your script that does"
         raise BadInput(f"--steps: its args have none of {', '.join(f'--{one}' for one in _LIMITS)}", hint)
     return f"run.args.{name}={steps}"
+
+
+def _takes_settings(run: RunOptions, root: Path) -> bool:
+    """Return whether the script has the options of the trainer's settings, by its source."""
+    entry = run.script if run.module is None else f"{run.module.replace('.', '/')}.py"
+    file = root / run.workdir / (entry or "")
+    if not file.is_file():
+        return False
+    text = file.read_text(errors="replace")
+    return bool(_OF_TRAINER.search(text) and _SETTINGS.search(text))
 
 
 def is_ours(run: RunOptions) -> bool:

@@ -26,7 +26,10 @@ def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> Repeat
         raise Refused(f"--on {target.on}: no rank can be killed there", "hint: prove it on another cluster")
     words = [*_ALWAYS, *_logged(wish.spec.run)]
     if steps is not None:
-        words += [steps_override(wish.spec.run, steps), f"checkpoint.every={max(1, steps // (2 * kills + 2))} steps"]
+        words += [
+            steps_override(wish.spec.run, steps, wish.code.root),
+            f"checkpoint.every={max(1, steps // (2 * kills + 2))} steps",
+        ]
     return replace(target, overrides=(*words, *target.overrides))
 
 

@@ -166,7 +166,9 @@ def _will_recur(failure: Event, past: Sequence[Event]) -> str:
         case ErrorKind.MODULE:
             return "a module that it imports is not there: another start would miss it again"
         case ErrorKind.USAGE:
-            return "the script left by itself before the first step, as it does over a wrong argument"
+            return (
+                "the script left by itself before the first step, as over a wrong argument; run.args has its arguments"
+            )
         case ErrorKind.PASSING | ErrorKind.OTHER | None:
             return ""
         case _:

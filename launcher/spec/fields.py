@@ -129,10 +129,10 @@ _BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, r
 
 
 class _BudgetSection(Section, frozen=True, dict=True):
-    """One that notes whether the number of restarts is written, and not the default."""
+    """A section that notes whether a number of restarts is written, and not the default, or `unlimited`."""
 
     def made(self, values: dict[str, Any]) -> Any:
-        return super().made({**values, "explicit": "restarts" in values})
+        return super().made({**values, "explicit": values.get("restarts") is not None})
 
 
 def _budget(cause: str, after: str) -> Field:

@@ -1,13 +1,19 @@
 """Where a rank ran that failed, and what to do about a file that is in the project but not in the frozen code."""
 
 import contextlib
+import re
 from pathlib import Path
 
 from launcher.errors import LaunchError
+from launcher.interpreter import package_of
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.code.left_out import left_out
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Failure
+
+_OURS = frozenset({"launcher", "trainer"})
+# What Python says of an import, and of a module that it was to run.
+_MISSED = re.compile(r"No module named '?(?P<name>\w[\w.]*)")
 
 
 def where_it_ran(failure: Failure, run_dir: str) -> list[str]:
@@ -17,8 +23,21 @@ def where_it_ran(failure: Failure, run_dir: str) -> list[str]:
         plan = read_plan(run, failure.attempt)
         name = left_out(" ".join((failure.summary, *failure.tail[-1:])), plan, Path(plan.run_dir))
         ran = f"it ran in {plan.run_dir}/{plan.workdir}, a copy of {plan.project} as it was at submit"
-        return [ran, *(_explained(run, plan.project, name) if name else [])]
+        explained = _explained(run, plan.project, name) if name else way_to_have(failure, plan.entry.python)
+        return [ran, *explained]
     return []
+
+
+def way_to_have(failure: Failure, python: str) -> list[str]:
+    """Return how to have the module that was missed, or nothing where none was."""
+    found = _MISSED.search(" ".join((failure.summary, *failure.tail[-1:])))
+    if found is None:
+        return []
+    top = found["name"].partition(".")[0]
+    install = f"{python} -m pip install {package_of(top)}"
+    if top in _OURS:
+        return [f"hint: {top} comes with launch, and the ranks' Python has it not: {install}"]
+    return [f"hint: {install} where it is a package; a module of the project is looked for from its folder"]
 
 
 def _explained(run: RunDir, project: str, name: str) -> list[str]:

@@ -50,3 +50,16 @@ def test_what_makes_a_training_shorter_is_known_by_its_name(run, expected):
     from launcher.spec.read import parse_spec
 
     assert steps_override(parse_spec(f"name: x\nrun: {run}\n", "x.yaml").run, 30) == expected
+
+
+def test_a_script_with_the_trainers_settings_is_made_shorter_by_their_own_option(tmp_path):
+    from launcher.errors import BadInput
+    from launcher.repeated import steps_override
+    from launcher.spec.read import parse_spec
+
+    run = parse_spec("name: x\nrun: {script: train.py, args: {lr: 0.1}}\n", "x.yaml").run
+    (tmp_path / "train.py").write_text("from trainer import add_options\n\nadd_options(parser, max_steps=500)\n")
+    assert steps_override(run, 30, tmp_path) == "run.args.max-steps=30"
+    (tmp_path / "train.py").write_text("from theirs import add_options\n\nadd_options(parser)\n")
+    with pytest.raises(BadInput, match="its args have none of"):
+        steps_override(run, 30, tmp_path)
