@@ -2,6 +2,8 @@
 
 import pytest
 
+from launcher.umask import users_umask
+
 pytestmark = pytest.mark.nightly
 
 
@@ -15,6 +17,7 @@ def test_a_run_from_its_submit_to_its_end_and_on(site):
     run = site.submit(30)
     said = site.desk.launch("logs", run, "-f").stdout
     assert said, "what the ranks print is followed until the run has ended"
+    assert f"umask {users_umask():04o}" in said, "files of the ranks are the user's own"
     status = site.desk.wait(run)
     assert (status["state"], status["cluster"], status["step"]) == ("succeeded", site.on, 30)
     assert site.verb("look", run) in (None, "ended", "gone", "unknown", "running", "ending")

@@ -146,7 +146,8 @@ def main():
     weights = load(folder, step)
     note = audit(args.audit)
     note("start", step)
-    print(f"rank {rank} of {world} starts at step {step}", flush=True)
+    os.umask(mask := os.umask(0))
+    print(f"rank {rank} of {world} starts at step {step}, umask {mask:04o}", flush=True)
     while step < args.steps:
         while is_held(args.hold, step):
             pause(0.02)
