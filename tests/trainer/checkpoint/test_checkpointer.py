@@ -730,6 +730,19 @@ def test_who_trains_once_more_takes_back_that_it_is_done(tmp_path, monkeypatch):
     assert said == [True, False, True]
 
 
+def test_a_signal_is_told_so_that_exit_code_75_is_no_error_of_the_script(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "wire")
+    reader = os.open(tmp_path / "wire", os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setenv("LAUNCH_PROGRESS", str(tmp_path / "wire"))
+    with Checkpointer(tmp_path / "it", model=nn.Linear(2, 1), every="10 steps") as checkpointer:
+        checkpointer.load()
+        signal.raise_signal(signal.SIGTERM)
+        assert checkpointer.after_step(1)
+    said = [json.loads(line) for line in os.read(reader, 1 << 16).splitlines()]
+    os.close(reader)
+    assert {"asked_to_stop": True} in said
+
+
 def test_nobody_goes_on_in_a_folder_of_somebody_newer(tmp_path, monkeypatch):
     monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("LAUNCH_ATTEMPT", "2")
