@@ -456,7 +456,8 @@ def test_a_person_lets_a_run_begin_anew_where_no_checkpoint_is_whole(lab, word):
     if word == "--gone":
         write_record(RunDir(lab.run_dir(run)).gone, [Gone("gpu07", 1)])
     for attempt in (2, 3):
-        lab.launch("resume", run, *([word] if word == "--anew" and attempt == 2 else []))
+        more = ("--set", f"run.args.steps={5 * attempt}")
+        lab.launch("resume", run, *more, *([word] if word == "--anew" and attempt == 2 else []))
         lab.wait(run)
     said = [event["attempt"] for event in lab.events(run, ANEW)]
     assert said == ([2] if word else []), "for that one attempt"
