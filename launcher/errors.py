@@ -75,7 +75,8 @@ MEANING = {
     Exit.FENCED: "a newer start of the same run writes its checkpoints",
     Exit.DISK: "a disk was full or failed",
     Exit.NO_CHECKPOINT: "no whole checkpoint is left on the hosts that are here",
-    Exit.RESUME_ME: "of a rank that was asked to stop: it has saved and wants to be resumed; of any other it is a `user_error`",
+    Exit.RESUME_ME: "of a rank that was asked to stop: it has saved and wants to be resumed; "
+    "of any other it is a `user_error`",
     Exit.INTERRUPTED: "Ctrl-C; the run itself goes on",
     Exit.PIPE_CLOSED: "whoever read stdout has left",
 }
