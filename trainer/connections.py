@@ -27,17 +27,20 @@ from trainer.stuck import Stuck
 
 T = TypeVar("T")
 _FDS = "/proc/self/fd"
-_AGAIN_MS = 20
-_STUCK_S = 2.0  # after its connections were cut
 _OTHERS = 64  # at most; gloo's listeners have a number for each of them, from 0, and hear it first from who connects
 _NUMBER = struct.Struct("<q")
 _CALL_S = 1.0
 
 
 class Connections:
-    """Those that were made while it was `watching`."""
+    """Those that were made while it was `watching`.
 
-    def __init__(self) -> None:
+    Once they are cut they are cut again every `again_ms`; a thread that waits in torch for longer than `stuck_s` after
+    that ends the process.
+    """
+
+    def __init__(self, *, again_ms: int = 20, stuck_s: float = 2.0) -> None:
+        self._again_ms, self._stuck_s = again_ms, stuck_s
         self._made: dict[int, str] = {}
         self._before: dict[int, str] | None = None  # what there was, while it is watching
         self.given_up = False  # ranks meet elsewhere by now
@@ -135,9 +138,9 @@ class Connections:
             if again:  # who was only in a pass is through by now
                 self.hang_up()
             leave()  # only now: whatever is made of a pass that was left half-way can go to nobody
-            if stuck is not None and stuck.seconds() > _STUCK_S:
+            if stuck is not None and stuck.seconds() > self._stuck_s:
                 stuck.end_process()
-            ready, again = waiting.poll(_AGAIN_MS), True
+            ready, again = waiting.poll(self._again_ms), True
 
 
 class Lookout:

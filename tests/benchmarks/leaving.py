@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from results import publish
 
-from trainer import connections
 from trainer.connections import Connections
 
 WAYS = ("reading first", "at once")
@@ -38,7 +37,8 @@ class AtOnce(Connections):
 
 
 def left_in_time(way, rank, met, number):
-    made, (word, end) = AtOnce() if way == "at once" else Connections(), os.pipe()
+    kind = AtOnce if way == "at once" else Connections
+    made, (word, end) = kind(stuck_s=float("inf")), os.pipe()
     with made.watching():
         timeout = dt.timedelta(seconds=TIMEOUT_S)
         dist.init_process_group("gloo", store=dist.FileStore(str(met), 2), rank=rank, world_size=2, timeout=timeout)
@@ -64,7 +64,6 @@ def left_in_time(way, rank, met, number):
 def ranks_late(rounds, folder):
     """By way; of two ranks, this process and one that is forked."""
     os.environ["LAUNCH_CONTROL"] = "/there"
-    connections._STUCK_S = float("inf")
     torch.set_num_threads(1)
     word, end = os.pipe()
     rank = 0 if os.fork() else 1

@@ -24,7 +24,9 @@ SCRIPT = Path(__file__).parents[1] / "local" / "scripts" / "in_place.py"
 _LIMIT_S = 200.0
 
 
-def _entry(environ, log, words):
+def _entry(environ, log, words, launchs_ends):
+    for fd in launchs_ends:  # so that a rank which nobody has a word for any more finds that out
+        os.close(fd)
     os.environ.update(environ)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for number in (1, 2):
@@ -139,7 +141,7 @@ class Launched:
             "LAUNCH_CHECKPOINT_MEMORY_DIR": str(self._memory(rank)) if self._memory_every else "",
             "LAUNCH_CHECKPOINT_MEMORY_EVERY": self._memory_every,
             **({"LAUNCH_JOINS": "1"} if joins else {}),
-            **({"LAUNCH_NOTES_COPIED": "1"} if self.spares else {}),
+            **({"LAUNCH_NOTES_COPIED": "1", "LAUNCH_LEASE_S": "40"} if self.spares else {}),
         }
 
     def _notes(self, rank):
@@ -157,7 +159,8 @@ class Launched:
         return "".join(path.read_text() for path in sorted(self.folder.glob("g*-rank-*.log")))
 
     def _start(self, rank, **how):
-        words = (self._environment(rank, **how), self.log(rank), self.words)
+        launchs_ends = [*chain(*self._controls), *self._progress]
+        words = (self._environment(rank, **how), self.log(rank), self.words, launchs_ends)
         process = self._context.Process(target=_entry, args=words)
         process.start()
         return process

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from ranks import Ranks, world_environment
 
 from launcher.agent.ranks.ports import HeldPort
-from trainer import connections
 from trainer.connections import Connections, made_here
 from trainer.world import _own_store, cpu_group, join
 
@@ -101,8 +100,7 @@ def test_who_meets_others_gives_up_when_there_is_another_word(monkeypatch, first
 def test_at_first_only_reading_ends_so_that_what_is_being_sent_is(monkeypatch):
     """gloo never tells of a message that it could not send."""
     monkeypatch.setenv("LAUNCH_CONTROL", "/there")
-    made, (word, end) = Connections(), os.pipe()
-    monkeypatch.setattr(connections, "_AGAIN_MS", 60_000)
+    made, (word, end) = Connections(again_ms=60_000), os.pipe()
     with made.watching(), socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
         theirs, _ = listener.accept()

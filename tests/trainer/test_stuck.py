@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import connections, stuck
+from trainer import stuck
 from trainer.connections import Connections
 from trainer.stuck import Stuck
 
@@ -107,8 +107,7 @@ def test_a_process_that_was_stopped_meanwhile_has_not_waited_all_the_time():
 
 @pytest.mark.parametrize(("module", "ended"), [(OF_RANKS, True), ("users.model", False)])
 def test_a_rank_that_sleeps_in_what_was_cut_is_ended_and_one_that_sleeps_elsewhere_is_not(monkeypatch, module, ended):
-    monkeypatch.setattr(connections, "_STUCK_S", 0.3)
-    made, ends, cuts, (word, end) = Connections(), [], [], os.pipe()
+    made, ends, cuts, (word, end) = Connections(stuck_s=0.3), [], [], os.pipe()
     monkeypatch.setattr(made, "cut", lambda *_: cuts.append(1))
     lookouts = []
     with a_thread_in(module, WAIT, lambda: lookouts.append(made.cut_on(word))) as (_, lock):
@@ -139,11 +138,10 @@ def test_a_process_that_ends_itself_was_killed_and_has_said_where_it_waited(tmp_
     assert "in test_a_process_that_ends_itself_was_killed_and_has_said_where_it_waited" in said
 
 
-def test_the_first_thread_of_a_forked_process_as_that_of_a_rank(monkeypatch):
-    monkeypatch.setattr(connections, "_STUCK_S", 0.3)
+def test_the_first_thread_of_a_forked_process_as_that_of_a_rank():
     pid = os.fork()
     if pid == 0:
-        made, (word, end) = Connections(), os.pipe()
+        made, (word, end) = Connections(stuck_s=0.3), os.pipe()
         made.cut_on(word)
         os.write(end, b"a word")
         namespace = {"__name__": OF_RANKS, "lock": threading.Lock()}

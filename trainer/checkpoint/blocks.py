@@ -40,19 +40,19 @@ class Block:
         return hashlib.sha256(bytes_of(whole.reshape(-1).view(torch.uint8))).digest()
 
 
-def blocks(manifest: Manifest) -> Iterator[Block]:
-    """Of the whole model and optimizer, in the order of their names."""
+def blocks(manifest: Manifest, block_bytes: int = _BLOCK_BYTES) -> Iterator[Block]:
+    """Yield the blocks of the whole model and optimizer, in the order of their names; `block_bytes` as `blocks_of`."""
     for name in sorted(manifest.tensors):
         if name.startswith(OF_TRAINING):
-            yield from blocks_of(name, manifest.tensors[name])
+            yield from blocks_of(name, manifest.tensors[name], block_bytes)
 
 
-def blocks_of(name: str, entry: TensorEntry) -> Iterator[Block]:
-    """Of one tensor."""
+def blocks_of(name: str, entry: TensorEntry, block_bytes: int = _BLOCK_BYTES) -> Iterator[Block]:
+    """Yield the blocks of one tensor: as many rows as have at most `block_bytes`, but at least one."""
     if not entry.shape:
         yield Block(name, entry, (), ())
     elif 0 not in entry.shape:
         first, *rest = entry.shape
-        rows = max(1, _BLOCK_BYTES // (math.prod(rest) * ITEM_BYTES[entry.dtype]))
+        rows = max(1, block_bytes // (math.prod(rest) * ITEM_BYTES[entry.dtype]))
         for begin in range(0, first, rows):
             yield Block(name, entry, (begin, *(0 for _ in rest)), (min(rows, first - begin), *rest))

@@ -31,7 +31,6 @@ from trainer.errors import CheckpointDamaged, Fenced
 from trainer.world import World
 
 log = logging.getLogger("trainer")
-_LOOK_S = 1.0  # how often who waits for a save looks how far it is
 _ABANDONED_S = 0.2  # for a save that comes to nothing: other ranks wait meanwhile
 
 
@@ -103,11 +102,13 @@ class Saver:
         asynchronous: bool = True,
         on_commit: Callable[[int], None] = lambda _step: None,
         while_waiting: Callable[[], None] = lambda: None,
+        look_s: float = 1.0,  # how often who waits for a save looks how far it is
     ) -> None:
         self.failures = 0  # in a row
         self.last: Outcome | None = None
         self._shelf, self._team, self._world, self._whole = shelf, team, world, whole
-        self._asynchronous, self._on_commit, self._while_waiting = asynchronous, on_commit, while_waiting
+        self._asynchronous, self._on_commit = asynchronous, on_commit
+        self._while_waiting, self._look_s = while_waiting, look_s
         self._staging = Staging(world.device)
         self._plan: WritePlan | None = None
         self._thread: threading.Thread | None = None
@@ -160,21 +161,21 @@ class Saver:
         if self._thread is not None:
             seen = 0
             while self._thread.is_alive():
-                self._thread.join(_LOOK_S)
+                self._thread.join(self._look_s)
                 if self._pieces != seen:
                     seen = self._pieces
                     self._while_waiting()
             self._thread = None
         return self.last
 
-    def abandon(self) -> None:
-        """The groups are broken, and with them the save under way: its thread is waited for a moment, and then left.
+    def abandon(self, limit_s: float = _ABANDONED_S) -> None:
+        """Wait for the thread of a save whose groups are broken for `limit_s`, and then leave it.
 
         gloo may never wake who begins to send as the connection is closed. Whenever that thread goes on, its save is of
         a start that is not the newest any more, so that it comes to nothing.
         """
         if self._thread is not None:
-            self._thread.join(_ABANDONED_S)
+            self._thread.join(limit_s)
             self._thread = None
 
     def _count_piece(self) -> None:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from trainer.world import World
 
 T = TypeVar("T")
-_FAN = 8  # so many hear one of them
 _FRAME = 1024  # bytes that are sent in any case: most words fit in, and need no second message
 _LENGTH = struct.Struct("<Q")
 _LOST = (1 << 64) - 1  # in the place of a length: there is no word, for whoever should have brought it is lost
@@ -29,6 +28,7 @@ class Team:
     ranks: tuple[int, ...]  # in the world
     me: int  # place among them
     leaders: tuple[int, ...] | None = None  # disks apart: the place of who acts for each one's; None: there is one disk
+    fan: int = 8  # so many hear one of them
 
     @property
     def is_first(self) -> bool:
@@ -132,17 +132,17 @@ class Team:
     def below(self) -> list[list[int]]:
         """The places that speak to this one, nearest first."""
         levels, step = [], 1
-        while step < len(self.ranks) and self.me % (step * _FAN) == 0:
-            level = range(self.me + step, min(self.me + step * _FAN, len(self.ranks)), step)
+        while step < len(self.ranks) and self.me % (step * self.fan) == 0:
+            level = range(self.me + step, min(self.me + step * self.fan, len(self.ranks)), step)
             levels += [list(level)] if level else []
-            step *= _FAN
+            step *= self.fan
         return levels
 
     @property
     def above(self) -> int:
-        step = _FAN
+        step = self.fan
         while self.me % step == 0:
-            step *= _FAN
+            step *= self.fan
         return self.me - self.me % step
 
     def _say(self, word: bytes | None, place: int) -> None:

@@ -35,12 +35,15 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _claim = msgspec.json.Decoder(Claim)
 
 
-def claim(folder: Path, attempt: int | None = None, generation: int = 0) -> Claim:
-    """Become the one that may write. Raises Fenced where a newer attempt or generation has claimed it.
+def claim(
+    folder: Path, attempt: int | None = None, generation: int = 0, *, lock_limit_s: float = _LOCK_LIMIT_S
+) -> Claim:
+    """Become the one that may write. Raises Fenced where a newer attempt or generation has claimed it, and TrainerError
+    where another process has held the lock for `lock_limit_s`.
 
     Without an attempt's number (outside of launch) whoever comes last is the newest.
     """
-    with _alone(folder):
+    with _alone(folder, lock_limit_s):
         before = _set_aside_if_damaged(folder)
         if before is None:
             mine = Claim(attempt or 0, generation, 1, new_nonce())
@@ -97,25 +100,25 @@ def _run_attempt(run_dir: Path) -> int:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(folder: Path, limit_s: float) -> Iterator[None]:
     """Between reading the claim and replacing it nobody else may; the kernel drops a killed holder's lock."""
     fd = os.open(folder / FENCE_LOCK, _LOCK, 0o600)
     try:
-        _lock(fd, folder)
+        _lock(fd, folder, limit_s)
         yield
     finally:
         os.close(fd)
 
 
-def _lock(fd: int, folder: Path) -> None:
-    end = time.monotonic() + _LOCK_LIMIT_S
+def _lock(fd: int, folder: Path, limit_s: float) -> None:
+    end = time.monotonic() + limit_s
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
                 raise TrainerError(
-                    f"{folder / FENCE_LOCK}: held by another process for {_LOCK_LIMIT_S:.0f} s\n"
+                    f"{folder / FENCE_LOCK}: held by another process for {limit_s:.0f} s\n"
                     f"hint: `fuser {folder / FENCE_LOCK}` names it; a frozen one has to be ended"
                 ) from None
             time.sleep(0.02)  # the holder needs a few milliseconds, and nothing tells when it is done

@@ -4,6 +4,7 @@ import json
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import IO
 
 from trainer.checkpoint_files import pickle_words as pickled
@@ -78,35 +79,39 @@ def index(files: Mapping[str, Sequence[str]], weights: Weights) -> bytes:
     return json.dumps(words, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
-def write_torch(file: IO[bytes], weights: Weights) -> None:
-    """A dict of tensors by name, as torch.save writes one; torch.load(weights_only=True) reads it."""
+def write_torch(file: IO[bytes], weights: Weights, *, zip64_from: int = _ZIP64_FROM) -> None:
+    """Write a dict of tensors by name, as torch.save does; torch.load(weights_only=True) reads it.
+
+    Tensors of at least `zip64_from` bytes are declared as a zip does sizes of more than 4 GB.
+    """
     keys = {tensor: str(number) for number, tensor in enumerate(weights.tensors)}
     named = {**{tensor: tensor for tensor in weights.tensors}, **weights.tied}
     words = pickled.table(
         (pickled.text(alias), _tensor(weights.tensors[one], keys[one])) for alias, one in named.items()
     )
-    _write_archive(file, words, weights, keys)
+    _write_archive(file, words, weights, keys, zip64_from)
 
 
 def write_torch_tensor(file: IO[bytes], weights: Weights, name: str) -> None:
     """One tensor alone, as torch.save writes it."""
-    _write_archive(file, _tensor(weights.tensors[name], "0"), weights, {name: "0"})
+    _write_archive(file, _tensor(weights.tensors[name], "0"), weights, {name: "0"}, _ZIP64_FROM)
 
 
-def _write_archive(file: IO[bytes], words: bytes, weights: Weights, keys: Mapping[str, str]) -> None:
+def _write_archive(file: IO[bytes], words: bytes, weights: Weights, keys: Mapping[str, str], zip64_from: int) -> None:
     words = pickled.PROTOCOL + words + pickled.STOP
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        _put(archive, "data.pkl", [words], len(words))
+        put = partial(_put, archive, zip64_from)
+        put("data.pkl", [words], len(words))
         for entry, text in ((".format_version", b"1"), (".storage_alignment", b"64"), ("byteorder", b"little")):
-            _put(archive, entry, [text], len(text))
+            put(entry, [text], len(text))
         for tensor, key in keys.items():
-            _put(archive, f"data/{key}", weights.data(tensor), weights.tensors[tensor].size)
-        _put(archive, "version", [b"3\n"], 2)
+            put(f"data/{key}", weights.data(tensor), weights.tensors[tensor].size)
+        put("version", [b"3\n"], 2)
 
 
-def _put(archive: zipfile.ZipFile, name: str, pieces: Iterable[bytes], size: int) -> None:
+def _put(archive: zipfile.ZipFile, zip64_from: int, name: str, pieces: Iterable[bytes], size: int) -> None:
     """An entry whose bytes begin at a multiple of 64, so that they can be mapped into memory as they lie."""
-    entry, large = zipfile.ZipInfo(f"weights/{name}", _EPOCH), size >= _ZIP64_FROM
+    entry, large = zipfile.ZipInfo(f"weights/{name}", _EPOCH), size >= zip64_from
     entry.external_attr, entry.file_size = 0o600 << 16, size
     before = 30 + len(entry.filename.encode()) + (20 if large else 0) + 4
     begins = before + (archive.fp.tell() if archive.fp is not None else 0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _AT_ONCE = 1024  # pieces in one call, as the system allows
-_MOST_BYTES = 1 << 30  # of a piece: a call reads less than two of them
+_PIECE_BYTES = 1 << 30  # a call reads less than two of them
 _PR_SET_PTRACER = 0x59616D61
 _MARK_BYTES = 16
 
@@ -49,13 +49,16 @@ def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
         _let_read(0)
 
 
-def read(places: Places, into: Sequence[Tensor]) -> None:
-    """Raises OSError; some of them may have been read by then."""
+def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES) -> None:
+    """Read what lies there into these tensors, in pieces of at most `piece_bytes`.
+
+    Raises OSError; some of the tensors may have been read by then.
+    """
     _check_mark(places)
     pieces = []
     for tensor, address in zip(into, places.tensors, strict=True):
-        for at in range(0, tensor.nbytes, _MOST_BYTES):
-            pieces.append((tensor.data_ptr() + at, address + at, min(_MOST_BYTES, tensor.nbytes - at)))
+        for at in range(0, tensor.nbytes, piece_bytes):
+            pieces.append((tensor.data_ptr() + at, address + at, min(piece_bytes, tensor.nbytes - at)))
     _read(places.pid, pieces)
     _check_mark(places)
 

@@ -27,11 +27,13 @@ def givers_of(taker: int, takers: Collection[int], size: int, ranks_per_node: in
     return near or givers
 
 
-def stripes(sizes: Sequence[int], givers: int) -> list[list[Piece]]:
-    """By giver what it gives of tensors of so many bytes: as much as any other, or nothing where that were little."""
+def stripes(sizes: Sequence[int], givers: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
+    """Return by giver what it gives of tensors of these sizes: as much as any other giver, in stripes of at least
+    `least_bytes`; so where all of it is little, one gives everything and the others nothing.
+    """
     ends = [*accumulate(sizes, initial=0)]
     total, places = ends[-1], [*enumerate(pairwise(ends))]
-    used = max(1, min(givers, total // _LEAST_BYTES))
+    used = max(1, min(givers, total // least_bytes))
     cuts = [giver * total // used for giver in range(used + 1)] + [total] * (givers - used)
     return [
         [

@@ -8,8 +8,9 @@ from ranks import spawn_ranks
 from small_trainings import Recipe, Training
 from torch import nn
 
-from trainer.checkpoint import Checkpointer, blocks
+from trainer.checkpoint import Checkpointer
 from trainer.checkpoint import fingerprint as module
+from trainer.checkpoint.blocks import blocks
 from trainer.checkpoint.fingerprint import fingerprint, fingerprint_together
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
@@ -145,16 +146,25 @@ def test_ranks_that_wait_for_the_first_can_say_that_they_are_here(tmp_path):
     assert min(words for _, words in found) >= tensors // 2 > 3  # on a shared disk two take turns
 
 
-def test_rows_of_blocks_make_no_difference_of_layout(tmp_path, monkeypatch):
+def digests_of_blocks(entry, block_bytes):
+    manifest = catalog.read_manifest(entry)
+    files = [(entry.path / file.name).read_bytes() for file in manifest.files]
+
+    def read(number, view, at):
+        view[:] = files[number][at : at + len(view)]
+
+    return [(block.name, block.offsets, block.digest(read)) for block in blocks(manifest, block_bytes)]
+
+
+def test_rows_of_blocks_make_no_difference_of_layout(tmp_path):
     """Blocks that lie across the parts of several ranks, and parts that lie across several blocks."""
-    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 32)
-    marks = set()
+    found = []
     for strategy, size in (("none", 1), ("fsdp", 2), ("zero1", 2)):
-        marks |= set(
-            spawn_ranks(end_with_equal_values, size, tmp_path / strategy, Recipe(strategy, scheduler="lambda"))
-        )
-    marks.add(fingerprint(Entry("step", 1, tmp_path / "fsdp" / folder_name(1))))
-    assert len(marks) == 1
+        spawn_ranks(end_with_equal_values, size, tmp_path / strategy, Recipe(strategy, scheduler="lambda"))
+        entry = Entry("step", 1, tmp_path / strategy / folder_name(1))
+        found.append(digests_of_blocks(entry, block_bytes=32))
+        assert len(found[-1]) > 2 * len(digests_of_blocks(entry, block_bytes=1 << 30))
+    assert found[0] == found[1] == found[2]
 
 
 def end_beside_damage(folder):

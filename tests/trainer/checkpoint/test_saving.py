@@ -94,12 +94,11 @@ def test_one_save_at_a_time(tmp_path):
     assert kept(tmp_path, 1) == [1.0] * 4 and kept(tmp_path, 2) == [2.0] * 4
 
 
-def test_one_that_hangs_is_left_where_nothing_can_come_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "_ABANDONED_S", 0.05)
+def test_one_that_hangs_is_left_where_nothing_can_come_of_it(tmp_path):
     slow = Slow(tmp_path)
     slow.save(1, torch.ones(4))
     assert slow.arrived.acquire(timeout=150)
-    slow.saver.abandon()
+    slow.saver.abandon(limit_s=0.05)
     assert not slow.saver.busy
     assert slow.saver.wait() is None
     slow.gate.release()
@@ -119,9 +118,8 @@ def test_who_waits_for_a_save_speaks_only_while_it_goes_on(tmp_path, monkeypatch
 
     write_new = saving.write_new
     monkeypatch.setattr(saving, "write_new", write)
-    monkeypatch.setattr(saving, "_LOOK_S", 0.01)
     said = []
-    slow = open_gates(Slow(tmp_path, while_waiting=lambda: (said.append(1), spoke.release())))
+    slow = open_gates(Slow(tmp_path, while_waiting=lambda: (said.append(1), spoke.release()), look_s=0.01))
     slow.save(1, torch.ones(4))
     waiting = threading.Thread(target=slow.saver.wait)
     waiting.start()

@@ -8,7 +8,6 @@ import pytest
 from ranks import Ranks, spawn_ranks
 
 from trainer import world as world_module
-from trainer.checkpoint import team as team_module
 from trainer.checkpoint.team import Team
 from trainer.world import barrier, cpu_group, join
 
@@ -20,9 +19,9 @@ def sockets():
 
 
 def speak(mesh):
-    team_module._FAN, world_module._MESH = 2, mesh
+    world_module._MESH = mesh
     world = join()
-    team = Team(cpu_group(), tuple(range(world.size)), world.rank)
+    team = Team(cpu_group(), tuple(range(world.size)), world.rank, fan=2)
     word = {"rank": world.rank, "long": "x" * 500 * world.rank}
     said = team.exchange(word)
     told = team.tell([world.rank, "y" * 5000])
@@ -55,9 +54,8 @@ def test_many_ranks_have_fewer_connections(found):
 
 def lose(who):
     """One of them leaves in mid-word, and the others do not: what they hear of it."""
-    team_module._FAN = 2
     world = join()
-    team = Team(cpu_group(), tuple(range(world.size)), world.rank)
+    team = Team(cpu_group(), tuple(range(world.size)), world.rank, fan=2)
     team.exchange(None)
     if world.rank == who:
         os._exit(1)

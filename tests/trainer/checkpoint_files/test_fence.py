@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-from trainer.checkpoint_files import fence
 from trainer.checkpoint_files.fence import check, claim, read_claim
 from trainer.checkpoint_files.layout import FENCE, FENCE_DRAFT, FENCE_LOCK
 from trainer.errors import EXIT_FENCED, CheckpointDamaged, Fenced, TrainerError
@@ -133,12 +132,11 @@ def test_of_many_that_claim_at_once_one_is_the_newest(folder):
                 check(folder, one)
 
 
-def test_one_that_is_frozen_while_it_claims_is_named(folder, monkeypatch):
-    monkeypatch.setattr(fence, "_LOCK_LIMIT_S", 0.2)
+def test_one_that_is_frozen_while_it_claims_is_named(folder):
     claim(folder)
     with open(folder / FENCE_LOCK) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(TrainerError, match=r"held by another process(.|\n)*hint: `fuser") as caught:
-            claim(folder)
+            claim(folder, lock_limit_s=0.2)
         assert not isinstance(caught.value, CheckpointDamaged), "nothing is to be set aside for it"
     claim(folder)

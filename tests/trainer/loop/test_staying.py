@@ -10,9 +10,10 @@ from replaced_ranks import Launched
 
 from tests.sizes import one_in
 from trainer.checkpoint_files import catalog
-from trainer.loop import arriving, can_stay, staying
+from trainer.loop import arriving
+from trainer.loop.can_stay import Pace
 from trainer.loop.keeping import Keeping
-from trainer.staying import stripes
+from trainer.loop.staying import Stay
 from trainer.staying.copies import Copies
 from trainer.staying.packing import CannotKeep
 from trainer.staying.parts import Part, Source
@@ -232,11 +233,13 @@ def test_a_model_that_counts_in_python_has_all_started_anew(tmp_path, counts):
     assert (told in run.said()) == counts
 
 
-@pytest.mark.parametrize(("unasked", "felt", "ended"), [(True, 0.0, {0, 1}), (True, 100.0, set()), (False, 0.0, set())])
+@pytest.mark.parametrize(
+    ("unasked", "felt", "ended"), [(True, True, {0, 1}), (True, False, set()), (False, True, set())]
+)
 def test_unasked_no_rank_stays_where_that_would_be_felt(tmp_path, monkeypatch, unasked, felt, ended):
     if unasked:
         monkeypatch.setenv("LAUNCH_STAYS", "auto")
-    monkeypatch.setattr(can_stay, "_FELT", felt)
+    monkeypatch.setattr(Pace, "is_felt", lambda *_: felt)
     run = Launched(tmp_path / "run", 2, "--steps", "40", "--pause", "0.01")
     assert run.run() == [0, 0], run.said()
     assert {*run.stayed_at} == {0, 1}
@@ -393,8 +396,7 @@ def test_hsdp_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, r
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("death", ["0 forward", "8 backward", "9 optimizer", "15 on_validation", "8 backward stop"])
-def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypatch, death):
-    monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
+def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, death):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
     run, codes = killed(tmp_path, 4, f"3 {death}", words=("--strategy", "hsdp"), nodes=2)
     assert codes == [0] * 4, run.said()
@@ -498,9 +500,8 @@ def test_zero1_shares_that_are_lost_with_a_node_are_loaded(tmp_path, alone, step
         "8 backward stop",
     ],
 )
-def test_a_node_is_lost_with_what_its_ranks_had_noted(tmp_path, alone, monkeypatch, size, death):
+def test_a_node_is_lost_with_what_its_ranks_had_noted(tmp_path, alone, size, death):
     """Of two; a spare has its place. Or it is only silent, and does not come into the group again when it is awake."""
-    monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
     fingerprint, wanted = alone(size)
     run, codes = killed(tmp_path, size, f"{size - 1} {death}", nodes=2)
     assert codes == [0] * size, run.said()
@@ -528,34 +529,35 @@ def test_several_nodes_are_lost(tmp_path, alone, deaths):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
+WIDE = ("--width", "50000")  # so that all of it is several stripes
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("size", "nodes", "words", "deaths"),
+    ("size", "nodes", "strategy", "deaths"),
     [
-        pytest.param(3, 0, (), ("1 4 on_step", "2 8 backward", "0 12 on_step"), id="who took it gives it"),
-        pytest.param(3, 0, ("--strategy", "zero1"), ("0 8 share", "1 12 backward"), id="with shares of the optimizer"),
-        pytest.param(4, 2, (), ("2 8 backward",), id="both ranks of one node to both of another"),
+        pytest.param(3, 0, "ddp", ("1 4 on_step", "2 8 backward", "0 12 on_step"), id="who took it gives it"),
+        pytest.param(3, 0, "zero1", ("0 8 share", "1 12 backward"), id="with shares of the optimizer"),
+        pytest.param(4, 2, "ddp", ("2 8 backward",), id="both ranks of one node to both of another"),
     ],
 )
-def test_each_rank_that_has_it_gives_a_stripe(tmp_path, alone, monkeypatch, size, nodes, words, deaths):
-    monkeypatch.setattr(stripes, "_LEAST_BYTES", 7)
-    fingerprint, wanted = alone(size, *words[1:])
-    run, codes = killed(tmp_path, size, *deaths, words=words, nodes=nodes)
+def test_each_rank_that_has_it_gives_a_stripe(tmp_path, alone, size, nodes, strategy, deaths):
+    fingerprint, wanted = alone(size, strategy, *WIDE)
+    run, codes = killed(tmp_path, size, *deaths, words=("--strategy", strategy, *WIDE), nodes=nodes)
     assert codes == [0] * size, run.said()
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
 @pytest.mark.nightly
 def test_a_stripe_that_is_not_of_the_step_shows(tmp_path, alone, monkeypatch):
-    monkeypatch.setattr(stripes, "_LEAST_BYTES", 7)
     stripe = Replica._stripe
 
     def none_but_the_first_gives(replica, rank, givers):
         return [torch.zeros_like(one) if rank != min(givers) else one for one in stripe(replica, rank, givers)]
 
     monkeypatch.setattr(Replica, "_stripe", none_but_the_first_gives)
-    _, wanted = alone(3)
-    run, codes = killed(tmp_path, 3, "1 8 backward")
+    _, wanted = alone(3, "ddp", *WIDE)
+    run, codes = killed(tmp_path, 3, "1 8 backward", words=WIDE)
     assert codes != [0] * 3 or run.numbers() != wanted
 
 
@@ -616,9 +618,8 @@ def started_anew(tmp_path_factory):
      "22 backward", "8 backward stop"],
 )  # fmt: skip
 def test_a_node_is_lost_and_the_others_go_on_as_a_start_on_so_many_ranks_would(
-    tmp_path, started_anew, monkeypatch, size, nodes, death
+    tmp_path, started_anew, size, nodes, death
 ):
-    monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
     each, step = size // nodes, int(death.split()[0])
     fingerprint, wanted = started_anew(size, nodes, step, size - each)
     run, codes = killed(tmp_path, size, f"{each} {death}", nodes=nodes, shrinks=1)
@@ -685,10 +686,9 @@ OF_NODES = ("--strategy", "hsdp")
 @pytest.mark.parametrize(("size", "nodes", "words"), [(2, 2, ()), (4, 2, ()), (6, 3, ("--no-buffers",))])
 @pytest.mark.parametrize("death", ["0 forward", "8 on_step", "8 backward", "15 on_validation", "8 backward stop"])
 def test_hsdp_loses_no_step_with_a_node_where_the_others_have_all_shards(
-    tmp_path, started_anew, monkeypatch, size, nodes, words, death
+    tmp_path, started_anew, size, nodes, words, death
 ):
     """And go on as a start on so many ranks would."""
-    monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
     each, step, words = size // nodes, int(death.split()[0]), (*OF_NODES, *words)
     fingerprint, wanted = started_anew(size, nodes, step, size - each, *words)
     run, codes = killed(tmp_path, size, f"{each} {death}", words=words, nodes=nodes, shrinks=1)
@@ -732,7 +732,7 @@ def test_hsdp_whose_shards_are_on_several_nodes_says_that_its_ranks_cannot_be_fe
 @pytest.mark.parametrize("sabotage", ["seeds", "losses"])
 def test_what_a_start_on_fewer_ranks_has_otherwise_shows(tmp_path, started_anew, monkeypatch, sabotage):
     if sabotage == "seeds":
-        monkeypatch.setattr(staying.Stay, "step_ended", lambda *_: None)
+        monkeypatch.setattr(Stay, "step_ended", lambda *_: None)
     else:
         monkeypatch.setattr(Keeping, "_losses_kept", lambda *_: {})
     fingerprint, wanted = started_anew(2, 2, 8, 1)
@@ -808,9 +808,10 @@ def test_a_model_without_buffers(tmp_path):
 
 
 def test_without_launchs_word_a_rank_fails_as_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(staying, "_WORD_S", 0.1)
+    monkeypatch.setenv("LAUNCH_STAYS", "auto")  # else it would wait longer
     run, codes = killed(tmp_path, 2, "1 5 backward", replaces=False)
     assert codes == [1, -9]
+    assert {*run.stayed_at} == {0, 1}
     assert "gloo" in run.said()
 
 

@@ -40,11 +40,10 @@ def other():
         os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("most_bytes", [1 << 30, 1 << 12])
-def test_all_are_there_byte_by_byte(other, monkeypatch, most_bytes):
-    monkeypatch.setattr(process_memory, "_MOST_BYTES", most_bytes)
+@pytest.mark.parametrize("piece_bytes", [1 << 30, 1 << 12])
+def test_all_are_there_byte_by_byte(other, piece_bytes):
     into = [torch.empty(size, dtype=torch.uint8) for size in SIZES]
-    read(other, into)
+    read(other, into, piece_bytes)
     assert all(torch.equal(one, wanted) for one, wanted in zip(into, given(), strict=True))
 
 

@@ -3,15 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.staying import stripes as under_test
 from trainer.staying.stripes import givers_of, stripes
 
-LEAST = under_test._LEAST_BYTES
+LEAST = 1 << 20
 
 
 @given(st.lists(st.integers(0, 5 * LEAST), max_size=30), st.integers(1, 70))
 def test_each_byte_is_given_once_and_nobody_gives_more_than_a_part(sizes, givers):
-    dealt = stripes(sizes, givers)
+    dealt = stripes(sizes, givers, LEAST)
     assert len(dealt) == givers
     begins = [0] * len(sizes)
     for piece in (piece for some in dealt for piece in some):  # in the order of givers each tensor is filled up
@@ -25,9 +24,10 @@ def test_each_byte_is_given_once_and_nobody_gives_more_than_a_part(sizes, givers
 
 
 def test_a_large_tensor_is_cut_and_a_small_state_comes_from_one():
-    cut = [[(piece.tensor, piece.begin, piece.end) for piece in some] for some in stripes([9 * LEAST, 3 * LEAST], 3)]
+    dealt = stripes([9 * LEAST, 3 * LEAST], 3, LEAST)
+    cut = [[(piece.tensor, piece.begin, piece.end) for piece in some] for some in dealt]
     assert cut == [[(0, 0, 4 * LEAST)], [(0, 4 * LEAST, 8 * LEAST)], [(0, 8 * LEAST, 9 * LEAST), (1, 0, 3 * LEAST)]]
-    assert [len(some) for some in stripes([LEAST // 2, LEAST], 3)] == [2, 0, 0]
+    assert [len(some) for some in stripes([LEAST // 2, LEAST], 3, LEAST)] == [2, 0, 0]
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 8))
