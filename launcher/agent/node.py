@@ -378,14 +378,15 @@ class NodeAgent:
 
 
 async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
-    from launcher.agent.replication.replication import Replication  # late: 20 ms that a shared disk spares
+    from launcher.agent.replication.patience import Patience  # late: 20 ms that a shared disk spares
+    from launcher.agent.replication.replication import Replication
 
     plan, node = home.plan, home.node
     folder = Path(plan.run_dir, plan.spec.checkpoint.dir)
-    patience_s = plan.spec.recovery.lease_s + _PATIENCE_S
+    patience = Patience(plan.spec.recovery.lease_s + _PATIENCE_S)
     limit = plan.spec.checkpoint.copy_limit_bytes
     key = wire_key(token, "replicas", plan.run_id, home.attempt.number)
-    replication = Replication(node.index, node.address, key, folder, say, patience_s, limit)
+    replication = Replication(node.index, node.address, key, folder, say, patience, limit)
     await replication.open()
     return replication
 

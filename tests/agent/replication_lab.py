@@ -9,6 +9,7 @@ import time
 from lab import BOUND_S
 
 from launcher.agent.messages import ReplicaAddress, Start
+from launcher.agent.replication.patience import Patience
 from launcher.agent.replication.replication import Replication
 from launcher.agent.wire import wire_key
 from trainer.checkpoint_files import partial
@@ -66,10 +67,10 @@ def names(*ranks):
 class Pool:
     """Nodes 127.0.0.1, .2, ...: a replication each, on a folder each."""
 
-    def __init__(self, root, nodes, *, patience_s=2.0, limit=None):
+    def __init__(self, root, nodes, *, give_up_s=2.0, limit=None, **patience):
         self.folders = [root / f"node-{node}" / "checkpoints" for node in range(nodes)]
         self.said = [[] for _ in range(nodes)]
-        self._how = {"patience_s": patience_s, "limit_bytes_per_s": limit}
+        self._how = {"patience": Patience(give_up_s, **patience), "limit_bytes_per_s": limit}
         self.replications = []
 
     async def __aenter__(self):

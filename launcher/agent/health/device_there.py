@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_SMALL, _MEDIUM, _LARGE = 256, 2048, 4096  # rows of the matrices: of a core, of a GPU, of its tensor cores
+_SMALL = 256  # rows of a core's matrices
 _TIMES = 4
 _MOST_CORES_S = 0.4
-_HOST_BYTES, _DEVICE_BYTES, _CARRIED_BYTES = 1 << 23, 1 << 27, 1 << 25
+_HOST_BYTES = 1 << 23
 _PART_OF_FREE = 8  # of a device's memory that is free, at most one of so many
 _ODD = -7046029254386353131  # a factor that makes of each address another pattern of bits
 _UNCORRECTED, _SINCE_LOADED = 1, 0  # of NVML: the kind of error, and over which time it is counted
@@ -40,6 +40,18 @@ class WrongResult(Exception):
 
 class Unable(Exception):
     """Why nobody can say here whether the device is fit."""
+
+
+class GpuWork(NamedTuple):
+    """How much a GPU is asked to do."""
+
+    rows: int = 2048  # of its matrices
+    tensor_core_rows: int = 4096
+    kept_bytes: int = 1 << 27
+    carried_bytes: int = 1 << 25
+
+
+_GPU_WORK = GpuWork()
 
 
 class DeviceTrial(NamedTuple):
@@ -66,7 +78,7 @@ def main(device: str) -> int:
     return 0 if fit else 1
 
 
-def _parts(torch: Any, device: str) -> Iterator[DeviceTrial]:
+def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[DeviceTrial]:
     if device == "cpu":
         _say(device=device, name=f"{len(os.sched_getaffinity(0))} cores")
         yield DeviceTrial("matmul float32", lambda: _multiply_on_each_core(torch))
@@ -76,11 +88,12 @@ def _parts(torch: Any, device: str) -> Iterator[DeviceTrial]:
         raise Unable(f"this torch ({torch.__version__}) is built for CPUs alone")
     _say(device=device, name="")
     yield DeviceTrial("start", lambda: _start(torch, device))
-    yield DeviceTrial("matmul float32", lambda: _multiply(torch, device, torch.float32, _MEDIUM))
+    yield DeviceTrial("matmul float32", lambda: _multiply(torch, device, torch.float32, work.rows))
     half = _half(torch, device)
-    yield DeviceTrial(f"matmul {str(half).partition('.')[2]}", lambda: _multiply(torch, device, half, _LARGE))
-    yield DeviceTrial("memory", lambda: _keep(torch, device, _room_on(torch, device)))
-    yield DeviceTrial("copies", lambda: _carry(torch, device))
+    half_name = str(half).partition(".")[2]
+    yield DeviceTrial(f"matmul {half_name}", lambda: _multiply(torch, device, half, work.tensor_core_rows))
+    yield DeviceTrial("memory", lambda: _keep(torch, device, _room_on(torch, device, work.kept_bytes)))
+    yield DeviceTrial("copies", lambda: _carry(torch, device, work.carried_bytes))
     yield DeviceTrial("memory errors", lambda: _count_errors(torch, device))
 
 
@@ -198,8 +211,8 @@ class _Product:
         return self._torch.cat([values, values]).as_strided((self._size, self._size), (1, 1))
 
 
-def _room_on(torch: Any, device: str) -> int:
-    return min(_DEVICE_BYTES, int(torch.cuda.mem_get_info(device)[0]) // _PART_OF_FREE)
+def _room_on(torch: Any, device: str, most: int) -> int:
+    return min(most, int(torch.cuda.mem_get_info(device)[0]) // _PART_OF_FREE)
 
 
 def _keep(torch: Any, device: str, size: int) -> str:
@@ -218,9 +231,9 @@ def _keep(torch: Any, device: str, size: int) -> str:
     return f"{8 * len(kept) / 1e6:.0f} MB kept what was written"
 
 
-def _carry(torch: Any, device: str) -> str:
-    """From the host's memory to the device's, and back."""
-    words = torch.arange(_CARRIED_BYTES // 8, dtype=torch.int64).mul_(_ODD).pin_memory()
+def _carry(torch: Any, device: str, size: int) -> str:
+    """Copy so many bytes from the host's memory to the device's, and back; return at which rates."""
+    words = torch.arange(size // 8, dtype=torch.int64).mul_(_ODD).pin_memory()
     back = torch.empty_like(words).pin_memory()
     there = torch.empty_like(words, device=device)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
@@ -234,7 +247,7 @@ def _carry(torch: Any, device: str) -> str:
         count = int((words != back).sum().item())
         raise WrongResult("what was sent", f"{count} of {len(words)} words came back as others")
     there_ms, back_ms = marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])
-    gigabytes = _CARRIED_BYTES / 1e6  # a millisecond
+    gigabytes = size / 1e6  # a millisecond
     return f"{gigabytes / max(there_ms, 1e-3):.3g} GB/s there, {gigabytes / max(back_ms, 1e-3):.3g} GB/s back"
 
 

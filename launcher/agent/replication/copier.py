@@ -11,12 +11,11 @@ from launcher.agent.replication import client as peer
 from launcher.agent.replication.bulk import Throttle
 from launcher.agent.replication.files import ReplicaFiles, SaveGone
 from launcher.agent.replication.link import Unwilling, linked
+from launcher.agent.replication.patience import Patience
 from launcher.agent.replication.protocol import Put, Save
 from launcher.agent.wire import WireError
 from trainer.checkpoint_files.layout import data_name
 from trainer.checkpoint_files.manifest import Manifest
-
-_PAUSE_S = 2.0  # between two tries: a peer that is busy or just comes back
 
 
 class _Result(Enum):
@@ -41,7 +40,7 @@ class Copier:
         key: bytes,
         pool: ThreadPoolExecutor,
         say: Callable[[Copied | Noted], None],
-        patience_s: float,
+        patience: Patience,
         limit_bytes_per_s: float | None = None,
     ) -> None:
         self._files = files
@@ -49,7 +48,7 @@ class Copier:
         self._key = key
         self._pool = pool
         self._say = say
-        self._patience_s = patience_s
+        self._patience = patience
         self._problem = ""
         self._pace = Throttle(limit_bytes_per_s)
         self._known: set[int] = set()
@@ -108,7 +107,7 @@ class Copier:
                 await self._more.wait()
             step = self._next(failed)
             if step == failed:
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(self._patience.copy_retry_s)
             result = _Result.GONE
             try:
                 if (found := await asyncio.to_thread(self._files.look_at, "step", step)) is not None:
@@ -138,11 +137,11 @@ class Copier:
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
     ) -> _Result:
         """Where it failed that was said."""
-        until = time.monotonic() + self._patience_s
+        until = time.monotonic() + self._patience.give_up_s
         name, refused = "", False
         while True:
             try:
-                async with linked(target, self._address, self._key, self._pool) as link:
+                async with linked(target, self._address, self._key, self._pool, self._patience.stall_s) as link:
                     for file in (file for file in manifest.files if file.name in names):
                         name = file.name
                         await peer.copy(link, self._files, Put(save, name, file.size), self._pace)
@@ -157,7 +156,7 @@ class Copier:
                 refused, problem = False, str(error) or type(error).__name__
             if time.monotonic() > until or (self._ends and any(step > save.step for step in self._waiting)):
                 break
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(self._patience.copy_retry_s)
         first = self._give_up(
             node, str(save), f"the files of node {node} have no second copy on node {target.node}: {problem}"
         )

@@ -29,10 +29,13 @@ class Unwilling(WireError):
 
 
 class ReplicaLink:
-    """Raises WireError where the peer or the network fails; OSError is that of `work` alone."""
+    """Raises WireError where the peer or the network fails; OSError is that of `work` alone.
 
-    def __init__(self, wire: Wire[Any, Any], pool: ThreadPoolExecutor) -> None:
-        self._wire, self._pool = wire, pool
+    A peer that takes or gives nothing for `stall_s` is dropped.
+    """
+
+    def __init__(self, wire: Wire[Any, Any], pool: ThreadPoolExecutor, stall_s: float = STALL_S) -> None:
+        self._wire, self._pool, self._stall_s = wire, pool, stall_s
         self.say, self.hear = wire.say, wire.receive
 
     async def expect(self, *kinds: type[M]) -> M:
@@ -71,7 +74,7 @@ class ReplicaLink:
     async def in_thread(self, work: Callable[[socket.socket], T]) -> T:
         """Run it on the socket. Where this is cancelled the peer is cut off, and the thread has ended on return."""
         peer = socket.socket(fileno=os.dup(self._wire.writer.get_extra_info("socket").fileno()))
-        peer.settimeout(STALL_S)
+        peer.settimeout(self._stall_s)
         task = asyncio.get_running_loop().run_in_executor(self._pool, work, peer)
         try:
             return await asyncio.shield(task)
@@ -88,11 +91,11 @@ class ReplicaLink:
 
 @contextlib.asynccontextmanager
 async def linked(
-    server: ReplicaAddress, own_address: str, key: bytes, pool: ThreadPoolExecutor
+    server: ReplicaAddress, own_address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
 ) -> AsyncIterator[ReplicaLink]:
-    """A connection to a server. Raises WireError."""
+    """Open a connection to a server. Raises WireError."""
     wire = await dial(server.address, server.port, own_address, key, _from_server, LINE_BYTES)
     try:
-        yield ReplicaLink(wire, pool)
+        yield ReplicaLink(wire, pool, stall_s)
     finally:
         wire.close()

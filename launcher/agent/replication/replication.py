@@ -22,6 +22,7 @@ from launcher.agent.replication.client import DiskFailed
 from launcher.agent.replication.copier import Copier
 from launcher.agent.replication.files import ReplicaFiles, SaveGone
 from launcher.agent.replication.link import ReplicaLink, linked
+from launcher.agent.replication.patience import Patience
 from launcher.agent.replication.protocol import REASON_CHARS, Get, LoadDecision, Save, SaveChoice
 from launcher.agent.replication.server import ReplicaServer
 from launcher.agent.wire import WireError
@@ -32,10 +33,6 @@ from trainer.errors import CheckpointDamaged
 
 _AT_ONCE = 4  # files
 _MOST_NOTED = 8
-_RETRY_S = 0.2
-_LIST_S = 5.0  # for one answer
-_OTHERS_S = 2.0  # for that of a node that is no member, and may be cut off
-_MEMBERS_S = 15.0  # until each member has given one: without it nobody knows what it has
 
 
 T = TypeVar("T")
@@ -62,7 +59,7 @@ class Replication:
         key: bytes,
         folder: Path,
         say: Callable[[Copied | Noted], None],
-        patience_s: float,
+        patience: Patience,
         limit_bytes_per_s: float | None = None,
     ) -> None:
         self.fetched: int | None = None
@@ -73,12 +70,12 @@ class Replication:
         self._address = address
         self._key = key
         self._say = say
-        self._patience_s = patience_s  # without a single byte
+        self._patience = patience
         self._heard_at = 0.0
         self._pool = new_pool()
         self._files = ReplicaFiles(folder)
-        self._server = ReplicaServer(self._files, address, key, self._pool)
-        self._copier = Copier(self._files, address, key, self._pool, say, patience_s, limit_bytes_per_s)
+        self._server = ReplicaServer(self._files, address, key, self._pool, patience.stall_s)
+        self._copier = Copier(self._files, address, key, self._pool, say, patience, limit_bytes_per_s)
 
     @property
     def port(self) -> int:
@@ -143,7 +140,7 @@ class Replication:
         if start.group_rank != 0:
             return await self._ask_first(start, lambda link: peer.decision(link, start.generation))
         members = _members(start)
-        until = time.monotonic() + _MEMBERS_S
+        until = time.monotonic() + self._patience.members_s
         while True:
             listed = await asyncio.gather(*(self._look_at(server, server.node in members) for server in start.replicas))
             inventories = dict(zip((server.node for server in start.replicas), listed, strict=True))
@@ -157,7 +154,7 @@ class Replication:
 
     async def _ask_first(self, start: Start, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
         """Again for a while: where all members come at once, some are turned away."""
-        until = time.monotonic() + _MEMBERS_S
+        until = time.monotonic() + self._patience.members_s
         while True:
             try:
                 async with self._reach(start.replicas[0]) as link:
@@ -165,23 +162,25 @@ class Replication:
             except WireError as error:
                 if time.monotonic() > until:
                     raise NotBrought(_said(start.replicas[0], error)) from error
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(self._patience.retry_s)
 
     async def _look_at(self, server: ReplicaAddress, member: bool) -> Sequence[Held] | None:
         """What it has; None for one that does not say, and is no member."""
         if server.node == self._node:
             return await asyncio.to_thread(self._files.list)
-        until = time.monotonic() + (_MEMBERS_S if member else 0.0)
+        patience = self._patience
+        until = time.monotonic() + (patience.members_s if member else 0.0)
+        answer_s = patience.list_s if member else patience.others_s
         while True:
             try:
-                async with asyncio.timeout(_LIST_S if member else _OTHERS_S), self._reach(server) as link:
+                async with asyncio.timeout(answer_s), self._reach(server) as link:
                     return await peer.inventory(link)
             except (WireError, TimeoutError) as error:
                 if not member:
                     return None
                 if time.monotonic() > until:
                     raise NotBrought(f"no list of checkpoints: {_said(server, error)}") from error
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(patience.retry_s)
 
     async def _hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
         """Of those the ones that this node sees to be so: by another's word alone nothing is set aside."""
@@ -264,7 +263,7 @@ class Replication:
         problem = ""
         for server in keepers:
             try:
-                async with asyncio.timeout(self._patience_s), self._reach(server) as link:
+                async with asyncio.timeout(self._patience.give_up_s), self._reach(server) as link:
                     return await peer.manifest(link, save)
             except (WireError, TimeoutError) as error:
                 problem = _said(server, error)
@@ -287,9 +286,9 @@ class Replication:
                     if isinstance(error, CheckpointDamaged):
                         holders.remove(server)
                         await self._doubt(server, get)
-            if time.monotonic() >= self._heard_at + self._patience_s:
+            if time.monotonic() >= self._heard_at + self._patience.give_up_s:
                 break  # not before each was asked: this machine may have stood still
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(self._patience.retry_s)
         raise NotBrought(f"{file.name} of {get.save}: {problem}")
 
     async def _doubt(self, server: ReplicaAddress, get: Get) -> None:
@@ -311,7 +310,7 @@ class Replication:
         await self._ask_first(start, lambda link: peer.arrive(link, start.generation, self._node))
 
     def _reach(self, server: ReplicaAddress) -> AbstractAsyncContextManager[ReplicaLink]:
-        return linked(server, self._address, self._key, self._pool)
+        return linked(server, self._address, self._key, self._pool, self._patience.stall_s)
 
 
 def _members(start: Start) -> list[int]:

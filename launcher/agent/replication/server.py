@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.agent.replication import protocol as words
 from launcher.agent.replication.agreement import Agreement
-from launcher.agent.replication.bulk import Throttle, drain, receive, send_bytes, send_file
+from launcher.agent.replication.bulk import STALL_S, Throttle, drain, receive, send_bytes, send_file
 from launcher.agent.replication.files import ReplicaFiles, SaveGone, entry
 from launcher.agent.replication.link import ReplicaLink
 from launcher.agent.wire import Wire, WireError, WireServer
@@ -26,12 +26,14 @@ _to_server: msgspec.json.Decoder[words.ToServer] = msgspec.json.Decoder(words.To
 class ReplicaServer:
     """`start` listens on the node's own address."""
 
-    def __init__(self, files: ReplicaFiles, address: str, key: bytes, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, files: ReplicaFiles, address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
+    ) -> None:
         self.agreement = Agreement()
         self.port = 0
         self._files = files
         self._address = address
-        self._pool = pool
+        self._pool, self._stall_s = pool, stall_s
         self._listener = WireServer(key, _to_server, self._serve, _MOST_PEERS, words.LINE_BYTES)
 
     async def start(self) -> None:
@@ -41,7 +43,7 @@ class ReplicaServer:
         await self._listener.close()
 
     async def _serve(self, wire: Wire[words.ToServer, words.FromServer]) -> None:
-        link = ReplicaLink(wire, self._pool)
+        link = ReplicaLink(wire, self._pool, self._stall_s)
         while (request := await wire.receive()) is not None:
             await self._answer(link, request)
 

@@ -13,6 +13,7 @@ import torch
 from launcher.agent.health import device_there
 from launcher.agent.health.evidence import DEVICE_CHECK
 
+LITTLE = device_there.GpuWork(rows=256, tensor_core_rows=512, kept_bytes=1 << 16, carried_bytes=1 << 16)
 FREE, ALL = 70_000_000_000, 80_000_000_000
 
 
@@ -56,8 +57,6 @@ def gpu(monkeypatch):
             return getattr(torch, name)
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(device_there, "_LARGE", 512)
-    monkeypatch.setattr(device_there, "_MEDIUM", 256)
     return Gpu()
 
 
@@ -139,11 +138,9 @@ def test_products_are_exact_in_whatever_order_they_are_summed(kind, size, most):
     assert product.left.ne(0).any(0).all()  # each number of the other one is used
 
 
-def test_a_gpu_has_all_its_parts(gpu, capsys, monkeypatch):
-    monkeypatch.setattr(device_there, "_CARRIED_BYTES", 1 << 16)
-    monkeypatch.setattr(device_there, "_DEVICE_BYTES", 1 << 16)
+def test_a_gpu_has_all_its_parts(gpu, capsys):
     device = "cpu:0"  # where the tensors of this GPU are
-    assert all(device_there._tried(part) for part in device_there._parts(gpu, device))
+    assert all(device_there._tried(part) for part in device_there._parts(gpu, device, LITTLE))
     said = lines(capsys.readouterr())
     assert {line["name"] for line in said if "name" in line} == {"", "Old GPU"}
     notes = {line["part"]: line["note"] for line in said if "part" in line}
@@ -163,7 +160,7 @@ def test_tensor_cores_that_compute_wrongly_are_found(gpu, capsys, monkeypatch):
             product[3, 4] += 1
 
     spoilt(monkeypatch, "mm", spoil)
-    assert not all(device_there._tried(part) for part in device_there._parts(gpu, "cpu:0"))
+    assert not all(device_there._tried(part) for part in device_there._parts(gpu, "cpu:0", LITTLE))
     last = lines(capsys.readouterr())[-1]
     assert (last["part"], last["fit"]) == ("matmul bfloat16", False)
     assert "at row 3, column 4" in last["expected"]
@@ -176,7 +173,6 @@ def test_a_gpu_without_bfloat16_is_asked_for_float16(gpu, capsys):
 
 
 def test_what_comes_back_as_another_is_found(gpu, monkeypatch):
-    monkeypatch.setattr(device_there, "_CARRIED_BYTES", 1 << 16)
     copy = torch.Tensor.copy_
 
     def lossy(tensor, source, non_blocking=False):
@@ -185,7 +181,7 @@ def test_what_comes_back_as_another_is_found(gpu, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "copy_", lossy)
     with pytest.raises(device_there.WrongResult, match="1 of 8192 words came back as others"):
-        device_there._carry(gpu, "cpu")
+        device_there._carry(gpu, "cpu", 1 << 16)
 
 
 def test_a_gpu_that_is_not_seen_is_not_fit(gpu, capsys):

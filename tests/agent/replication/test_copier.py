@@ -127,10 +127,8 @@ def test_a_report_of_something_that_is_no_checkpoint_of_ours_is_passed_over(tmp_
 
 
 def test_a_copy_that_fails_is_tried_again_and_then_said_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(copiers, "_PAUSE_S", 0.05)
-
     async def scene():
-        async with Pool(tmp_path, 2, patience_s=2) as pool:
+        async with Pool(tmp_path, 2, give_up_s=2, copy_retry_s=0.05) as pool:
             await begun(pool, [0, 1])
             save_apart(pool.folders, 20)
             tries = []
@@ -155,14 +153,17 @@ def test_a_copy_that_fails_is_tried_again_and_then_said_once(tmp_path, monkeypat
     assert copied(pool, 0) == []
 
 
-def test_one_that_fails_makes_room_for_a_newer_one(tmp_path):
+def test_one_that_fails_makes_room_for_a_newer_one(tmp_path, monkeypatch):
     async def scene():
-        async with Pool(tmp_path, 2, patience_s=60) as pool:
+        async with Pool(tmp_path, 2, give_up_s=60) as pool:
             await begun(pool, [0, 1])
             save_apart(pool.folders, 20)
             (pool.folders[0] / folder_name(20) / data_name(0)).write_bytes(content(7, 7))
+            files, tries = pool.replications[1]._files, []
+            receive = files.receive
+            monkeypatch.setattr(files, "receive", lambda *what: tries.append(1) or receive(*what))
             pool.replications[0].note(20)
-            await asyncio.sleep(0.2)  # it is tried, in vain, and would be for a minute
+            await until("a first try, in vain, of a minute's", lambda: tries)
             save_apart(pool.folders, 30)
             pool.replications[0].note(30)
             assert await pool.replications[0].settle() == ""
@@ -175,7 +176,7 @@ def test_one_that_fails_makes_room_for_a_newer_one(tmp_path):
 
 def test_a_full_disk_is_heard_of_before_all_was_sent(tmp_path, monkeypatch):
     async def scene():
-        async with Pool(tmp_path, 2, limit=1_000_000, patience_s=0) as pool:
+        async with Pool(tmp_path, 2, limit=1_000_000, give_up_s=0) as pool:
             await begun(pool, [0, 1])
             save_apart(pool.folders, 20, size=50_000_000)
 
@@ -194,20 +195,19 @@ def test_a_full_disk_is_heard_of_before_all_was_sent(tmp_path, monkeypatch):
     assert seconds < 45, "at this pace the whole file would have taken 50 s"
 
 
-def test_a_target_that_comes_back_gets_its_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(copiers, "_PAUSE_S", 0.2)
-
+def test_a_target_that_comes_back_gets_its_copy(tmp_path):
     async def scene():
-        async with Pool(tmp_path, 2, patience_s=BOUND_S) as pool:
+        async with Pool(tmp_path, 2, give_up_s=BOUND_S, copy_retry_s=0.2) as pool:
             await begun(pool, [0, 1])
             save_apart(pool.folders, 20)
             server = pool.replications[1]._server
             port = server.port
             await server.close()
-            pool.replications[0].note(20)
-            await asyncio.sleep(0.05)
             again = socket.create_server(("127.0.0.2", port))
             again.setblocking(False)
+            pool.replications[0].note(20)
+            in_vain, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(again), BOUND_S)
+            in_vain.close()
             server._listener._listening = again
             server._listener._accepting = asyncio.create_task(server._listener._accept(again))
             await until("the copy", lambda: copied(pool, 0))
@@ -216,11 +216,9 @@ def test_a_target_that_comes_back_gets_its_copy(tmp_path, monkeypatch):
     assert held(asyncio.run(scene()).folders[1], 20) == names(0, 1)
 
 
-def test_a_damaged_file_does_not_become_a_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(copiers, "_PAUSE_S", 0.01)
-
+def test_a_damaged_file_does_not_become_a_copy(tmp_path):
     async def scene():
-        async with Pool(tmp_path, 2) as pool:
+        async with Pool(tmp_path, 2, copy_retry_s=0.01) as pool:
             await begun(pool, [0, 1])
             save_apart(pool.folders, 20)
             (pool.folders[0] / folder_name(20) / data_name(0)).write_bytes(content(7, 7))
@@ -290,11 +288,9 @@ def test_it_has_settled_once_all_is_copied(tmp_path):
     assert held(pool.folders[1], 20) == names(0, 1)
 
 
-def test_it_has_settled_where_nobody_is_next_and_where_a_copy_was_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(copiers, "_PAUSE_S", 0.01)
-
+def test_it_has_settled_where_nobody_is_next_and_where_a_copy_was_given_up(tmp_path):
     async def scene():
-        async with Pool(tmp_path, 2) as pool:
+        async with Pool(tmp_path, 2, copy_retry_s=0.01) as pool:
             await begun(pool, [0])
             pool.replications[0].note(20)
             await pool.replications[0].settle()

@@ -10,7 +10,6 @@ from replication_lab import KEY, Pool, address, content, held, names, save_apart
 
 from launcher.agent.messages import ReplicaAddress, Start
 from launcher.agent.replication import client
-from launcher.agent.replication import replication as replications
 from launcher.agent.replication.agreement import MOST_SESSIONS
 from launcher.agent.replication.choice import decide
 from launcher.agent.replication.client import DiskFailed
@@ -122,9 +121,9 @@ def outside(root, *own):
     return {path: path.read_bytes() if path.is_file() else None for path in there}
 
 
-async def brought(root, lie, first, patience_s):
+async def brought(root, lie, first, give_up_s, **patience):
     """What comes of it where node 1 lies, and member number `first` says what all load; and what node 1 was asked."""
-    async with Pool(root, 1, patience_s=patience_s) as pool:
+    async with Pool(root, 1, give_up_s=give_up_s, **patience) as pool:
         save_apart(pool.folders, 10)
         liar = LyingServer(root / "node-1", lie)
         replicas = [pool.server(0), ReplicaAddress(1, address(1), await liar.open())]
@@ -151,7 +150,7 @@ def test_a_first_member_that_lies_takes_no_good_checkpoint_away(tmp_path, lie):
     """A word of it was enough, and a run lost what all of its disks had."""
 
     async def scene():
-        async with Pool(tmp_path, 1, patience_s=0.1) as pool:
+        async with Pool(tmp_path, 1, give_up_s=0.1) as pool:
             digest = save_apart([pool.folders[0], tmp_path / "node-1"], 20)
             told = {"hopeless": [["step", 20, digest]], "another": []}[lie]
             other = {"another": ["step", 20, "0" * 32], "hopeless": None}[lie]
@@ -178,19 +177,18 @@ async def arrive(pool):
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.timeout(150 * SCALE)
-def test_a_server_that_lies_keeps_a_member_from_its_checkpoint_and_does_no_more(tmp_path, monkeypatch, first):
+def test_a_server_that_lies_keeps_a_member_from_its_checkpoint_and_does_no_more(tmp_path, first):
     """Be it the first member, which says what all load, or another one."""
     print("seed", SEED)
 
-    async def scene(number, lie=("nothing", (), None), patience_s=0.1):
+    async def scene(number, lie=("nothing", (), None), *, give_up_s, **patience):
         root = tmp_path / str(number)
         save_apart([root / "node-1"], 20, ranks_each=2)
-        return await brought(root, lie, first, patience_s)
+        return await brought(root, lie, first, give_up_s, **patience)
 
-    error, heard = asyncio.run(scene("honest", patience_s=BOUND_S))
+    error, heard = asyncio.run(scene("honest", give_up_s=BOUND_S))
     assert error is None and heard == ({"list", "get"} if first == 0 else {"decide", "get", "arrived"})
-    monkeypatch.setattr(replications, "_MEMBERS_S", 0.1)
-    monkeypatch.setattr(replications, "_RETRY_S", 0.02)
+    hasty = {"give_up_s": 0.1, "members_s": 0.1, "retry_s": 0.02}
     words = LyingServer(tmp_path / "honest" / "node-1").words()
     cases = [(of, at, lie) for of, value in words.items() for at in fields_of(value) for lie in LIES]
     drawn = random.Random(SEED).sample(cases, min(len(cases), 150 * SCALE))
@@ -200,7 +198,7 @@ def test_a_server_that_lies_keeps_a_member_from_its_checkpoint_and_does_no_more(
     drawn += [("list", (0, "step"), 2**63 - 1), ("list", (0, "digest"), "../../x")]
     failed = 0
     for number, lie in enumerate(drawn):
-        error, _ = asyncio.run(scene(number, lie))
+        error, _ = asyncio.run(scene(number, lie, **hasty))
         assert error is None or isinstance(error, (NotBrought, NothingToLoad, DiskFailed)), (lie, repr(error))
         assert isinstance(error, (DiskFailed, type(None))) or "node 1" in str(error), (lie, str(error))
         assert len(str(error)) < LONGEST_WORD, lie

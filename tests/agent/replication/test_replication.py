@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from replication_lab import BOUND_S, Pool, content, held, names, quick, save_apart, until
 
-from launcher.agent.replication import replication as replications
 from launcher.agent.replication.client import DiskFailed
 from launcher.agent.replication.files import ReplicaFiles
 from launcher.agent.replication.protocol import Save
@@ -156,11 +155,9 @@ def test_it_is_left_alone_while_a_node_that_is_here_does_not_answer(tmp_path):
     assert [held(folder, 20) for folder in pool.folders] == [names(0), names(1), names(2)]
 
 
-def test_a_member_whose_server_is_silent_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(replications, "_MEMBERS_S", 0.3)
-
+def test_a_member_whose_server_is_silent_is_named(tmp_path):
     async def scene():
-        async with Pool(tmp_path, 2) as pool:
+        async with Pool(tmp_path, 2, members_s=0.3) as pool:
             save_apart(pool.folders, 10)
             starts = pool.starts([0, 1])
             await pool.replications[1]._server.close()
@@ -225,7 +222,7 @@ def test_where_every_source_is_damaged_the_next_generation_chooses_an_older_one(
 
 def test_a_manifest_that_came_wrong_is_no_manifest(tmp_path, monkeypatch):
     async def scene():
-        async with Pool(tmp_path, 2, patience_s=BOUND_S) as pool:
+        async with Pool(tmp_path, 2, give_up_s=BOUND_S) as pool:
             save_apart(pool.folders[:1], 10)
             starts = pool.starts([0, 1])
             files = pool.replications[0]._files

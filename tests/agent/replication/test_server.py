@@ -38,8 +38,8 @@ def saved(folders, step, **how):
     return Save("step", step, save_apart(folders, step, **how))
 
 
-def reach(pool, node, *, key=KEY, own="127.0.0.9"):
-    return linked(pool.server(node), own, key, pool.replications[0]._pool)
+def reach(pool, node, *, key=KEY, own="127.0.0.9", **how):
+    return linked(pool.server(node), own, key, pool.replications[0]._pool, **how)
 
 
 async def raw(pool, node):
@@ -228,10 +228,8 @@ def test_a_put_that_is_cut_off_leaves_nothing(tmp_path):
 
 
 def test_a_put_that_stalls_is_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.agent.replication.link.STALL_S", 0.3)
-
     async def scene():
-        async with Pool(tmp_path, 2) as pool:
+        async with Pool(tmp_path, 2, stall_s=0.3) as pool:
             save = saved(pool.folders, 10, size=5_000_000)
             size = (pool.folders[0] / "step-00000010" / data_name(0)).stat().st_size
             files, seen = pool.replications[1]._files, []
@@ -284,7 +282,6 @@ def test_a_put_of_another_size_is_refused_before_a_byte(tmp_path, size):
 
 
 def test_a_source_that_stalls_or_lies_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.agent.replication.link.STALL_S", 0.3)
     monkeypatch.setattr("launcher.agent.replication.server.send_file", lambda peer, *_: peer.sendall(b"half"))
 
     async def scene():
@@ -293,7 +290,7 @@ def test_a_source_that_stalls_or_lies_is_given_up(tmp_path, monkeypatch):
             files = pool.replications[1]._files
             (file,) = [one for one in files.look_at("step", 10)[1].files if one.name == data_name(0)]
             whole = files.manifest(save)
-            async with reach(pool, 0) as link:
+            async with reach(pool, 0, stall_s=0.3) as link:
                 with pytest.raises(WireError, match="timed out"):
                     await peer.fetch(link, files, whole, Get(save, data_name(0)), file, lambda _: None)
             assert held(pool.folders[1], 10) == names(1)
