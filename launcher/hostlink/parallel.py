@@ -16,24 +16,32 @@ from launcher.hostlink.failures import Dropped
 from launcher.hostlink.target import Target
 
 AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStartups 10:30:100)
-_TRIES = 10
 _TURN_S = 1.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0, 2.0)  # before each further try
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 def connect_all(
-    targets: Sequence[Target], tell: Callable[[str, str], None], *, at_once: int = AT_ONCE
+    targets: Sequence[Target],
+    tell: Callable[[str, str], None],
+    *,
+    at_once: int = AT_ONCE,
+    pauses_s: Sequence[float] = _PAUSES_S,
 ) -> dict[str, Line | LaunchError]:
-    """By name, in the order given. `tell` hears what has become of each as soon as it is known, in this thread."""
+    """Connect to all of these; return what came of it by name, in the order given.
+
+    `tell` is called with what has become of each as soon as it is known, in this thread. A host that hung up before it
+    said a word is tried again after each of `pauses_s`.
+    """
 
     def heard(name: str, result: Line | LaunchError) -> None:
         tell(name, "connected" if isinstance(result, Line) else result.lines[0])
 
     wanted = {target.name: target for target in targets}
-    return _at_once({name: partial(_patiently, target) for name, target in wanted.items()}, at_once, heard, Line.close)
+    work = {name: partial(_patiently, target, pauses_s) for name, target in wanted.items()}
+    return _at_once(work, at_once, heard, Line.close)
 
 
 def for_all(
@@ -59,16 +67,14 @@ def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
     return [one.lines[0] for one in troubles.values()]
 
 
-def _patiently(target: Target) -> Line:
-    """Again where the host hung up before it said a word; a refused key or login is final."""
-    pause_s = _FIRST_PAUSE_S
-    for _ in range(_TRIES):
+def _patiently(target: Target, pauses_s: Sequence[float]) -> Line:
+    """Connect, again where the host hung up before it said a word; a refused key or login is final."""
+    for pause_s in pauses_s:
         try:
             return connect(target)
         except Dropped:
             # So that not all that were dropped together come again together.
             time.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return connect(target)
 
 

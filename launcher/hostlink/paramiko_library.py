@@ -33,8 +33,6 @@ Session = paramiko.Channel
 Key = paramiko.PKey
 NoChannel = paramiko.ChannelException
 
-CUT_S = 10.0  # after this much silence of the other side a connection is given up
-_ASKS_S = 3.0  # after so much of it the other side is asked for a word
 _AGENT_S = 15.0  # a person may have to touch something
 _WINDOW = 4 * 1024 * 1024
 _LEAVE_S = 1.0
@@ -56,10 +54,16 @@ class KeyAnswer(Enum):
 
 
 class ParamikoConnection(paramiko.Transport):
-    """One connection, over a socket or over a channel through another one."""
+    """One connection, over a socket or over a channel through another one.
 
-    def __init__(self, inner: socket.socket | Session, limit_s: float) -> None:
-        self.wire = _Wire(inner)
+    After `asked_after_s` of silence the other side is asked for a word; after `silence_limit_s` in all it is given up.
+    """
+
+    def __init__(
+        self, inner: socket.socket | Session, limit_s: float, *, asked_after_s: float, silence_limit_s: float
+    ) -> None:
+        self.asked_after_s, self.silence_limit_s = asked_after_s, silence_limit_s
+        self.wire = _Wire(inner, silence_limit_s)
         all_that_it_needs: Any = self.wire  # of a socket
         super().__init__(all_that_it_needs, default_window_size=_WINDOW, packetizer_class=_Packets)
         self.peer_address = str(inner.getpeername()[0]) if isinstance(inner, socket.socket) else ""
@@ -112,9 +116,9 @@ class ParamikoConnection(paramiko.Transport):
         """In its own thread, ten times a second while nothing is heard."""
         now, heard_at = time.monotonic(), self.wire.heard_at
         if self._asked_at > heard_at:
-            if now - self._asked_at > CUT_S - _ASKS_S:
+            if now - self._asked_at > self.silence_limit_s - self.asked_after_s:
                 raise EOFError
-        elif now - heard_at > _ASKS_S:
+        elif now - heard_at > self.asked_after_s:
             self._asked_at = now
             question = paramiko.Message()
             question.add_byte(cMSG_GLOBAL_REQUEST)
@@ -134,8 +138,8 @@ def _came(event: threading.Event, deadline: float) -> bool:
 class _Wire:
     """The socket under a connection, or the channel; gives up where nothing is taken any more."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any, limit_s: float) -> None:
+        self._inner, self._limit_s = inner, limit_s
         self._stalled_at: float | None = None
         self.heard_at = time.monotonic()
 
@@ -149,7 +153,7 @@ class _Wire:
         except TimeoutError:
             now = time.monotonic()
             self._stalled_at = self._stalled_at or now
-            if now - self._stalled_at > CUT_S:
+            if now - self._stalled_at > self._limit_s:
                 raise ConnectionResetError("nothing is taken any more") from None
             raise
         self._stalled_at = None

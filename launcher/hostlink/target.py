@@ -47,6 +47,8 @@ class Target:
     known_as: str  # what the host is called in the files of known hosts
     known_hosts: tuple[Path, ...]  # the first is the one that a newly trusted key is added to
     connect_timeout_s: float
+    asked_after_s: float = 3.0  # so much silence, the host is asked for a word
+    silence_limit_s: float = 10.0  # after so much of it in all the connection is given up
     agent_socket: str = ""  # empty: where $SSH_AUTH_SOCK says
     only_these_keys: bool = False  # of the agent's keys, none but those named here
     proxy_command: str = ""  # reaches the host in our place

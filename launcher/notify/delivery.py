@@ -22,7 +22,7 @@ from launcher.notify import payload
 from launcher.notify.message import Message
 from launcher.notify.record import MailServer, Notifying, Recipient, without_secrets
 
-LIMIT_S = 10.0
+_ANSWER_S = 10.0
 _COMMAND_S = 30.0
 _MOST_BYTES = 1 << 16
 _LATER = (408, 425, 429)  # of the answers that blame whoever asks, those that pass
@@ -37,16 +37,27 @@ class NotDelivered(Exception):
         self.text, self.again, self.after_s = text, again, after_s
 
 
-def deliver(recipient: Recipient, message: Message, what: Notifying, folder: Path) -> None:
-    """Return once it was taken. Raises NotDelivered. `folder`: where a command runs."""
+def deliver(
+    recipient: Recipient,
+    message: Message,
+    what: Notifying,
+    folder: Path,
+    *,
+    answer_s: float = _ANSWER_S,
+    command_s: float = _COMMAND_S,
+) -> None:
+    """Return once the message was taken. Raises NotDelivered.
+
+    A server has `answer_s` for each answer, a command `command_s` in all; it runs in `folder`.
+    """
     try:
         match recipient.kind:
             case "email":
-                _by_mail(recipient, message, what.mail)
+                _by_mail(recipient, message, what.mail, answer_s, command_s)
             case "command":
-                _by_command(recipient.argv, message, folder)
+                _by_command(recipient.argv, message, folder, command_s)
             case _:
-                _by_web(recipient, message)
+                _by_web(recipient, message, answer_s)
     except NotDelivered as error:
         error.text = " ".join(without_secrets(error.text, what.secrets()).split())[:_LONGEST]
         raise
@@ -59,7 +70,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _by_web(recipient: Recipient, message: Message) -> None:
+def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": "launch"}
     headers["Idempotency-Key"] = f"{message.run}/{message.key}/{recipient.id}"
     data = payload.body(recipient.kind, message)
@@ -67,13 +78,13 @@ def _by_web(recipient: Recipient, message: Message) -> None:
         address, login = _without_login(recipient.address)
         request = urllib.request.Request(address, data, headers | login, method="POST")  # noqa: S310 - it is http(s)
         opener = urllib.request.build_opener(_NoRedirect)
-        with opener.open(request, timeout=LIMIT_S) as answer:
+        with opener.open(request, timeout=limit_s) as answer:
             answer.read(_MOST_BYTES)
     except urllib.error.HTTPError as error:
         with error:
             raise _of_answer(error) from None
     except (OSError, http.client.HTTPException) as error:
-        raise NotDelivered(_said(error), again=True) from None
+        raise NotDelivered(_said(error, limit_s), again=True) from None
     except ValueError:
         raise NotDelivered("its address is none", again=False) from None
 
@@ -95,11 +106,11 @@ def _of_answer(error: urllib.error.HTTPError) -> NotDelivered:
     return NotDelivered(said, again=again, after_s=float(later) if later.isdecimal() else 0.0)
 
 
-def _said(error: Exception) -> str:
+def _said(error: Exception, limit_s: float) -> str:
     """The words of the system, without those of the library around them."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, TimeoutError):
-        return f"no answer within {LIMIT_S:g} s"
+        return f"no answer within {limit_s:g} s"
     if isinstance(reason, ssl.SSLCertVerificationError):
         return f"its certificate is not good: {reason.verify_message}"
     if isinstance(reason, OSError) and reason.strerror:
@@ -107,17 +118,19 @@ def _said(error: Exception) -> str:
     return str(reason) or type(reason).__name__
 
 
-def _by_mail(recipient: Recipient, message: Message, server: MailServer | None) -> None:
+def _by_mail(
+    recipient: Recipient, message: Message, server: MailServer | None, answer_s: float, command_s: float
+) -> None:
     sender = server.sender if server is not None else None
     if sender is None:
         named = server.user if server is not None and server.user is not None and "@" in server.user else None
         sender = named or f"launch@{socket.gethostname() or 'localhost'}"
     letter = payload.mail(message, sender, recipient.address)
     if server is None:
-        _by_sendmail(letter)
+        _by_sendmail(letter, command_s)
         return
     try:
-        with _connected(server) as line:
+        with _connected(server, answer_s) as line:
             line.send_message(letter)
     except smtplib.SMTPRecipientsRefused as error:
         code, said = next(iter(error.recipients.values()))
@@ -130,18 +143,18 @@ def _by_mail(recipient: Recipient, message: Message, server: MailServer | None) 
     except smtplib.SMTPNotSupportedError as error:
         raise NotDelivered(f"{server.host}: {error}", again=False) from None
     except (OSError, smtplib.SMTPException) as error:
-        raise NotDelivered(f"{server.host}: {_said(error)}", again=True) from None
+        raise NotDelivered(f"{server.host}: {_said(error, answer_s)}", again=True) from None
 
 
 @contextlib.contextmanager
-def _connected(server: MailServer) -> Iterator[smtplib.SMTP]:
+def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
     """A line to the server, logged in; how it is closed is nobody's concern: the mail was taken, or was not."""
     context = ssl.create_default_context()
     line: smtplib.SMTP
     if server.tls == "tls" or (server.tls == "auto" and server.port == smtplib.SMTP_SSL_PORT):
-        line = smtplib.SMTP_SSL(server.host, server.port, timeout=LIMIT_S, context=context)
+        line = smtplib.SMTP_SSL(server.host, server.port, timeout=limit_s, context=context)
     else:
-        line = smtplib.SMTP(server.host, server.port, timeout=LIMIT_S)
+        line = smtplib.SMTP(server.host, server.port, timeout=limit_s)
     try:
         line.ehlo()
         secret = server.password is not None
@@ -166,23 +179,23 @@ def _text(said: bytes | str) -> str:
     return said.decode(errors="replace") if isinstance(said, bytes) else said
 
 
-def _by_sendmail(letter: EmailMessage) -> None:
+def _by_sendmail(letter: EmailMessage, limit_s: float) -> None:
     program = shutil.which("sendmail", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/lib")
     if program is None:
         text = (
             "there is no sendmail on this machine, and no smtp in ~/.config/launch/notify.yaml where it was submitted"
         )
         raise NotDelivered(text, again=False)
-    _run((program, "-t", "-i"), letter.as_bytes(), Path("/"), {})
+    _run((program, "-t", "-i"), letter.as_bytes(), Path("/"), {}, limit_s)
 
 
-def _by_command(argv: tuple[str, ...], message: Message, folder: Path) -> None:
+def _by_command(argv: tuple[str, ...], message: Message, folder: Path, limit_s: float) -> None:
     words = {"LAUNCH_RUN_ID": message.run, "LAUNCH_NOTIFY": message.kind, "LAUNCH_NOTIFY_TITLE": message.title}
-    _run(argv, payload.as_json(message), folder, words)
+    _run(argv, payload.as_json(message), folder, words, limit_s)
 
 
-def _run(argv: tuple[str, ...], data: bytes, folder: Path, words: dict[str, str]) -> None:
-    """With a session of its own, so that all of it ends where it takes too long."""
+def _run(argv: tuple[str, ...], data: bytes, folder: Path, words: dict[str, str], limit_s: float) -> None:
+    """Run a command in a session of its own, so that all of it ends where it takes too long."""
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
         told.write(data)
         told.seek(0)
@@ -197,13 +210,13 @@ def _run(argv: tuple[str, ...], data: bytes, folder: Path, words: dict[str, str]
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            raise NotDelivered(f"{argv[0]}: {_said(error)}", again=False) from None
+            raise NotDelivered(f"{argv[0]}: {_said(error, limit_s)}", again=False) from None
         try:
-            code = child.wait(_COMMAND_S)
+            code = child.wait(limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)  # our own child, not reaped yet: the number cannot be another's
             child.wait()
-            raise NotDelivered(f"{argv[0]}: still running after {_COMMAND_S:g} s", again=True) from None
+            raise NotDelivered(f"{argv[0]}: still running after {limit_s:g} s", again=True) from None
         said.seek(0)
         last = said.read(_MOST_BYTES).decode(errors="replace").strip().splitlines()[-1:]
     if code:

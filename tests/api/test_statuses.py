@@ -14,6 +14,9 @@ RUNNING = ClusterWord("running", "RUNNING", 2000.0, "7")
 CANCELLED = ClusterWord("ended", "CANCELLED by 0", 2000.0, "7", ended_as=State.CANCELLED, cause=Cause.CANCELLED)
 
 
+SOON_ASKED_AGAIN = "login"  # twice a second, by who follows
+
+
 @pytest.fixture
 def asked(monkeypatch):
     return clusters_that_say(monkeypatch, lambda: RUNNING)
@@ -70,8 +73,7 @@ def test_following_ends_when_only_the_cluster_knows_of_the_end(tmp_path, monkeyp
     """A pending job that its owner has cancelled with the cluster's own tools: no process of ours was ever there."""
     said = iter([RUNNING, RUNNING])
     clusters_that_say(monkeypatch, lambda: next(said, CANCELLED))
-    monkeypatch.setattr(api, "WATCH_S", 0.0)
-    run = run_on("slurm", tmp_path / "s-0")
+    run = run_on(SOON_ASKED_AGAIN, tmp_path / "s-0")
     log = RunDir(run.path).rank_log(1, 1, 0)
     log.parent.mkdir(parents=True)
     log.write_text("the only line\n")
@@ -83,6 +85,5 @@ def test_following_ends_when_only_the_cluster_knows_of_the_end(tmp_path, monkeyp
 def test_a_person_who_follows_sees_the_end_too(tmp_path, monkeypatch, capsys):
     said = iter([RUNNING])
     clusters_that_say(monkeypatch, lambda: next(said, CANCELLED))
-    monkeypatch.setattr(api, "WATCH_S", 0.0)
-    assert follow(run_on("slurm", tmp_path / "s-0")) == Exit.CANCELLED
+    assert follow(run_on(SOON_ASKED_AGAIN, tmp_path / "s-0")) == Exit.CANCELLED
     assert "cancelled" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from launcher.hostlink.target import target_of
 from launcher.spec.model import SshHost
 
 ROOT = Path(__file__).parents[2]
+HASTY = {"asked_after_s": 0.5, "silence_limit_s": 3.0}  # a host that is only slow says something within that
 
 
 @pytest.fixture
@@ -176,14 +178,12 @@ def test_ten_at_once_and_not_more(line):
 # ---- the end
 
 
-def test_a_frozen_host_is_given_up(door, monkeypatch):
-    line = connect(door.target())
+def test_a_frozen_host_is_given_up(door):
+    line = connect(door.target(**HASTY))
     talk = line.start(["sleep", "600"])
     serving = door.serving()
     for pid in serving:
         os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(transport, "_ASKS_S", 0.3)  # once it is frozen: nobody else is given up so soon
-    monkeypatch.setattr(transport, "CUT_S", 1.0)
     try:
         assert talk.finish(BOUND_S).code is None
     finally:
@@ -196,7 +196,9 @@ def test_it_is_asked_for_a_word_and_given_up_after_ten_seconds_in_all(monkeypatc
     now, questions = [0.0], []
     monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
     wire = SimpleNamespace(heard_at=100.0)
-    side = SimpleNamespace(wire=wire, _asked_at=0.0, _send_user_message=questions.append)
+    side = SimpleNamespace(
+        wire=wire, asked_after_s=3.0, silence_limit_s=10.0, _asked_at=0.0, _send_user_message=questions.append
+    )
 
     def asked_by(moment):
         now[0] = moment
@@ -212,11 +214,10 @@ def test_it_is_asked_for_a_word_and_given_up_after_ten_seconds_in_all(monkeypatc
 
 def test_silence_alone_ends_nothing(door, monkeypatch):
     asked, ask = [], transport.ParamikoConnection._send_user_message
-    monkeypatch.setattr(transport, "_ASKS_S", 0.1)
     monkeypatch.setattr(
         transport.ParamikoConnection, "_send_user_message", lambda side, said: asked.append(1) or ask(side, said)
     )
-    with connect(door.target()) as line, line.start(["cat"]) as talk:
+    with connect(door.target(asked_after_s=0.1)) as line, line.start(["cat"]) as talk:
         began = len(asked)
         until("it was asked again and again, and answered", lambda: len(asked) > began + 5)
         assert talk.finish(BOUND_S).code == 0
@@ -369,14 +370,12 @@ def test_a_host_that_the_one_before_cannot_reach(behind):
         connect(target_of(SshHost("inner")))
 
 
-def test_a_cut_behind_the_jump_is_noticed(behind, monkeypatch):
+def test_a_cut_behind_the_jump_is_noticed(behind):
     jump, inner, _ = behind
-    with connect(target_of(SshHost("inner"))) as line, line.start(["sleep", "600"]) as talk:
+    with connect(replace(target_of(SshHost("inner")), **HASTY)) as line, line.start(["sleep", "600"]) as talk:
         serving = inner.serving()
         for pid in serving:
             os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr(transport, "_ASKS_S", 0.3)  # once it is frozen: the jump host is not given up so soon
-        monkeypatch.setattr(transport, "CUT_S", 1.0)
         try:
             assert talk.finish(BOUND_S).code is None
         finally:

@@ -21,10 +21,10 @@ def to(kind, address="", argv=(), mail=None):
     return recipient, Notifying((recipient,), ("ended",), mail=mail)
 
 
-def failing(kind, address="", argv=(), mail=None, folder=None):
+def failing(kind, address="", argv=(), mail=None, folder=None, **limits):
     recipient, what = to(kind, address, argv, mail)
     with pytest.raises(NotDelivered) as error:
-        deliver(recipient, MESSAGE, what, folder)
+        deliver(recipient, MESSAGE, what, folder, **limits)
     assert "s3cr3t" not in error.value.text
     return error.value
 
@@ -73,10 +73,9 @@ def test_nobody_answers(nobody):
     assert error.text == "connection refused"
 
 
-def test_who_hangs_is_left_after_the_limit(web, monkeypatch):
-    monkeypatch.setattr(delivery, "LIMIT_S", 0.2)
+def test_who_hangs_is_left_after_the_limit(web):
     web.hangs.set()
-    error = failing("json", web.address)
+    error = failing("json", web.address, answer_s=0.2)
     assert error.again is True
     assert error.text == "no answer within 0.2 s"
 
@@ -150,13 +149,12 @@ def test_a_command_that_is_not_there(tmp_path):
     assert (error.text, error.again) == ("/no/such/program: no such file or directory", False)
 
 
-def test_a_command_that_does_not_end_is_ended_with_all_it_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(delivery, "_COMMAND_S", 1.0)
+def test_a_command_that_does_not_end_is_ended_with_all_it_started(tmp_path):
     os.mkfifo(tmp_path / "held")
     held = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
     try:
         words = ("/bin/sh", "-c", "exec 3> held; sleep 600 & sleep 600")
-        assert failing("command", argv=words, folder=tmp_path).again is True
+        assert failing("command", argv=words, folder=tmp_path, command_s=1.0).again is True
         os.set_blocking(held, True)
         assert os.read(held, 1) == b""  # once none of them has it open any more
     finally:

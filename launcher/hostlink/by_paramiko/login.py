@@ -12,7 +12,7 @@ from launcher.hostlink.by_paramiko.channel import ParamikoChannel
 from launcher.hostlink.by_paramiko.offers import Offers
 from launcher.hostlink.failures import Broken, why
 from launcher.hostlink.known_hosts import HostKey
-from launcher.hostlink.paramiko_library import BROKEN, CUT_S, KeyAnswer, NoChannel, ParamikoConnection, Session
+from launcher.hostlink.paramiko_library import BROKEN, KeyAnswer, NoChannel, ParamikoConnection, Session
 from launcher.hostlink.running import command_line
 from launcher.hostlink.target import TRY, Target, dropped, earlier, silent, who
 
@@ -144,7 +144,12 @@ def _recognized(target: Target, via: ParamikoTransport | None, deadline: float |
 def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
     """A connection with keys exchanged, and the host's, which nobody has looked at yet."""
     inner = _dial(target, deadline) if via is None else via.channel_to(target, max(0.1, deadline - time.monotonic()))
-    connection = ParamikoConnection(inner, max(1.0, deadline - time.monotonic()))
+    connection = ParamikoConnection(
+        inner,
+        max(1.0, deadline - time.monotonic()),
+        asked_after_s=target.asked_after_s,
+        silence_limit_s=target.silence_limit_s,
+    )
     try:
         if not connection.agree(known_hosts.expected_kinds(target), deadline):
             raise silent(target)
@@ -167,7 +172,7 @@ def _dial(target: Target, deadline: float) -> socket.socket:
     for number, (family, address) in enumerate(addresses):
         share_s = (deadline - time.monotonic()) / (len(addresses) - number)
         try:
-            return _dialled(family, address, max(0.01, share_s))
+            return _dialled(family, address, max(0.01, share_s), target.silence_limit_s)
         except TimeoutError:
             failed = silent(target)
         except OSError as error:
@@ -175,14 +180,14 @@ def _dial(target: Target, deadline: float) -> socket.socket:
     raise failed
 
 
-def _dialled(family: int, address: Any, limit_s: float) -> socket.socket:
+def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) -> socket.socket:
     dialled = socket.socket(family, socket.SOCK_STREAM)
     try:
         dialled.settimeout(limit_s)
         dialled.connect(address)
         dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux; elsewhere silence is noticed a little later
-            dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(CUT_S * 1000))
+            dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_limit_s * 1000))
     except BaseException:
         dialled.close()
         raise
