@@ -259,23 +259,25 @@ def _open_attempt(request: OpenAttempt) -> Outcome:
 # -- runs that are here
 
 
-def _look(wanted: tuple[KnownRun, ...]) -> dict[RunId, RunNews]:
+def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dict[RunId, RunNews]:
+    """Return what is new of these runs, with at most so many bytes of events of all of them."""
     known = dict(registry.registered())
     asked = [one for one in wanted if one.run in known and known[one.run].is_dir()]
     runs = [api.Run(one.run, known[one.run]) for one in asked]
     statuses = api.statuses(runs, api.WATCH_S)
     found: dict[RunId, RunNews] = {}
-    left = EVENTS_BYTES  # what does not fit into this answer comes with the next one
+    left = events_bytes  # what does not fit into this answer comes with the next one
     for run, one, status in zip(runs, asked, statuses, strict=True):
         try:
-            found[one.run] = _news(run, one, status, left)
+            found[one.run] = _news(run, one, status, left, is_alone=left == events_bytes)
         except (LaunchError, OSError) as error:  # one damaged run keeps nobody else's from being told of
             found[one.run] = RunNews(State.UNKNOWN, str(error), None, None, (), None, (), 0, b"")
         left -= len(found[one.run].events)
     return found
 
 
-def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int) -> RunNews:
+def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alone: bool) -> RunNews:
+    """Return what is new of a run, with at most so many bytes of its events; `is_alone`: no other has taken room."""
     run = RunDir(one.path)
     settled = status.state.ended  # else what follows from the end is on its way
     begun = [each for each in attempts(run) if each.number >= known.attempt and each.intent.exists()]
@@ -293,7 +295,7 @@ def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int) -> RunNew
         avoided=status.avoided,
         events_at=at,
         events=events,
-        more=more and (bool(events) or most < EVENTS_BYTES),
+        more=more and (bool(events) or not is_alone),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.clusters.batch.trial import carry_out
+from launcher.clusters.batch.trial import on_node
 from launcher.clusters.batch.trial.carry_out import try_nodes
 from launcher.clusters.batch.trial.checks import Expected, QueueWords, TrialJob, refused_finding, trial_findings
 from launcher.clusters.batch.trial.trial_jobs import NoTrial
@@ -62,6 +62,8 @@ class Here:
         return "7"
 
     def on_each_node(self, program):
+        assert on_node.__name__ in program
+        program = program.replace(on_node.__name__, "trial_node_here")
         return EACH.format(shlex.quote(f"export NODE; {program}"))
 
     def look(self, _job):
@@ -79,11 +81,6 @@ class Here:
         self.cancelled += 1
         if self.job is not None:
             os.killpg(self.job.pid, signal.SIGTERM)
-
-
-@pytest.fixture(autouse=True)
-def on_node(monkeypatch):
-    monkeypatch.setattr(carry_out, "_ON_NODE", "trial_node_here")
 
 
 @pytest.fixture

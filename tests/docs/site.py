@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,11 +19,14 @@ def page_files() -> list[Path]:
     return sorted([*inner, *(ROOT / name for name in others), *(ROOT / "tests").rglob("README.md")])
 
 
-def build(folder: Path) -> str:
-    """Make it below this folder, in `site`; what the generator says. Raises CalledProcessError."""
+def build(folder: Path, files: Sequence[Path] | None = None, root: Path = ROOT) -> str:
+    """Make the site in `folder/site` of these pages below `root`, else of all; return what the generator says.
+
+    Raises CalledProcessError.
+    """
     pages = folder / "pages"
-    for path in page_files():
-        copy = pages / path.relative_to(ROOT)
+    for path in page_files() if files is None else files:
+        copy = pages / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
     shutil.copy(_CONFIG, folder)

@@ -29,11 +29,9 @@ def test_a_reader_fetches_nothing_from_elsewhere(built):
     assert found == set()
 
 
-def test_a_broken_link_fails_the_build(tmp_path, monkeypatch):
+def test_a_broken_link_fails_the_build(tmp_path):
     lost = tmp_path / "lost.md"
     lost.write_text("# Lost\n\n[nowhere](nowhere.md)\n")
-    monkeypatch.setattr(site, "ROOT", tmp_path)
-    monkeypatch.setattr(site, "page_files", lambda: [lost])
     with pytest.raises(subprocess.CalledProcessError) as error:
-        site.build(tmp_path / "made")
+        site.build(tmp_path / "made", [lost], tmp_path)
     assert "page does not exist" in error.value.output

@@ -229,8 +229,11 @@ class SlurmLab(Lab):
         if not self.idle():
             self.clear()
 
-    def clear(self, timeout: float = 150) -> None:
-        """Undo everything: every job and process of one ends, and all nodes and the controller are well again."""
+    def clear(self, timeout: float = 150, repair_s: float = _REPAIR_S) -> None:
+        """Undo everything: every job and process of one ends, and all nodes and the controller are well again.
+
+        One more thing is restarted each `repair_s` until they are.
+        """
         if not self.control.up:
             self._start_control()
         elif "slurmctld" not in self.control.running():
@@ -240,7 +243,7 @@ class SlurmLab(Lab):
             node.revive()
         began = time.monotonic()
         repairs = iter((self._restart_deaf_nodes, self._boot_deaf_nodes, self._restart_controller) * 9)
-        next_repair = began + _REPAIR_S
+        next_repair = began + repair_s
 
         def clear() -> bool:
             nonlocal next_repair
@@ -250,7 +253,7 @@ class SlurmLab(Lab):
                 deaf = ", ".join(node.name for node in self._deaf()) or "no node"
                 print(f"the lab is repaired: {repair.__name__}, {deaf} is deaf", file=sys.stderr)
                 repair()
-                next_repair = time.monotonic() + _REPAIR_S
+                next_repair = time.monotonic() + repair_s
             return self._cleared(now > began + _GENTLE_S)
 
         try:

@@ -198,16 +198,15 @@ def test_clear_undoes_everything(lab):
 
 def test_clear_reaches_a_node_that_does_not_answer(lab, monkeypatch, capsys):
     """Its daemon may be as well as can be: it is started again, then its node, then the controller."""
-    monkeypatch.setattr("tests.lab.slurm._REPAIR_S", 1)
     restart = lab._restart_deaf_nodes
     monkeypatch.setattr(lab, "_restart_deaf_nodes", lambda: None)  # as where that is of no use
     lab.nodes[0].signal("slurmd", signal.SIGSTOP)
     until("a deaf node", lab._deaf)
-    lab.clear()
+    lab.clear(repair_s=1)
     lab.nodes[0].signal("slurmd", signal.SIGSTOP)
     until("a deaf node", lab._deaf)
     monkeypatch.setattr(lab, "_restart_deaf_nodes", restart)
-    lab.clear()
+    lab.clear(repair_s=1)
     assert lab.idle()
     assert "the lab is repaired" in capsys.readouterr().err
 

@@ -25,10 +25,15 @@ def run(tmp_path, monkeypatch):
     return made
 
 
-def test_who_is_told_of_an_end_knows_whether_there_are_more_events(run, monkeypatch):
-    monkeypatch.setattr(far, "EVENTS_BYTES", 100)
+def fill_an_answer(path):
+    """A file of which there is as much as one answer holds."""
+    with path.open("wb") as file:
+        file.truncate(tails.LIMITS.answer_bytes)
+
+
+def test_who_is_told_of_an_end_knows_whether_there_are_more_events(run):
     run("job-aaaa", 90), run("job-bbbb", 90)
-    told = far._look((KnownRun("job-aaaa", 1, 0, ""), KnownRun("job-bbbb", 1, 0, "")))
+    told = far._look((KnownRun("job-aaaa", 1, 0, ""), KnownRun("job-bbbb", 1, 0, "")), events_bytes=100)
     assert [(len(one.events), one.more) for one in told.values()] == [(90, False), (9, True)]
     assert all(one.attempts[0].end is not None for one in told.values())
 
@@ -46,11 +51,10 @@ def test_a_damaged_run_keeps_no_other_from_being_told_of(run):
 
 def test_what_ranks_wrote_is_listed_once_for_all_answers(run, monkeypatch):
     """Each answer looked at all of the run's code again."""
-    monkeypatch.setattr(tails, "_MOST_FILES", 1)
     wrote = run("job-aaaa")
     wrote.code.mkdir()
     for number in range(3):
-        (wrote.code / f"{number}.txt").write_text("x")
+        fill_an_answer(wrote.code / f"{number}.txt")
     listed = []
     monkeypatch.setattr(outputs, "written", lambda *asked, look=outputs.written: listed.append(1) or look(*asked))
     for times in (1, 2):
@@ -64,12 +68,11 @@ def test_what_ranks_wrote_is_listed_once_for_all_answers(run, monkeypatch):
             (wrote.code / f"{number}.txt").write_text("x")
 
 
-def test_the_runs_whose_outputs_are_half_told_are_few(run, monkeypatch):
-    monkeypatch.setattr(tails, "_MOST_FILES", 1)
+def test_the_runs_whose_outputs_are_half_told_are_few(run):
     for name in ("job-aaaa", "job-bbbb", "job-cccc", "job-dddd", "job-eeee"):
         wrote = run(name)
         wrote.code.mkdir()
-        (wrote.code / "0.txt").write_text("x")
+        fill_an_answer(wrote.code / "0.txt")
         assert far.answer(AskOutputs(name, {})).more
     assert len(far._listed) == 4
-    assert far.answer(AskOutputs("job-aaaa", {"code/0.txt": 1})) == LogNews((), False)
+    assert far.answer(AskOutputs("job-aaaa", {"code/0.txt": tails.LIMITS.answer_bytes})) == LogNews((), False)

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -12,10 +13,21 @@ from launcher.errors import LaunchError
 from launcher.hostlink.rpc.wire import Size
 from launcher.rundir.durable import make_dir, write_all
 
-_MOST, _MOST_FILES = 8 << 20, 5000  # of one answer
-_MOST_AT_ONCE, _MOST_NEW_FILES = 16 << 30, 100_000
 _MOST_ANSWERS = 4096  # of eight mebibytes or of a few thousand files each
 _FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is brought at once."""
+
+    answer_bytes: int = 8 << 20
+    answer_files: int = 5000
+    at_once_bytes: int = 16 << 30  # in all answers
+    new_files: int = 100_000
+
+
+LIMITS = Limits()
 
 
 class Tail(NamedTuple):
@@ -47,15 +59,22 @@ def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
     return tuple(Part(one.name, one.at, len(one.content)) for one in found)
 
 
-def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple[list[Tail], bool]:
-    """The new ends of all files below these folders, as much as one answer may hold; and whether there is more."""
-    return grown_of(root, _files(root, folders), known)
+def grown(
+    root: Path, folders: Sequence[str], known: Mapping[str, int], limits: Limits = LIMITS
+) -> tuple[list[Tail], bool]:
+    """Return the new ends of all files below these folders, as much as one answer may hold; and whether there is more.
+
+    `known`: how much the other side has, by name.
+    """
+    return grown_of(root, _files(root, folders), known, limits)
 
 
-def grown_of(root: Path, files: Iterable[Path], known: Mapping[str, int]) -> tuple[list[Tail], bool]:
-    """Likewise of these files."""
+def grown_of(
+    root: Path, files: Iterable[Path], known: Mapping[str, int], limits: Limits = LIMITS
+) -> tuple[list[Tail], bool]:
+    """Return the same of these files."""
     found: list[Tail] = []
-    left = _MOST
+    left = limits.answer_bytes
     for path in files:
         name = str(path.relative_to(root))
         at = known.get(name, 0)
@@ -70,7 +89,7 @@ def grown_of(root: Path, files: Iterable[Path], known: Mapping[str, int]) -> tup
             continue
         found.append(Tail(name, at, piece))
         left -= len(piece)
-        if left <= 0 or len(found) == _MOST_FILES:
+        if left <= 0 or len(found) == limits.answer_files:
             return found, True
     return found, False
 
@@ -103,20 +122,22 @@ def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
         os.close(fd)
 
 
-def bring(root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask, who: str) -> None:
+def bring(
+    root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask, who: str, limits: Limits = LIMITS
+) -> None:
     """Put all that `who` has below these folders, and that is not known, under this one, answer by answer.
 
     Raises LaunchError for what was not asked for, and for more than is brought at once.
     """
-    mine, left = dict(known), _MOST_AT_ONCE
+    mine, left = dict(known), limits.at_once_bytes
     for _ in range(_MOST_ANSWERS):
         found, more = ask(mine)
         brought = False
         for tail in found:
             if tail.at != mine.get(tail.name, 0):
                 raise LaunchError(f"{who}: {tail.name[:100]!r} from byte {tail.at} on was not asked for")
-            if tail.name not in mine and len(mine) - len(known) >= _MOST_NEW_FILES:
-                raise LaunchError(f"{who}: has more than {_MOST_NEW_FILES} files that are not here")
+            if tail.name not in mine and len(mine) - len(known) >= limits.new_files:
+                raise LaunchError(f"{who}: has more than {limits.new_files} files that are not here")
             try:
                 put(root, folders, tail)
             except LaunchError as error:

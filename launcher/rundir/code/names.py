@@ -58,9 +58,19 @@ def _is_folder(path: str) -> bool:
         return False
 
 
-def walk(root: Path, below: str, skip: Callable[[str], bool], *, everything: bool = False) -> set[str]:
-    """All files and links below a folder, without following links. `everything`: also what tools made, and however many
-    there are: it has been taken for code before."""
+def walk(
+    root: Path,
+    below: str,
+    skip: Callable[[str], bool],
+    *,
+    everything: bool = False,
+    most_files: int = _MOST_FILES,
+) -> set[str]:
+    """Return the names of all files and links below a folder, without following links.
+
+    Raises BadInput for more than `most_files`. `everything`: also what tools made, and however many there are: it has
+    been taken for code before.
+    """
     names: set[str] = set()
     folders = [below]
     while folders:
@@ -74,9 +84,9 @@ def walk(root: Path, below: str, skip: Callable[[str], bool], *, everything: boo
                 names.update(() if skip(name) else (name,))
             elif not skip(f"{name}/"):
                 folders.append(name)
-        if len(names) > _MOST_FILES and not everything:
+        if len(names) > most_files and not everything:
             hint = "hint: keep the spec in the folder of its project, or leave folders out with code.exclude"
-            raise BadInput(f"code: expected at most {_MOST_FILES} files below {root}, got more", hint)
+            raise BadInput(f"code: expected at most {most_files} files below {root}, got more", hint)
     return names
 
 

@@ -5,16 +5,19 @@ import os
 import pytest
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.tails import Tail
+from launcher.clusters.mirror.tails import Limits, Tail
 from launcher.errors import LaunchError
 
 
-def synced(there, here, folders=("logs",)):
-    more = True
+def synced(there, here, folders=("logs",), limits=tails.LIMITS):
+    """How many answers it took."""
+    more, answers = True, 0
     while more:
-        parts, more = tails.grown(there, folders, tails.sizes(here, folders))
+        parts, more = tails.grown(there, folders, tails.sizes(here, folders), limits)
+        answers += 1
         for part in parts:
             tails.put(here, folders, part)
+    return answers
 
 
 def test_what_grew_is_copied_and_nothing_else(tmp_path):
@@ -37,14 +40,13 @@ def test_what_grew_is_copied_and_nothing_else(tmp_path):
     assert not (here / "secrets.json").exists()
 
 
-def test_more_than_one_answer_holds_comes_in_several(tmp_path, monkeypatch):
-    monkeypatch.setattr(tails, "_MOST", 1000)
+def test_more_than_one_answer_holds_comes_in_several(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     (there / "logs").mkdir(parents=True)
     here.mkdir()
     for number in range(5):
         (there / "logs" / f"{number}.log").write_bytes(os.urandom(700))
-    synced(there, here)
+    assert synced(there, here, limits=Limits(answer_bytes=1000)) == 4
     for number in range(5):
         assert (here / "logs" / f"{number}.log").read_bytes() == (there / "logs" / f"{number}.log").read_bytes()
 
@@ -65,16 +67,16 @@ def test_links_are_not_followed(tmp_path):
         tails.grown(tmp_path / "there", [".."], {})
 
 
-def test_only_so_many_files_that_are_new_come_at_once(tmp_path, monkeypatch):
+def test_only_so_many_files_that_are_new_come_at_once(tmp_path):
     """Each takes a file of this disk, however small it is there."""
-    monkeypatch.setattr(tails, "_MOST_NEW_FILES", 3)
-    monkeypatch.setattr(tails, "_MOST_FILES", 2)
+    limits = Limits(new_files=3, answer_files=2)
     there, here = tmp_path / "there", tmp_path / "here"
     (there / "logs").mkdir(parents=True)
     here.mkdir()
 
     def bring():
-        tails.bring(here, ["logs"], tails.sizes(here, ["logs"]), lambda mine: tails.grown(there, ["logs"], mine), "hpc")
+        known = tails.sizes(here, ["logs"])
+        tails.bring(here, ["logs"], known, lambda mine: tails.grown(there, ["logs"], mine, limits), "hpc", limits)
 
     for wave in ("ab", "cde"):
         for name in wave:

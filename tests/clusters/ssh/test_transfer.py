@@ -1,5 +1,6 @@
 """Checkpoints that several hosts have parts of come home, and who could not be asked is named."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -329,12 +330,12 @@ def test_logs_come_home_before_a_run_goes_on_elsewhere(hosts):
     assert texts(Run(RUN, hosts.run.path)) == ["there", "there"]
 
 
-def test_more_log_files_than_one_answer_holds_all_come(hosts, monkeypatch):
+def test_more_logs_than_one_answer_holds_all_come(hosts):
     """What came first was marked as all there is, and the rest was never asked for."""
-    monkeypatch.setattr(tails, "_MOST_FILES", 2)
     there = hosts.on("node0").path / "logs" / "a0001.0"
     there.mkdir(parents=True)
     for number in range(5):
         (there / f"rank-{number:05d}.log").write_text(f"{number}\n")
+    os.truncate(there / "rank-00000.log", tails.LIMITS.answer_bytes)
     assert fetch._bring(hosts.run, [hosts.place("node0")]) == {}
     assert len([*hosts.run.logs.rglob("*.log")]) == 5

@@ -327,14 +327,6 @@ def test_the_second_that_is_frozen_so_is_copied_by_nobody(project, submitted, tm
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".code", "once-2345"]
 
 
-def test_code_of_however_many_files_is_copied(submitted, monkeypatch):
-    """Git's list of a project has no end: what was submitted was then refused."""
-    run, digest = submitted
-    monkeypatch.setattr("launcher.rundir.code.names._MOST_FILES", 2)
-    bring_code(run, digest)
-    assert (run.code / "lib" / "net.py").is_file()
-
-
 def test_code_with_a_link_that_comes_back_to_it_by_its_name_is_copied(project, tmp_path):
     run = RunDir(tmp_path / "runs" / "once-2345")
     (project / "back").symlink_to("../project/train.py")

@@ -6,7 +6,8 @@ import subprocess
 import pytest
 
 from launcher.errors import BadInput
-from launcher.rundir.code.listing import list_code
+from launcher.rundir.code.listing import list_code, list_frozen
+from launcher.rundir.code.names import walk
 from launcher.spec.model import Code
 
 
@@ -347,9 +348,16 @@ def test_names_may_be_anything(project, place):
     assert project.names() == [os.fsdecode(name) for name in sorted(names)]
 
 
-def test_more_files_than_any_code_has_is_an_error(project, monkeypatch):
-    monkeypatch.setattr("launcher.rundir.code.names._MOST_FILES", 3)
+def test_more_files_than_any_code_has_is_an_error(project):
     for number in range(5):
         project.write(f"f{number}")
     with pytest.raises(BadInput, match="expected at most 3 files"):
-        project.names()
+        walk(project.path, "", lambda _: False, most_files=3)
+
+
+def test_frozen_code_may_have_however_many_files(project):
+    """Git's list of a project has no end: what was submitted was then refused."""
+    project.write("lib/__pycache__/net.pyc")
+    names = {project.write(f"f{number}").name for number in range(5)} | {"lib/__pycache__/net.pyc"}
+    assert walk(project.path, "", lambda _: False, everything=True, most_files=3) == names
+    assert {file.path for file in list_frozen(project.path).files} == names

@@ -34,9 +34,12 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def held(run: RunDir) -> Iterator[socket.socket]:
-    """The name, until the end of whoever inherits the socket. Raises LaunchError where a keeper stays."""
-    deadline = time.monotonic() + _LEAVES_S
+def held(run: RunDir, leaves_s: float = _LEAVES_S) -> Iterator[socket.socket]:
+    """Hold the run's name, until the end of whoever inherits the socket.
+
+    Raises LaunchError where a keeper has it for longer than `leaves_s`.
+    """
+    deadline = time.monotonic() + leaves_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
         while not _bound(name, run):
             if time.monotonic() > deadline:

@@ -24,7 +24,6 @@ from launcher.rundir.records import AttemptEnd, Blame, Endpoint, Event, RunState
 _WHOLE = -1
 _PIECE = 256 << 10
 _ASK_S, _QUIET_S = 1.0, 5.0
-_RENEW_S = 10.0
 _QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
 
 EVENTS, ENDPOINT = "events", "endpoint"
@@ -91,10 +90,10 @@ def _put_piece(path: Path, at: int, piece: bytes) -> None:
 
 
 class RecordReplicator:
-    """Sends what is new to all others, until it is closed."""
+    """Sends what is new to all others, until it is closed; where the coordinator is, once more every `renew_s`."""
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, rpc: KeeperRpc) -> None:
-        self._run, self._attempt, self._rpc = run, attempt, rpc
+    def __init__(self, run: RunDir, attempt: AttemptDir, rpc: KeeperRpc, *, renew_s: float = 10.0) -> None:
+        self._run, self._attempt, self._rpc, self._renew_s = run, attempt, rpc, renew_s
         self._sent: dict[int, dict[str, object]] = {number: {} for number in rpc.others}
         self._quiet_until: dict[int, float] = {}  # who did not answer is left alone for a while: the others wait
         self._over = threading.Event()
@@ -125,7 +124,7 @@ class RecordReplicator:
             except FileNotFoundError:
                 continue
             now = time.monotonic()
-            turn = now // _RENEW_S if name == ENDPOINT else 0
+            turn = now // self._renew_s if name == ENDPOINT else 0
             mark = (status.st_ino, status.st_size, status.st_mtime_ns, turn)
             reached = [number for number in self._sent if self._quiet_until.get(number, 0.0) <= now]
             behind = [number for number in reached if self._sent[number].get(name) != mark]

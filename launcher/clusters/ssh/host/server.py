@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from launcher.clusters.ssh.host.receive import AttemptReceiver
 
 _LOGS = ("exits.jsonl", "keeper.log", "node-*/*.log")
-_MOST_OF_EVENTS, _MOST_OF_A_LOG = 8 << 20, 1 << 20
+MOST_OF_EVENTS, _MOST_OF_A_LOG = 8 << 20, 1 << 20
+_MOST_OF_LOGS = MOST_OF_A_REPORT - MOST_OF_EVENTS
 
 
 class _Seat(msgspec.Struct, frozen=True):
@@ -171,7 +172,7 @@ def _report(run: RunDir, events_from: int) -> object:
         stop=readable(attempt.stop, StopRequest),
         end=end,
         files=tails.parts_of(files),
-        more=any(len(one.content) == _MOST_OF_EVENTS for one in events),
+        more=any(len(one.content) == MOST_OF_EVENTS for one in events),
         stale=status.state is State.RUNNING and status.as_of is not None,
     )
     return _with_files(files, report)
@@ -188,12 +189,12 @@ def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
 def _new_events(run: RunDir, at: int) -> Iterator[tails.Tail]:
     with contextlib.suppress(FileNotFoundError), run.events.open("rb") as events:
         events.seek(at)
-        yield tails.Tail(run.events.name, at, events.read(_MOST_OF_EVENTS))
+        yield tails.Tail(run.events.name, at, events.read(MOST_OF_EVENTS))
 
 
-def _logs(attempt: AttemptDir) -> Iterator[tails.Tail]:
-    """Their ends, as far as there is room for all."""
-    left = MOST_OF_A_REPORT - _MOST_OF_EVENTS
+def _logs(attempt: AttemptDir, most_bytes: int = _MOST_OF_LOGS) -> Iterator[tails.Tail]:
+    """Yield the ends of the attempt's logs, until there is no more room for one."""
+    left = most_bytes
     for path in (path for pattern in _LOGS for path in sorted(attempt.path.glob(pattern))):
         if not left:
             break  # an empty one would take the place of what is there of it

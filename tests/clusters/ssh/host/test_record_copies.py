@@ -5,7 +5,6 @@ import pytest
 from run_folder import state_of
 
 from launcher.clusters.keeping.attempt_end import cancelled
-from launcher.clusters.ssh.host import record_copies
 from launcher.clusters.ssh.host.keeper_messages import Replica
 from launcher.clusters.ssh.host.record_copies import EVENTS, RecordReplicator, put, replicated
 from launcher.errors import LaunchError
@@ -75,10 +74,14 @@ def test_a_history_grows_and_a_torn_end_is_mended(run):
 
 @pytest.fixture
 def told(tmp_path):
+    return telling(tmp_path)
+
+
+def telling(tmp_path, **how):
     """The runs of a leader and of a host that has all its records, and how the leader tells it what is new."""
     table = Table(tmp_path, size=2, nodes_min=1)
     leader, other = table.keepers
-    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc)
+    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc, **how)
     replicator.close()
     for text in "ab":
         append_line(leader.run.events, Event(1.0, 1, "failure", text))
@@ -147,14 +150,13 @@ def test_an_end_that_is_damaged_on_the_leader_s_disk_counts_as_untold(tmp_path):
     assert read_record(other.attempt.end, AttemptEnd) == read_record(leader.attempt.end, AttemptEnd)
 
 
-def test_where_the_coordinator_is_they_are_told_again_though_nothing_has_changed(told, monkeypatch):
+def test_where_the_coordinator_is_they_are_told_again_though_nothing_has_changed(tmp_path):
     """A host whose copy was damaged has an agent that may need it later."""
-    ours, theirs, tell = told
+    ours, theirs, tell = telling(tmp_path, renew_s=1e-9)
     here = Endpoint("127.0.0.1", 1, this_process())
     write_record(ours.attempt(1).endpoint, here)
     tell()
     theirs.attempt(1).endpoint.write_bytes(b"\0" * 40)
-    monkeypatch.setattr(record_copies, "_RENEW_S", 1e-9)
     tell()
     assert read_record(theirs.attempt(1).endpoint, Endpoint) == here
 
