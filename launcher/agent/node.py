@@ -378,8 +378,8 @@ class NodeAgent:
 
 
 async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
-    from launcher.agent.replication.patience import Patience  # late: 20 ms that a shared disk spares
-    from launcher.agent.replication.replication import Replication
+    from launcher.agent.replication.patience import Patience  # late: as the next one
+    from launcher.agent.replication.replication import Replication  # late: 20 ms that a shared disk spares
 
     plan, node = home.plan, home.node
     folder = Path(plan.run_dir, plan.spec.checkpoint.dir)

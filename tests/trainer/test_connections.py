@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,14 +21,24 @@ from trainer.connections import Connections, made_here
 from trainer.world import _own_store, cpu_group, join
 
 
-def cut_while_another_waits():
+def waits(pid):
+    """Whether its first thread does."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def cut_while_another_waits(folder):
     os.environ["LAUNCH_CONTROL"] = "/there"
     world = join()
     group = cpu_group()
     dist.barrier(world.control)
     if world.rank == 0:
-        time.sleep(0.2)  # the other one is about to wait
+        until = time.monotonic() + 60
+        while not ((found := [*folder.iterdir()]) and waits(found[0].name)):
+            assert time.monotonic() < until
+            time.sleep(0.002)
         made_here.cut()
+    else:
+        (folder / str(os.getpid())).touch()
     said = []
     for each in (None, world.control, group):
         try:
@@ -38,8 +49,8 @@ def cut_while_another_waits():
     return said
 
 
-def test_cut_connections_end_every_operation_of_every_group():
-    for said in Ranks(cut_while_another_waits, 2, stay=True).results():
+def test_cut_connections_end_every_operation_of_every_group(tmp_path):
+    for said in Ranks(cut_while_another_waits, 2, tmp_path, stay=True).results():
         assert all("gloo" in one for one in said), said
 
 

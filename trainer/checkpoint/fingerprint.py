@@ -47,12 +47,17 @@ def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> 
         return _of_all(manifest, lambda number, view, at: read_exactly(files[number], view, at), after_part)
 
 
-def fingerprint_together(entry: Entry, team: Team, still_here: Callable[[], None]) -> str:
-    """The same on all ranks, which call it together; `still_here` is called on each one while the work goes on."""
-    return (_of_disks_apart if team.apart else _of_one_disk)(entry, team, still_here)
+def fingerprint_together(
+    entry: Entry, team: Team, still_here: Callable[[], None], word_every_s: float = _WORD_EVERY_S
+) -> str:
+    """Return the same on all ranks, which call it together.
+
+    `still_here` is called on each of them every `word_every_s` while the work goes on.
+    """
+    return (_of_disks_apart if team.apart else _of_one_disk)(entry, team, still_here, word_every_s)
 
 
-def _of_one_disk(entry: Entry, team: Team, still_here: Callable[[], None]) -> str:
+def _of_one_disk(entry: Entry, team: Team, still_here: Callable[[], None], word_every_s: float) -> str:
     """Each rank reads and compares its own file and takes its turn among the blocks; the first one sums up."""
     manifest, problem = team.tell(_read_manifest(entry) if team.is_first else (None, ""))
     if manifest is None:
@@ -60,7 +65,7 @@ def _of_one_disk(entry: Entry, team: Team, still_here: Callable[[], None]) -> st
     digests: dict[int, bytes] = {}
     problem, going, work = "", True, _turns(entry, manifest, team, digests)
     while team.greatest(int(going))[0]:
-        end = time.monotonic() + _WORD_EVERY_S
+        end = time.monotonic() + word_every_s
         try:
             while going := next(work, False):
                 if time.monotonic() >= end:
@@ -114,21 +119,21 @@ def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> N
     read_exactly(files[number], view, at)
 
 
-def _telling(team: Team, still_here: Callable[[], None], word: object) -> Callable[[], None]:
+def _telling(team: Team, still_here: Callable[[], None], word: object, every_s: float) -> Callable[[], None]:
     """For the first rank: says that it is here, and now and then a word by which the others can say so too."""
     told_at = time.monotonic()
 
     def after_part() -> None:
         nonlocal told_at
         still_here()
-        if time.monotonic() >= told_at + _WORD_EVERY_S:
+        if time.monotonic() >= told_at + every_s:
             team.tell(word)
             told_at = time.monotonic()
 
     return after_part
 
 
-def _of_disks_apart(entry: Entry, team: Team, still_here: Callable[[], None]) -> str:
+def _of_disks_apart(entry: Entry, team: Team, still_here: Callable[[], None], word_every_s: float) -> str:
     """The first rank asks the others for bytes."""
     manifest, problem, held = None, "", set[int]()
     if team.leads:
@@ -142,7 +147,7 @@ def _of_disks_apart(entry: Entry, team: Team, still_here: Callable[[], None]) ->
     _raise_first(problem for problem, _ in told)
     with _opened(entry, manifest) if manifest else contextlib.nullcontext(dict[int, int]()) as files:
         if team.is_first and manifest is not None:
-            after_block = _telling(team, still_here, _NOTHING)
+            after_block = _telling(team, still_here, _NOTHING, word_every_s)
             mark, problem = _ask(manifest, files, team, [held for _, held in told], after_block)
         else:
             mark, problem = _give(files, team, still_here)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -96,15 +95,22 @@ def test_a_draft_that_many_ask_for_at_once_is_committed_once(tmp_path, monkeypat
     save_apart([tmp_path], 20, prepared=[0])
     (draft,) = partial.inventory(tmp_path)
     files, promote, calls = ReplicaFiles(tmp_path), partial.promote, []
+    asked, all_have_asked = [], threading.Event()
 
-    def slow(*how):
+    def settle():
+        asked.append(1)
+        if len(asked) == 8:
+            all_have_asked.set()
+        files.settle(Save("step", 20, draft.digest))
+
+    def held_up(*how):
         calls.append(how)
-        time.sleep(0.1)
+        assert all_have_asked.wait(BOUND_S)
         promote(*how)
 
-    monkeypatch.setattr(partial, "promote", slow)
+    monkeypatch.setattr(partial, "promote", held_up)
     with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(files.settle, Save("step", 20, draft.digest)) for _ in range(8)]:
+        for done in [pool.submit(settle) for _ in range(8)]:
             done.result()
     assert held(tmp_path, 20) == names(0)
     assert len(calls) == 1

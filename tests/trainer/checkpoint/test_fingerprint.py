@@ -9,7 +9,6 @@ from small_trainings import Recipe, Training
 from torch import nn
 
 from trainer.checkpoint import Checkpointer
-from trainer.checkpoint import fingerprint as module
 from trainer.checkpoint.blocks import blocks
 from trainer.checkpoint.fingerprint import fingerprint, fingerprint_together
 from trainer.checkpoint_files import catalog
@@ -126,12 +125,12 @@ def test_a_damaged_one_has_none(tmp_path):
 
 def words_of_each(folder):
     """How often a rank could say that it is here."""
-    module._WORD_EVERY_S = 0.0  # as if each part took a second
     checkpointer = Training.begin(Recipe("ddp")).checkpointer(folder)
     checkpointer.load()
     checkpointer.save(1, wait=True)
     words = []
-    mark = fingerprint_together(checkpointer._entry(1), checkpointer._team, lambda: words.append(1))
+    every_part_s = 0.0  # as if each took a second
+    mark = fingerprint_together(checkpointer._entry(1), checkpointer._team, lambda: words.append(1), every_part_s)
     checkpointer.close()
     return mark, len(words)
 

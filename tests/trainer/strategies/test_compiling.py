@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo import config
 from torch._dynamo.utils import counters
 
-from trainer.strategies import StrategySettings, compiling
+from trainer.strategies import StrategySettings
 
 # torch hides this warning of its own by a hook that a filter of "error" comes before
 _ITS_OWN = "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
@@ -79,27 +79,28 @@ def _model_of(kind, count):
 
 
 def _said_while_compiling(kind, count):
-    """How many graphs were made for blocks that differ, with two sizes of batches, and what the user was told."""
+    """How many graphs were made for blocks that differ, with two sizes of batches, for how many there was room, and
+    what the user was told.
+    """
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("trainer").addHandler(handler)
-    compiling._SHAPES = 2  # graphs take time
     config.recompile_limit, config.accumulated_recompile_limit = 1, 3
     settings = StrategySettings(strategy="none", compile=True, blocks=(kind.__name__,))
     trial = Trial(settings, model=lambda: _model_of(kind, count), batch=_smaller_at_last, steps=3)
     if hasattr(torch.compiler, "set_default_backend"):
         torch.compiler.set_default_backend("eager")
     run(trial)
-    return counters["stats"]["unique_graphs"], said
+    return counters["stats"]["unique_graphs"], config.recompile_limit, said
 
 
 def test_each_of_many_blocks_that_differ_is_compiled_for_each_size():
-    [(graphs, said)] = spawn_ranks(_said_while_compiling, 1, _Placed, 5)
-    assert (graphs, said) == (2 * 5, [])
+    [(graphs, room, said)] = spawn_ranks(_said_while_compiling, 1, _Placed, 5)
+    assert (graphs, room, said) == (2 * 5, 64 * 5, [])
 
 
 def test_the_user_is_told_once_of_what_stays_eager():
-    [(_, said)] = spawn_ranks(_said_while_compiling, 1, _Speaking, 2)
+    [(_, _, said)] = spawn_ranks(_said_while_compiling, 1, _Speaking, 2)
     [told] = said
     assert "compile: not everything could be compiled" in told and "print" in told
