@@ -95,6 +95,7 @@ class Launched:
         every="10 steps",
         hold=None,
         without=None,
+        lease_s=0,
     ):
         self.folder, self.size, self.words, self.replaces = folder, size, list(words), replaces
         self._held = None if hold is None else folder / "hold"
@@ -102,6 +103,7 @@ class Launched:
         self.nodes = [*range(nodes or 1)]  # that have ranks, by place
         self.ghosts, self._along = [], {*along}
         self._memory_every, self._without = memory_every, without  # a node without memory for notes
+        self._lease_s = lease_s  # by which they wait longer for a word
         self.generation, self.replaced, self._controls, self._progress = 1, [], [], []
         self._steps, self.stayed_at = {}, {}  # the step at which each rank said so first
         self.stayed_until = {}  # that at which it said first that it does no more
@@ -141,7 +143,8 @@ class Launched:
             "LAUNCH_CHECKPOINT_MEMORY_DIR": str(self._memory(rank)) if self._memory_every else "",
             "LAUNCH_CHECKPOINT_MEMORY_EVERY": self._memory_every,
             **({"LAUNCH_JOINS": "1"} if joins else {}),
-            **({"LAUNCH_NOTES_COPIED": "1", "LAUNCH_LEASE_S": "40"} if self.spares else {}),
+            "LAUNCH_LEASE_S": str(self._lease_s),
+            **({"LAUNCH_NOTES_COPIED": "1"} if self.spares else {}),
         }
 
     def _notes(self, rank):
