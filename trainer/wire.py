@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trainer.errors import BadSettings
+from trainer.holds import Holds
 
 Number = int | float
 _LINE_BYTES = 4096  # what a FIFO takes in one piece
@@ -102,9 +103,14 @@ class Wire:
     _is_done: ClassVar[bool] = False  # as this process has said
 
     def __init__(
-        self, path: Path | None, now: Callable[[], float] = time.monotonic, patience_s: float = _PATIENCE_S
+        self,
+        path: Path | None,
+        now: Callable[[], float] = time.monotonic,
+        patience_s: float = _PATIENCE_S,
+        holds: Holds | None = None,
     ) -> None:
         self._fd: int | None = None
+        self._holds = Holds.from_environment() if holds is None and path is not None else holds
         self._now, self._patience_s = now, patience_s
         self._next = 0.0
         if path is not None:
@@ -123,14 +129,20 @@ class Wire:
         return self._fd is not None
 
     def report_step(self, step: int, total_steps: int | None = None, **metrics: Number) -> None:
-        """How far it is. Sent at most 20 times a second: the newest is all that counts."""
+        """Report how far it is. Sent at most 20 times a second: the newest is all that counts.
+
+        In a run of `launch prove` that is to be killed after this step, wait for it.
+        """
         if self._fd is None:
             return
         now = self._now()
-        if now >= self._next:
+        held = self._holds is not None and self._holds.begins(step)
+        if held or now >= self._next:
             self._next = now + _LEAST_S
             total = {} if total_steps is None else {"total_steps": total_steps}
-            self._send(0.0, step=step, **total, **metrics)
+            self._send(self._patience_s if held else 0.0, step=step, **total, **metrics)
+        if held and self._holds is not None:
+            self._holds.wait()
 
     def report(self, **words: Number | str) -> None:
         """Say it now, once, so that it is heard: waits a moment for an agent that is behind."""

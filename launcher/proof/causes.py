@@ -1,13 +1,12 @@
 """What usually makes a training differ from itself, judged by what differs, where, and when. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.proof.comparing import named_in
 from launcher.proof.findings import Departure, Kill, StateDeparture
 
 _ROUNDING = 1e-4  # of a number: what another order of a sum makes of it in its first steps
-_NEAR = 1  # steps behind a resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +18,7 @@ class Evidence:
     kills: Sequence[Kill]
     repeats: bool | None  # whether two undisturbed runs are alike; None: that is not known
     has_checkpoints: bool  # of the trainer's
+    compared: Collection[int]  # steps at which something could be compared
 
     @property
     def step(self) -> int | None:
@@ -31,6 +31,12 @@ class Evidence:
         """The step from which the run had gone on last when it began to differ."""
         resumed = [one.went_on_from for one in self.kills if one.went_on_from is not None and not one.missed]
         return None if self.step is None else max((at for at in resumed if at < self.step), default=None)
+
+    @property
+    def alike(self) -> int:
+        """Count the steps between the last restart and the first difference that were compared, and found alike."""
+        begin, end = self.resumed_at or 0, self.step or 0
+        return sum(begin < step < end for step in set(self.compared))
 
 
 def causes_of(evidence: Evidence) -> tuple[str, ...]:
@@ -58,7 +64,7 @@ def _causes(evidence: Evidence) -> Iterator[str]:
     if not evidence.has_checkpoints:
         yield "the script's own checkpoint: it has to hold weights, optimizer, step, data position and all generators"
     if evidence.resumed_at is not None and evidence.step is not None:
-        yield from _lost_by_a_resume(evidence.step - evidence.resumed_at)
+        yield _lost_by_a_resume(evidence.step, evidence.step - evidence.resumed_at - 1, evidence.alike)
     if evidence.first is not None and _is_rounding(evidence.first):
         yield (
             "the order of a sum: only the last digits differ, as where DDP lays out its buckets anew, or where another "
@@ -66,18 +72,27 @@ def _causes(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _lost_by_a_resume(steps_later: int) -> Iterator[str]:
-    if steps_later <= _NEAR:
-        yield (
-            "state that no checkpoint has: it differs in the first step after a restart; a generator of one's own "
-            "(torch.Generator, random.Random, numpy's default_rng), what a callback or the loss remembers, a buffer "
-            "with persistent=False; keep it in Checkpointer's `state` or `per_rank`, or in a callback's state_dict()"
+def _lost_by_a_resume(step: int, between: int, alike: int) -> str:
+    """Name the state that a restart has lost. `between`: steps from it to the first difference; `alike`: of these."""
+    if alike:
+        were = "was" if alike == 1 else "were"
+        if alike == between:
+            seen = f"the first {f'{between} steps' if between > 1 else 'step'} after the restart {were} alike"
+        else:
+            seen = f"{alike} of the first {between} steps after the restart could be compared, and {were} alike"
+        return (
+            f"state that is needed later: {seen}; what is drawn or decided once in a while (an epoch's order, a "
+            "validation's best value, patience), or by the clock"
         )
+    if between:
+        seen = f"step {step} is the first that could be compared after the restart, and it differs"
     else:
-        yield (
-            f"state that is needed later: the first {steps_later - _NEAR} steps after the restart were alike; what is "
-            "drawn or decided once in a while (an epoch's order, a validation's best value, patience), or by the clock"
-        )
+        seen = "it differs in the first step after a restart"
+    return (
+        f"state that no checkpoint has: {seen}; a generator of one's own (torch.Generator, random.Random, numpy's "
+        "default_rng), what a callback or the loss remembers, a buffer with persistent=False; keep it in "
+        "Checkpointer's `state` or `per_rank`, or in a callback's state_dict()"
+    )
 
 
 def _never_the_same(evidence: Evidence) -> Iterator[str]:

@@ -22,7 +22,7 @@ _DECIDES = ("generators", "data")  # of what is kept beside tensors: what comes 
 class ComparedRows:
     """Of what two runs reported."""
 
-    steps: int  # at which both said something of the same name
+    at: tuple[int, ...]  # the steps at which both reported something of the same name
     metrics: tuple[str, ...]
     first: Departure | None
 
@@ -42,7 +42,7 @@ def compared_rows(
         Departure(step, rank, name, one, other) for step, rank, name, one, other in pairs if not _alike(one, other)
     )
     names = tuple(dict.fromkeys(name for _, _, name, *_ in pairs))
-    return ComparedRows(len({step for step, *_ in pairs}), names, next(departures, None))
+    return ComparedRows(tuple(dict.fromkeys(step for step, *_ in pairs)), names, next(departures, None))
 
 
 def _pairs(

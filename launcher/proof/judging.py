@@ -70,10 +70,10 @@ def finished(run: Run, status: RunStatus) -> FinishedRun:
 def judged(
     mode: str, kills: Sequence[Kill], run: FinishedRun, undisturbed: FinishedRun, metrics: Collection[str] = ()
 ) -> ComparedRun:
-    """Without the usual causes of a difference."""
+    """Compare a disturbed run with the undisturbed one; what usually makes a difference is not looked for."""
     status = run.status
     found = ComparedRun(
-        mode, status.run, Judgement.EXACT, with_costs(kills, run.history, run.first_steps, run.starts), status.state,
+        mode, status.run, Judgement.UNPROVEN, with_costs(kills, run.history, run.first_steps, run.starts), status.state,
         run.took_s, fingerprint=status.fingerprint, exit_code=exit_code_of(status), why=run.failure,
     )  # fmt: skip
     if run.failure:
@@ -83,7 +83,7 @@ def judged(
     untouched = min((one.step or 0 for one in kills if not one.missed), default=0)
     states = compared_states(undisturbed.checkpoints, run.checkpoints, untouched=untouched, every=not alike)
     found = msgspec.structs.replace(
-        found, steps=rows.steps, metrics=rows.metrics, checkpoints=states.steps, first=rows.first,
+        found, steps=len(rows.at), metrics=rows.metrics, checkpoints=states.steps, first=rows.first,
         first_state=states.first, why=states.unread,
     )  # fmt: skip
     if rows.first is not None or states.first is not None:
@@ -91,7 +91,7 @@ def judged(
     if not alike:
         why = f"it ended {_end(run)}, the undisturbed run {_end(undisturbed)}"
         return msgspec.structs.replace(found, verdict=Judgement.DIFFERS, why=why)
-    why = found.why or _nothing_proven(found, undisturbed)
+    why = found.why or _nothing_proven(found, rows.at, undisturbed)
     return msgspec.structs.replace(found, verdict=Judgement.UNPROVEN if why else Judgement.EXACT, why=why)
 
 
@@ -100,23 +100,39 @@ def _end(run: FinishedRun) -> str:
     return f"at step {step} with {'no fingerprint' if fingerprint is None else f'fingerprint {fingerprint[:16]}'}"
 
 
-def _nothing_proven(found: ComparedRun, undisturbed: FinishedRun) -> str:
-    """Why it is no proof that nothing differs; "" where it is one."""
+def _nothing_proven(found: ComparedRun, compared: Collection[int], undisturbed: FinishedRun) -> str:
+    """Return why it is no proof that nothing differs, or "" if it is one.
+
+    What shows that a restart has lost nothing is what is trained after it, so that alone counts.
+    """
     if all(one.missed for one in found.kills):
         return f"nothing was hit: {found.kills[0].missed if found.kills else 'no kill was planned'}"
-    if not found.steps and not found.checkpoints and undisturbed.status.fingerprint is None:
-        return "there is nothing to compare: no rank reports a metric that is known to belong to the training"
+    last = undisturbed.status.step or 0
+    from_steps = [one.went_on_from or 0 for one in found.kills if not one.missed]
+    first = min(from_steps)
+    if first >= last:
+        each = "the kill, which" if len(from_steps) == 1 else "any of the kills, which"
+        return f"nothing was trained after {each} came after the last of {last} steps"
+    if undisturbed.status.fingerprint is None and not any(step > first for step in (*compared, *found.checkpoints)):
+        if not compared:
+            return "there is nothing to compare: no rank reports a metric that is known to belong to the training"
+        return f"there is nothing to compare after step {first}, from which it went on"
     return ""
 
 
 def with_causes(
-    found: ComparedRun, undisturbed: FinishedRun, once_more: FinishedRun | None, metrics: Collection[str] = ()
+    found: ComparedRun,
+    run: FinishedRun,
+    undisturbed: FinishedRun,
+    once_more: FinishedRun | None,
+    metrics: Collection[str] = (),
 ) -> ComparedRun:
-    """What usually makes such a difference. `once_more`: a second undisturbed run, None where it did not end well."""
+    """Add what usually makes such a difference. `once_more`: a second undisturbed run, None if it did not end well."""
     repeats, step = None, None
     if once_more is not None:
         again = compared_rows(undisturbed.rows, once_more.rows, metrics)
         repeats = again.first is None and once_more.end == undisturbed.end
         step = again.first.step if again.first is not None else None
-    evidence = Evidence(found.first, found.first_state, found.kills, repeats, bool(found.checkpoints))
+    compared = {*compared_rows(undisturbed.rows, run.rows, metrics).at, *found.checkpoints}
+    evidence = Evidence(found.first, found.first_state, found.kills, repeats, bool(found.checkpoints), compared)
     return msgspec.structs.replace(found, causes=causes_of(evidence), again_differs=step)

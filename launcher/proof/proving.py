@@ -17,12 +17,13 @@ from launcher.proof.disturbing import DisturbedRun
 from launcher.proof.findings import ComparedRun, Judgement, Proof
 from launcher.proof.judging import FinishedRun, finished, judged, with_causes
 from launcher.proof.modes import MODES, Mode
-from launcher.proof.schedule import planned
+from launcher.proof.schedule import held_at, planned
 from launcher.proof.target import for_a_proof
 from launcher.repeated import RepeatedJob, Tell, as_it_ran, job_of, name_of, to_its_end
 from launcher.status.derive import exit_code_of
 
 TAG = "prove"
+HOLDS = "TRAINER_HOLDS"
 _GRAVEST_FIRST = (Judgement.FAILED, Judgement.DIFFERS, Judgement.UNPROVEN, Judgement.EXACT)
 
 
@@ -106,15 +107,17 @@ class _Proving:
 
     def _disturbed(self, name: str, mode: Mode, alone: FinishedRun) -> ComparedRun:
         plan = planned(self.seed, name, self.kills, alone.status.step or 0)
-        run = self._start(name, mode.overrides)
+        holds = held_at(plan, max(1, len(alone.status.ranks)))
+        run = self._start(name, (*mode.overrides, f"env.{HOLDS}={holds}"))
         disturbed = DisturbedRun(run, mode, self.tell)
         kills = to_its_end(run, lambda: disturbed.strike(plan), self.tell)
         status = to_its_end(run, disturbed.finish, self.tell)
-        found = judged(name, kills, finished(run, status), alone, self.metrics)
+        ended = finished(run, status)
+        found = judged(name, kills, ended, alone, self.metrics)
         if found.verdict is not Judgement.DIFFERS:
             return found
         self.tell(f"{name} differs: once more undisturbed, to see whether the training repeats itself")
-        return with_causes(found, alone, self._once_more(), self.metrics)
+        return with_causes(found, ended, alone, self._once_more(), self.metrics)
 
     def _once_more(self) -> FinishedRun | None:
         if not self.once_more:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import BadInput
@@ -31,3 +32,8 @@ def planned(seed: int, mode: str, kills: int, steps: int) -> tuple[PlannedKill, 
     return tuple(
         PlannedKill(draw.randint(before + 1, after), draw.random()) for before, after in itertools.pairwise(edges)
     )
+
+
+def held_at(kills: Sequence[PlannedKill], ranks: int) -> str:
+    """Return where ranks wait to be killed, as `trainer.holds` reads it: each kill's step and rank."""
+    return ",".join(f"{one.step}@{one.among(ranks)}" for one in kills)

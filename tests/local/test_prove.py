@@ -5,10 +5,13 @@ import json
 import pytest
 
 from launcher.errors import Exit
+from tests.sizes import NIGHTLY
 
 pytestmark = pytest.mark.nightly
 
 SPEC = "name: walk\nrun: {{script: {script}, {more}args: {{steps: 99, holds: [10, 20]{args}}}}}\n"
+LOOP = "name: loop\nrun: {{script: exact.py, args: {{steps: 99{args}}}}}\n"
+RESOURCES = "resources: {ranks_per_node: 1}\ncheckpoint: {every: 4 steps}\n"
 WORDS = ("--steps", "24", "--kills", "2", "--seed", "3")  # its kills come at 10 and 20 at the latest, where starts wait
 OURS = "prove"
 
@@ -20,8 +23,7 @@ def spec(lab):
     def written(args="", script="walk.py", more="preload: [], "):
         lab.script("awaiting.py")
         lab.script(script)
-        resources = "resources: {ranks_per_node: 1}\ncheckpoint: {every: 4 steps}\n"
-        return lab.spec(SPEC.format(script=script, args=args, more=more) + resources)
+        return lab.spec(SPEC.format(script=script, args=args, more=more) + RESOURCES)
 
     return written
 
@@ -41,8 +43,8 @@ def test_what_resumes_exactly_is_proven_in_each_mode(lab, spec):
     assert [row[0] for row in killed] == ["warm", "warm", "power", "power"]
     assert [row[1:3] for row in killed[:2]] == [["rank", "0"]] * 2
     verdicts = [row for row in rows if row[-1:] == ["exact"] and len(row) > 1]
-    assert [row[0] for row in verdicts] == ["warm", "power"]
-    assert [int(row[2]) > 12 for row in verdicts] == [True, True], "too few steps were compared"
+    assert [row[0] for row in verdicts] == ["warm", "power", "hot"]
+    assert [int(row[2]) > 12 for row in verdicts] == [True] * 3, "too few steps were compared"
     assert "rank 0 was killed at step" in done.stderr and "all of node 0 was killed at step" in done.stderr
     assert json.loads(lab.launch("status", "--json").stdout) == [], "its runs are of no use any more"
     assert lab.processes() == []
@@ -103,11 +105,25 @@ def test_a_training_that_fails_by_itself_proves_nothing(lab, spec):
     assert "KeyError: 3" in done.stdout
 
 
+@pytest.mark.daily
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("seed", range(20 if NIGHTLY else 1))
+def test_a_generator_that_no_checkpoint_has_is_found_in_a_loop_of_milliseconds(lab, seed):
+    lab.script("exact.py")
+    spec, words = lab.spec(LOOP.format(args=", noise: true") + RESOURCES), ("--steps", "20", "--seed", str(seed))
+    proof = proof_of(lab, spec, *words, "--kills", "1", "--modes", "warm", check=Exit.DIFFERS)
+    [found] = proof["compared"]
+    [kill] = found["kills"]
+    assert kill["planned_step"] == kill["step"] > kill["went_on_from"]
+    assert found["causes"][0].startswith("state that no checkpoint has"), found
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_loop_with_checkpointer_exact_and_sabotaged(lab, spec, lost):
-    file = spec(", noise: true" if lost else "", "exact.py", "")
+def test_a_loop_with_checkpointer_exact_and_sabotaged(lab, lost):
+    lab.script("exact.py")
+    file = lab.spec(LOOP.format(args=", pause: 0.06" + ", noise: true" * lost) + RESOURCES)
     proof = proof_of(lab, file, *WORDS, "--modes", "warm", check=Exit.DIFFERS if lost else Exit.OK)
     [found] = proof["compared"]
     assert (proof["fingerprint"] == found["fingerprint"]) is not lost

@@ -40,7 +40,7 @@ def test_the_first_number_that_is_another_one_is_found(ranks, data):
 
 def test_only_steps_and_ranks_that_both_have_count():
     one, other = {0: {1: {"loss": 1.0}, 2: {"loss": 2.0}}, 1: {3: {"loss": 3.0}}}, {0: {2: {"loss": 2.0}}}
-    assert (compared_rows(one, other).steps, compared_rows(one, other).first) == (1, None)
+    assert (compared_rows(one, other).at, compared_rows(one, other).first) == ((2,), None)
 
 
 def test_times_and_rates_do_not_count_but_what_is_chosen_does():

@@ -1,5 +1,8 @@
 """The word on a disturbed run, from what is known of it and of the undisturbed one."""
 
+from pathlib import Path
+from tempfile import mkdtemp
+
 import msgspec
 from run_folder import RunFolder
 from saved_checkpoints import save_model
@@ -15,7 +18,7 @@ OTHER = {0: ROWS[0] | {3: {"loss": 0.5}}}
 
 
 def status(tmp_path, name, **more):
-    run = Run(name, RunFolder(tmp_path / name).path)
+    run = Run(name, RunFolder(Path(mkdtemp(dir=tmp_path)) / name).path)
     found = msgspec.structs.replace(
         run.status(), run=name, state=State.SUCCEEDED, step=4, fingerprint="ab", failure=None
     )
@@ -33,8 +36,9 @@ def test_another_loss_differs_and_causes_are_named(tmp_path):
     found = judged("warm", HIT, FinishedRun(status(tmp_path, "warm"), OTHER, {}), alone)
     assert found.verdict is Judgement.DIFFERS
     assert found.first is not None and found.first.step == 3
-    assert with_causes(found, alone, alone).again_differs is None
-    again = with_causes(found, alone, FinishedRun(status(tmp_path, "again"), OTHER, {}))
+    disturbed = FinishedRun(status(tmp_path, "warm"), OTHER, {})
+    assert with_causes(found, disturbed, alone, alone).again_differs is None
+    again = with_causes(found, disturbed, alone, FinishedRun(status(tmp_path, "again"), OTHER, {}))
     assert again.again_differs == 3
     assert again.causes[0].startswith("the training does not repeat itself")
 
@@ -63,6 +67,44 @@ def test_nothing_hit_or_nothing_to_compare_is_no_proof(tmp_path):
     found = judged("warm", HIT, bare, bare)
     assert found.verdict is Judgement.UNPROVEN
     assert found.why.startswith("there is nothing to compare")
+
+
+def killed_after(tmp_path, step, rows=ROWS, **more):
+    """A run of 4 steps that was killed once it had done `step` of them, and went on from there."""
+    starts = (0, step)
+    return FinishedRun(status(tmp_path, "warm", **more), rows, {}, starts=starts)
+
+
+def test_a_kill_after_the_last_step_is_no_proof(tmp_path):
+    alone = FinishedRun(status(tmp_path, "alone"), ROWS, {})
+    found = judged("warm", HIT, killed_after(tmp_path, 4), alone)
+    assert found.verdict is Judgement.UNPROVEN
+    assert found.why == "nothing was trained after the kill, which came after the last of 4 steps"
+    both = judged("warm", HIT * 2, FinishedRun(status(tmp_path, "warm"), ROWS, {}, starts=(0, 2, 4)), alone)
+    assert both.verdict is Judgement.EXACT, "one of its kills had steps behind it"
+
+
+def test_what_is_compared_before_the_restart_alone_is_no_proof(tmp_path):
+    early = {0: {1: {"loss": 1.0}}}
+    alone = FinishedRun(status(tmp_path, "alone", fingerprint=None), early, {})
+    found = judged("warm", HIT, killed_after(tmp_path, 2, early, fingerprint=None), alone)
+    assert found.verdict is Judgement.UNPROVEN
+    assert found.why == "there is nothing to compare after step 2, from which it went on"
+    marked = FinishedRun(status(tmp_path, "alone"), early, {})
+    assert judged("warm", HIT, killed_after(tmp_path, 2, early), marked).verdict is Judgement.EXACT, "the end is alike"
+
+
+def test_it_explains_no_more_than_it_has_compared(tmp_path):
+    """Of steps 3 and 4 nothing was reported: whether they were alike is not known."""
+    alone = FinishedRun(status(tmp_path, "alone", step=9), {0: {1: {"loss": 1.0}, 5: {"loss": 2.0}}}, {})
+    rows = {0: {1: {"loss": 1.0}, 5: {"loss": 3.0}}}
+    disturbed = FinishedRun(status(tmp_path, "warm", step=9), rows, {}, starts=(0, 2))
+    found = with_causes(judged("warm", HIT, disturbed, alone), disturbed, alone, alone)
+    [cause] = [one for one in found.causes if one.startswith("state that")]
+    assert cause.startswith(
+        "state that no checkpoint has: step 5 is the first that could be compared after the restart"
+    )
+    assert "were alike" not in cause
 
 
 def test_a_run_that_failed_proves_nothing(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import BadInput
-from launcher.proof.schedule import planned
+from launcher.proof.schedule import held_at, planned
 
 SEEDS, KILLS, STEPS = st.integers(0, 10**6), st.integers(1, 20), st.integers(1, 10_000)
 
@@ -32,3 +32,9 @@ def test_a_seed_draws_the_same_again_and_each_mode_something_else(seed):
 @given(SEEDS, st.integers(1, 1000))
 def test_whom_it_picks_is_there(seed, count):
     assert all(0 <= one.among(count) < count for one in planned(seed, "warm", 5, 1000))
+
+
+def test_where_ranks_wait_is_where_they_are_killed():
+    kills = planned(7, "warm", 3, 60)
+    pairs = [word.split("@") for word in held_at(kills, 4).split(",")]
+    assert pairs == [[str(one.step), str(one.among(4))] for one in kills]
