@@ -5,7 +5,8 @@ import datetime as dt
 import json
 import math
 import re
-from collections import Counter, OrderedDict, deque
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ _INLINE_BYTES = 1 << 16  # larger tensors go beside the model's, where copying a
 # No MemoryError: a machine that is short of memory says nothing of the checkpoint.
 _NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, SyntaxError)
 _ARRAY_TYPE = re.compile(r"[<>|=][biufcmMSUV][0-9]{0,9}(\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?")  # as numpy itself names them
+_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, set, dict)}
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 
 
@@ -81,10 +83,13 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return _encode_tensor(value, where, tensors)
     if isinstance(value, np.generic):
         return _tagged("scalar", _array_words(np.asarray(value)))
+    if isinstance(value, tuple) and hasattr(kind, "_fields") and not getattr(value, "__dict__", None):
+        words = [kind.__module__, kind.__qualname__, list(kind._fields)]
+        return _tagged("named", [*words, _items(value, where, tensors)])
     raise TrainerError(
         f"checkpoint: {where}: a {kind.__module__}.{kind.__qualname__} cannot be kept\n"
         "hint: state_dict() may hold numbers, text, bytes, times, paths, tensors, NumPy arrays, and lists, tuples, "
-        "sets and dicts of them; of an Enum keep its name, of a named tuple _asdict()"
+        "sets, dicts and named tuples of them; of an Enum keep its name"
     )
 
 
@@ -117,6 +122,17 @@ def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dic
     return _tagged("inline", words)
 
 
+def _encode_default(value: defaultdict[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    factory: Any = value.default_factory
+    name = None if factory is None else getattr(factory, "__name__", "")
+    if factory is not None and _FACTORIES.get(name or "") is not factory:
+        raise TrainerError(
+            f"checkpoint: {where}: a defaultdict whose default is made by {factory!r} cannot be kept\n"
+            f"hint: dict(...) of it, or a default of {', '.join(_FACTORIES)}"
+        )
+    return _tagged("default", [name, _pairs(value, where, tensors)])
+
+
 def _moment(value: dt.datetime, where: str) -> str:
     if value.tzinfo is not None and type(value.tzinfo) is not dt.timezone:
         raise TrainerError(
@@ -135,6 +151,8 @@ _ENCODERS: dict[type, Callable[[Any, str, dict[str, Tensor]], Any]] = {
     dict: lambda value, where, tensors: _tagged("dict", _pairs(value, where, tensors)),
     OrderedDict: lambda value, where, tensors: _tagged("ordered", _pairs(value, where, tensors)),
     Counter: lambda value, where, tensors: _tagged("counter", _pairs(value, where, tensors)),
+    defaultdict: _encode_default,
+    range: lambda value, *_: _tagged("range", [value.start, value.stop, value.step]),
     tuple: lambda value, where, tensors: _tagged("tuple", _items(value, where, tensors)),
     torch.Size: lambda value, where, tensors: _tagged("tuple", _items(value, where, tensors)),
     set: lambda value, where, tensors: _tagged("set", _items(sorted(value, key=repr), where, tensors)),
@@ -184,12 +202,26 @@ def _decode_array(value: Any) -> np.ndarray[Any, Any]:
     return np.frombuffer(base64.b64decode(text, validate=True), dtype=kind).reshape(shape).copy()
 
 
+def _named_tuple(module: str, name: str, fields: list[str]) -> type[tuple[Any, ...]]:
+    """Return the class of a named tuple, or one with the same fields if its module, which is not imported for this, has
+    none of that name any more. No code of the class runs."""
+    kind = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    if isinstance(kind, type) and issubclass(kind, tuple) and getattr(kind, "_fields", None) == tuple(fields):
+        return kind
+    return namedtuple(name.rpartition(".")[2], fields)  # noqa: PYI024 - its fields are known only now
+
+
 _DECODERS: dict[str, Callable[[Any, Callable[[str], Tensor]], Any]] = {
     "int": lambda value, _: int(value, 16),
     "float": lambda value, _: float(value),
     "dict": lambda value, tensor: dict(_decode_pairs(value, tensor)),
     "ordered": lambda value, tensor: OrderedDict(_decode_pairs(value, tensor)),
     "counter": lambda value, tensor: Counter(dict(_decode_pairs(value, tensor))),
+    "default": lambda value, tensor: defaultdict(
+        None if value[0] is None else _FACTORIES[value[0]], _decode_pairs(value[1], tensor)
+    ),
+    "range": lambda value, _: range(*value),
+    "named": lambda value, tensor: tuple.__new__(_named_tuple(*value[:3]), _decode_items(value[3], tensor)),
     "tuple": lambda value, tensor: tuple(_decode_items(value, tensor)),
     "set": lambda value, tensor: set(_decode_items(value, tensor)),
     "frozenset": lambda value, tensor: frozenset(_decode_items(value, tensor)),

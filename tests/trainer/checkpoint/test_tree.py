@@ -3,10 +3,10 @@ import datetime as dt
 import json
 import math
 import random
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -131,6 +131,51 @@ def test_a_counter_comes_back_as_one():
     assert same(there_and_back(value), value)
 
 
+class Best(NamedTuple):
+    step: int
+    value: Any = None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Best(3, torch.arange(3)), Best(-1), [Best(1), "x"], range(5), range(7, -3, -2),
+        defaultdict(int, {"a": 2, 3: 4}), defaultdict(list, {(1, 2): [1.5]}), defaultdict(None, {"a": Best(2)}),
+    ],
+)  # fmt: skip
+def test_named_tuples_ranges_and_dicts_with_a_default_come_back(value):
+    found = there_and_back({"here": value})["here"]
+    assert same(found, value)
+    assert getattr(found, "default_factory", None) is getattr(value, "default_factory", None)
+
+
+def test_a_named_tuple_whose_class_is_gone_comes_back_with_its_fields():
+    """As one that was made in a function, or renamed since: nothing is imported for it."""
+
+    class Made(NamedTuple):
+        x: int
+        y: int
+
+    found = there_and_back(Made(1, 2))
+    assert (found, found._fields, type(found).__name__) == ((1, 2), ("x", "y"), "Made")
+    text = json.dumps({"~": "named", "v": ["no.such.module", "Point", ["x"], [5]]}).encode()
+    assert from_json(text, {}.__getitem__).x == 5
+
+
+def test_the_code_of_a_named_tuple_does_not_run():
+    text = json.dumps({"~": "named", "v": [__name__, "Loud", ["step", "value"], [5, 1]]}).encode()
+    found = from_json(text, {}.__getitem__)
+    assert (type(found), found.step) == (Loud, 5)
+
+
+class Loud(Best):
+    def __new__(cls, *_):
+        raise AssertionError("it ran")
+
+    def __init__(self, *_):
+        raise AssertionError("it ran")
+
+
 def test_a_huge_number_comes_back():
     for value in (10**6000, -(10**6000), 1 << 4096):
         assert there_and_back(value) == value
@@ -171,6 +216,16 @@ class Thing:
     pass
 
 
+class Attributed(Best):
+    pass
+
+
+def attributed():
+    value = Attributed(1)
+    value.more = 2
+    return value
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "lambda": (lambda: {"a": [1, lambda: 0]}, "state/x/a/1: a builtins.function"),
     "object": (lambda: {"deep": {"er": Thing()}}, "state/x/deep/er: a .*Thing cannot be kept"),
@@ -179,6 +234,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "objects in an array": (lambda: np.array([Thing()]), "array of object"),
     "an array with fields": (lambda: np.zeros(2, dtype=[("a", "i4"), ("b", "f4")]), "array of"),
     "sparse": (lambda: torch.eye(3).to_sparse(), "layout torch.sparse_coo cannot be kept"),
+    "default of its own": (lambda: defaultdict(Thing), r"a defaultdict whose default is made by .*Thing"),
+    "attributes on a named tuple": (attributed, "Attributed cannot be kept"),
     "iterator": (lambda: {"i": iter(())}, "state/x/i: a builtins.tuple_iterator"),
 }
 
@@ -202,6 +259,8 @@ def test_what_is_no_data_is_refused_by_name(kind):
         b'{"~": "array", "v": [{"names": ["a"], "formats": ["O"], "offsets": [0]}, [1], ""]}',
         b'{"~": "array", "v": [["O"], [1], "AAAAAAAAAAA="]}',
         b'{"~": "inline", "v": ["uint8", [1180591620717411303424], ""]}',
+        b'{"~": "named", "v": ["x", "A", ["x; import os"], [1]]}', b'{"~": "default", "v": ["eval", []]}',
+        b'{"~": "range", "v": [1, 2, 0]}', b'{"~": "named", "v": [["x"], "A", ["x"], [1]]}',
     ],
 )  # fmt: skip
 def test_what_this_version_has_not_written_is_damage(text):
@@ -209,7 +268,8 @@ def test_what_this_version_has_not_written_is_damage(text):
         from_json(text, {}.__getitem__)
 
 
-_TAGS = ["int", "float", "dict", "ordered", "counter", "tuple", "set", "frozenset", "deque", "bytes", "complex",
+_TAGS = ["int", "float", "dict", "ordered", "counter", "default", "range", "named",
+         "tuple", "set", "frozenset", "deque", "bytes", "complex",
          "dtype", "inline", "tensor", "array", "scalar", "?"]  # fmt: skip
 _WORDS = st.none() | st.booleans() | st.integers() | st.text(max_size=6) | st.sampled_from(
     ["float32", "uint8", "<f4", "|O", "<M8[ns]", "AAAA", "AAAAAAAA", "1e999", "i4,,", 1 << 70, -1, {}, []]
