@@ -27,8 +27,9 @@ _OVER = "the training was over first"
 class DisturbedRun:
     """One run, its kills, and its end."""
 
-    def __init__(self, run: Run, mode: Mode, tell: Tell) -> None:
-        self._run, self._mode, self._tell = run, mode, tell
+    def __init__(self, run: Run, mode: Mode, tell: Tell, *, saves: bool) -> None:
+        """`saves`: the training reports its checkpoints, of which there is to be one before a kill."""
+        self._run, self._mode, self._tell, self._saves = run, mode, tell, saves
         self._struck = (0, 0)  # attempt and generation that were hit last
         self._dark = False  # all of it was killed on a node, and it has not been resumed since
 
@@ -55,7 +56,7 @@ class DisturbedRun:
                         node = nodes[rank]
                         visit = stack.enter_context(self._run.visit(node))
                     step = max(status.step or 0, newest_reported(RunDir(self._run.path), status.attempt))
-                    if step >= kill.step:
+                    if step >= kill.step and (status.checkpoint is not None or not self._saves):
                         return self._hit(kill, status, step, visit, rank, node)
                 time.sleep(_LOOK_S)
         return Kill(kill.step, _OVER)

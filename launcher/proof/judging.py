@@ -31,6 +31,7 @@ class FinishedRun:
     first_steps: Mapping[tuple[int, int], int] = field(default_factory=dict)  # by attempt and generation
     starts: Sequence[int] = ()  # of the trainer: from which steps they went on
     history: Sequence[Event] = ()
+    first_saved: int = 0  # the step of its first whole checkpoint, here or elsewhere
 
     @property
     def took_s(self) -> float:
@@ -64,6 +65,7 @@ def finished(run: Run, status: RunStatus) -> FinishedRun:
         first_steps(folder),
         starts_in(folder.metrics) if files_in(folder.metrics) else (),
         read_lines(folder.events, Event),
+        min((one.step for one in whole), default=0),
     )
 
 
@@ -109,7 +111,9 @@ def _nothing_proven(found: ComparedRun, compared: Collection[int], undisturbed: 
         return f"nothing was hit: {found.kills[0].missed if found.kills else 'no kill was planned'}"
     last = undisturbed.status.step or 0
     from_steps = [one.went_on_from or 0 for one in found.kills if not one.missed]
-    first = min(from_steps)
+    if not any(from_steps):
+        return "nothing was resumed: it began anew after each kill, as nothing had been saved before"
+    first = min(step for step in from_steps if step)
     if first >= last:
         each = "the kill, which" if len(from_steps) == 1 else "any of the kills, which"
         return f"nothing was trained after {each} came after the last of {last} steps"

@@ -106,10 +106,10 @@ class _Proving:
         return finished(run, to_its_end(run, run.wait, self.tell)), run
 
     def _disturbed(self, name: str, mode: Mode, alone: FinishedRun) -> ComparedRun:
-        plan = planned(self.seed, name, self.kills, alone.status.step or 0)
+        plan = planned(self.seed, name, self.kills, alone.status.step or 0, alone.first_saved)
         holds = held_at(plan, max(1, len(alone.status.ranks)))
         run = self._start(name, (*mode.overrides, f"env.{HOLDS}={holds}"))
-        disturbed = DisturbedRun(run, mode, self.tell)
+        disturbed = DisturbedRun(run, mode, self.tell, saves=alone.status.checkpoint is not None)
         kills = to_its_end(run, lambda: disturbed.strike(plan), self.tell)
         status = to_its_end(run, disturbed.finish, self.tell)
         ended = finished(run, status)

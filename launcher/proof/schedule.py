@@ -21,14 +21,19 @@ class PlannedKill:
         return min(count - 1, int(self.pick * count))
 
 
-def planned(seed: int, mode: str, kills: int, steps: int) -> tuple[PlannedKill, ...]:
-    """One in each of so many stretches of the training, in order. Raises BadInput where these are too short."""
+def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tuple[PlannedKill, ...]:
+    """Return one kill in each of so many stretches of the training, in order. Raises BadInput if these are too short.
+
+    `saved`: the step of the first checkpoint. A training that is killed before it begins anew, and resumes nothing; so
+    no kill comes as early, if there is room for that.
+    """
     last = int(steps * _UNTIL)
     if last < kills:
         hint = "hint: fewer --kills, or a longer training: --steps"
         raise BadInput(f"--kills: expected at most {last} of a training of {steps} steps, got {kills}", hint)
     draw = random.Random(f"{seed} {mode}")  # noqa: S311 - a lottery that can be repeated
-    edges = [last * number // kills for number in range(kills + 1)]
+    first = min(saved, last - kills)
+    edges = [first + (last - first) * number // kills for number in range(kills + 1)]
     return tuple(
         PlannedKill(draw.randint(before + 1, after), draw.random()) for before, after in itertools.pairwise(edges)
     )

@@ -27,7 +27,7 @@ def status(tmp_path, name, **more):
 
 def test_alike_in_all_that_is_known_it_is_exact(tmp_path):
     alone = FinishedRun(status(tmp_path, "alone"), ROWS, {})
-    found = judged("warm", HIT, FinishedRun(status(tmp_path, "warm"), ROWS, {}), alone)
+    found = judged("warm", HIT, killed_after(tmp_path, 2), alone)
     assert (found.verdict, found.steps, found.metrics, found.why) == (Judgement.EXACT, 4, ("loss",), "")
 
 
@@ -63,7 +63,7 @@ def test_nothing_hit_or_nothing_to_compare_is_no_proof(tmp_path):
     same = FinishedRun(status(tmp_path, "warm"), ROWS, {})
     found = judged("warm", [Kill(2, missed="the training was over first")], same, alone)
     assert (found.verdict, found.why) == (Judgement.UNPROVEN, "nothing was hit: the training was over first")
-    bare = FinishedRun(status(tmp_path, "bare", fingerprint=None), {}, {})
+    bare = killed_after(tmp_path, 2, {}, fingerprint=None)
     found = judged("warm", HIT, bare, bare)
     assert found.verdict is Judgement.UNPROVEN
     assert found.why.startswith("there is nothing to compare")
@@ -82,6 +82,13 @@ def test_a_kill_after_the_last_step_is_no_proof(tmp_path):
     assert found.why == "nothing was trained after the kill, which came after the last of 4 steps"
     both = judged("warm", HIT * 2, FinishedRun(status(tmp_path, "warm"), ROWS, {}, starts=(0, 2, 4)), alone)
     assert both.verdict is Judgement.EXACT, "one of its kills had steps behind it"
+
+
+def test_a_training_that_begins_anew_is_no_proof_that_it_resumes(tmp_path):
+    alone = FinishedRun(status(tmp_path, "alone"), ROWS, {})
+    found = judged("warm", HIT, killed_after(tmp_path, 0), alone)
+    assert found.verdict is Judgement.UNPROVEN
+    assert found.why.startswith("nothing was resumed: it began anew after each kill")
 
 
 def test_what_is_compared_before_the_restart_alone_is_no_proof(tmp_path):
@@ -119,4 +126,5 @@ def test_all_that_a_run_has_left_is_read(tmp_path):
     save_model(folder.path / "checkpoints", 4)
     run = Run("job-abcd", folder.path)
     found = finished(run, run.status())
+    assert found.first_saved == 4
     assert found.checkpoints == {4: folder.path / "checkpoints" / "step-00000004"}

@@ -24,6 +24,16 @@ def test_each_stretch_of_the_training_has_one(seed, kills, steps):
     assert all(last * number // kills < step <= last * (number + 1) // kills for number, step in enumerate(found))
 
 
+@given(SEEDS, KILLS, STEPS, st.integers(0, 10_000))
+def test_none_comes_before_the_first_checkpoint_if_there_is_room(seed, kills, steps, saved):
+    last = int(steps * 0.85)
+    if last < kills:
+        return
+    found = [one.step for one in planned(seed, "warm", kills, steps, saved)]
+    assert len(set(found)) == kills and found[-1] <= last
+    assert found[0] > saved or last - saved < kills
+
+
 @given(SEEDS)
 def test_a_seed_draws_the_same_again_and_each_mode_something_else(seed):
     assert planned(seed, "warm", 5, 1000) == planned(seed, "warm", 5, 1000) != planned(seed, "power", 5, 1000)
