@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint_files.export import export
     from trainer.errors import EXIT_RESUME_ME, BadSettings, Fenced, SaveFailed, TrainerError
     from trainer.loop import Callback, Settings, Trainer
+    from trainer.metrics_files import read_metrics
     from trainer.weights import load_weights
     from trainer.world import World, join, leave
 
@@ -31,6 +32,7 @@ _HOMES = {
     "World": "trainer.world",
     "join": "trainer.world",
     "leave": "trainer.world",
+    "read_metrics": "trainer.metrics_files",
 }
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "leave",
     "load_model",
     "load_weights",
+    "read_metrics",
 ]
 
 

@@ -1,6 +1,7 @@
 """Means over all samples of a data set, exact however many ranks share it."""
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -8,22 +9,25 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import Subset
 
 from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.data import Batch, EvalData
 from trainer.data.iterable import is_iterable
 from trainer.loop.average import Average
-from trainer.loop.losses import LossFunction, answer_of, plain
+from trainer.loop.losses import LossFunction, answer_of, by_name, plain, refuse_no_number
 from trainer.loop.metric_objects import MetricObjects, is_of_object
 from trainer.loop.piped import Piped
 from trainer.loop.placing import Placing
 from trainer.loop.progress import Training
-from trainer.loop.sums import Sum, Sums, means, of_shares, sum_over_ranks
+from trainer.loop.shared_forward import sharing_forward
+from trainer.loop.sums import Sum, Sums, is_float, means, of_shares, sum_of, sum_over_ranks
 from trainer.world import World
 
+log = logging.getLogger("trainer")
 Metrics = Callable[[nn.Module, Any], Mapping[str, Sum | tuple[Any, ...]]]
 
 
@@ -92,6 +96,7 @@ class Evaluation:
         self._piped = Piped(strategy.pipeline) if strategy.pipeline is not None else None
         self._roots = [self._model, *(strategy.pipeline.stages.values() if strategy.pipeline is not None else ())]
         self._shares, self._loss, self._metrics, self._prefix = shares, loss, metrics, prefix
+        self._progress, self._told_of = training.progress, set[str]()
         self._weights = average.in_place if average is not None else nullcontext
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
@@ -100,6 +105,19 @@ class Evaluation:
             sums, objects = self._found(self._in_step(self._shares.batches()), after_batch)
             found = {**means(of_shares(sums.terms(), self._world)), **objects.values(self._world)}
         return {self._prefix + name: value for name, value in found.items()}
+
+    def predict(self, answer: Callable[[nn.Module, Any], Any], after_batch: Callable[[], None]) -> list[Any]:
+        """Return what `answer(model, batch)` gives for each batch, in the order of the data; the same on all ranks."""
+        mine: list[Any] = []
+        with self._weights(), self._without_trace():
+            for batch in self._in_step(self._shares.batches()):
+                with self._strategy.forward_context(sync=True):
+                    found = answer(self._model, self._place(batch.data))
+                if batch.samples:
+                    mine.append(tree_map_only(Tensor, lambda one: plain(one).detach().cpu(), found))
+                after_batch()
+            of_each = of_shares(mine, self._world)
+        return [some[number] for number in range(len(of_each[0])) for some in of_each if number < len(some)]
 
     def names(self) -> list[str] | None:
         """What values there will be, found out with a single batch; None of a stream, which would lose it."""
@@ -135,21 +153,38 @@ class Evaluation:
             values = self._values(self._place(batch.data), batch.samples)
             if batch.samples:
                 for name, value in values.items():
-                    if is_of_object(value):
+                    if isinstance(value, tuple) and is_of_object(value):
                         objects.update(name, *value)
                     else:
-                        sums.add(name, value, batch.samples)
+                        sums.add(name, self._sum_of(name, value, batch.samples))
             after_batch()
         return sums, objects
 
     def _values(self, data: Any, samples: int) -> Mapping[str, Sum | tuple[Any, ...]]:
         """Of one batch, by name."""
+        functions: list[Callable[[nn.Module, Any], Any]] = []
+        if self._loss is not None:
+            functions.append(partial(_losses, self._loss, samples))
+        if self._metrics is not None:
+            functions.append(self._metrics)
         if self._piped is not None:
-            functions = (partial(_losses, self._loss, samples) if self._loss is not None else None, self._metrics)
-            return {name: value for one in functions if one for name, value in self._piped.ask(one, data).items()}
-        with self._strategy.forward_context(sync=True):
-            losses = _losses(self._loss, samples, self._model, data)
-            return {**losses, **(plain(self._metrics(self._model, data)) if self._metrics is not None else {})}
+            return self._piped.ask(functions, data)
+        found: dict[str, Any] = {}
+        with self._strategy.forward_context(sync=True), sharing_forward(self._model) as shared:
+            for function in functions:
+                shared.next_function()
+                found |= by_name(plain(function(self._model, data)))
+        return found
+
+    def _sum_of(self, name: str, value: Sum, samples: int) -> tuple[Any, Any]:
+        """Return the sum and the count of a value. Raises TrainerError where it is no number."""
+        refuse_no_number(f"metrics: {name}", value)
+        sums = self._progress.float_metrics == "sum"
+        if not isinstance(value, tuple) and is_float(value) and name not in self._told_of and self._world.is_first:
+            self._told_of.add(name)
+            what = "a sum, as it was when this training began" if sums else "the mean over the batch, no longer a sum"
+            log.warning("metrics: %s: this number is read as %s\nhint: (sum, count) says which it is", name, what)
+        return sum_of(value, samples, floats_are_sums=sums)
 
     def _in_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """With fillers at the end where ranks meet in every forward pass, until all have had theirs."""
@@ -164,6 +199,34 @@ class Evaluation:
             if batch is None:
                 batch = filler = filler or self._shares.filler()
             yield batch
+
+
+class SeveralEvaluations:
+    """A pass over each of several sets of validation or test data, whose names are in those of the values."""
+
+    def __init__(self, each: Sequence[Evaluation]) -> None:
+        self._each = each
+
+    def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
+        """Return the values of all of them, the same on all ranks."""
+        return {name: value for one in self._each for name, value in one.run(after_batch).items()}
+
+    def names(self) -> list[str] | None:
+        """Return what values there will be, or None if one of the sets is a stream."""
+        found = [one.names() for one in self._each]
+        return None if None in found else [name for names in found for name in names or ()]
+
+    def close(self) -> None:
+        """End their workers."""
+        for one in self._each:
+            one.close()
+
+
+def answer_alone(model: nn.Module, batch: Any) -> Any:
+    """Return what the model gives for the input of a batch: all of it, or the first part of a pair with labels."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
 def _losses(loss: LossFunction | None, samples: int, model: nn.Module, data: Any) -> Mapping[str, Sum]:

@@ -13,7 +13,7 @@ from trainer.data import Batch, TrainData
 from trainer.errors import EXIT_RESUME_ME, NotFinite, TrainerError
 from trainer.loop.average import Average
 from trainer.loop.callbacks import Callbacks
-from trainer.loop.evaluation import Evaluation
+from trainer.loop.evaluation import Evaluation, SeveralEvaluations
 from trainer.loop.flops import Flops
 from trainer.loop.losses import Answer, LossFunction, StepCount, StepLosses, answer_of
 from trainer.loop.own_step import OwnStep
@@ -56,7 +56,7 @@ class Loop:
     epoch_samples: int | None  # of a whole epoch; None: nobody knows
     schedules: Schedules
     given: Given
-    evaluation: Evaluation | None
+    evaluation: Evaluation | SeveralEvaluations | None
     callbacks: Callbacks
     checkpointer: Checkpointer
     phases: Phases

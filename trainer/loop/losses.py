@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Answer:
     count: Count | None = None
     said: Said = field(default_factory=dict)  # means of the same things as the loss, or pairs of sum and count
 
-    def sums(self, samples: int) -> dict[str, tuple[Tensor, Count]]:
+    def sums(self, samples: int) -> dict[str, tuple[Count, Count]]:
         """Sums and counts by name. What is a mean is one over as many things as the loss is about."""
         count = samples if self.count is None else self.count
         pairs = {"loss": self.loss if self.count is None else (self.loss, count), **self.said}
@@ -41,18 +42,57 @@ def answer_of(given: Any) -> Answer:
     """`loss`; `loss, {...}`; `sum, count`; `sum, count, {...}`."""
     match plain(given):
         case Tensor() as loss:
-            return Answer(loss)
+            return _checked(Answer(loss))
         case (Tensor() as loss, Mapping() as said):
-            return Answer(loss, None, said)
+            return _checked(Answer(loss, None, said))
         case (Tensor() as loss, Tensor() | int() | float() as count):
-            return Answer(loss, count)
+            return _checked(Answer(loss, count))
         case (Tensor() as loss, Tensor() | int() | float() as count, Mapping() as said):
-            return Answer(loss, count, said)
-    got = ", ".join(type(one).__name__ for one in given) if isinstance(given, tuple) else type(given).__name__
+            return _checked(Answer(loss, count, said))
+    got = ", ".join(map(described, given)) if isinstance(given, (tuple, list)) else described(given)
     raise TrainerError(
         f"loss: expected a tensor, a sum and a count, and perhaps a dict of more values, got {got}\n"
         "hint: `return loss`, `return loss, {'name': value}`, or `return loss_sum, number_of_tokens`"
     )
+
+
+def _checked(answer: Answer) -> Answer:
+    """Refuse what is no single number, before it is added up or gone back from."""
+    if answer.loss.numel() != 1:
+        raise TrainerError(f"loss: expected one number, got {described(answer.loss)}\nhint: the mean over the batch")
+    if isinstance(answer.count, Tensor) and answer.count.numel() != 1:
+        raise TrainerError(
+            f"loss: expected a number of samples or tokens after the loss, got {described(answer.count)}\n"
+            "hint: return the loss alone; what else is to be told goes into a dict, `return loss, {'name': value}`"
+        )
+    for name, value in answer.said.items():
+        refuse_no_number(f"loss: {name}", value)
+    return answer
+
+
+def refuse_no_number(what: str, value: Any) -> None:
+    """Raise TrainerError for a value that is neither one number nor a sum and a count of one number each."""
+    pair = isinstance(value, tuple) and len(value) == 2
+    for one in value if pair else (value,):
+        if not (isinstance(one, Real) or (isinstance(one, Tensor) and one.numel() == 1)):
+            raise TrainerError(
+                f"{what}: expected one number, or a sum and a count, got {described(one)}\n"
+                "hint: the mean over the batch, as .mean(), or (sum, count)"
+            )
+
+
+def by_name(given: Any) -> Mapping[str, Any]:
+    """Return what a metrics function gives, or raise TrainerError for anything but values by name."""
+    if not isinstance(given, Mapping):
+        raise TrainerError(
+            f"metrics: expected a dict of values by name, got {described(given)}\nhint: return {{'accuracy': value}}"
+        )
+    return given
+
+
+def described(value: Any) -> str:
+    """Return how a message calls a value that is of the wrong kind."""
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def plain(given: Any) -> Any:
@@ -70,7 +110,7 @@ class StepLosses:
     def __init__(self, world: World) -> None:
         self._world = world
         self._names: tuple[str, ...] = ()
-        self._sums: list[dict[str, tuple[Tensor, Count]]] = []
+        self._sums: list[dict[str, tuple[Count, Count]]] = []
         self._others: list[list[float]] = []  # of ranks that are no more, by name the sum and the count
         self.told: list[list[float]] = []  # what each rank had to say when they met last
 

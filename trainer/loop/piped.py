@@ -6,7 +6,7 @@
 Each rank has the whole batch. What the function says is known where the last stage is, and told to all.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.data import Batch
 from trainer.errors import BadSettings, TrainerError
-from trainer.loop.losses import Answer, LossFunction, StepCount, answer_of, plain
+from trainer.loop.losses import Answer, LossFunction, StepCount, answer_of, by_name, plain
 from trainer.loop.metric_objects import is_of_object
 from trainer.loop.settings import Settings
+from trainer.loop.shared_forward import marks_of
 from trainer.strategies.cutting import Sample
 from trainer.strategies.finite import first_gradient
 from trainer.strategies.precision import autocasting, low_dtype
@@ -110,10 +111,31 @@ class Piped:
         count.add(answer, batch)
         return answer
 
-    def ask(self, function: Function, data: Any) -> Mapping[str, Any]:
-        """What a function that gives values by name says of a batch, without gradients, on all ranks."""
-        values: Mapping[str, Any] = plain(self.answered(function, data)) or {}
+    def ask(self, functions: Sequence[Function], data: Any) -> dict[str, Any]:
+        """Return what functions that give values by name say of a batch, without gradients, the same on all ranks.
+
+        Functions that call the model with the same tensor share its pass.
+        """
+        # Before any of them has an answer: only the last stage has one, and all have to decide alike.
+        inputs = [self._inputs(one, data, training=False) for one in functions]
+        found: dict[str, Any] = {}
+        given = output = None
+        for function, mine in zip(functions, inputs, strict=True):
+            if given is None or marks_of(mine) != marks_of(given):
+                given, output = mine, self._pipeline.ask(mine)
+            found |= self._told_of(function, data, None if output is None else output.clone())
+        return found
+
+    def _told_of(self, function: Function, data: Any, output: Tensor | None) -> Mapping[str, Any]:
+        values: Mapping[str, Any] = {}
         problem = ""
+        if output is not None:
+            with self._pipeline.casting():
+                given = plain(function(_Answering(output), data))
+            try:
+                values = by_name(given)
+            except TrainerError as error:  # which all ranks have to know
+                problem = str(error)
         if values:
             objects = [name for name, value in values.items() if is_of_object(value)]
             if objects:

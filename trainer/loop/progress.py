@@ -19,6 +19,7 @@ class Progress:
         self.validated = -1  # the step of the last validation
         self.values: dict[str, float] = {}  # what it found
         self.ending = ""  # why it is over, where that is not a limit's doing
+        self.float_metrics = "mean"  # what a plain number of a metrics function is; in trainings from before, a sum
         self.ending_stays = True  # after a restart too; else who decided it does so again
         self._seconds = 0.0
         self._clock = clock
@@ -42,12 +43,14 @@ class Progress:
             "values": dict(self.values),
             "ending": self.ending if self.ending_stays else "",
             "seconds": self.seconds,
+            "float_metrics": self.float_metrics,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.step, self.epoch = state["step"], state["epoch"]
         self.validated, self.values, self.ending = state["validated"], dict(state["values"]), state["ending"]
         self._seconds, self._began = state["seconds"], self._clock()
+        self.float_metrics = state.get("float_metrics", "sum")
 
 
 @dataclass(slots=True)

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from trainer.errors import BadSettings
 from trainer.loop.monitors import monitored
+from trainer.loop.wrong_kinds import kind_of
 
 MakeSchedule = Callable[[Optimizer, int | None], LRScheduler]
 
@@ -21,6 +23,11 @@ class Schedule:
         self._make, self._optimizer, self._total_steps = make, optimizer, total_steps
         self._before = [{key: _value(value) for key, value in group.items()} for group in optimizer.param_groups]
         self._scheduler = make(optimizer, total_steps) if make is not None else None
+        if make is not None and not hasattr(self._scheduler, "step"):
+            raise BadSettings(
+                f"schedule: expected a scheduler from the function, got {kind_of(self._scheduler)}\n"
+                "hint: LambdaLR(optimizer, function) makes one of a function of the step"
+            )
         self._stepped = False
 
     @property

@@ -6,8 +6,9 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -298,11 +299,36 @@ class Settings:
 _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 
 
+def near_miss(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the line of a message that suggests the known name that is most like this one, or "" if none is."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"\nhint: did you mean {near[0]}?" if near else ""
+
+
+def _refuse_unknown(values: Iterable[str]) -> None:
+    if strange := sorted(set(values) - set(_FIELDS)):
+        raise BadSettings("\n".join(f"no such setting: {name}{near_miss(name, _FIELDS)}" for name in strange))
+
+
+def _named_only(make: Callable[..., None]) -> Callable[..., None]:
+    """Have a dataclass refuse unknown fields as it refuses wrong values: by name, with what was meant."""
+
+    @wraps(make)
+    def made(self: Settings, *args: Any, **values: Any) -> None:
+        if args:
+            raise BadSettings(f"settings: expected values by name, got {args[0]!r}\nhint: Settings(max_epochs=3)")
+        _refuse_unknown(values)
+        make(self, **values)
+
+    return made
+
+
+Settings.__init__ = _named_only(Settings.__init__)  # type: ignore[method-assign]
+
+
 def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     """One option for each setting (`--batch-size`); `defaults` are those of this program."""
-    strange = sorted(set(defaults) - set(_FIELDS))
-    if strange:
-        raise BadSettings(f"no such setting: {', '.join(strange)}")
+    _refuse_unknown(defaults)
     group = parser.add_argument_group("training")
     for name, field in _FIELDS.items():
         default = defaults.get(name, field.default)
@@ -343,8 +369,7 @@ def _read(value: Any, field: "dataclasses.Field[Any]") -> Any:
 
 
 def _unfit(value: Any, kind: Kind) -> str:
-    near = difflib.get_close_matches(str(value), kind.choices, n=1)
-    return f"expected {kind.expected}, got {value!r}" + (f"\nhint: did you mean {near[0]}?" if near else "")
+    return f"expected {kind.expected}, got {value!r}{near_miss(str(value), kind.choices)}"
 
 
 def _problems(values: Mapping[str, Any]) -> list[tuple[str, str]]:

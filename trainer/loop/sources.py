@@ -1,6 +1,6 @@
 """The data that a Trainer is given to learn from, and what a loader in its place has to be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,15 @@ from trainer.data.iterable import is_iterable
 from trainer.errors import BadSettings
 from trainer.loop.settings import Settings
 from trainer.loop.sums import sum_over_ranks
+from trainer.loop.wrong_kinds import kind_of
 from trainer.world import World
 
 
-def refuse_loaders(**given: Any) -> None:
-    """Raise BadSettings where a data set is to be, and a loader is."""
+def refuse_no_data_set(*, several: bool = False, **given: Any) -> None:
+    """Raise BadSettings where a data set is expected, and got something else. `several`: a dict of them will do."""
     for name, data in given.items():
+        if is_several(data):
+            _refuse_by_name(name, data, several=several)
         if isinstance(data, DataLoader):
             kind = type(data).__name__
             raise BadSettings(
@@ -24,6 +27,27 @@ def refuse_loaders(**given: Any) -> None:
                 f"hint: {name}=loader.dataset, and its batch_size, num_workers and collate_fn as batch_size and "
                 "workers in the settings and collate here; as `data` also torchdata's StatefulDataLoader"
             )
+        if data is not None and not any(hasattr(data, one) for one in ("__getitem__", "__iter__", "read_shard")):
+            raise BadSettings(f"{name}: expected a data set, got {kind_of(data)}")
+
+
+def is_several(data: object) -> bool:
+    """Return whether it is no data set, but a dict of them by name."""
+    return isinstance(data, Mapping) and all(isinstance(key, str) for key in data)
+
+
+def _refuse_by_name(name: str, data: Mapping[str, Any], *, several: bool) -> None:
+    if not several:
+        raise BadSettings(
+            f"{name}: expected one data set, got a dict of {', '.join(data) or 'none'}\n"
+            "hint: choose one of them, or put them together by torch.utils.data.ConcatDataset"
+        )
+    if not data:
+        raise BadSettings(f"{name}: expected a data set, or several by name, got an empty dict")
+    for key, one in data.items():
+        if not key.isidentifier():
+            raise BadSettings(f"{name}: expected names of letters, digits and _, got {key!r}")
+        refuse_no_data_set(**{f"{name}[{key!r}]": one})
 
 
 def train_data(settings: Settings, dataset: Any, collate: Callable[[list[Any]], Any] | None, world: World) -> TrainData:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from trainer.world import World
 
 Count = Tensor | int | float
-Sum = Tensor | tuple[Tensor, Count]  # over a batch's samples; with a count where the mean is not one over samples
+Sum = Count | tuple[Count, Count]  # a mean over a batch, a number of its samples, or a sum and a count
 Terms = dict[str, tuple[list[float], list[float]]]  # sums and counts, one of each a batch
 
 
@@ -19,17 +20,35 @@ class Sums:
     """What this rank has found so far. Nothing is read from the device before the end."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, list[Tensor]] = {}
+        self._sums: dict[str, list[Count]] = {}
         self._counts: dict[str, list[Count]] = {}
 
-    def add(self, name: str, found: Sum, samples: int = 1) -> None:
-        """`samples` are what it is over, where it does not say so itself."""
-        total, count = found if isinstance(found, tuple) else (found, samples)
+    def add(self, name: str, found: tuple[Count, Count]) -> None:
+        """Add a sum, and the count of what it is over."""
+        total, count = found
         self._sums.setdefault(name, []).append(total)
         self._counts.setdefault(name, []).append(count)
 
     def terms(self) -> Terms:
         return {name: (read(sums), read(self._counts[name])) for name, sums in self._sums.items()}
+
+
+def sum_of(value: Sum, samples: int, *, floats_are_sums: bool = False) -> tuple[Count, Count]:
+    """Return the sum and the count that a value over a batch stands for.
+
+    A whole number counts samples, as hits do; any other number is a mean over them, or in trainings that began when
+    it was one, a sum.
+    """
+    if isinstance(value, tuple):
+        return value
+    if floats_are_sums or not is_float(value):
+        return value, samples
+    return torch.as_tensor(value).detach().double() * samples, samples
+
+
+def is_float(value: Sum) -> bool:
+    """Return whether it is a single number that need not be whole."""
+    return value.is_floating_point() if isinstance(value, Tensor) else not isinstance(value, (tuple, Integral))
 
 
 def read(values: Sequence[Count]) -> list[float]:

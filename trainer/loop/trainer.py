@@ -17,15 +17,16 @@ from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.export import Shape, Written
 from trainer.checkpoint_files.manifest import BEST_BY
 from trainer.data import SharedPlace, TrainData
+from trainer.data.iterable import is_iterable
 from trainer.data.loaders import is_loader
-from trainer.errors import BadSettings
+from trainer.errors import BadSettings, TrainerError
 from trainer.loop.average import Average
 from trainer.loop.callbacks import Callback, Callbacks
 from trainer.loop.collecting import Collecting
 from trainer.loop.console import Console
 from trainer.loop.cuts import NOTED, KeptCuts, first_sample
 from trainer.loop.determinism import be_deterministic
-from trainer.loop.evaluation import Evaluation, Metrics, Shares
+from trainer.loop.evaluation import Evaluation, Metrics, SeveralEvaluations, Shares, answer_alone
 from trainer.loop.handover import StartFrom, begin_average, begin_with, hand_over, take_weights
 from trainer.loop.loop import Loop, noted
 from trainer.loop.losses import LossFunction
@@ -42,11 +43,12 @@ from trainer.loop.reporting import Reports
 from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedules import MakeSchedules, Schedules
 from trainer.loop.settings import Settings, first_and_last
-from trainer.loop.sources import epoch_samples, refuse_loaders, train_data
+from trainer.loop.sources import epoch_samples, is_several, refuse_no_data_set, train_data
 from trainer.loop.spikes import Spikes
 from trainer.loop.staying import Stay
 from trainer.loop.stragglers import Stragglers
 from trainer.loop.trials import begin_anew, first_batches, in_short
+from trainer.loop.wrong_kinds import refuse_wrong_callbacks, refuse_wrong_kinds
 from trainer.staying.reserve import become_a_rank
 from trainer.stopping import Votes
 from trainer.strategies import (
@@ -83,21 +85,25 @@ class Trainer:
         loss: LossFunction = own_loss,
         step: StepFunction | None = None,
         data: Dataset[Any] | DataLoader[Any],
-        validation: Dataset[Any] | None = None,
+        validation: Dataset[Any] | Mapping[str, Dataset[Any]] | None = None,
         metrics: Metrics | None = None,
         optimizer: MakeOptimizer,
         schedule: MakeSchedules | None = None,
         callbacks: Sequence[Callback] = (),
         start_from: StartFrom | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        validation_collate: Callable[[list[Any]], Any] | None = None,
         tp_plan: "Plan | None" = None,
     ) -> None:
         """`model` may be a function that makes it: then `seed` decides its first weights too.
 
         `loss(model, batch)` is the mean over the batch, or a pair of a sum and a count; alone or with more such values
         by name. Left out, it is what the model gives by itself: `model(**batch).loss`. `metrics(model, batch)` gives
-        sums over a validation batch by name, or pairs of sum and count; what is reported is the mean. Or tuples of a
-        metric of torchmetrics and what it is updated with.
+        means over a validation batch by name, numbers of its samples as whole numbers, or pairs of sum and count; what
+        is reported is the mean over all samples. Or tuples of a metric of torchmetrics and what it is updated with.
+        `validation`: a data set, or several by name, whose values are `val_<name>_loss` and so on.
+        `collate` makes a batch of samples, `validation_collate` one for validation, tests and predictions; left out,
+        it is the same.
         `step(model, batch, turns)` is a training step of your own; `loss` is what is validated then, if it is given.
         `optimizer(parameters)` makes one, or several by name; `parameters` is a list that can be chosen from by name.
         `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step; a
@@ -107,7 +113,13 @@ class Trainer:
         `tp_plan`: how layers are divided where `mesh` has tp, as `{"blocks.*.up": "colwise"}`; else the model's own.
         `start_from`: weights to begin with where there is no checkpoint, a path for `load_weights` or what calls it.
         """
-        refuse_loaders(validation=validation, **({} if is_loader(data) else {"data": data}))
+        refuse_wrong_kinds(
+            settings=settings, model=model, loss=loss, metrics=metrics, optimizer=optimizer, schedule=schedule
+        )
+        refuse_wrong_callbacks(callbacks)
+        if not is_loader(data):
+            refuse_no_data_set(data=data)
+        refuse_no_data_set(several=True, validation=validation)
         if validation is None and (settings.patience is not None or settings.keep_best):
             raise BadSettings("patience, keep_best: expected validation data, got none")
         if step is not None:
@@ -120,6 +132,7 @@ class Trainer:
         self._tp_plan = tp_plan
         self._model, self._loss, self._metrics = model, loss, metrics
         self._dataset, self._collate = first_batches(settings, data), collate
+        self._validation_collate = validation_collate or collate
         self._validation = validation if validation is None or settings.overfit_batches is None else self._dataset
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._callbacks, self._start_from = callbacks, start_from
@@ -221,7 +234,7 @@ class Trainer:
         wanted = {one.monitor for one in self._callbacks if isinstance(one, (EarlyStopping, BestModel))}
         if self.settings.patience is not None or self.settings.keep_best or loop.schedules.needs_validation:
             wanted.add(self.settings.monitor)
-        known = set() if self._validated_loss is None else {"val_loss"}
+        known = set() if self._validated_loss is None or is_several(self._validation) else {"val_loss"}
         names = loop.evaluation.names() if loop.evaluation is not None and wanted - known else None
         for name in sorted(wanted) if names is not None else ():
             check_name(names or (), name)
@@ -237,21 +250,62 @@ class Trainer:
             take_weights(self._start_from, loop)
             return loop.evaluation.run(loop.still_here)
 
+    @property
+    def model(self) -> nn.Module:
+        """The model as it is now: after fit() with the weights of its last step, wrapped as the strategy has it.
+
+        Raises TrainerError while there is none, as `model` is a function that nobody has called yet.
+        """
+        module = self._built.module if self._built is not None else self._model
+        if not isinstance(module, nn.Module):
+            raise TrainerError("model: there is none before fit(), validate(), test() or predict() makes it")
+        return module
+
+    def predict(
+        self,
+        data: Dataset[Any],
+        answer: Callable[[nn.Module, Any], Any] = answer_alone,
+        *,
+        step: int | None = None,
+        best: bool = False,
+        world: World | None = None,
+    ) -> list[Any]:
+        """Return what `answer(model, batch)` gives for each batch of `data`, in order, on the CPU of all ranks.
+
+        The weights are those of the newest whole checkpoint, of the best one, or of that of a step; without a
+        checkpoint the model as it is. Left out, `answer` calls the model with a batch that is a tensor, with the first
+        part of one that is a tuple or a list, and with the names of one that is a dict.
+        """
+        refuse_no_data_set(data=data)
+        with self._world(world) as here, self._loop(here) as loop:
+            if here.stages > 1:
+                raise BadSettings("predict: does not go with a mesh that has pp, whose ranks each have some layers")
+            if is_iterable(data) and here.shares > 1:
+                raise BadSettings("predict: expected data with a length on several ranks, got a stream")
+            with closing(self._evaluation(loop.training, data, "")) as evaluation:
+                take_weights(self._start_from, loop, step, best=best)
+                return evaluation.predict(answer, loop.still_here)
+
     def test(
-        self, data: Dataset[Any], *, step: int | None = None, best: bool = False, world: World | None = None
+        self,
+        data: Dataset[Any] | Mapping[str, Dataset[Any]],
+        *,
+        step: int | None = None,
+        best: bool = False,
+        world: World | None = None,
     ) -> dict[str, float]:
         """What the newest whole checkpoint, the best one, or that of a step is worth on data that had no part in the
         training; without a checkpoint the model as it is. Values are named `test_loss`, … and written down at its step.
 
         Measured as a validation is, by the same loss and metrics. Changes nothing in the checkpoint folder.
         """
-        refuse_loaders(data=data)
+        refuse_no_data_set(several=True, data=data)
         if self._validated_loss is None and self._metrics is None:
             raise BadSettings("test: with a step of your own expected loss or metrics to test by, got none")
         with (
             self._world(world) as here,
             self._loop(here) as loop,
-            closing(self._evaluation(loop.training, data, "test_")) as evaluation,
+            closing(self._evaluations(loop.training, data, "test_")) as evaluation,
         ):
             take_weights(self._start_from, loop, step, best=best)
             values = evaluation.run(loop.still_here)
@@ -331,7 +385,7 @@ class Trainer:
             average = Average(strategy.module, settings.ema) if settings.ema is not None else None
             evaluation = None
             if self._validation is not None:
-                evaluation = self._evaluation(training, self._validation, "val_", average)
+                evaluation = self._evaluations(training, self._validation, "val_", average)
                 stack.callback(evaluation.close)
             scheduled = _total_steps(self._as_given, data.steps_per_epoch) or training.total_steps
             schedules = Schedules(self._make_schedule, strategy.optimizers, scheduled)
@@ -419,10 +473,19 @@ class Trainer:
         seed_all(settings.seed, world.share + world.stage * world.shares)
         return built
 
+    def _evaluations(
+        self, training: Training, data: Any, prefix: str, average: Average | None = None
+    ) -> Evaluation | SeveralEvaluations:
+        """Return a pass over the data, or over each of several sets, which have their names in those of the values."""
+        if not is_several(data):
+            return self._evaluation(training, data, prefix, average)
+        each = [self._evaluation(training, one, f"{prefix}{name}_", average) for name, one in data.items()]
+        return SeveralEvaluations(each)
+
     def _evaluation(self, training: Training, data: Any, prefix: str, average: Average | None = None) -> Evaluation:
         settings, world = self.settings, training.world
         samples = settings.validation_samples(world.shares)
-        shares = Shares(data, samples, world, settings.workers, self._collate, settings.fast_dev_run)
+        shares = Shares(data, samples, world, settings.workers, self._validation_collate, settings.fast_dev_run)
         return Evaluation(training, shares, self._validated_loss, self._metrics, average, prefix)
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from trainer.checkpoint.generators import restore_generators, state_of_generators
@@ -128,7 +129,7 @@ def _built(
             raise WeightsWanted
     else:
         made = make_optimizer(parameters_of(module))
-    optimizers = checked(made, module, world)
+    optimizers = checked(made, module, world, own_step=own_step)
     if settings.offload:
         refuse_offloaded(optimizers, world, shard_size(settings, world))
     if settings.strategy == "zero1" and world.size > 1:
@@ -223,6 +224,13 @@ def _made(
 
 
 def _check_module(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        tensors = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if any(map(is_lazy, tensors)):
+            raise BadSettings(
+                f"model: {name or 'it'} is a {type(part).__name__}, whose weights have no shape before a first batch\n"
+                f"hint: {type(part).__name__.removeprefix('Lazy')} with its sizes, or call the model where it is made"
+            )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise BadSettings(f"model: {type(module).__name__} has no parameter to train")
     empty = [name for name, parameter in module.named_parameters() if parameter.is_meta]

@@ -1,5 +1,6 @@
 """The optimizers of a training: one, or several by name."""
 
+import inspect
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,14 @@ _MEET = (Muon, Adafactor)  # of a shard alone they cannot tell its step: they ga
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
-def checked(made: Optimizer | Optimizers, module: nn.Module, world: World) -> Optimizers:
-    """What the user's function has made, by name. Raises BadSettings where it cannot train the model."""
+def checked(made: Optimizer | Optimizers, module: nn.Module, world: World, *, own_step: bool = False) -> Optimizers:
+    """Return what the user's function has made, by name. Raises BadSettings where it cannot train the model.
+
+    `own_step`: the user's own function steps it.
+    """
     optimizers = {"": made} if isinstance(made, Optimizer) else _named(made)
+    if not own_step:
+        _refuse_closures(optimizers)
     names = {id(parameter): name for name, parameter in parameters_of(module).named.items()}
     owners = _owners(optimizers, names)
     # Sharding replaces parameters: an optimizer of the old ones would train nothing, and say nothing.
@@ -32,6 +38,20 @@ def checked(made: Optimizer | Optimizers, module: nn.Module, world: World) -> Op
             [names[id(one)] for one in module.parameters() if one.requires_grad and id(one) not in owners]
         )
     return optimizers
+
+
+def _refuse_closures(optimizers: Optimizers) -> None:
+    """Raise BadSettings for an optimizer that calls the model again in its step, by a closure that nobody gives it."""
+    for optimizer in optimizers.values():
+        kind = type(optimizer)
+        closure = inspect.signature(kind.step).parameters.get("closure")
+        needs_one = closure is not None and closure.default is inspect.Parameter.empty
+        steps_twice = kind.__name__.endswith("SAM") or (hasattr(kind, "first_step") and hasattr(kind, "second_step"))
+        if needs_one or steps_twice:
+            raise BadSettings(
+                f"optimizer: {kind.__name__} calls the model again in each step, which a Trainer does not do\n"
+                "hint: AdamW or SGD; or Checkpointer in a loop of your own"
+            )
 
 
 def parameters_in(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -141,3 +141,17 @@ def test_steps_to_profile():
     for text in ("3", "3..", "0..2", "4..3", "a..b"):
         with pytest.raises(ValueError, match=text.replace(".", r"\.")):
             first_and_last(text)
+
+
+def test_an_unknown_setting_is_refused_with_what_was_meant():
+    with pytest.raises(BadSettings, match=r"^no such setting: batchsize\nhint: did you mean batch_size\?$"):
+        Settings(max_steps=1, batchsize=3)
+    with pytest.raises(
+        BadSettings, match=r"^no such setting: max_epoch\nhint: did you mean max_epochs\?\nno such setting: zzz"
+    ):
+        Settings(max_epoch=1, zzz=3)
+    with pytest.raises(BadSettings, match=r"^no such setting: paticence\nhint: did you mean patience\?$"):
+        add_options(argparse.ArgumentParser(), paticence=3)
+    with pytest.raises(BadSettings, match=r"^settings: expected values by name, got 3\nhint: Settings\(max_epochs=3\)"):
+        Settings(3)
+    assert dataclasses.replace(Settings(max_steps=1), batch_size=7).batch_size == 7

@@ -18,7 +18,7 @@ def test_the_mean_is_the_same_however_the_batches_are_dealt_out():
         dice.shuffle(batches)
         for place, (value, samples) in enumerate(batches):
             sums[place % ranks].add("loss", (torch.tensor(value).double() * samples, samples))
-            sums[place % ranks].add("hits", torch.tensor(samples // 2), samples)
+            sums[place % ranks].add("hits", (torch.tensor(samples // 2), samples))
         found.add(tuple(means(one.terms() for one in sums).items()))
     assert len(found) == 1
     [values] = found
@@ -28,14 +28,14 @@ def test_the_mean_is_the_same_however_the_batches_are_dealt_out():
 
 def test_a_sum_may_come_with_a_count_of_its_own():
     sums = Sums()
-    sums.add("per_token", (torch.tensor(6.0), torch.tensor(4)), samples=1)
-    sums.add("per_token", (torch.tensor(2.0), torch.tensor(1)), samples=1)
+    sums.add("per_token", (torch.tensor(6.0), torch.tensor(4)))
+    sums.add("per_token", (torch.tensor(2.0), torch.tensor(1)))
     assert means([sums.terms()]) == {"per_token": 8 / 5}
 
 
 def test_a_rank_without_a_batch_and_a_count_of_nothing():
     sums = Sums()
-    sums.add("rare", (torch.tensor(0.0), torch.tensor(0)), samples=3)
+    sums.add("rare", (torch.tensor(0.0), torch.tensor(0)))
     [value] = means([Sums().terms(), sums.terms()]).values()
     assert math.isnan(value)
     assert means([Sums().terms()]) == {}

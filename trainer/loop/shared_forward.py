@@ -1,0 +1,83 @@
+"""One forward pass for a loss and metrics that call the model with the same tensors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    output: Any
+    marks: list[list[Any]]  # of what was given, and of what came out: none of it has been changed since
+
+    def is_of(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+        return [marks_of(given), marks_of(self.output)] == self.marks
+
+
+class SharedForward:
+    """What a model has given for one batch. The n-th pass of one function takes the place of the n-th of the next.
+
+    So a function that calls the model twice with the same tensors, as to draw twice, has two passes all the same.
+    """
+
+    def __init__(self) -> None:
+        self._passes: list[_Pass] = []
+        self._number = 0
+
+    def next_function(self) -> None:
+        """Another function is about to be called with the same batch."""
+        self._number = 0
+
+    def take(self, forward: Any, *args: Any, **named: Any) -> Any:
+        """Return what the model gives, by `forward` if no function before has had it done."""
+        number, given = self._number, (args, named)
+        self._number += 1
+        if number < len(self._passes) and self._passes[number].is_of(given):
+            return self._passes[number].output
+        before = marks_of(given)
+        output = forward(*args, **named)
+        self._passes[number:] = [_Pass(given, output, [before, marks_of(output)])]
+        return output
+
+
+@contextmanager
+def sharing_forward(model: nn.Module) -> Iterator[SharedForward]:
+    """Have the passes of a model shared among the functions of one batch, which `next_function` tells apart."""
+    shared, forward = SharedForward(), model.forward
+    # One that is compiled would be compiled anew for this, and of one of TorchScript it cannot be had.
+    if getattr(model, "_compiled_call_impl", None) is not None or isinstance(model, torch.jit.ScriptModule):
+        yield shared
+        return
+    own = vars(model).get("forward")
+    model.forward = lambda *args, **named: shared.take(forward, *args, **named)
+    try:
+        yield shared
+    finally:
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own
+
+
+def marks_of(value: Any) -> list[Any]:
+    """Return what tells the values in a tree: of a tensor where its numbers are, and how often they were changed."""
+    leaves, form = tree_flatten(value)
+    return [form, *map(_mark, leaves)]
+
+
+def _mark(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf if isinstance(leaf, (int, float, str, bool, type(None))) else id(leaf)
+    if hasattr(leaf, "to_local"):
+        leaf = leaf.to_local()
+    if leaf.is_inference():  # which counts no changes
+        return object()
+    if leaf.layout is not torch.strided:  # in no single place
+        return id(leaf), leaf._version  # noqa: SLF001 - no public way to it
+    return leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype, leaf._version  # noqa: SLF001 - the same
