@@ -1,25 +1,33 @@
 """The board's HTTP: each route is a question to what is known, shaped elsewhere. `serve` runs it until it is ended."""
 
+import asyncio
 import math
 import re
-import signal
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
 from launcher import api
 from launcher.board.actions import ACTIONS, ActionReport, ActionWish
-from launcher.board.address import Keys
 from launcher.board.answers import NoAnswer, encode
 from launcher.board.blotted import blotted
 from launcher.board.bundle import PAGE_FILES, page_file
 from launcher.board.clusters_view import Survey
-from launcher.board.guard import ALWAYS, BoardGuard
+from launcher.board.guard import ALWAYS, BoardRules, in_words
 from launcher.board.life_view import board_life
 from launcher.board.live.apart import apart
 from launcher.board.live.feed import Feed
@@ -27,20 +35,23 @@ from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import By, Curves, CurveWindow, curves
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.run_view import BoardCheckpoints, RunView, board_checkpoints, run_head, run_sheet
-from launcher.board.wire.exchange import Asked, BoardReply, in_words
-from launcher.board.wire.listener import BoardListener
 from launcher.decoding import decoder_of
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
 from launcher.rundir.durable import NOT_JSON
 from launcher.status.life import Life
 from launcher.status.openmetrics import exposition_now
+from launcher.web.guard import Guard
+from launcher.web.keys import Keys
+from launcher.web.limits import Limits
+from launcher.web.server import WebServer
 from launcher.words import VERSION
 
 _TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }  # fmt: skip
-_FILES, _OF_RUN = "/page/", "/api/runs/{run}"
+_OF_RUN = "/api/runs/{run}"
+_PACKED_FROM = 10_000  # bytes
 _MOST_COMPARED = 20
 
 
@@ -55,97 +66,72 @@ class Board:
     survey: Survey = field(default_factory=Survey)
 
 
-def serve(listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None) -> None:
-    """Until SIGINT or SIGTERM."""
-    server = BoardServer(listening, host, board, welcomed)
-    before = {number: signal.signal(number, lambda *_: server.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        server.run()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def serve(
+    listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None,
+    tls: ssl.SSLContext | None = None,
+) -> None:  # fmt: skip
+    """Serve until SIGINT or SIGTERM; call `welcomed` when a browser has come by the address that was printed."""
+    BoardServer(listening, host, board, welcomed, tls=tls).run()
 
 
 class BoardServer:
-    """The feed begins and ends with it."""
+    """A board on a socket that listens. The feed begins and ends with it."""
 
     def __init__(
-        self, listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None
-    ) -> None:
+        self, listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None, *,
+        tls: ssl.SSLContext | None = None, limits: Limits | None = None,
+    ) -> None:  # fmt: skip
         self._board, self._feed = board, Feed(board.measured)
-        site = _Site(board, self._feed, BoardGuard(board.keys, listening.getsockname()[1], host), welcomed)
-        self._listener = BoardListener(listening, site)
+        rules, limits = BoardRules.of(board.keys, listening.getsockname()[1], host), limits or Limits()
+        guarded = Guard(_application(board, self._feed), rules, limits, welcomed)
+        self._server = WebServer(guarded, listening, limits, tls=tls, headers=ALWAYS, dismiss=self._feed.dismiss)
 
     def run(self) -> None:
-        """Until it is stopped."""
+        """Serve until it is stopped, or until a signal where this is the main thread."""
         self._feed.start()
         threading.Thread(target=_read_ahead, args=(self._board,), name="ahead", daemon=True).start()
         try:
-            self._listener.run()
+            asyncio.run(self._server.serve())
         finally:
             self._feed.close()
             self._board.survey.close()
 
     def stop(self) -> None:
-        """From another thread, or where a signal is handled."""
-        self._listener.stop()
+        """End it from another thread."""
+        self._server.should_exit = True
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What a route is asked, and whom it asks. `names` are those parts of the path that stand in braces."""
+    """What a route is asked, and whom it asks."""
 
     board: Board
     feed: Feed
-    asked: Asked
-    names: Mapping[str, str]
+    request: Request
     body: bytes
 
 
-_Route = Callable[[_Question], BoardReply]
+def _application(board: Board, feed: Feed) -> Starlette:
+    def live(request: Request) -> Response:
+        events = feed.live(request.query_params.get("run", ""))
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    def route(path: str, answer: Callable[[_Question], Response], method: str = "GET") -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await run_in_threadpool(answer, _Question(board, feed, request, await request.body()))
+
+        return Route(path, endpoint, methods=[method])
+
+    routes = [Route("/api/live", live), *(route(path, answer) for path, answer in _ROUTES.items())]
+    if board.actions:
+        routes.append(route(f"{_OF_RUN}/{{verb}}", _answering(_act), "POST"))
+    packing = Middleware(GZipMiddleware, minimum_size=_PACKED_FROM, compresslevel=1)
+    return Starlette(routes=routes, middleware=[packing], exception_handlers={HTTPException: _refused})
 
 
-@dataclass(frozen=True)
-class _Site:
-    board: Board
-    feed: Feed
-    guard: BoardGuard
-    welcomed: Callable[[], None]
-    always: tuple[tuple[str, str], ...] = ALWAYS
-
-    def refusal(self, asked: Asked) -> BoardReply | None:
-        return self.guard.refusal(asked)
-
-    def answer(self, asked: Asked, body: bytes) -> BoardReply:
-        if self.guard.comes_in(asked):
-            self.welcomed()
-            return _file("index.html", ("set-cookie", self.guard.cookie))
-        if asked.method != "POST" and asked.path.startswith(_FILES):
-            return _file(asked.path.removeprefix(_FILES))
-        for pattern, route in self._routes(asked.method).items():
-            names = _names_in(asked.path, pattern)
-            if names is not None:
-                return route(_Question(self.board, self.feed, asked, names, body))
-        return in_words("no such page", 404)
-
-    def _routes(self, method: str) -> Mapping[str, _Route]:
-        if method != "POST":
-            return _ROUTES
-        return {f"{_OF_RUN}/{{verb}}": _act} if self.board.actions else {}
-
-    def dismiss(self) -> None:
-        self.feed.dismiss()
-
-
-def _names_in(path: str, pattern: str) -> dict[str, str] | None:
-    """None: the path is another."""
-    parts, expected = path.split("/"), pattern.split("/")
-    if len(parts) != len(expected):
-        return None
-    pairs = [*zip(expected, parts, strict=True)]
-    if any(part != one and (not one.startswith("{") or not part) for one, part in pairs):
-        return None
-    return {one[1:-1]: part for one, part in pairs if one.startswith("{")}
+def _refused(_: Request, error: Exception) -> Response:
+    refused = cast("HTTPException", error)
+    return in_words("no such page" if refused.status_code == 404 else refused.detail, refused.status_code)
 
 
 def _read_ahead(board: Board) -> None:
@@ -161,13 +147,12 @@ def _read_ahead(board: Board) -> None:
 # -- the way in and out of a route
 
 
-def _answering(route: Callable[[_Question], Any]) -> _Route:
-    """What it gives as JSON, without secrets of the runs that are asked for, and why it cannot as an error."""
+def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Response]:
+    """Return its answer as JSON, without secrets of the runs that are asked for, or why there is none as an error."""
 
-    @wraps(route)
-    def answer(request: _Question) -> BoardReply:
+    def answer(question: _Question) -> Response:
         try:
-            return _json(blotted(route(request), _secrets(request)))
+            return _json(blotted(route(question), _secrets(question)))
         except LaunchError as error:
             first, *more = error.lines or ("",)
             hint = next((line.removeprefix("hint: ") for line in more if line.startswith("hint: ")), "")
@@ -178,8 +163,8 @@ def _answering(route: Callable[[_Question], Any]) -> _Route:
     return answer
 
 
-def _json(answer: Any, status: int = 200) -> BoardReply:
-    return BoardReply(encode(answer), status)
+def _json(answer: Any, status: int = 200) -> Response:
+    return Response(encode(answer), status, media_type="application/json")
 
 
 def _status_of(error: LaunchError) -> int:
@@ -196,22 +181,26 @@ def _status_of(error: LaunchError) -> int:
             return 500
 
 
-def _asked_run(request: _Question) -> api.Run:
-    return api.run(request.names["run"])
+def _asked_run(question: _Question) -> api.Run:
+    return api.run(question.request.path_params["run"])
 
 
-def _secrets(request: _Question) -> tuple[str, ...]:
-    named = [*_words(request, "runs"), *_words(request, "with"), *filter(None, [request.names.get("run")])]
-    runs = request.feed.runs
+def _secrets(question: _Question) -> tuple[str, ...]:
+    named = [
+        *_words(question, "runs"),
+        *_words(question, "with"),
+        *filter(None, [question.request.path_params.get("run")]),
+    ]
+    runs = question.feed.runs
     return tuple(secret for ref in named for secret in runs.known(api.run(ref)).secrets)
 
 
-def _words(request: _Question, name: str) -> list[str]:
-    return [word for word in request.asked.query.get(name, "").split(",") if word]
+def _words(question: _Question, name: str) -> list[str]:
+    return [word for word in question.request.query_params.get(name, "").split(",") if word]
 
 
-def _number(request: _Question, name: str, usual: float) -> float:
-    text = request.asked.query.get(name, "")
+def _number(question: _Question, name: str, usual: float) -> float:
+    text = question.request.query_params.get(name, "")
     try:
         found = float(text) if text else usual
     except ValueError:
@@ -221,14 +210,14 @@ def _number(request: _Question, name: str, usual: float) -> float:
     return found
 
 
-def _count(request: _Question, name: str, usual: int) -> int:
-    return int(max(0.0, min(_number(request, name, usual), 1e12)))
+def _count(question: _Question, name: str, usual: int) -> int:
+    return int(max(0.0, min(_number(question, name, usual), 1e12)))
 
 
-def _ranks(request: _Question) -> frozenset[int] | None:
+def _ranks(question: _Question) -> frozenset[int] | None:
     """`0,3-5`; None: all of them."""
     found = set[int]()
-    for word in _words(request, "ranks"):
+    for word in _words(question, "ranks"):
         part = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
         if part is None:
             raise BadInput(f"ranks: expected numbers such as 0 or 0,3-5, got {word[:100]!r}")
@@ -239,90 +228,82 @@ def _ranks(request: _Question) -> frozenset[int] | None:
 # -- the page
 
 
-def _index(_: _Question) -> BoardReply:
+def _index(_: _Question) -> Response:
     return _file("index.html")
 
 
-def _file(name: str, *headers: tuple[str, str]) -> BoardReply:
-    """Only what is in the folder of the page, whatever the name says."""
+def _page(question: _Question) -> Response:
+    return _file(question.request.path_params["name"])
+
+
+def _file(name: str) -> Response:
+    """Return what is in the folder of the page and nothing else, whatever the name says."""
     if name not in PAGE_FILES:
         return in_words("no such file", 404)
-    return BoardReply(page_file(name), 200, _TYPES[Path(name).suffix], headers)
+    return Response(page_file(name), media_type=_TYPES[Path(name).suffix])
 
 
 # -- all runs
 
 
-@_answering
-def _about(request: _Question) -> dict[str, object]:
-    board = request.board
+def _about(question: _Question) -> dict[str, object]:
+    board = question.board
     post = board.keys.post if board.actions else ""
     return {"version": VERSION, "at": time.time(), "actions": board.actions, "post_token": post, "exported": False}
 
 
-@_answering
-def _runs(request: _Question) -> dict[str, object]:
-    runs = request.feed.runs
+def _runs(question: _Question) -> dict[str, object]:
+    runs = question.feed.runs
     complete = runs.complete
     rows = sorted(runs.rows.values(), key=lambda row: (-row.submitted_at, row.id))
     return {"at": time.time(), "complete": complete, "runs": rows}
 
 
-def _live(request: _Question) -> BoardReply:
-    return BoardReply(request.feed.live(request.asked.query.get("run", "")), kind="text/event-stream; charset=utf-8")
-
-
-@_answering
-def _compare(request: _Question) -> object:
-    refs = _words(request, "runs")
+def _compare(question: _Question) -> object:
+    refs = _words(question, "runs")
     if not 2 <= len(refs) <= _MOST_COMPARED:
         raise BadInput(f"runs: expected 2 to {_MOST_COMPARED} runs, got {len(refs)}")
     return api.compare([api.run(ref) for ref in refs])
 
 
-@_answering
-def _clusters(request: _Question) -> dict[str, object]:
-    rows = [*request.feed.runs.rows.values()]
-    return {"at": time.time(), "clusters": request.board.survey.clusters(rows)}
+def _clusters(question: _Question) -> dict[str, object]:
+    rows = [*question.feed.runs.rows.values()]
+    return {"at": time.time(), "clusters": question.board.survey.clusters(rows)}
 
 
-def _metrics(request: _Question) -> BoardReply:
-    text = exposition_now(request.feed.runs.statuses(), time.time())
-    return BoardReply(text.encode(), kind="application/openmetrics-text; version=1.0.0; charset=utf-8")
+def _metrics(question: _Question) -> Response:
+    text = exposition_now(question.feed.runs.statuses(), time.time())
+    return Response(text, media_type="application/openmetrics-text; version=1.0.0; charset=utf-8")
 
 
 # -- one run
 
 
-@_answering
-def _run(request: _Question) -> RunView:
-    one = _asked_run(request)
-    known = request.feed.runs.known(one)
+def _run(question: _Question) -> RunView:
+    one = _asked_run(question)
+    known = question.feed.runs.known(one)
     sheet = run_sheet(one, known.status.attempt, known.about)
     return RunView(time.time(), run_head(known.status, known.row()), sheet)
 
 
-@_answering
-def _life(request: _Question) -> Life:
-    one = _asked_run(request)
-    with request.board.measured.renewed(one) as measured:
-        return board_life(request.feed.runs.known(one).status, measured, time.time())
+def _life(question: _Question) -> Life:
+    one = _asked_run(question)
+    with question.board.measured.renewed(one) as measured:
+        return board_life(question.feed.runs.known(one).status, measured, time.time())
 
 
-@_answering
-def _checkpoints(request: _Question) -> BoardCheckpoints:
-    return board_checkpoints(_asked_run(request))
+def _checkpoints(question: _Question) -> BoardCheckpoints:
+    return board_checkpoints(_asked_run(question))
 
 
-@_answering
-def _curves(request: _Question) -> Curves:
-    by = request.asked.query.get("by", "step")
+def _curves(question: _Question) -> Curves:
+    by = question.request.query_params.get("by", "step")
     if by not in ("step", "time"):
         raise BadInput(f"by: expected step or time, got {by[:100]!r}")
-    low, high = _number(request, "from", -math.inf), _number(request, "to", math.inf)
-    window = CurveWindow(cast("By", by), low, high, _count(request, "px", 800))
-    one, names, measured = _asked_run(request), _words(request, "names"), request.board.measured
-    if request.asked.query.get("glimpse"):
+    low, high = _number(question, "from", -math.inf), _number(question, "to", math.inf)
+    window = CurveWindow(cast("By", by), low, high, _count(question, "px", 800))
+    one, names, measured = _asked_run(question), _words(question, "names"), question.board.measured
+    if question.request.query_params.get("glimpse"):
         with measured.glimpsed(one) as glimpsed:
             if glimpsed is not None:
                 return curves(glimpsed, names, window, glimpse=True)
@@ -330,51 +311,48 @@ def _curves(request: _Question) -> Curves:
         return curves(whole, names, window)
 
 
-@_answering
-def _logs(request: _Question) -> LogPage:
-    around = _number(request, "around", math.inf)
+def _logs(question: _Question) -> LogPage:
+    around = _number(question, "around", math.inf)
     wish = LogWish(
-        ranks=_ranks(request),
-        search=request.asked.query.get("search", ""),
-        before=_count(request, "before", 0),
+        ranks=_ranks(question),
+        search=question.request.query_params.get("search", ""),
+        before=_count(question, "before", 0),
         around=around if math.isfinite(around) else None,
-        limit=_count(request, "limit", 500),
+        limit=_count(question, "limit", 500),
     )
-    return log_page(_asked_run(request), wish)
+    return log_page(_asked_run(question), wish)
 
 
-@_answering
-def _code(request: _Question) -> dict[str, object]:
+def _code(question: _Question) -> dict[str, object]:
     """How it differs from that of another run, or, where none is named, from its commit."""
-    run, ref = _asked_run(request), request.asked.query.get("with", "")
+    run, ref = _asked_run(question), question.request.query_params.get("with", "")
     found = api.compare([api.run(ref), run]).code[0] if ref else api.uncommitted(run)
     return {"changes": found.changes, "unknown": found.unknown}
 
 
-@_answering
-def _act(request: _Question) -> ActionReport:
-    verb = request.names["verb"]
+def _act(question: _Question) -> ActionReport:
+    verb = question.request.path_params["verb"]
     if verb not in ACTIONS:
         raise NoSuchRun(f"{verb[:100]!r}: no such action")
     try:
-        wish = decoder_of(ActionWish).decode(request.body or b"{}")
+        wish = decoder_of(ActionWish).decode(question.body or b"{}")
     except NOT_JSON as error:
         raise BadInput(f"{verb}: {error}") from None
-    return ACTIONS[verb](_asked_run(request), wish)
+    return ACTIONS[verb](_asked_run(question), wish)
 
 
-_ROUTES: dict[str, _Route] = {
+_ROUTES: dict[str, Callable[[_Question], Response]] = {
     "/": _index,
-    "/api/board": _about,
-    "/api/runs": _runs,
-    "/api/live": _live,
-    _OF_RUN: _run,
-    f"{_OF_RUN}/checkpoints": _checkpoints,
-    f"{_OF_RUN}/life": _life,
-    f"{_OF_RUN}/curves": _curves,
-    f"{_OF_RUN}/logs": _logs,
-    f"{_OF_RUN}/code": _code,
-    "/api/compare": _compare,
-    "/api/clusters": _clusters,
+    "/page/{name:path}": _page,
+    "/api/board": _answering(_about),
+    "/api/runs": _answering(_runs),
+    _OF_RUN: _answering(_run),
+    f"{_OF_RUN}/checkpoints": _answering(_checkpoints),
+    f"{_OF_RUN}/life": _answering(_life),
+    f"{_OF_RUN}/curves": _answering(_curves),
+    f"{_OF_RUN}/logs": _answering(_logs),
+    f"{_OF_RUN}/code": _answering(_code),
+    "/api/compare": _answering(_compare),
+    "/api/clusters": _answering(_clusters),
     "/metrics": _metrics,
 }

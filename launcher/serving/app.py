@@ -25,25 +25,28 @@ _SAID = {
 }
 
 
-def application(engine: Engine, run: str) -> FastAPI:
-    """Its paths; the engine has been started."""
+def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
+    """Return the paths of a server whose engine has been started.
+
+    `tells_hits`: answers say whether they were computed before, which tells what others have asked.
+    """
     app = FastAPI(
         title=run, version=VERSION, redoc_url=None, openapi_url="/openapi.json",
         description=f"Answers of the model that {run} has trained. `x-launch-step` of an answer is the step of its "
-        "checkpoint, `x-launch-cache` whether it was computed before.",
+        "checkpoint{}.".format(", `x-launch-cache` whether it was computed before" if tells_hits else ""),
     )  # fmt: skip
     loaded = engine.loaded
     one, answer = dict(loaded.input), dict(loaded.output)
 
     @app.post("/predict", response_class=Response, **_described("The answer to one input.", one, answer))
     async def predict(request: Request) -> Response:
-        return await _answered(engine, request, _one)
+        return await _answered(engine, request, _one, tells_hits)
 
     many = _described("The answers to a list of inputs, in order.", _list_of(one), _list_of(answer))
 
     @app.post("/batch-predict", response_class=Response, **many)
     async def batch_predict(request: Request) -> Response:
-        return await _answered(engine, request, _many)
+        return await _answered(engine, request, _many, tells_hits)
 
     @app.get("/health", summary="Whether it answers, and with which checkpoint.")
     async def health() -> Response:
@@ -58,33 +61,36 @@ def application(engine: Engine, run: str) -> FastAPI:
     return app
 
 
-async def _one(engine: Engine, body: bytes) -> Response:
+async def _one(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
     (found,) = await engine.ask([engine.inputs.one(body)])
-    return Response(found.json, media_type=_JSON, headers=_told([found]))
+    return found.json, [found]
 
 
-async def _many(engine: Engine, body: bytes) -> Response:
+async def _many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
     inputs = engine.inputs.many(body)
     if len(inputs) > engine.options.queue:
         raise WrongInput((), f"expected at most {engine.options.queue} inputs in one request, got {len(inputs)}")
     found = await engine.ask(inputs) if inputs else []
-    return Response(b"[" + b",".join(one.json for one in found) + b"]", media_type=_JSON, headers=_told(found))
+    return b"[" + b",".join(one.json for one in found) + b"]", found
 
 
-def _told(found: list[Computed]) -> dict[str, str]:
+def _told(found: list[Computed], *, tells_hits: bool) -> dict[str, str]:
     steps = sorted({str(one.step) for one in found if one.step is not None})
     cached = sum(one.cached for one in found)
     said = "hit" if found and cached == len(found) else "miss" if not cached else "partly"
-    return {"x-launch-cache": said, **({"x-launch-step": ",".join(steps)} if steps else {})}
+    return {**({"x-launch-cache": said} if tells_hits else {}), **({"x-launch-step": ",".join(steps)} if steps else {})}
 
 
 async def _answered(
-    engine: Engine, request: Request, route: Callable[[Engine, bytes], Awaitable[Response]]
-) -> Response:
-    """What the route gives, or what is wrong; counted and timed."""
+    engine: Engine, request: Request, route: Callable[[Engine, bytes], Awaitable[tuple[bytes, list[Computed]]]],
+    tells_hits: bool,
+) -> Response:  # fmt: skip
+    """Return what the route gives, or what is wrong; counted and timed."""
+    body = await request.body()
     began = time.monotonic()
     try:
-        response = await route(engine, await request.body())
+        answer, found = await route(engine, body)
+        response = Response(answer, media_type=_JSON, headers=_told(found, tells_hits=tells_hits))
     except WrongInput as error:
         response = _unfit(error.where, error.why)
     except InputRefused as error:

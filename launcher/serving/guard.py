@@ -1,96 +1,49 @@
-"""Who may ask, and how much at once; what is refused here costs no worker anything."""
+"""Who may ask a served model; what is refused here costs no worker anything."""
 
-import hmac
-import ipaddress
+from dataclasses import dataclass
 
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from launcher.web.guard import Access, is_this_machine
+from launcher.web.keys import Keys
 
 _FREE = "/health"  # load balancers ask without a token
-_HIDDEN = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+_PAGES = ("/docs",)
+ALWAYS = (("x-content-type-options", "nosniff"), ("cache-control", "no-store"))  # headers of every answer
 
 
-class BodyTooLarge(Exception):
-    """A client goes on sending."""
+@dataclass(frozen=True)
+class ServingRules:
+    """What the server of a model asks of a request.
 
-
-class ServingGuard:
-    """Around the whole application.
-
-    Without a token only this machine can ask. A page in its browser cannot: a site that has its name lead here is found
-    out by the Host header, and others are not let to send JSON to another origin.
+    With a token it is called by any name. Without one a site could have its name lead here and have a browser ask: that
+    is found out by the Host header, and others are not let to send JSON to another origin.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, most_bytes: int) -> None:
-        self._app, self._token, self._most_bytes = app, token, most_bytes
+    access: Access | None
+    most_bytes: int
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return
-        had, began = 0, False
+    @classmethod
+    def of(cls, token: str | None, port: int, most_bytes: int) -> "ServingRules":
+        """Return those of a server at this port; without a token anyone may ask."""
+        access = None if token is None else Access(Keys(token), f"launch_serve_{port}", _PAGES)
+        return cls(access, most_bytes)
 
-        async def bounded() -> Message:
-            nonlocal had
-            message = await receive()
-            had += len(message.get("body", b""))
-            if had > self._most_bytes:
-                raise BodyTooLarge
-            return message
-
-        async def noted(message: Message) -> None:
-            nonlocal began
-            began = True
-            await send(message)
-
-        try:
-            await self._app(scope, bounded, noted)
-        except BodyTooLarge:
-            if not began:
-                await self._too_large()(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
-        if self._token is None and not _is_this_machine(headers.get("host", "")):
+    def refusal(self, request: HTTPConnection) -> Response | None:
+        """Return what is answered instead, or None where the way is free."""
+        if self.access is None and not is_this_machine(request):
             return _said(421, "not a name of this server")
-        if self._token is not None and scope["path"] != _FREE and not self._is_known(headers):
+        if self.access is not None and request.url.path != _FREE and not self.access.has_token(request):
             return _said(401, "expected the header `Authorization: Bearer TOKEN`", {"www-authenticate": "Bearer"})
-        if (
-            scope["method"] == "POST"
-            and headers.get("content-type", "").partition(";")[0].strip() != "application/json"
-        ):
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if request.scope["method"] == "POST" and kind != "application/json":
             return _said(415, "expected the header `Content-Type: application/json`")
-        length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length[:20]) > self._most_bytes:
-            return self._too_large()
+        length = request.headers.get("content-length", "0")
+        if not length.isdigit() or int(length[:20]) > self.most_bytes:
+            return _said(413, f"expected a body of at most {self.most_bytes} bytes", {"connection": "close"})
         return None
-
-    def _is_known(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        known = (self._token or "").encode()
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), known)
-
-    def _too_large(self) -> Response:
-        return _said(413, f"expected a body of at most {self._most_bytes} bytes", {"connection": "close"})
-
-
-def _is_this_machine(host: str) -> bool:
-    """An address, or `localhost`: nobody can have a name of their own lead here and be called so."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    name = name.removeprefix("[").removesuffix("]").lower()
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _said(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"detail": text}, status, {**_HIDDEN, **(headers or {})})
+    return JSONResponse({"detail": text}, status, headers)

@@ -1,49 +1,45 @@
 """Runs the application on a socket until it is asked to stop."""
 
 import asyncio
-import ipaddress
 import socket
+import ssl
 from collections.abc import Callable
-
-import uvicorn
 
 from launcher.serving.app import application
 from launcher.serving.engine import Engine, ServingOptions
-from launcher.serving.guard import ServingGuard
+from launcher.serving.guard import ALWAYS, ServingRules
 from launcher.serving.what_is_served import Served
+from launcher.web.guard import Guard
+from launcher.web.limits import Limits
+from launcher.web.server import WebServer
 
 _LET_GO_S = 10  # for requests that are being answered when the server is asked to end
-_KEEP_OPEN_S = 75  # a connection on which nothing is asked: longer than clients and proxies usually keep theirs
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def serve(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
-    ready: Callable[[Engine], None], say: Callable[[str], None],
+    ready: Callable[[Engine], None], say: Callable[[str], None], tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Until SIGINT or SIGTERM. Raises LaunchError where the model cannot be loaded; `ready` is called once it is."""
+    """Serve until SIGINT or SIGTERM. Call `ready` once the model is loaded; raise LaunchError where it cannot be.
+
+    Without a `token` anyone may ask.
+    """
     engine = Engine(served, options, say)
+    limits = Limits(body_bytes=most_bytes, bodies_bytes=most_bytes * 3 // 2, anyone=token is None)
     try:
         await engine.start()
-        app = ServingGuard(application(engine, served.run), token, most_bytes)
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False,
-            timeout_graceful_shutdown=_LET_GO_S, timeout_keep_alive=_KEEP_OPEN_S, backlog=1024,
-        )  # fmt: skip
+        app = application(engine, served.run, tells_hits=token is not None)
+        guarded = Guard(app, ServingRules.of(token, listening.getsockname()[1], most_bytes), limits)
+        server = WebServer(guarded, listening, limits, tls=tls, headers=ALWAYS, let_go_s=_LET_GO_S)
         ready(engine)
-        await uvicorn.Server(config).serve(sockets=[listening])
+        await server.serve()
     finally:
         await engine.close()
 
 
 def run_server(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
-    ready: Callable[[Engine], None], say: Callable[[str], None],
+    ready: Callable[[Engine], None], say: Callable[[str], None], tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    asyncio.run(serve(listening, served, options, token=token, most_bytes=most_bytes, ready=ready, say=say))
+    """Serve as `serve` does, in an event loop of its own."""
+    asyncio.run(serve(listening, served, options, token=token, most_bytes=most_bytes, ready=ready, say=say, tls=tls))

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from run_folder import RunFolder
 
-from launcher.board.address import address_of
 from launcher.board.server import Board, BoardServer
 from launcher.listening import listen
 from launcher.rundir import registry
+from launcher.web.keys import origin, page_address
 
 BOUND_S = 60.0
 
@@ -33,7 +33,7 @@ class OpenBoard:
 
     def __init__(self, board, port, server):
         self.board, self.port, self._server = board, port, server
-        self.address = address_of("127.0.0.1", port, board.keys)
+        self.address = page_address(origin("127.0.0.1", port), board.keys)
 
     def pages(self):
         """Those that listen."""
@@ -93,11 +93,11 @@ def until(told, wanted, such=lambda data: True):
 
 
 @contextmanager
-def opened(**options):
+def opened(limits=None, tls=None, **options):
     board = Board(**options)
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    server = BoardServer(listening, "127.0.0.1", board)
+    server = BoardServer(listening, "127.0.0.1", board, limits=limits, tls=tls)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

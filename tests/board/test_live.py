@@ -48,7 +48,7 @@ def test_a_page_that_takes_nothing_begins_anew_and_holds_little():
     for _ in range(100):
         page.put(b"x" * (MOST_HELD_BYTES // 4))
     assert [*page.waiting] == [None]
-    assert page.take(0.0) is None
+    assert page.take() is None
 
 
 def test_what_a_look_has_found_is_told_once_and_in_one_piece(house):
@@ -57,14 +57,14 @@ def test_what_a_look_has_found_is_told_once_and_in_one_piece(house):
     feed, page = Feed(MeasuredRuns()), OpenPage("job-abcd")
     feed._pages.add(page)
     feed._look()
-    assert page.take(0.0)
+    assert page.take()
     reported(folder, [{"loss": 0.125}], first=3)
     folder.running(step=77)
     feed._look()
-    data = page.take(0.0)
+    data = page.take()
     feed.runs.close()
     names = [line.removeprefix(b"event: ") for line in data.split(b"\n") if line.startswith(b"event: ")]
-    assert (names, page.take(0.0)) == ([b"runs", b"head", b"points"], b"")
+    assert (names, page.take()) == ([b"runs", b"head", b"points"], b"")
     assert b'"spark":[0.5,0.25,0.125]' in data and b'"step":77' in data
 
 
@@ -82,7 +82,7 @@ def test_a_page_that_comes_in_the_midst_of_a_look_hears_what_it_found(house, mon
     monkeypatch.setattr(feed.runs, "look", slow)
     feed._look()
     feed.runs.close()
-    assert b'"id":"job-abcd"' in page.take(0.0)
+    assert b'"id":"job-abcd"' in page.take()
 
 
 @pytest.mark.parametrize("line", [{"step": 1 << 63}, {"step": -(1 << 63) - 1}])

@@ -1,11 +1,12 @@
 """One look for all open pages: what changed on disk, sent to each page that it is about."""
 
+import asyncio
 import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from launcher import api
@@ -20,7 +21,6 @@ _LOOK_S = 0.5  # with open pages
 _IDLE_S = 2.0  # without any
 _DRAW_S = 0.15  # of each look, at most, for metrics that nobody has read yet
 _ALIVE_S = 15.0  # a word so often, by which a page notices that we are gone
-_TAKE_S = 1.0  # after which it is looked whether the page is still there
 MOST_HELD_BYTES = 16 << 20  # for a page that takes nothing
 
 
@@ -29,12 +29,13 @@ class OpenPage:
     """An open page: what it looks at, and what it has not been sent yet. None among that: it is to begin anew."""
 
     run_id: str
+    wake: Callable[[], None] = lambda: None  # whoever takes: there is something
     met: bool = False  # it has been told how its run is
     told: list[bytes] = field(default_factory=list)  # of this look, which goes to it as one
     waiting: "deque[bytes | None]" = field(default_factory=deque)
     held: int = 0  # bytes that wait
     is_behind: bool = False  # too many did: it is to begin anew, and gets nothing before
-    changed: threading.Condition = field(default_factory=threading.Condition)  # one puts, another takes
+    lock: threading.Lock = field(default_factory=threading.Lock)  # one thread puts, another takes
 
     def send(self) -> None:
         """All that it was told."""
@@ -43,7 +44,8 @@ class OpenPage:
             self.put(data)
 
     def put(self, data: bytes) -> None:
-        with self.changed:
+        """Have it wait for whoever takes."""
+        with self.lock:
             if self.is_behind:
                 return
             self.is_behind = self.held > 0 and self.held + len(data) > MOST_HELD_BYTES
@@ -51,17 +53,18 @@ class OpenPage:
                 self.waiting.clear()
             self.held += len(data)
             self.waiting.append(None if self.is_behind else data)
-            self.changed.notify()
+        self.wake()
 
     def dismiss(self) -> None:
-        with self.changed:
+        """Have the page begin anew."""
+        with self.lock:
             self.waiting.append(None)
-            self.changed.notify()
+        self.wake()
 
-    def take(self, wait_s: float) -> bytes | None:
-        """Empty where nothing has come in this time."""
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.waiting, wait_s):
+    def take(self) -> bytes | None:
+        """Return what waits, empty where nothing does; None where the page is to begin anew."""
+        with self.lock:
+            if not self.waiting:
                 return b""
             data = self.waiting.popleft()
             self.held -= len(data or b"")
@@ -94,20 +97,25 @@ class Feed:
         for page in list(self._pages):
             page.dismiss()
 
-    def live(self, run_id: str) -> Generator[bytes]:
-        """Events as a page takes them, until it has to begin anew; empty where there was none for a while."""
-        page = OpenPage(run_id)
+    async def live(self, run_id: str) -> AsyncIterator[bytes]:
+        """Yield events as a page takes them, until it has to begin anew."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        page = OpenPage(run_id, lambda: loop.call_soon_threadsafe(news.set) and None)
         self._pages.add(page)
         self._wake.set()
         try:
             yield _event("hello", {"at": time.time()})
-            told = time.monotonic()
-            while (data := page.take(_TAKE_S)) is not None:
-                if not data and time.monotonic() - told >= _ALIVE_S:
-                    data = b": still here\n\n"
-                if data:
-                    told = time.monotonic()
-                yield data
+            while True:
+                news.clear()
+                while data := page.take():
+                    yield data
+                if data is None:
+                    return
+                try:
+                    async with asyncio.timeout(_ALIVE_S):
+                        await news.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
         finally:
             self._pages.discard(page)
 

@@ -72,8 +72,8 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from launcher.board.address import Keys, address_of  # late: secrets, for this command alone
-    from launcher.listening import in_address, listen  # late: sockets, likewise
+    from launcher.listening import in_address, listen  # late: sockets, for this command alone
+    from launcher.web.keys import Keys, origin, page_address  # late: secrets, likewise
 
     first = [*dict.fromkeys(map(api.run, options.runs))]
     view = _view(first)
