@@ -34,6 +34,7 @@ from launcher.clusters.protocol import (
     Preview,
     Reaches,
     Releases,
+    Tunnels,
 )
 from launcher.errors import BadInput, LaunchError, NoSuchRun, NothingToDo, Refused, Unreachable
 from launcher.ids import LAST, RunId, parse_run_id
@@ -53,6 +54,7 @@ from launcher.words import LOCAL, State
 if TYPE_CHECKING:
     from launcher.clusters.inside.visit import Visit
     from launcher.exporting import Exported
+    from launcher.hostlink.connect import Line
     from launcher.hostlink.running import Running
     from launcher.notify.record import Notifying
     from launcher.plan.model import Plan
@@ -284,6 +286,14 @@ class Run:
         if state is None or not isinstance(place, Reaches):
             raise Refused(f"{self.id}: no program can be started beside its ranks where it runs")
         return place.reach(run, run.attempt(state.attempt), node)
+
+    def line_to(self, node: int) -> "Line":
+        """Return the connection to the machine that this node is. Raises Unreachable, and Refused."""
+        run = RunDir(self.path)
+        place = _carrier(newest(run))
+        if not isinstance(place, Tunnels):
+            raise Refused(f"{self.id}: where it runs there is no connection to a node that could carry others")
+        return place.line_to(run, node)
 
     def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
         """End the run: the ranks are asked first, and after the spec's grace nothing of it is left.

@@ -1,15 +1,27 @@
 """The socket of a server of ours, and how its host stands in an address."""
 
+import ipaddress
 import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import BadInput
 
+if TYPE_CHECKING:
+    import ssl
+
 
 def listen(host: str, port: int, *, waiting: int = 128, hint: str = "--port 0") -> socket.socket:
-    """`waiting`: so many connections may wait to be accepted. Raises BadInput where it cannot listen there."""
+    """Listen on one address; `waiting` connections may wait to be accepted. Raises BadInput where that cannot be.
+
+    An address that stands for all of this machine's is refused: it is reached from networks that nobody had in mind.
+    """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=waiting)
+        family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = _address(str(where[0]).partition("%")[0])
+        if not host or (found is not None and found.is_unspecified):
+            raise BadInput(f"{host!r}: expected one address of this machine", "hint: `hostname -I` shows them")
+        listening = socket.create_server(where, family=family, backlog=waiting)
     except (OSError, OverflowError) as error:
         raise BadInput(f"{host}:{port}: {error}", f"hint: {hint} takes a port that is free") from error
     # Connections have it from here; else an answer's body waits 40 ms until the other end has acknowledged its head.
@@ -17,5 +29,33 @@ def listen(host: str, port: int, *, waiting: int = 128, hint: str = "--port 0") 
     return listening
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine gets there."""
+    found = _address(host)
+    return host == "localhost" if found is None else found.is_loopback
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None: it is a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
 def in_address(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def tls_context(certificate: Path, key: Path) -> "ssl.SSLContext":
+    """Read what a server shows and proves. Raises BadInput."""
+    import ssl  # late: few servers need it, and it costs 20 ms
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    except OSError as error:
+        raise BadInput(
+            f"--tls-cert {certificate}, --tls-key {key}: {error}", "hint: both in PEM, the key without a passphrase"
+        ) from error
+    return context

@@ -4,9 +4,12 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.errors import BadInput
+
+if TYPE_CHECKING:
+    import ssl
 
 RUN_HELP = "a run's id, a unique beginning of one, or `last`"
 
@@ -56,6 +59,11 @@ class Arguments(argparse.ArgumentParser):
     def takes_runs(self) -> None:
         self.add_argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
 
+    def takes_tls(self) -> None:
+        """--tls-cert and --tls-key, of what listens."""
+        self.add_argument("--tls-cert", metavar="FILE", type=Path, help="serve over TLS: its certificate chain, in PEM")
+        self.add_argument("--tls-key", metavar="FILE", type=Path, help="the key of --tls-cert, in PEM")
+
     def takes_command(self) -> None:
         """Behind `--`, whatever its words look like: argparse itself would take some for options of ours."""
         self._takes_command = True
@@ -87,6 +95,17 @@ class Arguments(argparse.ArgumentParser):
             dest="overrides",
             help="override a field of the spec: resources.nodes=4; run.args+=x adds to a list; may be repeated",
         )
+
+
+def tls_of(options: argparse.Namespace) -> "ssl.SSLContext | None":
+    """What `takes_tls` has taken; None: nothing. Raises BadInput."""
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise BadInput("--tls-cert, --tls-key: expected both, got one of them")
+    if options.tls_cert is None:
+        return None
+    from launcher.listening import tls_context  # late: where TLS is asked for
+
+    return tls_context(options.tls_cert, options.tls_key)
 
 
 def _cut_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:

@@ -16,6 +16,7 @@ from launcher.rundir.records import ClusterWord
 if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
     from launcher.doctor.wish import DoctorWish
+    from launcher.hostlink.connect import Line
     from launcher.hostlink.running import Running
     from launcher.plan.facts import Machine, Misfit
     from launcher.plan.model import AwaitedRun, Plan
@@ -241,6 +242,14 @@ class Reaches(Protocol):
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         """Start `launcher.clusters.inside.there` for this node, on it. Raises Unreachable, and Refused."""
+
+
+@runtime_checkable
+class Tunnels(Protocol):
+    """Kinds whose nodes are reached over a connection that can carry others."""
+
+    def line_to(self, run: RunDir, node: int) -> "Line":
+        """Return the connection to the machine that this node is. Raises Unreachable, and Refused."""
 
 
 @runtime_checkable

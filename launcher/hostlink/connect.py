@@ -24,6 +24,9 @@ class Transport(Protocol):
     def start(self, command: Sequence[str] | str) -> Channel:
         """Start these words, or this line of the user's shell there. Raises Broken, Unreachable."""
 
+    def channel_to(self, hostname: str, port: int) -> Channel:
+        """Connect from the host to a port, as seen from there. Raises Unreachable; or EOF comes on the channel."""
+
     def close(self) -> None:
         """Nothing of the connection is left on return. What was started there goes on."""
 
@@ -80,6 +83,10 @@ class Line(ClosedAtTheEnd):
     def start(self, command: Sequence[str] | str) -> Running:
         """Start these words, or this line of the user's shell there, and leave its stdin open."""
         return Running(who(self.target), self._transport.start(command))
+
+    def to_port(self, port: int) -> Channel:
+        """Connect to a port of the host's own loopback. Raises Unreachable; or EOF comes on the channel."""
+        return self._transport.channel_to("127.0.0.1", port)
 
     def close(self) -> None:
         """Nothing of the connection is left on return. What was started there goes on."""

@@ -69,6 +69,11 @@ class SshCommand:
         options = (word for option in (*self.options, *_OPTIONS) for word in ("-o", option))
         return ["ssh", *configured(), *options, *self.flags, "--", self.name, *line]
 
+    def forward(self, hostname: str, port: int) -> "SshProcess":
+        """Start an ssh whose stdin and stdout are a connection from there."""
+        onwards = replace(self, flags=(*self.flags, "-W", f"{hostname}:{port}"))
+        return SshProcess(onwards.argv(), self.without, lambda: False)
+
     def start(self, line: str, shared: Callable[[], bool] = lambda: False) -> "SshProcess":
         return SshProcess(self.argv(line), self.without, shared)
 
@@ -117,6 +122,11 @@ class OpenSshTransport:
             raise Broken(f"{who(self._target)}: the connection broke")
         line = command if isinstance(command, str) else command_line(command, told=True)
         return self._command.start(line, self._outlives)
+
+    def channel_to(self, hostname: str, port: int) -> SshProcess:
+        if not self.alive():
+            raise Broken(f"{who(self._target)}: the connection broke")
+        return self._command.forward(hostname, port)
 
     def _outlives(self) -> bool:
         """Whether it is there yet, now that a command over it has ended."""

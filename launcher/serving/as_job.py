@@ -9,21 +9,26 @@ With `--watch` it looks into the folder where RUN saves, as its place sees that:
 import json
 import os
 import posixpath
+import re
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.api import Run
-from launcher.clusters.protocol import KeepsRunsElsewhere
-from launcher.errors import BadInput, Refused
+from launcher.api import WATCH_S, Run
+from launcher.clusters.protocol import KeepsRunsElsewhere, Tunnels
+from launcher.errors import BadInput, LaunchError, Refused
+from launcher.hostlink.running import Channel
 from launcher.repeated import as_it_ran, name_of
 from launcher.serving.what_is_served import Served
+from launcher.status.derive import state_text
 from launcher.submission.opening import open_named
 from launcher.submission.requests import Request
 
 _PROGRAM = "launcher.cli.main"
 _TOKEN = "SERVE_TOKEN"  # noqa: S105 - its name
+_SERVES = re.compile(r"\bserves https?://\S+?:([0-9]{1,5})\b")
 _ONE_RANK = (
     "run.script=null", "run.command=null", f"run.module={_PROGRAM}", "run.preload=[]",
     "resources.nodes=1", "resources.ranks_per_node=1", "recovery.spares=0",
@@ -33,25 +38,32 @@ _ONE_RANK = (
 
 
 def open_server(
-    one: Run, found: Served, words: Sequence[str], token: str, *, on: str, overrides: Sequence[str], watch: bool = False
-) -> Run:
+    one: Run, found: Served, words: Sequence[str], token: str | None, *, on: str, overrides: Sequence[str],
+    watch: bool = False, tls: Sequence[Path] = (), tunnel: bool = False,
+) -> Run:  # fmt: skip
     """Start a run that serves what was found. `words`: options of its `launch serve`. `watch`: and what is newer.
+    Without a `token` anyone may ask it. `tls`: the files of its certificate and key.
+    `tunnel`: it will be asked over the connection to its node.
 
-    Raises Refused where there is no checkpoint to send, and BadInput where its program, or what it is to watch, would
-    not be there.
+    Raises Refused where there is no checkpoint to send, and BadInput where its program, what it is to watch, or its
+    certificate would not be there.
     """
     chosen = next(iter(found.choices()), None)
     if chosen is None:
         hint = "hint: without --on it is served here, by its --app"
         raise Refused(f"{one.id} has no checkpoint of the trainer's, which could be sent along", hint)
+    words = [*words, *(f"--tls-{what}={path}" for what, path in zip(("cert", "key"), tls, strict=False))]
     args = ["serve", one.id, "--in-job", json.dumps(found.args), "--app", found.app, *words]
     ran = as_it_ran(one)
     job = replace(ran, on=on)
     name = f"{job.request().spec.name}-serve"
-    os.environ[_TOKEN] = token  # a secret of the run, which a restart has, too
+    secret = []
+    if token is not None:
+        os.environ[_TOKEN] = token  # a secret of the run, which a restart has, too
+        secret = [f"secrets+={_TOKEN}"]
 
     def asked(args: Sequence[str]) -> Request:
-        own = (*_ONE_RANK, f"name={name}", f"run.args={json.dumps(args)}", f"secrets+={_TOKEN}")
+        own = (*_ONE_RANK, f"name={name}", f"run.args={json.dumps(args)}", *secret)
         return job.request([*own, *overrides])
 
     wish = asked(args)
@@ -60,6 +72,12 @@ def open_server(
     if found.app.startswith("/") and isinstance(wish.cluster, KeepsRunsElsewhere):
         hint = "hint: --app MODULE, one of the run's code"
         raise BadInput(f"--app: {on} does not see this machine's disk, where {found.app} is", hint)
+    if tls and isinstance(wish.cluster, KeepsRunsElsewhere):
+        hint = "hint: --tunnel asks it through SSH"
+        raise BadInput(f"--tls-cert: {on} does not see this machine's disk, where {tls[0]} is", hint)
+    if tunnel and not isinstance(wish.cluster, Tunnels):
+        hint = "hint: without --tunnel others reach it by `launch status`; or ssh -L to its node"
+        raise BadInput(f"--tunnel: not supported on {wish.cluster.kind}: expected a pool of hosts", hint)
     run_id = name_of(wish)
     return Run(run_id, open_named(run_id, wish, checkpoint=chosen.path))
 
@@ -75,6 +93,38 @@ def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: 
             f"hint: without --on it is served here; without --watch {on} serves the checkpoint that it is sent",
         )
     return posixpath.join(wish.cluster.runs_folder(wish.spec), one.id, found.checkpoints.relative_to(one.path))
+
+
+class WayToJob:
+    """The way to a job that serves on its node's loopback, wherever it is started again."""
+
+    def __init__(self, job: Run) -> None:
+        self._job = job
+        self._port: int | None = None
+        self._lock = threading.Lock()
+
+    def port(self) -> int | None:
+        """Return the port on its node; None: it does not serve yet. Raises Refused where it has ended."""
+        status = self._job.status(WATCH_S)
+        if status.state.ended:
+            raise Refused(f"{self._job.id} {state_text(status)}", f"hint: launch logs {self._job.id}")
+        found = _SERVES.search(status.message)
+        return int(found[1]) if found is not None else None
+
+    def channel(self) -> Channel:
+        """Connect to it. Raises LaunchError."""
+        with self._lock:
+            if self._port is None:
+                self._port = self.port()
+            port = self._port
+        if port is None:
+            raise Refused(f"{self._job.id} does not serve now")
+        try:
+            return self._job.line_to(0).to_port(port)
+        except LaunchError:
+            with self._lock:
+                self._port = None
+            raise
 
 
 def served_in_job(run: str, *, app: str | None, args: str, best: bool, watched: Path | None = None) -> Served:

@@ -46,11 +46,12 @@ class NotLoaded(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a nursery says when it has the model."""
+    """What a nursery sends when it has the model."""
 
     input: Mapping[str, Any]
     output: Mapping[str, Any]
     unfit: str  # why it cannot be forked; "": it can
+    example: Any = None  # an input; None: the service, or an older trainer, has none
 
 
 class Link:
@@ -255,7 +256,8 @@ class Nursery:
     def _heard(self, message: Any) -> None:
         match message["op"]:
             case "loaded":
-                self._loaded.set_result(Loaded(message["input"], message["output"], message["unfit"]))
+                found = Loaded(message["input"], message["output"], message["unfit"], message.get("example"))
+                self._loaded.set_result(found)
             case "failed":
                 self._loaded.set_exception(NotLoaded(*message["message"].splitlines(), damaged=message["damaged"]))
 

@@ -74,7 +74,9 @@ def is_this_machine(request: HTTPConnection, *names: str) -> bool:
 class Rules(Protocol):
     """What one server asks of a request before it is read."""
 
-    access: Access | None  # None: anyone may ask
+    @property
+    def access(self) -> Access | None:
+        """None: anyone may ask."""
 
     def refusal(self, request: HTTPConnection) -> Response | None:
         """Return what is answered instead, or None where the way is free."""

@@ -13,14 +13,12 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from launcher.errors import BadInput
 from launcher.web.limits import Limits, UnprovedConnections
 
 STATE = "connection"  # the key of an ASGI scope's state under which its connection is found
@@ -148,7 +146,7 @@ class Door:
 
 
 def _close_unused(connection: "LimitedProtocol", peer: socket.socket, _: "asyncio.Task[None]") -> None:
-    if connection.transport is None:
+    if not connection.is_open:
         peer.close()
 
 
@@ -161,6 +159,7 @@ class LimitedProtocol(HttpToolsProtocol):
     ) -> None:  # fmt: skip
         super().__init__(config, server_state, {**app_state, STATE: self}, _loop)
         self.address = address
+        self.is_open = False  # what is before that: a TLS handshake
         self.proved = False  # a request on it carried the token
         self.opening: asyncio.Task[None] | None = None
         self._door, self._limits = door, door.limits
@@ -181,7 +180,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def drop(self) -> None:
         """Close it now, whatever was on its way."""
         self._door.unproved.discard(self)
-        if self.transport is not None:
+        if self.is_open:
             self.transport.abort()
         elif self.opening is not None:
             self.opening.cancel()
@@ -190,6 +189,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
+        self.is_open = True
         self._expect(self._limits.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -257,15 +257,3 @@ class LimitedProtocol(HttpToolsProtocol):
             self._expect(in_s)
         else:
             self.drop()
-
-
-def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Read what a server shows and proves. Raises BadInput."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key, password=lambda: "")
-    except (OSError, ssl.SSLError) as error:
-        raise BadInput(
-            f"--tls-cert {certificate}, --tls-key {key}: {error}", "hint: both in PEM, the key without a passphrase"
-        ) from error
-    return context

@@ -1,6 +1,8 @@
 """`launch serve` as a user starts it: the address answers, and SIGTERM ends all of it."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,13 +33,24 @@ def test_a_model_of_ones_own_as_the_page_shows_it(lab):
         try:
             address = server.stdout.readline().strip()
             assert address.startswith("http://127.0.0.1:"), server.stderr.read()
-            assert asked(address) == (pytest.approx(expected, abs=1e-4), "3")
+            said = ""
+            while not (curl := server.stderr.readline()).startswith("curl "):
+                assert curl, said
+                said += curl
+            assert "Bearer" not in curl, "a command line is for everybody to see"
+            header = Path(re.search(r"-H @(\S+)", curl)[1])
+            assert (header.stat().st_mode & 0o777, header.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+            # As it is pasted.
+            told = subprocess.run(curl, shell=True, capture_output=True, text=True, check=True).stdout
+            assert [*json.loads(told)] == ["y"]
+            token = header.read_text().split()[-1]
+            assert asked(address, token) == (pytest.approx(expected, abs=1e-4), "3")
             workers = processes_of(os.path.realpath(lab.run_dir(run) / "code"))
             assert len(workers) == 3, "a nursery and two workers"
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(60) in (0, -signal.SIGTERM)
-        said = server.stderr.read()
+        said += server.stderr.read()
     assert f"{run}: 2 workers have the checkpoint of step 3" in said
     assert "Traceback" not in said
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of all processes")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import socket
 import sys
 import threading
 import time
@@ -111,6 +112,42 @@ def test_a_talk(line):
         assert talk.read(4, BOUND_S) == b"got "
         done = talk.finish(BOUND_S)
     assert (done.code, done.out, done.err) == (0, b"three\nrest", b"noise\n" * 3)
+
+
+def test_a_port_of_the_host_is_reached_through_the_connection(line):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        channel = line.to_port(listening.getsockname()[1])
+        try:
+            there, _ = listening.accept()
+            with there:
+                given = 0
+                while given < len(b"hello"):
+                    given += channel.give(b"hello"[given:], BOUND_S)
+                assert there.recv(5, socket.MSG_WAITALL) == b"hello"
+                there.sendall(b"back")
+                said = b""
+                while len(said) < 4:
+                    said += channel.take(BOUND_S)[0]
+                assert said == b"back"
+            while channel.take(BOUND_S) is not None:
+                continue
+        finally:
+            channel.close()
+    assert line.run(["echo", "still here"]).out == b"still here\n"
+
+
+def test_a_port_where_nobody_listens_is_no_end_of_the_connection(line):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    try:
+        channel = line.to_port(port)
+    except Unreachable as error:
+        assert str(port) in str(error)
+    else:
+        while channel.take(BOUND_S) is not None:
+            continue
+        channel.close()
+    assert line.run(["echo", "still here"]).out == b"still here\n"
 
 
 def test_reading_to_the_end(line):

@@ -18,6 +18,7 @@ from launcher.serving.server import serve
 from launcher.serving.what_is_served import Served
 
 BOUND_S = 120.0
+TOKEN = "t" * 32
 APP = """
 import json, os, signal, time
 from pathlib import Path
@@ -68,13 +69,15 @@ class Answered:
 class OpenServer:
     """What a client says to it, and what the service has noted down."""
 
-    def __init__(self, folder, port, engine):
-        self.folder, self.port, self.engine = folder, port, engine
+    def __init__(self, folder, port, engine, token):
+        self.folder, self.port, self.engine, self.token = folder, port, engine, token
 
     def request(self, method, path, body=None, **headers):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=BOUND_S)
         try:
-            connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
+            known = {"authorization": f"Bearer {self.token}"} if self.token else {}
+            told = known | {name.replace("_", "-"): text for name, text in headers.items()}
+            connection.request(method, path, body, told)
             return Answered(connection.getresponse())
         finally:
             connection.close()
@@ -117,7 +120,7 @@ def checkpoint(folder, step):
 
 
 @contextmanager
-def open_server(folder, *, app=APP, token=None, most_bytes=1 << 20, **options):
+def open_server(folder, *, app=APP, token=TOKEN, most_bytes=1 << 20, **options):
     """Until the block ends; then none of its processes is left."""
     (folder / "app.py").write_text(app)
     if not (folder / "checkpoints").exists():
@@ -154,7 +157,7 @@ def open_server(folder, *, app=APP, token=None, most_bytes=1 << 20, **options):
         try:
             if errors:
                 raise errors[0]
-            yield OpenServer(folder, listening.getsockname()[1], engines[1])
+            yield OpenServer(folder, listening.getsockname()[1], engines[1], token)
         finally:
             loop.call_soon_threadsafe(engines[0].cancel)
             thread.join(BOUND_S)

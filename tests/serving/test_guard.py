@@ -4,25 +4,27 @@ import asyncio
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
-from launcher.serving.guard import ServingGuard
-from launcher.serving.server import is_loopback
+from launcher.listening import is_loopback
+from launcher.serving.guard import ServingRules
+from launcher.web.guard import Guard
+from launcher.web.limits import Limits
 
 JSON = {"content-type": "application/json"}
 
 
-async def echo(scope, receive, send):
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body, more = body + message.get("body", b""), message.get("more_body", False)
-    await PlainTextResponse(f"{len(body)} bytes")(scope, receive, send)
+async def echo(request):
+    return PlainTextResponse(f"{len(await request.body())} bytes")
 
 
 def asked(method, path, *, host="127.0.0.1:8000", token=None, most_bytes=1000, **more):
     async def ask():
-        transport = httpx.ASGITransport(ServingGuard(echo, token, most_bytes))
+        app = Starlette(routes=[Route("/{path}", echo, methods=["GET", "POST"])])
+        guard = Guard(app, ServingRules.of(token, 8000, most_bytes), Limits(body_bytes=most_bytes))
+        transport = httpx.ASGITransport(guard)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.request(method, path, **{**more, "headers": {"host": host, **more.get("headers", {})}})
 

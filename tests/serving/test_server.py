@@ -224,11 +224,23 @@ def test_a_service_that_is_none_is_told_at_the_start(tmp_path, app, why):
     assert why in str(told.value)
 
 
-@pytest.mark.daily
-def test_with_a_token_nobody_else_is_answered(tmp_path):
-    token = "t" * 32
-    with open_server(tmp_path, token=token) as server:
-        assert server.ask("x").status == 401
-        bearer = f"Bearer {token}"
-        assert server.post("/predict", {"text": "x"}, authorization=bearer).status == 200
-        assert json.loads(server.get("/health").body)["workers"] == 1
+def test_without_the_token_nobody_is_answered(server):
+    assert server.post("/predict", {"text": "x"}, authorization="").status == 401
+    assert server.ask("x").status == 200
+    assert json.loads(server.get("/health", authorization="").body)["workers"] == 1
+
+
+def test_the_address_with_the_token_opens_the_page_that_shows_how_to_ask(server):
+    page = server.get(f"/docs?token={server.token}", authorization="")
+    cookie = page.headers["set-cookie"].split(";")[0]
+    assert server.get("/openapi.json", authorization="", cookie=cookie).status == 200
+    assert server.get("/openapi.json", authorization="", cookie=cookie[:-1]).status == 401
+    assert server.get(f"/openapi.json?token={server.token}", authorization="").status == 401
+
+
+def test_what_is_public_does_not_tell_what_others_have_asked(tmp_path):
+    with open_server(tmp_path, token=None) as server:
+        for _ in range(2):
+            answer = server.ask("secret")
+            assert (answer.status, answer.headers["x-launch-step"]) == (200, "1")
+            assert "x-launch-cache" not in answer.headers

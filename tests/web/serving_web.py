@@ -15,7 +15,6 @@ from starlette.routing import Route
 from launcher.listening import listen
 from launcher.web.guard import Access, Guard
 from launcher.web.keys import Keys
-from launcher.web.limits import Limits
 from launcher.web.server import WebServer
 
 BOUND_S = 60.0

@@ -1,7 +1,7 @@
 """The warm parent: has torch imported and the model loaded, and forks workers on request.
 
 ```
-◄ {"op": "load", "app", "args", "checkpoint"}       ► {"op": "loaded", "input", "output", "unfit"}
+◄ {"op": "load", "app", "args", "checkpoint"}       ► {"op": "loaded", "input", "output", "unfit", "example"}
                                                     ► {"op": "failed", "message", "damaged"}
 ◄ {"op": "fork", "threads", "number"} + a socket    the worker says the rest on that socket
 ◄ {"op": "become", ...} + a socket                  this process becomes the worker: where it is not fit to fork
@@ -99,7 +99,8 @@ class Nursery:
             return
         gc.collect()
         gc.freeze()  # the collector of a worker then leaves these pages alone, and they stay shared
-        self._talk.say({"op": "loaded", "input": service.input, "output": service.output, "unfit": _unfit()})
+        told = {"input": service.input, "output": service.output, "unfit": _unfit(), "example": service.example}
+        self._talk.say({"op": "loaded", **told})
 
     def _fork(self, message: dict[str, Any]) -> None:
         end = self._talk.handed()

@@ -29,7 +29,7 @@ class OpenPage:
     """An open page: what it looks at, and what it has not been sent yet. None among that: it is to begin anew."""
 
     run_id: str
-    wake: Callable[[], None] = lambda: None  # whoever takes: there is something
+    wake: Callable[[], object] = lambda: None  # whoever takes: there is something
     met: bool = False  # it has been told how its run is
     told: list[bytes] = field(default_factory=list)  # of this look, which goes to it as one
     waiting: "deque[bytes | None]" = field(default_factory=deque)
@@ -100,7 +100,7 @@ class Feed:
     async def live(self, run_id: str) -> AsyncIterator[bytes]:
         """Yield events as a page takes them, until it has to begin anew."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
-        page = OpenPage(run_id, lambda: loop.call_soon_threadsafe(news.set) and None)
+        page = OpenPage(run_id, lambda: loop.call_soon_threadsafe(news.set))
         self._pages.add(page)
         self._wake.set()
         try:

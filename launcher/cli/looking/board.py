@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher import api
-from launcher.cli.arguments import RUN_HELP, Arguments
+from launcher.cli.arguments import RUN_HELP, Arguments, tls_of
 from launcher.cli.terminal import safe
 from launcher.errors import BadInput, Exit
 
@@ -28,7 +28,8 @@ An exported page has the curves, the life of the run, tables and the last part o
 are blotted out wherever they occur, on the live page too; read it before you give it away: what else a script prints
 stays. It needs neither server nor package.
 
-The live page is reached from this machine alone, by who has the token in the address. It needs h11,
+The live page is reached from this machine alone, by who has the token in the address. With --host others on the network
+get as far as the token, which --tls-cert and --tls-key keep from being read on its way. It needs Starlette and uvicorn,
 which the extra `board` brings: `launch help install`.
 """
 _OPENERS = ("xdg-open", "open", "wslview")
@@ -40,8 +41,9 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--port", metavar="N", type=_port, default=0, help="0, the usual: one that is free")
     arguments.add_argument(
         "--host", metavar="ADDR", default="127.0.0.1",
-        help="the address to listen on; with another than the usual, others on the network get as far as the token",
+        help="the one address to listen on; with another than the usual, others on the network get as far as the token",
     )  # fmt: skip
+    arguments.takes_tls()
     arguments.add_argument("--no-open", action="store_true", help="open no browser")
     what = arguments.add_mutually_exclusive_group()
     what.add_argument("--actions", action="store_true", help="let the page cancel, resume, tag and note runs")
@@ -72,30 +74,33 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from launcher.listening import in_address, listen  # late: sockets, for this command alone
+    from launcher.listening import in_address, is_loopback, listen  # late: sockets, for this command alone
     from launcher.web.keys import Keys, origin, page_address  # late: secrets, likewise
 
     first = [*dict.fromkeys(map(api.run, options.runs))]
     view = _view(first)
-    if importlib.util.find_spec("h11") is None:
+    lacks = [name for name in ("starlette", "uvicorn", "httptools") if importlib.util.find_spec(name) is None]
+    if lacks:
         from trainer.extras import install_hint  # late: after a failure alone
 
-        raise BadInput("board needs h11", install_hint("board"))
-    keys = Keys()
+        raise BadInput(f"board needs {', '.join(lacks)}", install_hint("board"))
+    keys, tls = Keys(), tls_of(options)
     with listen(options.host, options.port, hint="launch board --port 0") as listening:
         port = listening.getsockname()[1]
-        address = address_of(options.host, port, keys, view)
+        address = page_address(origin(options.host, port, tls=tls is not None), keys, view=view)
         print(address, flush=True)
         way = None if options.no_open else _open(address)
         if way is None and os.environ.get("SSH_CONNECTION"):
             print(f"from your own machine: ssh -L {port}:{in_address(options.host)}:{port} {_this_machine()}, "
                   "then open this address there", file=sys.stderr)  # fmt: skip
+        if tls is None and not is_loopback(options.host):
+            print("note: the token crosses the network as it is: --tls-cert and --tls-key encrypt it", file=sys.stderr)
         print("Ctrl-C ends it; runs go on", file=sys.stderr)
         try:
             from launcher.board import server  # late: an optional package; a browser starts meanwhile
 
             board = server.Board(actions=options.actions, first=tuple(first), keys=keys)
-            server.serve(listening, options.host, board, welcomed=lambda: _forget(way))
+            server.serve(listening, options.host, board, welcomed=lambda: _forget(way), tls=tls)
         finally:
             _forget(way)
     return Exit.OK

@@ -1,20 +1,21 @@
 """`launch serve`: the model of a run answers requests over HTTP."""
 
 import argparse
-import ipaddress
 import json
 import os
 import secrets
 import socket
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import api
-from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import safe, tell
+from launcher.cli.arguments import Arguments, tls_of
+from launcher.cli.terminal import tell
 from launcher.errors import BadInput, Exit
+from launcher.rundir import registry
 from launcher.spec.kinds.leaf import Unfit
 from launcher.spec.kinds.numbers import Size
 from launcher.spec.kinds.times import Duration
@@ -28,18 +29,20 @@ EXAMPLES = """
   launch serve resnet --best --watch                the best one, and each better one as it comes
   launch serve resnet --workers 4 --batch 64 --wait 10ms
   launch serve resnet --on hpc                      as a job, which has its address in `launch status`
+  launch serve resnet --on pool --tunnel            as a job that is asked at an address of this machine, through SSH
   launch serve mine --app serving.py                a model of your own: load(checkpoint), predict(model, inputs)
-  curl http://127.0.0.1:8000/predict -H 'Content-Type: application/json' -d '{"text": "def main("}'
 
-/predict takes one input, /batch-predict a list; /docs shows what an input is, /health and /metrics are for machines.
+What it prints ends with a line to paste that asks it: requests need the token, which that line takes from a file. Other
+users of a machine cannot read it; --public does without. /predict takes one input, /batch-predict a list; /docs shows
+what an input is, /health, which needs no token, and /metrics are for machines.
 Inputs of all clients are computed in batches. Equal ones are computed once, and their answers kept. Where too many
 wait, the answer is 429 with Retry-After. It needs FastAPI and uvicorn, which the extra `serve` brings (`launch help
 install`); torch is needed in the run's own Python alone.
 """
 _MOST_PORT = 65535
-_SHORTEST_TOKEN = 16
 _PORT = 8000
-_EVERYWHERE = str(ipaddress.IPv4Address(0))  # where a job is, others are to reach it, by a token
+_HERE = "127.0.0.1"
+_NAME = "serve"  # of the file with the token, in the folder of a run
 _TIMES = ("wait", "timeout", "cache_for")
 
 
@@ -82,15 +85,23 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--port", metavar="N", type=_port, help="0: one that is free (default: 8000, with --on 0)")
     arguments.add_argument(
         "--host", metavar="ADDR",
-        help="the address to listen on; with another than this machine's own, requests need a token "
-        "(default: 127.0.0.1, with --on 0.0.0.0)",
+        help="the one address to listen on (default: 127.0.0.1; in a job that of its node)",
+    )  # fmt: skip
+    arguments.takes_tls()
+    token = arguments.add_mutually_exclusive_group()
+    token.add_argument(
+        "--token-file", metavar="FILE", type=Path,
+        help="its first line is the token that requests need (default: a new one, which is shown)",
+    )  # fmt: skip
+    token.add_argument(
+        "--public", action="store_true",
+        help="answer whoever gets to the address, without a token: every user of this machine at least",
     )  # fmt: skip
     arguments.add_argument(
-        "--token-file",
-        metavar="FILE",
-        type=Path,
-        help="its first line is the token (default: a new one, which is shown)",
-    )
+        "--tunnel", action="store_true",
+        help="with --on POOL: the job listens on its host alone, and is asked here through the connection to that "
+        "host; without --on, RUN is such a job",
+    )  # fmt: skip
     arguments.takes_place(default=None, shown="this process serves, here")
     arguments.add_argument(
         "--in-job", metavar="ARGS",
@@ -106,18 +117,23 @@ def run(options: argparse.Namespace) -> int:
         return _as_job(options)
     if options.overrides:
         raise BadInput("--set: expected with --on, which starts a run, got it without")
+    if options.tunnel:
+        return _tunnel(api.run(options.run), options)
     try:
         from launcher.serving import server  # late: optional packages, and slow to import
     except ImportError as error:
         from trainer.extras import install_hint  # late: after a failure alone
 
         raise BadInput(f"serve needs packages: {error}", install_hint("serve")) from error
-    from launcher.listening import in_address, listen  # late: sockets, for this command alone
+    from launcher.listening import listen  # late: sockets, for this command alone
+    from launcher.serving import how_to_ask  # late: with it
     from launcher.serving.engine import ServingOptions  # late: with it
     from launcher.serving.what_is_served import served  # late: with it
+    from launcher.web.keys import Keys, origin, page_address  # late: with it
 
-    options.host = "127.0.0.1" if options.host is None else options.host
-    options.port = _PORT if options.port is None else options.port
+    host = options.host or _own_address()
+    port = _PORT if options.port is None else options.port
+    tls = tls_of(options)
     if options.in_job is not None:
         from launcher.serving.as_job import served_in_job  # late: of such a job alone
 
@@ -130,83 +146,143 @@ def run(options: argparse.Namespace) -> int:
         options.workers, options.batch, options.wait, options.cache, options.cache_for, options.queue, options.timeout,
         options.watch,
     )  # fmt: skip
-    token = found.token or _token(options, loopback=server.is_loopback(options.host))
-    with listen(options.host, options.port, waiting=1024) as listening:
-        address = f"http://{in_address(options.host)}:{listening.getsockname()[1]}"
+    with listen(host, port, waiting=1024) as listening:
+        port = listening.getsockname()[1]
+        address = origin(host, port, tls=tls is not None)
+        folder, name = _asking_folder(), _NAME if _run_folder() is not None else str(port)
+        token = found.token or _token(options, folder / f"{name}.header")
+        header = None if token is None else how_to_ask.write_header(folder, name, token)
 
         def ready(engine: "Engine") -> None:
             step = "" if engine.step is None else f" of step {engine.step}"
             print(address, flush=True)
-            _report(options.host, listening.getsockname()[1])
-            print(f"{found.run}: {engine.ready} workers have the checkpoint{step}; {address}/docs shows how to ask; "
+            _report(address)
+            docs = address + "/docs" if token is None or _run_folder() else page_address(address, Keys(token), "/docs")
+            print(f"{found.run}: {engine.ready} workers have the checkpoint{step}; {docs} shows how to ask; "
                   "Ctrl-C ends it", file=sys.stderr)  # fmt: skip
-            if options.in_job is None:
-                _say_token(options, token)
+            _say_risks(host, public=token is None, tls=tls is not None)
+            print(
+                how_to_ask.curl_line(address, header, engine.loaded.example, folder, options.tls_cert), file=sys.stderr
+            )
 
         print(f"{found.run}: loading the model ...", file=sys.stderr, flush=True)
-        with suppress(KeyboardInterrupt):
-            server.run_server(
-                listening, found, wanted, token=token, most_bytes=options.max_body, ready=ready, say=tell
-            )  # fmt: skip
+        try:
+            with suppress(KeyboardInterrupt):
+                server.run_server(
+                    listening, found, wanted, token=token, most_bytes=options.max_body, ready=ready, say=tell, tls=tls
+                )  # fmt: skip
+        finally:
+            if header is not None and _run_folder() is None:
+                header.unlink(missing_ok=True)
     return Exit.OK
 
 
 def _as_job(options: argparse.Namespace) -> int:
     """Start a run that serves it, and say where its address will be."""
-    from launcher.serving.as_job import open_server  # late: only for --on
+    from launcher.serving import how_to_ask  # late: only for --on
+    from launcher.serving.as_job import open_server  # late: with it
     from launcher.serving.what_is_served import served  # late: with it
 
+    tls_of(options)
     one = api.run(options.run)
     found = served(one, app=options.app, best=options.best, checkpoint=options.checkpoint)
-    token = _token(options, loopback=False) or ""
+    token = _token(options, None)
+    host = _HERE if options.tunnel else options.host
     words = [
         f"--workers={options.workers}", f"--batch={options.batch}", f"--cache={options.cache}",
         f"--queue={options.queue}", f"--max-body={Size().show(options.max_body)}",
         *(f"--{name.replace('_', '-')}={round(getattr(options, name) * 1000)}ms" for name in _TIMES),
-        f"--host={options.host or _EVERYWHERE}", f"--port={options.port or 0}",
+        f"--port={0 if options.tunnel else options.port or 0}",
+        *([f"--host={host}"] if host else []),
         *(["--best"] if options.best else []),
+        *(["--public"] if options.public else []),
     ]  # fmt: skip
-    job = open_server(one, found, words, token, on=options.on, overrides=options.overrides, watch=options.watch)
+    files = () if options.tls_cert is None else (options.tls_cert.absolute(), options.tls_key.absolute())
+    job = open_server(
+        one, found, words, token, on=options.on, overrides=options.overrides, watch=options.watch, tls=files,
+        tunnel=options.tunnel,
+    )  # fmt: skip
     print(job.id, flush=True)
     print(f"its address, as soon as it has one: launch status {job.id}", file=sys.stderr)
-    _say_token(options, token)
+    if token is not None:
+        header = how_to_ask.write_header(job.path, _NAME, token)
+        print(f"requests need the header Authorization: Bearer {token}", file=sys.stderr)
+        print(f"which curl reads by -H @{header}", file=sys.stderr)
+    if options.tunnel:
+        return _tunnel(job, options)
+    if not files:
+        _say_risks(options.host or "", public=token is None, tls=False)
     return Exit.OK
 
 
-def _say_token(options: argparse.Namespace, token: str | None) -> None:
-    """Unless whoever asks has it in a file."""
-    if token is not None and options.token_file is None:
-        print(f"requests need the header Authorization: Bearer {token}", file=sys.stderr)
+def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
+    """Have the job asked at an address of this machine, until Ctrl-C."""
+    from launcher.hostlink.tunnel import Tunnel  # late: for --tunnel alone
+    from launcher.listening import listen  # late: with it
+    from launcher.serving.as_job import WayToJob  # late: with it
+    from launcher.web.keys import origin  # late: with it
+
+    way, host = WayToJob(job), options.host or _HERE
+    while way.port() is None:
+        time.sleep(api.WATCH_S)
+    with suppress(KeyboardInterrupt), listen(host, _PORT if options.port is None else options.port) as listening:
+        print(origin(host, listening.getsockname()[1]), flush=True)
+        print(f"leads to {job.id}; Ctrl-C ends that, and the job goes on; later: launch serve {job.id} --tunnel",
+              file=sys.stderr)  # fmt: skip
+        Tunnel(listening, way.channel).run()
+    return Exit.OK
 
 
-def _report(host: str, port: int) -> None:
+def _say_risks(host: str, *, public: bool, tls: bool) -> None:
+    """Say whom it lets in without a token, and where a token is read on its way."""
+    from launcher.listening import is_loopback  # late: sockets, for this command alone
+
+    if public:
+        who = "every user of this machine" if is_loopback(host) else "whoever gets to that address"
+        print(f"note: --public: {who} may ask", file=sys.stderr)
+    elif not tls and not is_loopback(host):
+        print("note: the token crosses the network as it is: --tls-cert and --tls-key encrypt it, and with --on a pool "
+              "--tunnel does", file=sys.stderr)  # fmt: skip
+
+
+def _run_folder() -> Path | None:
+    """The folder of the run that this process is a rank of; None: it is none."""
+    named = os.environ.get("LAUNCH_RUN_DIR")
+    return Path(named) if named and "LAUNCH_PROGRESS" in os.environ else None
+
+
+def _asking_folder() -> Path:
+    """Where the file with the token is: other users read neither."""
+    return _run_folder() or registry.state_folder() / "serving"
+
+
+def _own_address() -> str:
+    """The address of the node that this process is a rank on, as others reach it; else this machine's own."""
+    if _run_folder() is None:
+        return _HERE
+    first = os.environ.get("LAUNCH_NODE") == "0"
+    return os.environ["MASTER_ADDR"] if first and "MASTER_ADDR" in os.environ else socket.gethostname()
+
+
+def _report(address: str) -> None:
     """As a rank of a job: the agent is told where others reach it, and `launch status` shows it."""
     wire = os.environ.get("LAUNCH_PROGRESS")
-    if wire is None:
-        return
-    from launcher.listening import in_address  # late: sockets, for this command alone
-
-    everywhere = False
-    with suppress(ValueError):  # a name
-        everywhere = ipaddress.ip_address(host).is_unspecified
-    if everywhere:
-        first = os.environ.get("LAUNCH_NODE") == "0"
-        host = os.environ["MASTER_ADDR"] if first and "MASTER_ADDR" in os.environ else socket.gethostname()
-    line = json.dumps({"address": f"http://{in_address(host)}:{port}"})
-    with open(wire, "w") as file:  # one write: lines of several writers do not mix
-        file.write(line + "\n")
+    if wire is not None:
+        with open(wire, "w") as file:  # one write: lines of several writers do not mix
+            file.write(json.dumps({"address": address}) + "\n")
 
 
-def _token(options: argparse.Namespace, *, loopback: bool) -> str | None:
-    if options.token_file is None:
-        return None if loopback else secrets.token_urlsafe(32)
-    try:
-        token: str = options.token_file.read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--token-file: {safe(str(error))}") from error
-    if len(token) < _SHORTEST_TOKEN:
-        raise BadInput(f"--token-file: expected at least {_SHORTEST_TOKEN} characters in its first line")
-    return token
+def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
+    """None: anyone may ask. `kept`: where a rank that is started again finds the one that it had."""
+    from launcher.serving.how_to_ask import read_token  # late: for this command alone
+
+    if options.public:
+        return None
+    if options.token_file is not None:
+        return read_token(options.token_file)
+    if kept is not None and _run_folder() is not None and kept.is_file():
+        return read_token(kept)
+    return secrets.token_urlsafe(32)
 
 
 def _whole(text: str) -> int:

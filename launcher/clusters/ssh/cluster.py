@@ -23,6 +23,7 @@ from launcher.rundir.records import ClusterWord
 from launcher.spec.model import JobSpec, Ssh
 
 if TYPE_CHECKING:
+    from launcher.hostlink.connect import Line
     from launcher.hostlink.running import Running
 
 
@@ -103,6 +104,11 @@ class SshCluster:
         from launcher.clusters.ssh.inside import reach  # late: only who looks inside needs it
 
         return reach(run, attempt, node)
+
+    def line_to(self, run: RunDir, node: int) -> "Line":
+        from launcher.clusters.ssh.inside import line_to  # late: only a tunnel needs it
+
+        return line_to(run, node)[1]
 
     def bring_logs(self, run: RunDir) -> None:
         from launcher.clusters.ssh.results import fetch  # late: `launch status` needs none of it

@@ -1,17 +1,21 @@
-"""The host of a visit on a host of the pool: our own version of it, beside the run's own."""
+"""The host that a node of a run is, the connection to it, and a visit there by our own version of it."""
 
 from launcher.clusters.inside.visit import host_words, machine_of
 from launcher.clusters.ssh.facts import survey
-from launcher.clusters.ssh.host_client import settled_in
+from launcher.clusters.ssh.host_client import Place, settled_in
 from launcher.clusters.ssh.host_clients import lines_to
 from launcher.clusters.ssh.run_hosts import places_ever
 from launcher.errors import LaunchError, Refused
+from launcher.hostlink.connect import Line
 from launcher.hostlink.running import Running
 from launcher.rundir.layout import AttemptDir, RunDir
 
 
-def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
-    """The name of the machine chooses among the hosts that the run was handed to, and no other. Raises Unreachable."""
+def line_to(run: RunDir, node: int) -> tuple[Place, Line]:
+    """Return the host that this node is, and a connection to it. Raises Unreachable.
+
+    The name of the machine chooses among the hosts that the run was handed to, and no other.
+    """
     name = machine_of(run, node)
     place = places_ever(run).get(name)
     if place is None:
@@ -19,6 +23,12 @@ def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
     line = lines_to([place], anew=True)[name]
     if isinstance(line, LaunchError):
         raise line
+    return place, line
+
+
+def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
+    """Start what looks into this node, on its host. Raises Unreachable."""
+    place, line = line_to(run, node)
     found = survey(line, place.host)
     python = settled_in(line, found)
     return line.start(host_words(python, f"{found.facts.workdir}/runs/{run.id}", attempt, node))

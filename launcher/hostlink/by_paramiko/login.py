@@ -72,7 +72,16 @@ class ParamikoTransport:
             raise Broken(f"{who(self._target)}: no command can be started there: {why(error)}") from None
         return ParamikoChannel(session)
 
-    def channel_to(self, target: Target, limit_s: float) -> Session:
+    def channel_to(self, hostname: str, port: int) -> ParamikoChannel:
+        try:
+            return ParamikoChannel(self._connection.channel_to(hostname, port, AUTHENTICATION_S))
+        except NoChannel as error:
+            where = f"{hostname} port {port}"
+            raise Unreachable(f"{where} cannot be reached from {who(self._target)}: {error.text}") from None
+        except BROKEN as error:
+            raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
+
+    def way_to(self, target: Target, limit_s: float) -> Session:
         """A way from this host to another one. Raises Unreachable."""
         try:
             return self._connection.channel_to(target.hostname, target.port, limit_s)
@@ -143,7 +152,7 @@ def _recognized(target: Target, via: ParamikoTransport | None, deadline: float |
 
 def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
     """A connection with keys exchanged, and the host's, which nobody has looked at yet."""
-    inner = _dial(target, deadline) if via is None else via.channel_to(target, max(0.1, deadline - time.monotonic()))
+    inner = _dial(target, deadline) if via is None else via.way_to(target, max(0.1, deadline - time.monotonic()))
     connection = ParamikoConnection(
         inner,
         max(1.0, deadline - time.monotonic()),
