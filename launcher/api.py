@@ -287,14 +287,6 @@ class Run:
             raise Refused(f"{self.id}: no program can be started beside its ranks where it runs")
         return place.reach(run, run.attempt(state.attempt), node)
 
-    def line_to(self, node: int) -> "Line":
-        """Return the connection to the machine that this node is. Raises Unreachable, and Refused."""
-        run = RunDir(self.path)
-        place = _carrier(newest(run))
-        if not isinstance(place, Tunnels):
-            raise Refused(f"{self.id}: where it runs there is no connection to a node that could carry others")
-        return place.line_to(run, node)
-
     def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
         """End the run: the ranks are asked first, and after the spec's grace nothing of it is left.
 
@@ -524,6 +516,15 @@ def uncommitted(run: Run) -> "CodeComparison":
 def _is_asked(fact: RunFacts) -> bool:
     kind = kind_named(fact.asks) if fact.asks else None
     return kind is not None and kind.asked
+
+
+def line_to(one: Run, node: int) -> "Line":
+    """Return the connection to the machine that this node of a run is. Raises Unreachable, and Refused."""
+    run = RunDir(one.path)
+    place = _carrier(newest(run))
+    if not isinstance(place, Tunnels):
+        raise Refused(f"{one.id}: where it runs there is no connection to a node that could carry others")
+    return place.line_to(run, node)
 
 
 def _carrier(attempt: "AttemptDir | None") -> object:

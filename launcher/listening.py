@@ -19,7 +19,7 @@ def listen(host: str, port: int, *, waiting: int = 128, hint: str = "--port 0") 
     try:
         family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = _address(str(where[0]).partition("%")[0])
-        if not host or (found is not None and found.is_unspecified):
+        if found is not None and found.is_unspecified:
             raise BadInput(f"{host!r}: expected one address of this machine", "hint: `hostname -I` shows them")
         listening = socket.create_server(where, family=family, backlog=waiting)
     except (OSError, OverflowError) as error:

@@ -40,7 +40,7 @@ from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachab
 from launcher.rundir.durable import NOT_JSON
 from launcher.status.life import Life
 from launcher.status.openmetrics import exposition_now
-from launcher.web.guard import Guard
+from launcher.web.guard import RequestGuard
 from launcher.web.keys import Keys
 from launcher.web.limits import Limits
 from launcher.web.server import WebServer
@@ -83,7 +83,7 @@ class BoardServer:
     ) -> None:  # fmt: skip
         self._board, self._feed = board, Feed(board.measured)
         rules, limits = BoardRules.of(board.keys, listening.getsockname()[1], host), limits or Limits()
-        guarded = Guard(_application(board, self._feed), rules, limits, welcomed)
+        guarded = RequestGuard(_application(board, self._feed), rules, limits, welcomed)
         self._server = WebServer(guarded, listening, limits, tls=tls, headers=ALWAYS, dismiss=self._feed.dismiss)
 
     def run(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.api import WATCH_S, Run
+from launcher.api import WATCH_S, Run, line_to
 from launcher.clusters.protocol import KeepsRunsElsewhere, Tunnels
 from launcher.errors import BadInput, LaunchError, Refused
 from launcher.hostlink.running import Channel
@@ -120,7 +120,7 @@ class WayToJob:
         if port is None:
             raise Refused(f"{self._job.id} does not serve now")
         try:
-            return self._job.line_to(0).to_port(port)
+            return line_to(self._job, 0).to_port(port)
         except LaunchError:
             with self._lock:
                 self._port = None

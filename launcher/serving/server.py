@@ -9,7 +9,7 @@ from launcher.serving.app import application
 from launcher.serving.engine import Engine, ServingOptions
 from launcher.serving.guard import ALWAYS, ServingRules
 from launcher.serving.what_is_served import Served
-from launcher.web.guard import Guard
+from launcher.web.guard import RequestGuard
 from launcher.web.limits import Limits
 from launcher.web.server import WebServer
 
@@ -29,7 +29,7 @@ async def serve(
     try:
         await engine.start()
         app = application(engine, served.run, tells_hits=token is not None)
-        guarded = Guard(app, ServingRules.of(token, listening.getsockname()[1], most_bytes), limits)
+        guarded = RequestGuard(app, ServingRules.of(token, listening.getsockname()[1], most_bytes), limits)
         server = WebServer(guarded, listening, limits, tls=tls, headers=ALWAYS, let_go_s=_LET_GO_S)
         ready(engine)
         await server.serve()

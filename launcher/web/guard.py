@@ -83,7 +83,7 @@ class Rules(Protocol):
 
 
 @dataclass
-class Guard:
+class RequestGuard:
     """An ASGI application in front of another one. It ends quietly where a client is at fault."""
 
     app: ASGIApp

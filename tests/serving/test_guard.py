@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from launcher.listening import is_loopback
 from launcher.serving.guard import ServingRules
-from launcher.web.guard import Guard
+from launcher.web.guard import RequestGuard
 from launcher.web.limits import Limits
 
 JSON = {"content-type": "application/json"}
@@ -23,7 +23,7 @@ async def echo(request):
 def asked(method, path, *, host="127.0.0.1:8000", token=None, most_bytes=1000, **more):
     async def ask():
         app = Starlette(routes=[Route("/{path}", echo, methods=["GET", "POST"])])
-        guard = Guard(app, ServingRules.of(token, 8000, most_bytes), Limits(body_bytes=most_bytes))
+        guard = RequestGuard(app, ServingRules.of(token, 8000, most_bytes), Limits(body_bytes=most_bytes))
         transport = httpx.ASGITransport(guard)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.request(method, path, **{**more, "headers": {"host": host, **more.get("headers", {})}})

@@ -40,7 +40,7 @@ def test_a_token_is_no_shorter_than_can_be_guessed(tmp_path, text):
         read_token(tmp_path / "token")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0"])
 def test_no_server_listens_on_all_addresses_of_a_machine(host):
     with pytest.raises(BadInput, match="expected one address"):
         listen(host, 0).close()

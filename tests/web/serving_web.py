@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from launcher.listening import listen
-from launcher.web.guard import Access, Guard
+from launcher.web.guard import Access, RequestGuard
 from launcher.web.keys import Keys
 from launcher.web.server import WebServer
 
@@ -46,7 +46,7 @@ def open_web(limits, *, public=False, tls=None):
     rules = TokenRules(None if public else Access(KEYS, "cookie", ("/",)))
     with listen("127.0.0.1", 0, waiting=1024) as listening:
         port = listening.getsockname()[1]
-        server = WebServer(Guard(app, rules, limits), listening, limits, tls=tls)
+        server = WebServer(RequestGuard(app, rules, limits), listening, limits, tls=tls)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
         thread.start()
         try:
