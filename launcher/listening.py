@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import ssl
 
 
-def listen(host: str, port: int, *, waiting: int = 128, hint: str = "--port 0") -> socket.socket:
+def listen(host: str, port: int, *, waiting: int = 1024, hint: str = "--port 0") -> socket.socket:
     """Listen on one address; `waiting` connections may wait to be accepted. Raises BadInput where that cannot be.
 
     An address that stands for all of this machine's is refused: it is reached from networks that nobody had in mind.

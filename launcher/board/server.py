@@ -84,7 +84,9 @@ class BoardServer:
         self._board, self._feed = board, Feed(board.measured)
         rules, limits = BoardRules.of(board.keys, listening.getsockname()[1], host), limits or Limits()
         guarded = RequestGuard(_application(board, self._feed), rules, limits, welcomed)
-        self._server = WebServer(guarded, listening, limits, tls=tls, headers=ALWAYS, dismiss=self._feed.dismiss)
+        self._server = WebServer(
+            guarded, listening, limits, proves=guarded.proves, tls=tls, headers=ALWAYS, dismiss=self._feed.dismiss
+        )
 
     def run(self) -> None:
         """Serve until it is stopped, or until a signal where this is the main thread."""

@@ -25,12 +25,14 @@ async def serve(
     Without a `token` anyone may ask.
     """
     engine = Engine(served, options, say)
-    limits = Limits(body_bytes=most_bytes, bodies_bytes=most_bytes * 3 // 2, anyone=token is None)
+    limits = Limits(body_bytes=most_bytes, bodies_bytes=most_bytes * 3 // 2)
     try:
         await engine.start()
         app = application(engine, served.run, tells_hits=token is not None)
         guarded = RequestGuard(app, ServingRules.of(token, listening.getsockname()[1], most_bytes), limits)
-        server = WebServer(guarded, listening, limits, tls=tls, headers=ALWAYS, let_go_s=_LET_GO_S)
+        server = WebServer(
+            guarded, listening, limits, proves=guarded.proves, tls=tls, headers=ALWAYS, let_go_s=_LET_GO_S
+        )
         ready(engine)
         await server.serve()
     finally:

@@ -92,13 +92,17 @@ class RequestGuard:
     welcomed: Callable[[], None] = lambda: None  # a browser has come by the address that was printed
     _reading: dict[LimitedProtocol | None, int] = field(default_factory=dict)  # bytes of bodies, oldest first
 
+    @property
+    def proves(self) -> Callable[[Scope], bool] | None:
+        """Whether a request carries the token; None: anyone may ask."""
+        access = self.rules.access
+        return None if access is None else lambda scope: access.has_token(HTTPConnection(scope))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = HTTPConnection(scope)
         access, connection = self.rules.access, scope.get("state", {}).get(STATE)
         comes_in = access is not None and access.comes_in(request)
-        if connection is not None and access is not None and access.has_token(request):
-            connection.prove()
         refusal = self.rules.refusal(request)
         if refusal is not None:
             await refusal(scope, receive, send)

@@ -1,6 +1,7 @@
 """What the clients of a server may hold, and which connection goes when they hold too much. Pure."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,11 +19,11 @@ class Limits:
     headers: int = 100
     body_s: float = 30.0
     body_bytes: int = 1 << 20
+    drained_bytes: int = 256 << 10  # of a body that nobody reads, as its request was refused
     bodies_bytes: int = 16 << 20  # of all bodies that are being read
     take_s: float = 60.0  # in which a client takes the next piece of an answer
     idle_s: int = 75  # between two requests: longer than clients and proxies usually keep a connection
     pipelined: int = 16  # requests of one connection that are sent before the first is answered
-    anyone: bool = False  # may ask without a token: then a connection that is being answered does not count either
 
 
 class UnprovedConnections(Generic[Held]):
@@ -36,14 +37,15 @@ class UnprovedConnections(Generic[Held]):
     def __len__(self) -> int:
         return len(self._address_of)
 
-    def add(self, connection: Held, address: str) -> Held | None:
-        """Add it as the newest, and return the one that has to be dropped for it, or None."""
+    def add(self, connection: Held, address: str) -> None:
+        """Add it as the newest."""
         self.discard(connection)
         self._address_of[connection] = address
         self._counts[address] += 1
-        if self._counts[address] > self._per_address:
-            return self.oldest(address)
-        return self.oldest() if len(self) > self._most else None
+
+    def are_too_many(self, address: str) -> bool:
+        """Whether one has to be dropped, now that one of this address was added."""
+        return self._counts[address] > self._per_address or len(self) > self._most
 
     def discard(self, connection: Held) -> None:
         """Take it out, if it is there."""
@@ -53,9 +55,12 @@ class UnprovedConnections(Generic[Held]):
             if not self._counts[address]:
                 del self._counts[address]
 
-    def oldest(self, address: str | None = None) -> Held | None:
-        """Return the oldest of `address`, or of the address that has the most; None where there is none."""
+    def oldest(self, address: str, may_go: Callable[[Held], bool] = lambda _: True) -> Held | None:
+        """Return the oldest that may go of those to be dropped from; None where there is none.
+
+        These are the ones of `address` where it has too many, else those of the address that has the most.
+        """
         if not self._address_of:
             return None
-        of = self._counts.most_common(1)[0][0] if address is None else address
-        return next((one for one, other in self._address_of.items() if other == of), None)
+        of = address if self._counts[address] > self._per_address else self._counts.most_common(1)[0][0]
+        return next((one for one, other in self._address_of.items() if other == of and may_go(one)), None)

@@ -12,11 +12,10 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from launcher.web.limits import Limits, UnprovedConnections
@@ -27,11 +26,16 @@ _PAUSE_S = 0.1
 
 
 class WebServer(uvicorn.Server):
-    """Serve on a socket that listens. `dismiss` is called when the server begins to end, to end answers that go on."""
+    """Serve on a socket that listens.
+
+    `proves`: whether a request carries the token; None: anyone may ask, and a connection that is being answered is not
+    dropped. `dismiss` is called when the server begins to end, to end answers that go on.
+    """
 
     def __init__(
-        self, app: ASGIApp, listening: socket.socket, limits: Limits, *, tls: ssl.SSLContext | None = None,
-        headers: Sequence[tuple[str, str]] = (), let_go_s: int = 2, dismiss: Callable[[], None] = lambda: None,
+        self, app: ASGIApp, listening: socket.socket, limits: Limits, *, proves: Callable[[Scope], bool] | None,
+        tls: ssl.SSLContext | None = None, headers: Sequence[tuple[str, str]] = (), let_go_s: int = 2,
+        dismiss: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         config = uvicorn.Config(
             app, http=LimitedProtocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
@@ -40,10 +44,11 @@ class WebServer(uvicorn.Server):
         )  # fmt: skip
         super().__init__(config)
         self._listening, self._limits, self._tls, self._dismiss = listening, limits, tls, dismiss
+        self._proves = proves
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn passes none
         """Begin to accept."""
-        door = Door(self.config, self.server_state, self._listening, self._limits, self._tls)
+        door = Door(self.config, self.server_state, self._listening, self._limits, self._tls, self._proves)
         door.open()
         self.servers = [cast("Any", door)]
         self.started = True
@@ -76,9 +81,10 @@ class Door:
     """What accepts the connections of a server, and drops those that are too many."""
 
     def __init__(
-        self, config: uvicorn.Config, state: Any, listening: socket.socket, limits: Limits, tls: ssl.SSLContext | None
-    ) -> None:
-        self.limits = limits
+        self, config: uvicorn.Config, state: Any, listening: socket.socket, limits: Limits, tls: ssl.SSLContext | None,
+        proves: Callable[[Scope], bool] | None,
+    ) -> None:  # fmt: skip
+        self.limits, self.proves = limits, proves
         self.unproved: UnprovedConnections[LimitedProtocol] = UnprovedConnections(
             limits.connections, limits.per_address
         )
@@ -101,15 +107,22 @@ class Door:
     async def wait_closed(self) -> None:
         """Return at once: uvicorn waits for this on each of its servers."""
 
-    def count(self, connection: "LimitedProtocol") -> None:
-        """Count it as the newest of the unproved, and drop the oldest where there are too many."""
-        dropped = self.unproved.add(connection, connection.address)
-        if dropped is not None:
-            dropped.drop()
+    def count(self, connection: "LimitedProtocol") -> bool:
+        """Count it as the newest of the unproved, and drop the oldest while there are too many.
+
+        False: there are, and what has come on them has to be read first.
+        """
+        self.unproved.add(connection, connection.address)
+        while self.unproved.are_too_many(connection.address):
+            oldest = self.unproved.oldest(connection.address, LimitedProtocol.may_go)
+            if oldest is None:
+                return False
+            oldest.drop()
+        return True
 
     def _accept(self) -> None:
-        # So few in one turn of the loop that what has come on them is read before they are the oldest.
-        for _ in range(max(1, self.limits.per_address // 4)):
+        # So few in one turn of the loop that a handshake, which takes several, has ended before they are the oldest.
+        for _ in range(max(1, self.limits.per_address // 16)):
             try:
                 peer, address = self._listening.accept()
             except BlockingIOError:
@@ -121,10 +134,11 @@ class Door:
                 return
             peer.setblocking(False)
             where = str(address[0]) if isinstance(address, tuple) else ""
-            connection = LimitedProtocol(self._config, self._state, {}, door=self, address=where)
+            connection = LimitedProtocol(self._config, self._state, {}, door=self, peer=peer, address=where)
             connection.opening = asyncio.get_running_loop().create_task(self._connect(connection, peer))
-            connection.opening.add_done_callback(partial(_close_unused, connection, peer))
-            self.count(connection)
+            connection.opening.add_done_callback(connection.close_unused)
+            if not self.count(connection):
+                return
 
     async def _connect(self, connection: "LimitedProtocol", peer: socket.socket) -> None:
         handshake_s = None if self._tls is None else self.limits.head_s
@@ -137,7 +151,7 @@ class Door:
 
     def _make_room(self) -> None:
         """Drop the oldest where no more files can be opened, and come back when it is closed."""
-        oldest = self.unproved.oldest()
+        oldest = self.unproved.oldest("")
         if oldest is not None:
             oldest.drop()
         loop = asyncio.get_running_loop()
@@ -145,37 +159,43 @@ class Door:
         self._reopening = loop.call_later(_PAUSE_S, self.open)
 
 
-def _close_unused(connection: "LimitedProtocol", peer: socket.socket, _: "asyncio.Task[None]") -> None:
-    if not connection.is_open:
-        peer.close()
-
-
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's reader of requests, with a time for each part of one."""
 
     def __init__(
         self, config: uvicorn.Config, server_state: Any, app_state: dict[str, Any], _loop: Any = None, *,
-        door: Door, address: str,
+        door: Door, peer: socket.socket, address: str,
     ) -> None:  # fmt: skip
         super().__init__(config, server_state, {**app_state, STATE: self}, _loop)
         self.address = address
         self.is_open = False  # what is before that: a TLS handshake
         self.proved = False  # a request on it carried the token
         self.opening: asyncio.Task[None] | None = None
-        self._door, self._limits = door, door.limits
+        self._door, self._limits, self._peer = door, door.limits, peer
         self._asking: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
         self._in_head, self._head_bytes = True, 0
+        self._has_begun = False
+        self._drained = 0  # bytes of a body that nobody reads
 
     @property
     def is_asking(self) -> bool:
         """Whether a request is expected of it, or has not come as a whole."""
         return self._asking is not None
 
-    def prove(self) -> None:
-        """Never drop it for another: its request carried the token."""
-        self.proved = True
-        self._door.unproved.discard(self)
+    def may_go(self) -> bool:
+        """Whether it can be dropped for another: not while its first words have come and have not been read."""
+        if self._has_begun:
+            return True
+        try:
+            return not self._peer.recv(1, socket.MSG_PEEK)
+        except OSError:  # nothing has come, or it is closed
+            return True
+
+    def close_unused(self, _: object) -> None:
+        """Close its socket where the event loop never had it."""
+        if not self.is_open:
+            self._peer.close()
 
     def drop(self) -> None:
         """Close it now, whatever was on its way."""
@@ -200,6 +220,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._has_begun = True
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -229,15 +250,27 @@ class LimitedProtocol(HttpToolsProtocol):
             raise ValueError("too many headers")
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
+        self._in_head, self._head_bytes, self._drained = False, 0, 0
         if len(self.pipeline) >= self._limits.pipelined:
             raise ValueError("too many requests before the first was answered")
         super().on_headers_complete()
+        if not self.proved and self._door.proves is not None and self._door.proves(dict(self.scope)):
+            self.proved = True
+            self._door.unproved.discard(self)
         self._expect(self._limits.body_s)
+
+    def on_body(self, body: bytes) -> None:
+        is_read = (self.proved or self._door.proves is None) and not self.cycle.response_complete
+        if is_read:
+            super().on_body(body)
+        else:
+            self._drained += len(body)
+            if self._drained > self._limits.drained_bytes and not self.transport.is_closing():
+                self.drop()
 
     def on_message_complete(self) -> None:
         self._expect(None)
-        if self._limits.anyone and not self.cycle.response_complete:
+        if self._door.proves is None and not self.cycle.response_complete:
             self._door.unproved.discard(self)
         super().on_message_complete()
 

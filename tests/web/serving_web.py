@@ -40,14 +40,16 @@ async def long(request: Request):
 
 
 @contextmanager
-def open_web(limits, *, public=False, tls=None):
-    """Yield its port, until the block ends."""
+def open_web(limits, *, public=False, tls=None, before=lambda port: None):
+    """Yield its port, until the block ends; `before` is called when it listens and accepts nobody yet."""
     app = Starlette(routes=[Route("/", echo, methods=["GET", "POST"]), Route("/long", long)])
     rules = TokenRules(None if public else Access(KEYS, "cookie", ("/",)))
-    with listen("127.0.0.1", 0, waiting=1024) as listening:
+    with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        server = WebServer(RequestGuard(app, rules, limits), listening, limits, tls=tls)
+        guard = RequestGuard(app, rules, limits)
+        server = WebServer(guard, listening, limits, proves=guard.proves, tls=tls)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+        before(port)
         thread.start()
         try:
             yield port

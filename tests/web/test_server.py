@@ -65,6 +65,19 @@ def test_strangers_from_many_addresses_drop_each_other_and_not_the_owner():
         assert ask(port) == 200
 
 
+def test_who_has_asked_is_heard_though_many_came_before_it_could_be_read():
+    """A queue of strangers behind the owner is accepted faster than the owner's request is read."""
+    peers = []
+    with ExitStack() as stack:
+
+        def queue(port):
+            peers.append(talk(stack, port, head()))
+            peers.extend(talk(stack, port) for _ in range(50))
+
+        with open_web(Limits(connections=4, per_address=2), before=queue):
+            assert answer(peers[0]) == 200
+
+
 def test_a_connection_that_carried_the_token_is_kept_however_many_come(caplog):
     with ExitStack() as stack, open_web(Limits(connections=8, per_address=4)) as port:
         mine = []
@@ -100,6 +113,16 @@ def test_half_sent_bodies_take_little_memory(public, caplog):
         assert time.monotonic() - began < SERVED_S
         assert resident() - before < GROWS_BYTES
     assert "Traceback" not in caplog.text
+
+
+def test_who_is_refused_hears_why_before_a_long_body_ends_it():
+    with ExitStack() as stack, open_web(Limits(drained_bytes=100_000)) as port:
+        short = talk(stack, port, head("POST / HTTP/1.1", "Content-Length: 90000", token="") + b"x" * 90_000)
+        assert answer(short) == 401
+        long = talk(stack, port, head("POST / HTTP/1.1", "Content-Length: 9000000", token=""))
+        assert answer(long) == 401
+        with pytest.raises(ConnectionError):
+            _say_until_nobody_listens(long)
 
 
 def test_bodies_of_the_owner_share_the_bound_and_one_too_many_is_told_so():

@@ -146,7 +146,7 @@ def run(options: argparse.Namespace) -> int:
         options.workers, options.batch, options.wait, options.cache, options.cache_for, options.queue, options.timeout,
         options.watch,
     )  # fmt: skip
-    with listen(host, port, waiting=1024) as listening:
+    with listen(host, port) as listening:
         port = listening.getsockname()[1]
         address = origin(host, port, tls=tls is not None)
         folder, name = _asking_folder(), _NAME if _run_folder() is not None else str(port)
