@@ -18,13 +18,12 @@ from launcher.agent.memory.tier import close_tier, open_tier
 from launcher.agent.node import NodeAgent
 from launcher.agent.processes import become_subreaper, forbid_core_dumps, raise_descriptors
 from launcher.agent.ranks.group import Home
-from launcher.agent.ranks.lease import Guard, Slept, post_guard
+from launcher.agent.ranks.lease import Guard, Lease, post_guard, slept_through
 from launcher.agent.ranks.reaper import Reaper
 from launcher.agent.ranks.zygote_link import OfferedZygote
 from launcher.agent.standing_by import told
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import NodePlan, Plan
-from launcher.plan.on_hosts import leader_may_be_replaced
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import make_dir, readable, write_record
 from launcher.rundir.fence import check_fence
@@ -40,6 +39,7 @@ def main() -> int:
     words = told(sys.argv[1:])
     if words is None:
         return Exit.OK
+    lease = Lease.taken_from(os.environ)
     run, number, index = RunDir(Path(words[0])), int(words[1]), int(words[2])
     os.umask(0o077)
     forbid_core_dumps()
@@ -48,7 +48,7 @@ def main() -> int:
     try:
         check_fence(run, number)
         plan = read_plan(run, number)
-        guard = post_guard(slept_through(plan, index))
+        guard = post_guard(slept_through(plan, index), lease=lease)
         return asyncio.run(live(run, plan, number, index, guard, offered))
     except Fenced as fenced:
         print(fenced, file=sys.stderr)
@@ -99,13 +99,6 @@ async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Tas
     code = await working
     await host.close()
     return host.ended.result() if host.ended.done() else code
-
-
-def slept_through(plan: Plan, index: int) -> Slept:
-    """What a lease is worth that all of this node has slept through."""
-    if leader_may_be_replaced(plan):
-        return Slept.COUNTS  # and its word with it
-    return Slept.FORGIVEN if index == 0 else Slept.ASKED
 
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:

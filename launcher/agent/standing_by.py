@@ -9,6 +9,8 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
+from launcher.agent.ranks.lease import renumber
+
 _SIGN = "@"
 _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
 
@@ -46,5 +48,6 @@ def told(words: Sequence[str]) -> Sequence[str] | None:
         os.close(fd)
     os.environ.clear()
     os.environ.update(heard["env"])
+    renumber(os.environ, dict(zip(heard["fds"], fds, strict=True)))
     argv: Sequence[str] = heard["argv"]
     return argv[-len(words) :]

@@ -561,6 +561,36 @@ def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_
     assert sorted(cluster.starts(4)) == [0, 1]
 
 
+def test_status_tells_of_replaced_ranks_as_long_as_nobody_has_seen_them_end() -> None:
+    cluster = running(2, least=1)
+    cluster.freeze(1)
+    cluster.advance(LEASE + 1)
+    assert sorted(cluster.starts(2)) == [0]
+    assert "ranks that were replaced may still run on node 1, until heard again" in cluster.state().message
+    cluster.feed(Pulse(1, 99, 1))
+    assert "may still run on node 1" in cluster.state().message, "it is told to end them"
+    cluster.feed(Stopped(1, 1))
+    assert "may still run" not in cluster.state().message
+
+
+def test_status_tells_of_ranks_of_an_attempt_before_on_a_node_that_is_away() -> None:
+    cluster = Cluster(replace(plan_of(3, least=2), away=(2,)), attempt=2)
+    cluster.boot(0, 1)
+    cluster.advance(3)
+    assert "may still run on node 2" in cluster.state().message
+    cluster.boot(2)
+    cluster.advance(1)
+    assert "may still run" not in cluster.state().message
+
+
+def test_of_a_node_whose_end_is_proved_nothing_may_still_run() -> None:
+    cluster = running(3, least=2)
+    cluster.kill(1)
+    cluster.settle()
+    assert [node.state for node in cluster.state().nodes] == ["up", "lost", "up"]
+    assert "may still run" not in cluster.state().message
+
+
 def test_ranks_that_were_replaced_have_no_grace_and_no_leave_to_go_on_if_their_agent_joins_again() -> None:
     cluster = running(2, least=1)
     cluster.freeze(1)

@@ -400,14 +400,16 @@ def test_the_ranks_of_a_frozen_agent_end_with_its_lease(lab):
     lab.launch("cancel", run)
 
 
-def test_a_frozen_coordinator_is_replaced(lab, undisturbed):
+def test_a_coordinator_that_is_frozen_with_its_watchdog_is_replaced(lab, undisturbed):
+    """The supervisor, which is awake, ends the ranks and then the agent."""
     wanted = undisturbed(ranks=1, steps=300)
     run = lab.submit(lab.chain(args="steps: 300", resources="ranks_per_node: 1", more=LEASED, hold=299))
     (rank,) = lab.until_step(run, 3)["ranks"]
-    frozen = lab.agent_pid(run, 0)
-    assert kill(frozen, signal.SIGSTOP)
+    agent = lab.agent_pid(run, 0)
+    frozen = [agent, *lab.children(agent, b"launcher.agent")]
+    assert len(frozen) == 2 and all(kill(pid, signal.SIGSTOP) for pid in frozen)
     lab.until("the next attempt", lambda: lab.read_state(run)["attempt"] == 2)
-    assert has_ended(frozen) and has_ended(rank["pid"])
+    assert has_ended(rank["pid"]) and all(map(has_ended, frozen))
     lab.let_go()
     status = lab.wait(run)
     assert (status["fingerprint"], status["attempt"]) == (wanted, 2)
@@ -415,10 +417,11 @@ def test_a_frozen_coordinator_is_replaced(lab, undisturbed):
 
 
 def test_nobody_is_lost_who_stood_still_together_with_the_coordinator(lab):
-    """As when the machine is suspended, or the whole job: agent, guard and ranks."""
+    """As when the machine is suspended, or the whole job: supervisor, agent, guard and ranks."""
     run = lab.submit(lab.chain(args="steps: 100000\npause: 0.02", resources="ranks_per_node: 2", more=LEASED))
     state = lab.until_step(run, 3)
-    all_of_it = [pid for pid in lab.processes(lab.run_dir(run)) if pid != keeper_of(lab, run)]
+    all_of_it = lab.processes(lab.run_dir(run))
+    assert keeper_of(lab, run) in all_of_it
     all_of_it.sort(key=lambda pid: pid not in lab.children(lab.agent_pid(run, 0), b"launcher.agent"))  # its guard first
     assert {lab.agent_pid(run, 0), *(rank["pid"] for rank in state["ranks"])} < {*all_of_it}
     for pid in all_of_it:

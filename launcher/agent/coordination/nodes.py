@@ -142,6 +142,11 @@ class NodeTable:
         return None
 
     @property
+    def unaccounted(self) -> list[KnownNode]:
+        """Nodes where ranks that others have replaced may still run: nobody has seen them end."""
+        return [node for node in self if node.is_replaced or (node.index in self._guests and node.process is None)]
+
+    @property
     def here(self) -> set[int]:
         return {node.index for node in self if node.link is Presence.UP}
 

@@ -77,7 +77,7 @@ def run_state(
         ranks=tuple(_rank_state(rank, generation, stopping) for rank in generation.ranks) if generation else (),
         loads=() if over else tuple(_loads(nodes, generation)),
         failure=None if end is not None and end.state is State.SUCCEEDED else standing.failure,
-        message=end.message if end is not None else _debugged(generation) or _serving(generation) or standing.message,
+        message=end.message if end is not None else _message(standing, nodes, generation),
         started_at=standing.started_at,
         ended_at=end.ended_at if end is not None and over else None,
         job=standing.job,
@@ -97,6 +97,19 @@ def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad
         ranks = {one.number for one in generation.of_node(node.index) if one.live} if generation is not None else set()
         known = tuple(one for one in node.load.ranks if one.rank in ranks)
         yield structs.replace(node.load, node=node.index, ranks=known)
+
+
+def _message(standing: Standing, nodes: NodeTable, generation: Generation | None) -> str:
+    said = _debugged(generation) or _serving(generation) or standing.message
+    return "; ".join(filter(None, (said, _unaccounted(nodes))))
+
+
+def _unaccounted(nodes: NodeTable) -> str:
+    """Name the nodes where replaced ranks may still run, or return ""."""
+    found = nodes.unaccounted
+    named = ", ".join(map(str, found[:_MOST_TOLD]))
+    more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+    return f"ranks that were replaced may still run on {named}{more}, until heard again" if found else ""
 
 
 def _debugged(generation: Generation | None) -> str:

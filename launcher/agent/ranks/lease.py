@@ -1,10 +1,12 @@
-"""The lease under which ranks run on a node, and the process that ends them when it has run out.
+"""The lease under which ranks run on a node, and who ends them when it has run out.
 
-    agent ── renews ──► Lease (memory of both) ◄── looks ── guard ── has run out ──► SIGKILL to all below the agent,
-                                                                                     and to the agent if it stays
+    agent ── renews ──► Lease (memory of all three) ◄── looks ─┬─ watchdog: has run out ──────┐
+                                                               └─ supervisor: 0.5 s later ────┴► SIGKILL to all below
+                                                                                                 the agent, then to it
 
-An agent that is frozen cannot end its ranks, so somebody else does. The guard is a fork of the agent, made before all
-else, in a session of its own; the two die together.
+A separate process enforces the lease, because a frozen agent cannot. The watchdog is a fork of the agent, made before
+all else, in a session of its own; the two die together. The supervisor that started the agent acts where the watchdog
+was frozen or killed as well.
 """
 
 import mmap
@@ -12,21 +14,24 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from launcher.agent.processes import descendants, die_with, end_all, is_stopped, signal_process
 from launcher.clock import WakingClock, boottime
+from launcher.plan.on_hosts import leader_may_be_replaced
 from launcher.rundir.identity import process_id
 
 if TYPE_CHECKING:
+    from launcher.plan.model import Plan
     from launcher.rundir.records import ProcessId
 
 _LOOK_S = 0.5
 _SOON_S = 0.05  # where it is asked: who woke it may wake those that it holds
-_FAREWELL_S = 2.0  # for an agent that is awake, and leaves by itself
+FAREWELL_S = 2.0  # for an agent that is awake, and leaves by itself
+_VARIABLE, _NAME = "LAUNCH_LEASE", "launch-lease"
 _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -39,11 +44,24 @@ class Slept(Enum):
 
 
 class Lease:
-    """Until when ranks may run here, by `boottime`: memory which processes that are forked later see too."""
+    """Until when ranks may run here, by `boottime`, in memory that processes share."""
 
-    def __init__(self) -> None:
-        self._shared = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
-        self.until = float("inf")
+    def __init__(self, fd: int = -1) -> None:
+        """Open the lease behind a descriptor of `shared_memory`, or make one that only forks of this process see."""
+        self._shared = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("d")
+        if fd == -1:
+            self.until = float("inf")
+
+    @classmethod
+    def taken_from(cls, environ: MutableMapping[str, str]) -> "Lease":
+        """Open the one that the supervisor of this agent reads too, or make one where it passed none."""
+        word = environ.pop(_VARIABLE, "")
+        fd = int(word) if word.isdecimal() else -1
+        if not _is_lease(fd):  # a container passes variables on, and not descriptors
+            return cls()
+        lease = cls(fd)
+        os.close(fd)
+        return lease
 
     @property
     def broken(self) -> bool:
@@ -60,6 +78,34 @@ class Lease:
     @until.setter
     def until(self, moment: float) -> None:
         self._shared[0] = moment
+
+
+def shared_memory() -> tuple[int, dict[str, str]]:
+    """Return a descriptor of a new lease, and the variable that tells an agent its number."""
+    fd = os.memfd_create(_NAME)
+    os.truncate(fd, mmap.PAGESIZE)
+    Lease(fd).until = float("inf")
+    return fd, {_VARIABLE: str(fd)}
+
+
+def renumber(environ: MutableMapping[str, str], numbers: Mapping[int, int]) -> None:
+    """Name the lease's descriptor by the number that it has in this process."""
+    if _VARIABLE in environ:
+        environ[_VARIABLE] = str(numbers.get(int(environ[_VARIABLE]), -1))
+
+
+def _is_lease(fd: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}")
+    except OSError:
+        return False
+
+
+def slept_through(plan: "Plan", index: int) -> Slept:
+    """Return what a lease is worth through which all of this node was suspended."""
+    if leader_may_be_replaced(plan):
+        return Slept.COUNTS  # nor does a FORGIVEN coordinator decide alone then
+    return Slept.FORGIVEN if index == 0 else Slept.ASKED
 
 
 class LeaseWatch:
@@ -109,9 +155,9 @@ class Guard:
     slept: Slept
 
 
-def post_guard(slept: Slept, clock: Callable[[], float] = boottime) -> Guard:
+def post_guard(slept: Slept, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Guard:
     """Start the process that ends what is below this one when the lease has run out."""
-    agent, lease = os.getpid(), Lease()
+    agent, lease = os.getpid(), lease or Lease()
     pid = os.fork()
     if pid:
         return Guard(lease, pid, slept)
@@ -138,6 +184,6 @@ def _keep_watch(lease: Lease, agent: int, watch: LeaseWatch) -> None:
             select.select([handle], [], [], min(left_s, _SOON_S if asks else _LOOK_S))
         lease.break_off()
         end_all(lambda: descendants(agent, keep=me))
-        gone, _, _ = select.select([handle], [], [], _FAREWELL_S)
+        gone, _, _ = select.select([handle], [], [], FAREWELL_S)
         if not gone and watch.left_s(lease.until) <= 0:
             signal.pidfd_send_signal(handle, signal.SIGKILL)

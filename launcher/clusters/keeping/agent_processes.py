@@ -6,31 +6,37 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from launcher.agent.environment import job_environment
 from launcher.agent.processes import (
     TAG,
     become_subreaper,
     core_dumps_as_before,
+    descendants,
     end_all,
     orphans,
 )
+from launcher.agent.ranks.lease import FAREWELL_S, Lease, LeaseWatch, Slept, shared_memory, slept_through
 from launcher.agent.standing_by import heard_at, tell
+from launcher.clock import ENDING_S, boottime
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.rundir.durable import make_dir
 from launcher.rundir.layout import AttemptDir
-from launcher.rundir.patience import patiently
+from launcher.rundir.patience import patiently, say
 
 _NO_LOG = Path(os.devnull)  # of one that boots before its run has a folder
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 RETURN_AT_ONCE_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # of an agent whose keeper does not carry the attempt out
 _RETURN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _STEADY_S = 300.0  # a life of that length makes up for the deaths before it
+_AFTER_WATCHDOG_S = ENDING_S / 2  # it ends what the watchdog did not, and before others take the places of those ranks
+_LEASE_LOOK_S = 1.0  # more often than a `WakingClock` takes for sleep
 
 
 @dataclass(slots=True)
@@ -47,32 +53,54 @@ class AgentProcess:
     last: int | None = None  # how it ended the last time: a wait status
     started_at: float = 0.0
     returns_at: float | None = None
+    slept: Slept | None = None  # what its lease is worth after a suspend; None: it has no lease that we can see
+    lease: "SupervisedLease | None" = None  # that of the process which runs now
 
     def start(self) -> int:
-        """Gives its pid."""
+        """Start the process and return its pid."""
         make_dir(self.log.parent)
         log = patiently(lambda: os.open(self.log, _LOG, 0o600))
-        place, self.place = self.place, None
+        fds, environment = [*self.keep], dict(self.environment)
+        if self.slept is not None:
+            memory, variable = shared_memory()
+            self.lease = SupervisedLease(Lease(memory), self.slept)
+            fds, environment = [*fds, memory], environment | variable
         try:
-            if place is not None and place.take(self.argv, self.environment, log, self.keep):
-                self.pid, self.started_at, self.returns_at = place.pid, time.monotonic(), None
-                return place.pid
-            with core_dumps_as_before():
-                child = subprocess.Popen(
-                    self.argv,
-                    env=self.environment,
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=tuple(self.keep),
-                    start_new_session=True,
-                )
+            self.pid = self._started(environment, log, fds)
         finally:
-            os.close(log)
+            for fd in (log, *fds[len(self.keep) :]):
+                os.close(fd)
+        self.started_at, self.returns_at = time.monotonic(), None
+        return self.pid
+
+    def _started(self, environment: Mapping[str, str], log: int, fds: Sequence[int]) -> int:
+        place, self.place = self.place, None
+        if place is not None and place.take(self.argv, environment, log, fds):
+            return place.pid
+        with core_dumps_as_before():
+            child = subprocess.Popen(
+                self.argv,
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=tuple(fds),
+                start_new_session=True,
+            )
         child.returncode = 0  # reaped by pid, like the orphans
-        self.pid, self.started_at, self.returns_at = child.pid, time.monotonic(), None
         return child.pid
+
+    def enforce_lease(self) -> float | None:
+        """End what the agent's lease does not cover any more; return the seconds to the next look, None: none."""
+        if not self.pid or self.lease is None:
+            return None
+        agent, due = self.pid, self.lease.due()
+        if due.end:
+            self.lease.end(lambda: descendants(agent))
+        if due.kill:
+            os.kill(agent, signal.SIGKILL)  # our own child, not reaped yet
+        return due.look_s
 
     def stay_away(self, now: float, return_s: Sequence[float]) -> None:
         """It has died; how long it is away grows with each death in a row, as long as nobody lives for long."""
@@ -90,6 +118,38 @@ class AgentProcess:
         if lost:
             self.last = None
         return lost
+
+
+class Due(NamedTuple):
+    """What a supervisor does now about an agent's lease."""
+
+    end: bool  # what runs below the agent
+    kill: bool  # the agent too
+    look_s: float | None  # seconds to the next look; None: there is nothing left to do
+
+
+class SupervisedLease:
+    """The lease of an agent as its supervisor enforces it where the watchdog is frozen, or gone, as well."""
+
+    def __init__(self, lease: Lease, slept: Slept, clock: Callable[[], float] = boottime) -> None:
+        self._lease, self._watch = lease, LeaseWatch(slept, clock)
+
+    def due(self) -> Due:
+        """Return what is to be done now; the watchdog comes first, and an agent may leave by itself."""
+        left_s = _AFTER_WATCHDOG_S + self._watch.left_s(self._lease.until)
+        if left_s > 0:
+            return Due(end=False, kill=False, look_s=min(left_s, _LEASE_LOOK_S))
+        if left_s > -FAREWELL_S:
+            return Due(end=True, kill=False, look_s=FAREWELL_S + left_s)
+        return Due(end=True, kill=True, look_s=None)
+
+    def end(self, find: Callable[[], list[int]]) -> None:
+        """End these processes, and say so where the watchdog had not."""
+        self._lease.break_off()
+        ended, _ = end_all(find)
+        if ended:
+            pids = ", ".join(str(one.pid) for one in ended)
+            say(f"ended process {pids}: the lease had run out, and the watchdog did nothing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +207,7 @@ def agent_process(
     environment = _environment(os.environ, plan.run_dir)
     if gpus is not None:
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as we count them
-    return AgentProcess(argv, environment, attempt.agent_log(node), keep)
+    return AgentProcess(argv, environment, attempt.agent_log(node), keep, slept=slept_through(plan, node))
 
 
 def _argv(run_dir: str, attempt: str, node: int) -> Sequence[str]:
@@ -187,12 +247,14 @@ class AgentProcesses:
             agent.start()
 
     def watch(self, until: float | None, *, bring_back: bool = True) -> int | None:
-        """Sleep until something wakes us or that moment, deal with the dead; gives the wait status of the first one.
+        """Sleep until that moment or a signal, enforce leases, restart what died; return the first one's wait status.
 
-        Who left because all is done, or because a newer attempt took over, is not brought back.
+        An agent that left because all is done, or because a newer attempt took over, is not brought back.
         """
         moments = [agent.returns_at for agent in self._agents if agent.returns_at is not None] if bring_back else []
         moments += [] if until is None else [until]
+        looks = [look_s for agent in self._agents if (look_s := agent.enforce_lease()) is not None]
+        moments += [time.monotonic() + look_s for look_s in looks]
         self._wakeup.sleep(min(moments) - time.monotonic() if moments else None)
         for pid, status in self._dead():
             if self._leads and pid == self._agents[0].pid:
