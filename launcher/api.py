@@ -36,7 +36,7 @@ from launcher.clusters.protocol import (
     Releases,
     Tunnels,
 )
-from launcher.errors import BadInput, LaunchError, NoSuchRun, NothingToDo, Refused, Unreachable
+from launcher.errors import BadInput, LaunchError, NoSuchRun, NothingToDo, Refused, Unreachable, said_by_the_system
 from launcher.ids import LAST, RunId, parse_run_id
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, newest, read_intent, read_plan, remains
@@ -493,7 +493,23 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
                     facts[index] = replace(facts[index], word=word)
                 else:
                     left.append(index)
-    return [derive(fact) for fact in facts]
+    return [_carried_on(fact) for fact in facts]
+
+
+def _carried_on(fact: RunFacts) -> "RunStatus":
+    """The status; a run of this machine that is lost is finished, or goes on, where its records allow that."""
+    status = derive(fact)
+    if status.state is not State.LOST or not fact.asks or _is_asked(fact):
+        return status
+    place = of_kind(fact.asks)
+    if not isinstance(place, Mends):
+        return status
+    try:
+        place.mend([fact.attempt_dir])
+    except (LaunchError, OSError) as error:
+        why = said_by_the_system(error) if isinstance(error, OSError) else str(error)
+        return msgspec.structs.replace(status, message=f"{status.message}; it cannot go on by itself: {why}")
+    return derive(read_facts(fact.run_dir))
 
 
 def compare(runs_: "Sequence[Run]") -> "Comparison":

@@ -34,6 +34,11 @@ def dead_process():
     return ProcessId(host(), boot_id(), child.pid, 1)
 
 
+def before_this_boot():
+    """A process of this machine that went with an earlier boot: what it had is lost, and nobody carries it on."""
+    return ProcessId(host(), "an-earlier-boot", 1, 1)
+
+
 def of_another_machine():
     return ProcessId("another-machine", "its-boot", 1, 1)
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_folder import dead_process
+from run_folder import before_this_boot
 
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Failure, NodeState, NotFinite, RankState
@@ -89,7 +89,7 @@ def test_of_a_failure_each_traceback_is_shown_once_and_why_the_run_was_given_up(
 
 
 def test_following_a_lost_run(desk):
-    desk.run().plan().attempt(keeper=dead_process()).state().log(0, "last words")
+    desk.run().plan().attempt(keeper=before_this_boot()).state().log(0, "last words")
     done = desk.launch("logs", "last", "-f", check=21)
     assert "last words" in done.stdout
     assert "lost" in done.stderr

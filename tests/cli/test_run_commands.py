@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from run_folder import dead_process
+from run_folder import before_this_boot, dead_process
 
 from launcher.rundir.records import NodeState
 from launcher.words import Cause, State
@@ -36,14 +36,14 @@ def test_wait_shows_no_control_that_a_record_holds(desk):
 def test_wait_for_several_gives_the_exit_code_of_the_first_that_failed(desk):
     desk.run("good-aaaa").succeeded()
     desk.run("bad-bbbb").failed()
-    desk.run("lost-cccc").plan().attempt(keeper=dead_process()).state()
+    desk.run("lost-cccc").plan().attempt(keeper=before_this_boot()).state()
     done = desk.launch("wait", "good", "bad", "lost", "good-aaaa", check=10)
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["good-aaaa", "bad-bbbb", "lost-cccc"]
     assert desk.launch("wait", "good", "none", check=3).stdout == ""
 
 
 def test_wait_of_a_lost_run(desk):
-    desk.run().plan().attempt(keeper=dead_process()).state()
+    desk.run().plan().attempt(keeper=before_this_boot()).state()
     assert desk.launch("wait", "last", check=21).stdout.startswith("job-abcd lost: ")
 
 

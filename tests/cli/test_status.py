@@ -5,7 +5,7 @@ import re
 import time
 
 import pytest
-from run_folder import RunFolder, dead_process, of_another_machine
+from run_folder import RunFolder, before_this_boot, of_another_machine
 
 from launcher.cli import terminal
 from launcher.rundir.records import Failure, Handle, NodeState, NotFinite, RankState
@@ -234,7 +234,7 @@ def test_watch_draws_until_the_run_has_ended(desk):
 
 def test_watching_the_table_ends_with_the_last_run(desk):
     desk.run("one-aaaa").succeeded()
-    desk.run("two-bbbb").plan().attempt(keeper=dead_process()).state()
+    desk.run("two-bbbb").plan().attempt(keeper=before_this_boot()).state()
     code, shown = desk.on_terminal("status", "--watch")
     assert code == 0
     assert "lost" in shown
@@ -242,7 +242,7 @@ def test_watching_the_table_ends_with_the_last_run(desk):
 
 def test_status_writes_nothing(desk):
     run = desk.run().running()
-    desk.run("dead-bbbb").plan().attempt(keeper=dead_process()).state()
+    desk.run("dead-bbbb").plan().attempt(keeper=before_this_boot()).state()
     before = {path: os.stat(path).st_mtime_ns for path in desk.root.rglob("*")}
     desk.launch("status")
     desk.launch("status", run.path.name)

@@ -84,7 +84,7 @@ def test_what_does_not_fit_starts_by_itself_the_higher_priority_first_and_then_i
     assert all(ended <= started for (_, ended, _), (started, *_) in pairwise(went))
 
 
-def test_a_waiting_run_is_cancelled_and_one_whose_keeper_is_killed_is_lost_and_resumed(desk):
+def test_a_waiting_run_is_cancelled_and_one_whose_supervisor_is_killed_waits_on(desk):
     spec = held_chain(desk)
     first = desk.submit(spec, "--set", ALL)
     desk.until_step(first, 3)
@@ -94,8 +94,7 @@ def test_a_waiting_run_is_cancelled_and_one_whose_keeper_is_killed_is_lost_and_r
     desk.launch("cancel", gone)
     assert desk.status(gone)["state"] == "cancelled"
     assert kill(keeper(desk, killed))
-    desk.until("it is seen", lambda: desk.status(killed)["state"] == "lost")
-    desk.launch("resume", killed)
+    desk.until("it is seen", lambda: desk.status(killed)["attempt"] == 2)
     queued(desk, killed, f"{first} (")
     desk.let_go()
     assert desk.wait(killed)["state"] == "succeeded"

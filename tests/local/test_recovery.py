@@ -332,18 +332,60 @@ def test_a_frozen_keeper_or_a_dead_one_does_not_disturb_the_ranks(lab, undisturb
 
 
 @pytest.mark.daily
-def test_a_run_whose_every_process_is_gone_is_lost_and_can_be_resumed(lab, undisturbed):
+@pytest.mark.parametrize("which", ["agent", "watchdog", "all"])
+def test_a_run_whose_supervisor_was_killed_with_others_is_carried_on_by_the_next_status(lab, undisturbed, which):
     wanted = undisturbed()
     run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
     lab.until_step(run, 7)
-    lab.tidy()
+    agent = lab.agent_pid(run, 0)
+    (watchdog,) = lab.children(agent, b"launcher.agent")
+    if which == "all":
+        assert lab.tidy()
+    else:
+        assert kill(keeper_of(lab, run)) and kill(agent if which == "agent" else watchdog)
     lab.let_go()
+    goes_on = lab.until("another attempt", lambda: (found := lab.status(run))["attempt"] == 2 and found)
+    assert goes_on["state"] != "lost"
+    status = lab.wait(run)
+    assert (status["fingerprint"], status["attempt"]) == (wanted, 2)
+    assert status["restarts"]["by_cause"] == {"node_lost": 1}
+
+
+@pytest.mark.daily
+def test_a_run_without_a_record_that_it_needs_is_lost(lab):
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
+    lab.until_step(run, 7)
+    lab.tidy()
+    (lab.run_dir(run) / "plan.json").rename(lab.project / "plan.json")
     status = lab.status(run)
-    assert status["state"] == "lost"
-    assert status["next"] == f"launch resume {run}"
+    assert (status["state"], status["attempt"], status["next"]) == ("lost", 1, f"launch resume {run}")
+    assert "plan.json" in status["message"]
     lab.launch("wait", run, check=21)
-    lab.launch("resume", run)
-    assert lab.wait(run)["fingerprint"] == wanted
+    (lab.project / "plan.json").rename(lab.run_dir(run) / "plan.json")
+    lab.let_go()
+    assert lab.wait(run)["attempt"] == 2
+
+
+@pytest.mark.daily
+def test_a_finished_run_is_never_started_again(lab):
+    """Supervisor and agent killed between any two of the records that are written at its end."""
+    run = lab.submit(lab.chain(args="steps: 5"))
+    assert lab.wait(run)["state"] == "succeeded"
+    lab.until("the end of its processes", lambda: not lab.processes())
+    folder = lab.run_dir(run)
+    end, state, events = (folder / name for name in ("attempts/0001/exit.json", "state.json", "events.jsonl"))
+    history = [line for line in events.read_text().splitlines(keepends=True) if json.loads(line)["kind"] != "ended"]
+    assert len(history) == len(events.read_text().splitlines()) - 1
+    before = json.loads(state.read_text()) | {"state": "running", "exit_code": None, "ended_at": None}
+    for number, has_end in enumerate((True, False)):
+        state.write_text(json.dumps(before))
+        events.write_text("".join(history))
+        if not has_end:
+            end.unlink()
+        status = lab.status(run)
+        assert (status["state"], status["exit_code"], status["attempt"]) == ("succeeded", 0, 1), number
+    assert json.loads(end.read_text())["message"] == "all ranks have finished"
+    assert not (folder / "attempts" / "0002").exists() and not lab.processes()
 
 
 @pytest.mark.daily

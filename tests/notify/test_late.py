@@ -7,7 +7,7 @@ import time
 
 import msgspec
 import pytest
-from run_folder import RunFolder, dead_process
+from run_folder import RunFolder, before_this_boot
 
 from launcher.notify.late import LATE_S, tell_end
 from launcher.notify.record import Notifying, Recipient
@@ -22,8 +22,8 @@ from launcher.words import Cause, State
 
 @pytest.fixture
 def lost(tmp_path, web):
-    """A run whose processes were all killed: it says no last word."""
-    folder = RunFolder(tmp_path / "runs" / "job-abcd").plan().attempt(keeper=dead_process())
+    """A run whose processes went with the machine: it has no last word."""
+    folder = RunFolder(tmp_path / "runs" / "job-abcd").plan().attempt(keeper=before_this_boot())
     return to_tell(folder.event("submitted", kind="submitted").state(step=7), web)
 
 

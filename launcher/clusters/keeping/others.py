@@ -1,5 +1,6 @@
 """How other runs are, for one that waits for them: wherever they run."""
 
+import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,10 @@ class OtherRuns:
         status = derive(replace(facts, word=self._word(facts)))
         if status.state is State.LOST and facts.asks:  # what may have been brought back, or is to be
             self._words.pop(facts.attempt_dir[1].path, None)
-            word, facts = self._word(facts), read_facts(run_dir)
+            word = self._word(facts)
+            if word is None:
+                _mend_here(facts)
+            facts = read_facts(run_dir)
             status = derive(replace(facts, word=word))
         return OtherRun(status.state, state_text(status), status.step)
 
@@ -47,6 +51,14 @@ class OtherRuns:
             word = _asked(facts)
             self._words[attempt.path] = (time.monotonic(), word)
         return word
+
+
+def _mend_here(facts: RunFacts) -> None:
+    """Have a lost run of this machine go on; where it cannot, whoever asks for its status is told why."""
+    with contextlib.suppress(LaunchError, OSError):
+        place = of_kind(facts.asks)
+        if isinstance(place, Mends):
+            place.mend([facts.attempt_dir])
 
 
 def _asked(facts: RunFacts) -> ClusterWord | None:

@@ -95,6 +95,12 @@ class LocalCluster:
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         return [None for _ in attempts]  # the processes of this machine are looked at by whoever asks
 
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        from launcher.clusters.local.carrying_on import carry_on  # late: a run is rarely lost
+
+        for run, attempt in attempts:
+            carry_on(run, attempt)
+
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         from launcher.clusters.inside.visit import host_here  # late: only who looks inside needs it
 
