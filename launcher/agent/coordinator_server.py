@@ -64,7 +64,7 @@ class CoordinatorServer:
         self._clock, self._told_of_s = WakingClock(), 0.0
         history, self._counts = read_lines(run.events, Event), who_counts(attempt, plan)
         self._coordinator = Coordinator(plan, attempt.number, history, self._now(), job, used_s, self._counts)
-        self._scribe = Scribe(run, attempt, self._scribe_failed)
+        self._scribe = Scribe(run, attempt, self._scribe_failed, plan.spec.recovery.lease_s)
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None

@@ -22,7 +22,9 @@ class Scribe:
     the scribe's thread.
     """
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, run: RunDir, attempt: AttemptDir, failed: Callable[[Exception], None], lease_s: float) -> None:
+        """`lease_s`: a record that takes longer to reach the disk is told of, once."""
+        self._lease_s, self._told, self._waited = lease_s, False, False
         self._run = run
         self._attempt = attempt
         self._failed = failed
@@ -45,13 +47,23 @@ class Scribe:
         with waiting_for_disks(self._note):
             while (entry := self._entries.get()) is not None:
                 try:
+                    self._waited, began = False, time.monotonic()
                     patiently(lambda: check_fence(self._run, self._attempt.number))
                     self._put(entry)
+                    self._tell_if_slow(time.monotonic() - began)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the run must hear of it
                     self._failed(error)
                     return
 
+    def _tell_if_slow(self, took_s: float) -> None:
+        """Once; a disk that was full has been told of already."""
+        if took_s > self._lease_s and not self._told and not self._waited:
+            self._told = True
+            took = f"a record took {took_s:.1f} s to reach the disk, longer than the lease ({self._lease_s:g} s)"
+            self._note(f"{took}: what others read of the run is late; a longer recovery.lease or another disk helps")
+
     def _note(self, text: str) -> None:
+        self._waited = True
         append_line(self._run.events, Event(time.time(), self._attempt.number, "disk", text, cause=Cause.DISK))
 
     def _put(self, entry: _Entry) -> None:

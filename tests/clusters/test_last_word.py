@@ -80,7 +80,7 @@ def finished(run, writes, monkeypatch):
         ):
             server._handle(message)
         await asyncio.to_thread(server._scribe.close)
-        server._scribe = Scribe(run, run.attempt(1), lambda _: None)
+        server._scribe = Scribe(run, run.attempt(1), lambda _: None, 15.0)
         most = len(made) + 1 + writes  # the exit of its rank comes first
         server._handle(Exited(0, RankExit(1, 0, 0, 0, 17, code=0, done=True)))
         await asyncio.to_thread(server._scribe.close)

@@ -18,6 +18,7 @@ from launcher.agent.messages import Exited, GoOn, RankPulse, Start
 from launcher.agent.processes import end_all, is_stopped, orphans, signal_process
 from launcher.agent.ranks.control import ControlPipe, control_of
 from launcher.agent.ranks.reaper import Death
+from launcher.agent.ranks.reports.behind import WriteBehind
 from launcher.agent.ranks.reports.logfile import LogFile
 from launcher.agent.ranks.reports.metrics_file import MetricsFile
 from launcher.agent.ranks.reports.oom import OomCounter
@@ -122,6 +123,7 @@ class RankGroup:
         self._clock = WakingClock()  # who stood still together with us was not idle meanwhile
         home.oom.grew()  # what was before is of no rank of these
         self._metrics = MetricsFile(home.run.reported(home.attempt.number, home.node.index), start.generation)
+        self._behind = WriteBehind()
         self._ranks: list[_Rank] = []
         # Local ranks whose peers have the state of the training.
         self._joins = {*range(start.local_world_size)} if start.joins else set[int]()
@@ -178,7 +180,8 @@ class RankGroup:
     def _keep(self, rank: _Rank, word: GoOn) -> None:
         """Tell a rank of its new generation; its log is another one from now on."""
         before = str(rank.log.path)
-        rank.log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number))
+        path = self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number)
+        rank.log = LogFile(path, self._behind)
         rank.progress.go_on()
         environment = self._environment(rank)
         self._note_process(rank, environment)
@@ -189,7 +192,7 @@ class RankGroup:
 
     def _prepare(self, local: int) -> _Rank:
         number = self.start.first_rank + local
-        log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number))
+        log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number), self._behind)
         fifo = self._home.attempt.progress(self._home.node.index, local)
         progress = Progress(partial(self._measure, local))
         rank = _Rank(number, local, log, progress, active_at=self._clock.now(), started_at=time.time())
@@ -222,10 +225,7 @@ class RankGroup:
         if rank.process is not None:
             found = RankProcess(rank.number, self.generation, rank.process, environment, self._log_of(rank))
             place = self._home.attempt.rank_process(self._home.node.index, rank.local)
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk keeps no rank from going on, only others from looking into it
-                write_record(place, found, fsync=False)
+            self._behind.do(lambda: write_record(place, found, fsync=False))
 
     def _log_of(self, rank: _Rank) -> str:
         return str(rank.log.path.relative_to(self._home.run.path))
@@ -310,6 +310,7 @@ class RankGroup:
         self._listener.ended(Exited(self._home.node.index, rank.exit, tail))
         if self.over:
             self._metrics.close()
+            self._behind.close()
 
     def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
         told = likeliest(rank.progress.exception, error_file_says(self._error_file(rank)))
@@ -391,6 +392,7 @@ class RankGroup:
             if not rank.ended.is_set():
                 rank.close()
         self._metrics.close()
+        self._behind.close()
 
     async def _dump(self, ranks: list[_Rank]) -> None:
         """Have each of these write its Python stacks into its log; wait until the logs are quiet again."""

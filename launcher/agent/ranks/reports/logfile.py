@@ -4,9 +4,9 @@ import os
 import time
 from pathlib import Path
 
+from launcher.agent.ranks.reports.behind import WriteBehind
 from launcher.agent.ranks.reports.tracebacks import crash_in
 from launcher.rundir.layout import times_of
-from launcher.rundir.patience import DISK_ERRORS
 
 _TAIL_BYTES = 64 * 1024  # faulthandler writes up to 100 frames of each of 100 threads
 _TAIL_LINES = 20
@@ -15,8 +15,9 @@ _TAIL_LINES = 20
 class LogFile:
     """One rank's log, seen from outside: the rank itself writes it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, behind: WriteBehind | None = None) -> None:
+        """`behind`: what notes the times for whoever asks whether it `grew`."""
+        self.path, self._behind = path, behind or WriteBehind()
         self.size = 0
         self._times = times_of(path)
 
@@ -33,12 +34,8 @@ class LogFile:
         if size == self.size:
             return False
         self.size = size
-        try:
-            self._note(f"{time.time_ns() // 1_000_000} {size}\n".encode())
-        except OSError as error:
-            if error.errno not in DISK_ERRORS:
-                raise
-            # Without it these lines stand where the next ones do.
+        line = f"{time.time_ns() // 1_000_000} {size}\n".encode()
+        self._behind.do(lambda: self._note(line))  # without it these lines stand where the next ones do
         return True
 
     def _note(self, line: bytes) -> None:

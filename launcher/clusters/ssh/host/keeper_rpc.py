@@ -9,6 +9,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import msgspec
 
 from launcher.agent.wire import Wire, WireError, WireServer, dial
 from launcher.clock import boottime
-from launcher.clusters.ssh.host.keeper_messages import Declined, KeeperQuestion, KeeperReply
+from launcher.clusters.ssh.host.keeper_messages import Ask, Declined, KeeperQuestion, KeeperReply
 from launcher.clusters.ssh.messages import Peer
 from launcher.errors import LaunchError
 
@@ -45,6 +46,7 @@ class KeeperRpc:
         self._address, self._key, self._answer = address, key, answer
         self._peers: Mapping[int, Peer] = {}
         self._me = -1
+        self._telling = ThreadPoolExecutor(1, "keeper status")  # others wait for a disk: an Ask does not wait for them
         self._gone_since: dict[Peer, float] = {}  # their hosts answer, and say that nobody listens there
         started: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
         work = self._work(started, port)
@@ -95,6 +97,7 @@ class KeeperRpc:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
+        self._telling.shutdown(wait=False)
 
     # -- in the thread
 
@@ -114,7 +117,9 @@ class KeeperRpc:
         async with asyncio.timeout(_SERVE_S):
             question = await wire.receive()
             if question is not None:
-                await wire.say(await asyncio.to_thread(self._answered, question, wire.address))
+                pool = self._telling if isinstance(question, Ask) else None
+                answering = self._loop.run_in_executor(pool, self._answered, question, wire.address)
+                await wire.say(await answering)
 
     def _answered(self, question: KeeperQuestion, asker: str) -> KeeperReply:
         try:

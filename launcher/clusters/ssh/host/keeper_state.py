@@ -119,7 +119,10 @@ class KeeperState:
     rpc: KeeperRpc
 
     def __init__(self, run: RunDir, number: int, node: int) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held while a word is made durable, however long the disk takes
+        self._shown = threading.Lock()  # held while what `status` tells changes together, and no longer
+        self._copying = threading.Lock()
+        self._kept: dict[str, Replica] = {}  # what this process has made durable last of each record
         self.secret = read_intent(run.attempt(number)).token  # came over SSH; later tokens are made of it
         self.here = AttemptOnHost(run, number, node)
         self.node = node  # our number among the keepers, for good
@@ -170,7 +173,7 @@ class KeeperState:
 
     def move(self, number: int) -> None:
         """On to this attempt, whose plan is on disk."""
-        with self._lock:
+        with self._lock, self._shown:
             self.here.move(number)
             self.election.move(number, self.plan.nodes[0].host)
             self.ready.pledged = False
@@ -223,6 +226,11 @@ class KeeperState:
             raise Fenced(f"attempt {attempt} goes on without {self.host}")
 
     def status(self) -> KeeperStatus:
+        """Return what this keeper tells of itself; no write to a disk is waited for, else it would seem to be gone."""
+        with self._shown:
+            return self._status()
+
+    def _status(self) -> KeeperStatus:
         leads, is_guest = self._part()
         return KeeperStatus(
             node=self.node,
@@ -255,8 +263,9 @@ class KeeperState:
             if self.returning and not isinstance(question, Cancelled):
                 return Declined("it has come back, and does not take part yet")
             if isinstance(question, Ask):
-                with self._lock:
-                    return self.status()
+                return self.status()
+            if isinstance(question, Replica) and not self._copying.acquire(blocking=False):
+                return Declined("it still writes the record before")
             try:
                 with self._lock:
                     why = self._against_asker(question, asker)
@@ -269,6 +278,8 @@ class KeeperState:
             except LaunchError as error:  # such as a damaged record of ours
                 why = str(error)
             finally:
+                if isinstance(question, Replica):
+                    self._copying.release()
                 wakeup.wake()
             return Declined(why) if why else Agreed()
 
@@ -340,9 +351,11 @@ class KeeperState:
     def _keep(self, replica: Replica) -> str:
         self.election.outrun_by = max(replica.attempt, self.election.outrun_by)
         why = self.election.against_record(replica)
-        if not why:
-            record_copies.put(self.run, replica)
-        return why
+        if why or (self._kept.get(replica.name) == replica and record_copies.is_there(self.run, replica)):
+            return why  # asked again: the answer came too late the first time, from a slow disk
+        record_copies.put(self.run, replica)
+        self._kept[replica.name] = replica
+        return ""
 
     def _part(self) -> tuple[bool, bool]:
         """Whether it leads the attempt, and whether it has no vote in it."""

@@ -73,6 +73,20 @@ def put(run: RunDir, replica: Replica) -> None:
     write_bytes(copied.path, data)
 
 
+def is_there(run: RunDir, replica: Replica) -> bool:
+    """Return whether the file here has what this replica says."""
+    copied = replicated(run, run.attempt(replica.attempt)).get(replica.name)
+    if copied is None:
+        return False
+    data = replica.data.encode()
+    try:
+        with copied.path.open("rb") as file:
+            file.seek(max(0, replica.at))
+            return file.read(len(data) + (replica.at == _WHOLE)) == data
+    except OSError:
+        return False
+
+
 def _put_piece(path: Path, at: int, piece: bytes) -> None:
     """What is there from byte `at` on stays as far as it is what the piece says; the rest is of another history."""
     fd = os.open(path, _READ_AND_WRITE, 0o600)

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,6 +58,30 @@ def test_who_is_gone_or_slow_is_not_among_the_answers(seated):
         assert there == [2]
     finally:
         answered.set()
+
+
+def test_how_a_keeper_is_waits_for_no_other_answer(seated):
+    """However many of those wait for its disk: as many as there are threads for them, and more."""
+    rpcs, answers = seated
+    answered, busy = threading.Event(), threading.Barrier(ThreadPoolExecutor()._max_workers + 1)
+
+    def answer(question):
+        if isinstance(question, Ask):
+            return standing(1)
+        busy.wait(60)
+        return answered.wait(60) and Agreed()
+
+    answers[1] = answer
+    askers = [threading.Thread(target=rpcs[0].ask, args=(Begin(number), [1])) for number in range(busy.parties - 1)]
+    try:
+        for one in askers:
+            one.start()
+        busy.wait(60)
+        assert rpcs[2].ask_one(Ask(), 1, 20.0) == standing(1)
+    finally:
+        answered.set()
+        for one in askers:
+            one.join()
 
 
 def test_a_keeper_is_gone_where_its_host_says_that_nobody_listens(seated):

@@ -1,5 +1,6 @@
 """Who may lead, begin, write and end: keepers on disks of their own, without a network and without agents."""
 
+import os
 import threading
 import time
 from types import SimpleNamespace
@@ -19,10 +20,12 @@ from launcher.clusters.ssh.host.follower import Follower, TakeOver
 from launcher.clusters.ssh.host.keeper import QueueWatch
 from launcher.clusters.ssh.host.keeper_messages import (
     Agreed,
+    Ask,
     Begin,
     Begun,
     Cancelled,
     Declined,
+    KeeperStatus,
     Members,
     Promise,
     Propose,
@@ -46,6 +49,7 @@ from launcher.words import Cause, State
 
 ENDED = AttemptEnd(State.QUEUED, Cause.NODE_LOST, Exit.NODE_LOST, 0.0, "restart 1 of 20")
 SECRET, KEY = "5e" * 32, b"key"
+BOUND_S = 20.0
 SUCCEEDED = AttemptEnd(State.SUCCEEDED, None, Exit.OK, 0.0)
 
 
@@ -285,6 +289,47 @@ def test_only_who_leads_an_attempt_writes_its_records(table):
         return type(table.said(2, Replica(node, attempt, "avoided", -1, "[]")))
 
     assert [says(0, 1), says(0, 2), says(1, 1), says(9, 2), says(1, 2)] == [Declined] * 4 + [Agreed]
+
+
+def test_a_keeper_that_waits_for_its_disk_says_how_it_is_all_the_same(table, monkeypatch):
+    """Who did not would be counted out after a lease: an fsync may take as long."""
+    fsync, waits, goes_on = os.fsync, threading.Event(), threading.Event()
+    said = []
+
+    def slow(fd):
+        waits.set()
+        assert goes_on.wait(BOUND_S)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    record = Replica(0, 1, "avoided", -1, "[]")
+    writing = threading.Thread(target=lambda: said.append(table.said(2, record)))
+    asking = threading.Thread(target=lambda: said.extend(table.said(2, one) for one in (Ask(), record)))
+    try:
+        writing.start()
+        assert waits.wait(BOUND_S)
+        asking.start()
+        asking.join(BOUND_S)
+        assert [type(one) for one in said] == [KeeperStatus, Declined], "and takes nothing more meanwhile"
+    finally:
+        goes_on.set()
+        writing.join()
+        asking.join()
+    assert said[2:] == [Agreed()] == [table.said(2, record)]
+
+
+@pytest.mark.parametrize(("name", "at", "data"), [("avoided", -1, "[]"), ("events", 0, '{"a":1}\n')])
+def test_a_record_that_is_sent_again_is_written_again_only_where_it_is_not_there(table, monkeypatch, name, at, data):
+    """Else a leader that waits a second would hear of none from a disk that takes longer."""
+    member, record = table.keepers[2], Replica(0, 1, name, at, data)
+    path = member.run.avoided if name == "avoided" else member.run.events
+    assert table.said(2, record) == Agreed()
+    syncs = []
+    monkeypatch.setattr(os, "fsync", syncs.append)
+    assert table.said(2, record) == Agreed() and syncs == []
+    path.write_text("damaged")
+    assert table.said(2, record) == Agreed() and syncs
+    assert path.read_text() == data
 
 
 def test_a_proposal_that_too_few_take_up_is_no_attempt(table):
