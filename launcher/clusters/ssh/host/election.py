@@ -87,12 +87,14 @@ class Election:
         """As the leader says, unless somebody has our vote: it may have been elected by those who counted then."""
         if why := self.against_leader_of(word.attempt):
             return why
-        version = word.attempt, word.version
+        version, rolls = (word.attempt, word.version), tuple(map(frozenset, word.rolls))
+        if (version, rolls) == (self._rolls_version, self.rolls):
+            return ""  # asked again: the answer came too late the first time
         if version <= self._rolls_version or not word.rolls:
             return "a newer word of the leader is known here"
         if not all(roll and {*roll} <= {*range(len(self.hosts))} for roll in word.rolls):
             return "it counts hosts that are not of this run"
-        self.rolls, self._rolls_version = tuple(map(frozenset, word.rolls)), version
+        self.rolls, self._rolls_version = rolls, version
         return ""
 
     # -- whose word is taken

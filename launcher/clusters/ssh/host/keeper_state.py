@@ -122,6 +122,7 @@ class KeeperState:
         self._lock = threading.RLock()  # held while a word is made durable, however long the disk takes
         self._shown = threading.Lock()  # held while what `status` tells changes together, and no longer
         self._copying = threading.Lock()
+        self._remembered: Votes | None = None  # what this process has made durable last of its votes
         self._kept: dict[str, Replica] = {}  # what this process has made durable last of each record
         self.secret = read_intent(run.attempt(number)).token  # came over SSH; later tokens are made of it
         self.here = AttemptOnHost(run, number, node)
@@ -338,8 +339,10 @@ class KeeperState:
 
     def _remember(self, **news: object) -> None:
         """Before any word is given that would bind the keeper that is started after this one."""
-        if self.plan.disks_apart:
-            write_sealed(self.run.votes, msgspec.structs.replace(self.election.votes(self._begun), **news))
+        votes = msgspec.structs.replace(self.election.votes(self._begun), **news)
+        if self.plan.disks_apart and votes != self._remembered:
+            write_sealed(self.run.votes, votes)
+            self._remembered = votes
 
     def _take_up(self, proposal: Propose) -> str:
         why = self.election.against_proposal(proposal)

@@ -39,7 +39,7 @@ class Membership:
         self._keeper = keeper
         self._clock = WakingClock()  # what we have slept through was no silence of theirs
         self._heard_at = dict.fromkeys(keeper.rpc.others, self._clock.now())
-        self._version = 0
+        self._version, self._said = 0, tuple[frozenset[int], ...]()
         self._guests = {node.host for node in keeper.plan.nodes if node.index in keeper.plan.away}
         self._blamed: frozenset[int] = frozenset()  # for the silence that they are in
         self._unsettled = frozenset(keeper.rpc.others)  # who may count by other rolls than we do
@@ -111,8 +111,9 @@ class Membership:
         return False
 
     def _told(self, rolls: tuple[frozenset[int], ...], others: Collection[int]) -> frozenset[int]:
-        """Who has agreed to count by these."""
-        self._version += 1
+        """Return who has agreed to count by these; what is said again keeps its number, and is not written again."""
+        self._version += rolls != self._said
+        self._said = rolls
         word = Members(self._keeper.attempt.number, self._version, tuple(tuple(sorted(roll)) for roll in rolls))
         return frozenset(granted(self._keeper.rpc.ask(word, others)))
 

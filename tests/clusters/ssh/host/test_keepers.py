@@ -332,6 +332,17 @@ def test_a_record_that_is_sent_again_is_written_again_only_where_it_is_not_there
     assert path.read_text() == data
 
 
+def test_who_counts_is_written_once_however_often_it_is_said(table, monkeypatch):
+    """Else a leader that asks again each second would never hear of it from a disk that takes longer."""
+    word = Members(1, 1, ((0, 1, 2), (0, 2)))
+    assert table.said(2, word) == Agreed()
+    syncs, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: syncs.append(fd) or fsync(fd))
+    assert table.said(2, word) == Agreed() and syncs == []
+    assert table.said(2, msgspec.structs.replace(word, rolls=((0, 1, 2),))).why, "not under the same number"
+    assert table.said(2, Members(1, 2, ((0, 2),))) == Agreed() and syncs
+
+
 def test_a_proposal_that_too_few_take_up_is_no_attempt(table):
     member = table.keepers[0]
     table.deafen(1, Propose)
