@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -66,6 +65,8 @@ def command_for(
 
 def _of_uv_tool(extra: str, source: dict[str, Any] | None, receipt: Path) -> str:
     """Return the command that installs the tool again with one more extra: uv would drop a package by itself."""
+    import tomllib  # late: ranks import this module, and only a failure reads a file
+
     requirements = tomllib.loads(receipt.read_text(encoding="utf-8")).get("tool", {}).get("requirements", [])
     named = [one for one in requirements if isinstance(one, dict)]
     ours = next((one for one in named if one.get("name") == DISTRIBUTION), {})
@@ -112,5 +113,7 @@ def _packages_of_project(extra: str) -> list[str]:
     """Return what the extra asks for, as the source tree says that this file is in; an empty list outside of one."""
     if not _PROJECT.is_file():
         return []
+    import tomllib  # late: as a receipt is read
+
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
     return [str(package) for package in project.get("optional-dependencies", {}).get(extra, [])]

@@ -107,7 +107,8 @@ def test_a_run_of_a_kind_that_is_gone_is_told_of(toy):
     assert run in toy.launch("status", env=without).stdout
     said = toy.launch("submit", toy.chain(), "--on", "toy", check=2, env=without).stderr
     assert "box.kind: expected one of" in said
-    assert "there is no kind of cluster 'toy'" in toy.launch("resume", run, check=2, env=without).stderr
+    more = ("--set", "run.args.steps=4")  # a run that has succeeded is not resumed as it is
+    assert "there is no kind of cluster 'toy'" in toy.launch("resume", run, *more, check=2, env=without).stderr
 
 
 def test_ours_are_registered_as_those_of_others():

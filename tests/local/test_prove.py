@@ -9,10 +9,10 @@ from tests.sizes import NIGHTLY
 
 pytestmark = pytest.mark.nightly
 
-SPEC = "name: walk\nrun: {{script: {script}, {more}args: {{steps: 99, holds: [10, 20]{args}}}}}\n"
+SPEC = "name: walk\nrun: {{script: {script}, {more}args: {{steps: 99, holds: [12, 20]{args}}}}}\n"
 LOOP = "name: loop\nrun: {{script: exact.py, args: {{steps: 99{args}}}}}\n"
 RESOURCES = "resources: {ranks_per_node: 1}\ncheckpoint: {every: 4 steps}\n"
-WORDS = ("--steps", "24", "--kills", "2", "--seed", "3")  # its kills come at 10 and 20 at the latest, where starts wait
+WORDS = ("--steps", "24", "--kills", "2", "--seed", "3")  # its kills come at 12 and 20 at the latest, where starts wait
 OURS = "prove"
 
 

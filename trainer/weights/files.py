@@ -3,7 +3,6 @@
 import mmap
 import os
 import struct
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from trainer.errors import TrainerError
 _NAMES = {code: name for name, code in SAFE.items()}
 _MOST_WORDS = 100_000_000  # bytes of a header, as the format has it
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training scripts keep the model's
+_ARCHIVE = b"PK\x03\x04"
 _HINT = "\nhint: torch.save(model.state_dict(), FILE) writes what can be read without running it"
 
 
@@ -92,7 +92,7 @@ def _check(path: Path, name: str, one: _Safe, size: int) -> None:
 
 def open_torch(path: Path) -> Source:
     """Return the tensors of a file that torch.save wrote, read with weights_only. Raises TrainerError."""
-    found = loaded(path, path, mmap=zipfile.is_zipfile(path))
+    found = loaded(path, path, mmap=_is_archive(path))
     tensors = _tensors(found)
     for wrapper in _WRAPPERS:
         if not tensors and isinstance(found, dict):
@@ -101,6 +101,12 @@ def open_torch(path: Path) -> Source:
         raise TrainerError(f"{path}: expected tensors by name, found {type(found).__name__}{_HINT}")
     shapes = {name: tuple(one.shape) for name, one in tensors.items()}
     return Source(shapes, lambda name: dense(path, name, tensors[name]))
+
+
+def _is_archive(path: Path) -> bool:
+    """Return whether the file begins as torch's archives do. zipfile.is_zipfile raises for some damaged ones."""
+    with path.open("rb") as file:
+        return file.read(len(_ARCHIVE)) == _ARCHIVE
 
 
 def loaded(path: Path, file: Path | IO[bytes], *, mmap: bool = False, hint: str = _HINT) -> object:
