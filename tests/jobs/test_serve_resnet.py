@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -48,6 +49,11 @@ def answered(address, within_s=BOUND_S):
             time.sleep(0.2)
 
 
+def pasted(line):
+    """What the line that the log shows is answered, as a user pastes it."""
+    return json.loads(subprocess.run(line, shell=True, capture_output=True, check=True).stdout)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_it_trains_and_then_serves_until_it_is_cancelled(checkout):
@@ -61,6 +67,9 @@ def test_it_trains_and_then_serves_until_it_is_cancelled(checkout):
     address = found[1]
     health = answered(address)
     assert (health["run"], health["workers"]) == (f"{graph}-train", 1)
+    curl = re.search(r"curl .*", checkout.launch("logs", run).stdout)[0]
+    answer = pasted(curl)
+    assert "label" in answer
     (rank,) = json.loads(checkout.launch("status", run, "--json").stdout)["ranks"]
     os.kill(rank["pid"], signal.SIGKILL)
     bound = time.monotonic() + BOUND_S
@@ -68,6 +77,7 @@ def test_it_trains_and_then_serves_until_it_is_cancelled(checkout):
         assert time.monotonic() < bound
         time.sleep(0.2)
     assert answered(address)["step"] == health["step"]
+    assert pasted(curl) == answer, "with the token that it had"
     checkout.launch("cancel", graph)
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{address}/health", timeout=30)

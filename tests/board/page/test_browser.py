@@ -1,5 +1,6 @@
 """The page in a real browser: what people see, and that nothing which ranks or names say is more than text."""
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -62,9 +63,10 @@ def late():
 def test_what_changed_before_the_table_was_told_of_it_is_seen(training, board, page, late, monkeypatch):
     told = feed.Feed.live
 
-    def live(self, run_id):
-        late.wait(BOUND_S)
-        yield from told(self, run_id)
+    async def live(self, run_id):
+        await asyncio.to_thread(late.wait, BOUND_S)
+        async for data in told(self, run_id):
+            yield data
 
     monkeypatch.setattr(feed.Feed, "live", live)
     page.open(board.address)
