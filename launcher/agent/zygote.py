@@ -141,6 +141,13 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def wait_until_ended(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
+        handle = os.pidfd_open(pid)
+        select.select([handle], [], [])
+        os.close(handle)
+
+
 def signal_at_death_of_parent(number: int) -> None:
     """0: none."""
     if LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
@@ -859,34 +866,21 @@ class Zygote:
         os.set_inheritable(fd, False)
         self._agent = socket.socket(fileno=fd)
         self._agent.setblocking(True)
-        self._bell, ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._own = (self._bell, ring)
-        self._not_for_ranks = (*inherited, fd, *self._own)
-        self._pid = os.getpid()
-        self._children: set[int] = set()
+        self._not_for_ranks = (*inherited, fd)
         self._thread_starters: list[str] = []
         self._tried = tried  # modules, and why one cannot be imported
         self._handed: list[int] = []  # descriptors that came with what the agent said
         self._unread = b""
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal with a handler rings
-        signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
         self._say(op="began")
 
     def serve(self) -> Order:
         """Return only in a forked rank, with its order; end with the agent."""
-        poll = select.poll()
-        poll.register(self._agent, select.POLLIN)
-        poll.register(self._bell, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in poll.poll()]
-            if self._bell in ready:
-                self._reap()
-            if self._agent.fileno() in ready:
-                for line in self._lines():
-                    order = self._answer(line)
-                    if order is not None:
-                        return order
+            for line in self._lines():
+                order = self._answer(line)
+                if order is not None:
+                    return order
 
     def _lines(self) -> Iterator[bytes]:
         try:
@@ -960,13 +954,8 @@ class Zygote:
                 os._exit(0)
         except OSError:
             os._exit(1)
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
-            handle = os.pidfd_open(between)
-            select.select([handle], [], [])
-            os.close(handle)
-        signal.set_wakeup_fd(-1)
+        wait_until_ended(between)
         self._agent.close()
-        close(self._own)
         raise Standby(fd, self._serves)
 
     def _settle_in(self, home: dict[str, Any], modules: Sequence[Any]) -> None:
@@ -1008,7 +997,6 @@ class Zygote:
                 os._exit(0)
         except OSError:
             os._exit(1)
-        signal.set_wakeup_fd(-1)
         self._agent.detach()
         become_keeper(words, fds, room)
 
@@ -1035,16 +1023,60 @@ class Zygote:
             sys.stdout.flush()
             sys.stderr.flush()
             LIBC.fflush(None)
-            pid = os.fork()
+            pid, go = self._bear()
         except (NoFork, OSError) as error:
             self._say(op="refused", id=number, reason=str(error))
             return None
         if pid == 0:
             self._leave()
             return order
-        self._children.add(pid)
         self._say(op="forked", id=number, pid=pid)
+        with contextlib.suppress(BrokenPipeError):  # it was killed meanwhile: its parent, the agent, sees that
+            os.write(go, b"!")
+        os.close(go)
         return None
+
+    def _bear(self) -> tuple[int, int]:
+        """Fork a rank, which outlives this process: it is the agent's child, as one between the two ends at once.
+
+        Return its pid, and the pipe on which it waits until the agent is told of it; in the rank itself 0 and 0. One
+        that nobody was told of, as this process was killed, ends.
+        """
+        pids, pid_of_it = os.pipe()
+        waits, go = os.pipe()
+        try:
+            between = os.fork()
+        except OSError:
+            close([pids, pid_of_it, waits, go])
+            raise
+        if between == 0:
+            self._bear_from_between(pids, pid_of_it, waits, go)
+            return 0, 0
+        close([pid_of_it, waits])
+        with open(pids, "rb") as file:
+            pid = int(file.read() or 0)
+        os.waitpid(between, 0)
+        if not pid:
+            os.close(go)
+            raise NoFork("the process between this one and the rank could not fork")
+        return pid, go
+
+    def _bear_from_between(self, pids: int, pid_of_it: int, waits: int, go: int) -> None:
+        """Return in the rank alone."""
+        between = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os._exit(1)
+        if pid:
+            os.write(pid_of_it, b"%d" % pid)
+            os._exit(0)
+        close([pids, pid_of_it, go])
+        wait_until_ended(between)
+        die_with(self._serves)
+        if not os.read(waits, 1):
+            os._exit(1)
+        os.close(waits)
 
     def _check_fitness(self) -> None:
         """Raise NoFork where a fork would inherit locks that nobody can release, or a dead driver."""
@@ -1068,22 +1100,8 @@ class Zygote:
 
     def _leave(self) -> None:
         """In the newborn: nothing of the zygote's own stays."""
-        die_with(self._pid)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._agent.detach()
         close(self._not_for_ranks)
-
-    def _reap(self) -> None:
-        """Tell of each rank that has ended; other children belong to the modules that started them."""
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._bell, 512):
-                continue
-        for child in tuple(self._children):
-            pid, status, usage = os.wait4(child, os.WNOHANG)
-            if pid != 0:
-                self._children.discard(pid)
-                self._say(op="exited", pid=pid, status=status, maxrss_kb=usage.ru_maxrss)
 
     def _say(self, **words: Any) -> None:
         try:
@@ -1092,11 +1110,7 @@ class Zygote:
             self._end()
 
     def _end(self) -> NoReturn:
-        """The agent has let go: nobody is left to answer for the ranks."""
-        for pid in self._children:
-            for kill in (os.killpg, os.kill):  # a newborn has no group yet
-                with contextlib.suppress(ProcessLookupError):
-                    kill(pid, signal.SIGKILL)
+        """The agent has let go. Ranks are its children, and end with it."""
         os._exit(0)
 
 

@@ -1,6 +1,7 @@
 """A node without a coordinator: where its ranks are at home, who hears of them, and a loop that has children."""
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from launcher.agent.environment import node_environment
-from launcher.agent.processes import descendants, orphans
+from launcher.agent.processes import become_subreaper, descendants, orphans
 from launcher.agent.ranks import group
 from launcher.agent.ranks.group import Home
 from launcher.plan.build import build
@@ -18,6 +19,8 @@ from launcher.plan.model import FrozenCode
 from launcher.rundir.durable import make_dir
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import JobSpec, RunOptions
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def home_of(folder, script, **sections):
@@ -71,9 +74,11 @@ def processes_of_its_own(monkeypatch):
     strangers = set(descendants(os.getpid()))
 
     monkeypatch.setattr(group, "orphans", lambda root, trees: orphans(root, {*strangers, *trees}))
+    become_subreaper()  # as an agent is: ranks are children of its own
     bystander = subprocess.Popen(["sleep", "3600"])
     strangers.add(bystander.pid)
     yield
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()

@@ -1,7 +1,6 @@
 """Ranks of one node, with a real zygote and real processes: whatever the moment of a stop, nothing is left."""
 
 import asyncio
-import ctypes
 import os
 import signal
 import time
@@ -12,7 +11,7 @@ import pytest
 from one_node import Ears, home_of, play, processes_of_its_own
 
 from launcher.agent.messages import Start
-from launcher.agent.processes import become_subreaper, descendants, end_all
+from launcher.agent.processes import descendants, end_all
 from launcher.agent.ranks import group as ranks
 from launcher.agent.ranks import prepare
 from launcher.agent.ranks.group import RankGroup
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("processes_of_its_own")
 
 RANKS = 8
 BOUND_S = 150.0
-PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture
@@ -113,9 +111,7 @@ def counted(home, tmp_path):
     (tmp_path / "modules" / "counted.py").write_text(f"print('once', file=open({str(tmp_path / 'count')!r}, 'a'))\n")
     entry = msgspec.structs.replace(home.plan.entry, preload=("counted", "no_such_module"))
     environment = {**home.environment, "PYTHONPATH": str(tmp_path / "modules")}
-    become_subreaper()  # as an agent is: who stands by is a child of its own
-    yield replace(home, plan=msgspec.structs.replace(home.plan, entry=entry), environment=environment)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    return replace(home, plan=msgspec.structs.replace(home.plan, entry=entry), environment=environment)
 
 
 async def until(condition):
@@ -135,7 +131,7 @@ async def kill_and_renew(preparation, *pids):
 
 
 def test_a_killed_zygote_is_replaced_without_an_import(counted, tmp_path):
-    """As often as it is killed; the ranks of the one before have ended with it."""
+    """As often as it is killed; its ranks go on, and their ends are seen."""
 
     async def scene():
         preparation, ears = await prepared(counted), Ears()
@@ -144,10 +140,10 @@ def test_a_killed_zygote_is_replaced_without_an_import(counted, tmp_path):
             zygote, standby = preparation.own_pids
             group = RankGroup(counted, start(generation), preparation.starter, ears)
             pids = await group.begin()
-            assert {parent(pid) for pid in pids} == {zygote}
+            assert {parent(pid) for pid in pids} == {os.getpid()}
             await until(lambda pids=pids: all(sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"] for pid in pids))
             await kill_and_renew(preparation, zygote)
-            assert await group.wait(BOUND_S)
+            assert len(ears.exits) == (generation - 1) * RANKS and set(pids) <= set(descendants(os.getpid()))
             await group.stop(0.0, (), preparation.own_pids)
             assert preparation.own_pids[0] == standby
             assert left(preparation) == []
@@ -155,6 +151,29 @@ def test_a_killed_zygote_is_replaced_without_an_import(counted, tmp_path):
         assert len(ears.exits) == 3 * RANKS
         await preparation.close()
         assert left(preparation) == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.01, 0.02, 0.04])
+def test_a_zygote_that_is_killed_while_it_forks_leaves_one_process_for_each_rank(home, after_s):
+    """Those that it had not told of end with it, and others are started in their places."""
+
+    async def scene():
+        preparation, ears = await prepared(home), Ears()
+        (zygote,) = preparation.own_pids
+        group = RankGroup(home, start(1), preparation.starter, ears)
+        asyncio.get_running_loop().call_later(after_s, os.kill, zygote, signal.SIGKILL)
+        pids = await group.begin()
+        logs = [home.run.rank_log(1, 1, rank) for rank in range(RANKS)]
+        await asyncio.wait_for(preparation._zygote.gone.wait(), BOUND_S)
+        await until(lambda: len(ears.exits) or all(log.exists() and "up" in log.read_text() for log in logs))
+        await until(lambda: len(left(preparation)) == RANKS - len(ears.exits))
+        assert set(left(preparation)) <= set(pids)
+        assert all(log.read_text().count("up") <= 1 for log in logs if log.exists())
+        await group.stop(0.0, (), preparation.own_pids)
+        assert left(preparation) == [] and len(ears.exits) == RANKS
+        await preparation.close()
 
     play(scene)
 

@@ -1,6 +1,7 @@
 """zygote.py as the agent uses it: by path, in processes of its own, against plain `python` as the oracle."""
 
 import ast
+import ctypes
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 
 import launcher.agent
 from launcher.agent import zygote
+from launcher.agent.processes import become_subreaper
 from launcher.agent.ranks.ports import HeldPort
 
 ZYGOTE = Path(launcher.agent.__file__).with_name("zygote.py")
@@ -24,6 +26,7 @@ SCRIPTS = Path(__file__).with_name("scripts")
 TORCH = ("torch", "torch._dynamo", "torch.distributed", "torch.utils.data")
 DUMP_SIGNAL = signal.SIGRTMIN + 8
 ANSWER_S = 150.0
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def environment(**more):
@@ -75,12 +78,21 @@ class Agent:
         return self.hear("forked", id=self.ask(order))["pid"]
 
     def wait(self, pid):
-        return self.hear("exited", pid=pid)["status"]
+        """Its wait status: it is a child of the agent's."""
+        return os.waitpid(pid, 0)[1]
 
     def close(self):
         self._lines.close()
         self.socket.close()
         return self.process.wait(ANSWER_S)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def subreaper():
+    """As an agent is: ranks are children of its own."""
+    become_subreaper()
+    yield
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @pytest.fixture
@@ -640,16 +652,14 @@ def test_a_report_that_nobody_hears_changes_nothing(progress, project, plain_zyg
     assert (tmp_path / "log").read_text().endswith("ShapeError: bad shape (3, 4)\nsecond line\n")
 
 
-def test_the_end_of_the_stream_ends_everything(start, project, tmp_path):
+def test_the_end_of_the_stream_ends_the_zygote(start, project, tmp_path):
+    """Not the ranks: those are the agent's, which ends them, or ends itself."""
     agent = start()
-    pids = []
-    for number in range(3):
-        pids.append(agent.fork(order(project, "deaf.py", log=tmp_path / str(number))))
-        wait_for(tmp_path / str(number), "\n")
-        pids += map(int, (tmp_path / str(number)).read_text().split())
-    newborn = agent.fork(order(project, "idles.py", log=tmp_path / "newborn"))
+    pid = agent.fork(order(project, "idles.py", log=tmp_path / "log"))
+    wait_for(tmp_path / "log", "up\n")
     assert agent.close() == 0
-    gone(newborn, *pids)
+    os.kill(pid, signal.SIGTERM)
+    assert exit_code(agent.wait(pid)) == -signal.SIGTERM
 
 
 def test_a_killed_agent_takes_zygote_and_ranks_along(project, tmp_path):
@@ -668,12 +678,14 @@ def test_a_killed_agent_takes_zygote_and_ranks_along(project, tmp_path):
         os.kill(stray, signal.SIGKILL)  # what a rank has started is found by the agent, or by its successor
 
 
-def test_a_killed_zygote_takes_its_ranks_along(start, project, tmp_path):
+def test_ranks_outlive_a_killed_zygote(start, project, tmp_path):
     agent = start()
     pid = agent.fork(order(project, "idles.py", log=tmp_path / "log"))
     wait_for(tmp_path / "log", "up\n")
     agent.process.kill()
-    gone(pid)
+    agent.process.wait(ANSWER_S)
+    os.kill(pid, signal.SIGTERM)  # not by the kernel, before
+    assert exit_code(agent.wait(pid)) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("mode", ["serve", "run"])
@@ -728,7 +740,7 @@ def test_an_idle_zygote_costs_nothing(start):
 def test_peak_memory_is_told(plain_zygote, project, tmp_path):
     (tmp_path / "eats.py").write_text("bytearray(b'x' * (64 << 20))")
     pid = plain_zygote.fork(order(tmp_path, "eats.py", log=tmp_path / "log"))
-    peak_kb = plain_zygote.hear("exited", pid=pid)["maxrss_kb"]
+    peak_kb = os.wait4(pid, 0)[2].ru_maxrss
     assert (64 << 10) < peak_kb < (256 << 10)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from goodput_account import Decided, newest, read_notes
-from lab import Lab, command, environment, parent
+from lab import Lab, environment
 from noted_steps import network_card
 from race import free_port
 from ssh_desk import Desk, is_of_a_login
@@ -25,7 +25,6 @@ from ssh_desk import Desk, is_of_a_login
 from launcher.agent.processes import end_all
 from tests.chaos.schedule import Kind
 from tests.chaos.worlds import CAUSES, CUTS, SETTINGS, Local, Pool, World, frozen, killed, rank_signal, strike
-from tests.lab.nodes import pid_inside
 
 HERE = Path(__file__).parent
 SCRIPT = "goodput_steps.py"
@@ -53,15 +52,7 @@ _MIXED = {
 }
 
 
-@contextlib.contextmanager
-def killed_zygote(world, target):
-    """The parent of a rank: what stands by has the same command line."""
-    found = world.newest_ranks()
-    pid = found and world.parent(found[target % len(found)])
-    yield bool(pid) and b"zygote.py" in command(pid) and strike(pid, signal.SIGKILL)
-
-
-ZYGOTE = {"kill-zygote": killed_zygote}
+ZYGOTE = {"kill-zygote": killed("zygote")}
 _CUTS = {name: Kind(1, lasts_s=(1.0, 8.0)) for name in ("cut-both", "reset")}
 
 
@@ -129,9 +120,6 @@ class Launched(Side):
 class LaunchedHere(Launched, Local):
     faults: ClassVar[Any] = Local.faults | ZYGOTE
 
-    def parent(self, note):
-        return parent(note.pid)
-
 
 class StayingHere(LaunchedHere):
     """Ranks of a `Trainer`, of which those that were not killed stay."""
@@ -145,11 +133,6 @@ class StayingHere(LaunchedHere):
 class LaunchedThere(Launched, Pool):
     mixed = Launched.mixed | _CUTS
     faults: ClassVar[Any] = Pool.faults | ZYGOTE
-
-    def parent(self, note):
-        """As its host knows it."""
-        node = next(node for node in self.machines if node.name == note.host)
-        return next((parent(pid) for pid in node.started() if pid_inside(pid) == note.pid), None)
 
     def events(self):
         """Every host that led has written some."""

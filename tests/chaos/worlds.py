@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lab import SCRIPTS, Lab, all_pids, command, parent, whole_lines
+from lab import SCRIPTS, Lab, all_pids, command, log_of, parent, whole_lines
 from ssh_desk import Desk, is_of_a_login
 
 from launcher.agent.processes import end_all
@@ -102,7 +102,7 @@ class World:
         raise NotImplementedError
 
     def called(self, what: str) -> list[int]:
-        """A guard and a rank have the command line of who has forked them, a standby that of the zygote beside it."""
+        """A guard has the command line of who has forked it, a rank and a standby that of the zygote beside them."""
         kind = {"guard": "agent", "standby": "zygote"}.get(what, what)
         like = sorted(pid for pid in self.processes() if self.own[kind] in command(pid))
         forked = [pid for pid in like if parent(pid) in like]
@@ -110,6 +110,7 @@ class World:
         if kind == "agent":
             return forked if what == "guard" else by_themselves
         if kind == "zygote":
+            by_themselves = [pid for pid in by_themselves if log_of(pid).endswith("zygote.log")]
             zygotes = eldest(by_themselves)
             return [pid for pid in by_themselves if pid not in zygotes] if what == "standby" else zygotes
         return by_themselves
@@ -470,7 +471,7 @@ class Pool(World):
         "record": harmed_record,
         **CUTS,
     }
-    own: ClassVar = {"agent": b"launcher.agent\0", "keeper": b"ssh.host.keeper"}
+    own: ClassVar = {"agent": b"launcher.agent\0", "zygote": b"zygote.py", "keeper": b"ssh.host.keeper"}
     script = APART
     ranks = 1
     more = ", spares: 1"

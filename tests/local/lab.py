@@ -158,6 +158,11 @@ class Lab:
     def children(self, pid, containing=b""):
         return [child for child in all_pids() if parent(child) == pid and containing in command(child)]
 
+    def zygotes(self, agent):
+        """The zygote of this agent, then its standby. Ranks have the same command line, and other logs."""
+        found = [pid for pid in self.children(agent, b"zygote.py") if log_of(pid).endswith("zygote.log")]
+        return sorted(found, key=lambda pid: process_id(pid).start_ticks)
+
     def tidy(self):
         """End what a failed test left, and say what that was."""
         ended, _ = end_all(self.processes)
@@ -175,6 +180,14 @@ def all_pids():
 
 def environment(pid):
     return read(pid, "environ").split(b"\0")
+
+
+def log_of(pid):
+    """Where its output goes."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1")
+    except OSError:
+        return ""
 
 
 def command(pid):

@@ -84,8 +84,8 @@ def words_of(pid):
 def chain(lab, run):
     """A rank that runs, its zygote, its agent, and the keeper."""
     rank = lab.status(run)["ranks"][0]["pid"]
-    zygote = parent(rank)
-    return rank, zygote, parent(zygote), parent(parent(zygote))
+    agent = parent(rank)
+    return rank, lab.zygotes(agent)[0], agent, parent(agent)
 
 
 def living(found):

@@ -82,7 +82,7 @@ class Preparation:
 
     @property
     def own_pids(self) -> tuple[int, ...]:
-        """What must outlive a generation, beside the reserve; ranks are below it."""
+        """What must outlive a generation, beside the reserve."""
         links = () if self._zygote is None else (self._zygote, self._zygote.standby)
         return tuple(link.pid for link in links if link is not None and link.pid)
 
@@ -103,17 +103,11 @@ class Preparation:
         self._settled.set()
 
     async def check_again(self, local_ranks: Collection[int]) -> None:
-        """The devices of these ranks, which have failed. Raises NodeUnfit; then no rank can start here any more.
-
-        Where the zygote is gone too, they have ended with it, which says nothing of a device.
-        """
+        """Check the devices of these failed ranks. Raises NodeUnfit; then no rank can start here any more."""
         self.health = []
-        if (
-            self._checkup is None
-            or self.failure is not None
-            or (self._zygote is not None and self._zygote.gone.is_set())
-        ):
+        if self._checkup is None or self.failure is not None:
             return
+        await self.renew()
         devices = self._checkup.devices_of_ranks(local_ranks)
         if devices:
             self._settled.clear()
@@ -138,6 +132,7 @@ class Preparation:
             self._settled.set()
 
     async def fill_reserve(self, start: Start) -> None:
+        await self.renew()
         await self.reserve.fill(self._begins_anew, start)
 
     async def settle(self) -> None:

@@ -27,11 +27,27 @@ class Reaper:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watched: dict[int, Callable[[Death], None]] = {}
+        self._births = 0  # that are under way: of a child whose pid is not known yet
+        self._early: dict[int, Death] = {}  # of children that nobody had asked about meanwhile
+        self._loop = loop
         loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
     def watch(self, pid: int, tell: Callable[[Death], None]) -> None:
         """Call `tell` once, when this child, or child to be, has ended."""
-        self._watched[pid] = tell
+        if pid in self._early:
+            self._loop.call_soon(tell, self._early.pop(pid))
+        else:
+            self._watched[pid] = tell
+
+    def expect_birth(self) -> None:
+        """Keep the deaths of unknown children until `born`: one may be of the child whose pid is told next."""
+        self._births += 1
+
+    def born(self) -> None:
+        """Its pid is known, and watched; or there is none."""
+        self._births -= 1
+        if not self._births:
+            self._early.clear()
 
     def reap(self) -> None:
         while True:
@@ -41,10 +57,9 @@ class Reaper:
                 return
             if pid == 0:
                 return
-            self.tell(pid, Death(status, usage.ru_maxrss * 1024))
-
-    def tell(self, pid: int, death: Death) -> None:
-        """A death that we saw, or that a parent of the process saw; the first word counts."""
-        tell = self._watched.pop(pid, None)
-        if tell is not None:
-            tell(death)
+            death = Death(status, usage.ru_maxrss * 1024)
+            tell = self._watched.pop(pid, None)
+            if tell is not None:
+                tell(death)
+            elif self._births:
+                self._early[pid] = death

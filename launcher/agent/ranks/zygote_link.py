@@ -1,4 +1,4 @@
-"""The agent's end of the zygote: starting it, asking it for forks, hearing of deaths. The other end is zygote.py."""
+"""The agent's end of the zygote: starting it, and asking it for forks. The other end is zygote.py."""
 
 import asyncio
 import contextlib
@@ -145,6 +145,7 @@ class ZygoteLink:
             raise ZygoteGone("the zygote is gone")
         self._number += 1
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._reaper.expect_birth()
         self._wishes[self._number] = _PendingFork(answer, tell)
         self._say({"op": "fork", "id": self._number, "order": order})
         # Shielded: who asked may change its mind, the fork comes all the same, and `settle` has to know of it.
@@ -156,7 +157,7 @@ class ZygoteLink:
             await asyncio.wait([wish.answer for wish in self._wishes.values()])
 
     async def close(self) -> None:
-        """Let go: at the end of the stream the zygote ends what it forked, and itself."""
+        """Let go: at the end of the stream the zygote ends itself."""
         if self.standby is not None:
             await self.standby.close()
         if self._writer is not None:
@@ -169,15 +170,21 @@ class ZygoteLink:
             self._writer.write(_line(words))
 
     def _died(self, death: Death) -> None:
+        """Read to the end what it has said: a rank of which it told lives on."""
         if not self.death.done():
             self.death.set_result(death)
-        self._lose()
+        if self._socket is None or self._reading is None:
+            self._lose()
+            return
+        with contextlib.suppress(OSError):  # it is closed: all was read
+            self._socket.shutdown(socket.SHUT_RD)
 
     def _lose(self) -> None:
         self.gone.set()
         for wish in self._wishes.values():
             if not wish.answer.done():
                 wish.answer.set_exception(ZygoteGone("the zygote is gone"))
+            self._reaper.born()
         self._wishes.clear()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -199,16 +206,15 @@ class ZygoteLink:
                 self.ready.set()
             case _Forked():
                 wish = self._wish(word.id)
-                # Before anybody awaits the answer: the very next line may already tell of its death.
                 self._reaper.watch(word.pid, wish.tell)
+                self._reaper.born()
                 if not wish.answer.done():
                     wish.answer.set_result(word.pid)
             case _Refused():
                 wish = self._wish(word.id)
+                self._reaper.born()
                 if not wish.answer.done():
                     wish.answer.set_exception(ForkRefused(word.reason))
-            case _Exited():
-                self._reaper.tell(word.pid, Death(word.status, word.maxrss_kb * 1024))
             case _Error():
                 pass  # it did not understand us: then it forks nothing either
 
@@ -236,12 +242,6 @@ class _Refused(msgspec.Struct, tag="refused", tag_field="op"):
     reason: str
 
 
-class _Exited(msgspec.Struct, tag="exited", tag_field="op"):
-    pid: _Pid
-    status: int
-    maxrss_kb: int
-
-
 class _Error(msgspec.Struct, tag="error", tag_field="op"):
     pass
 
@@ -250,7 +250,7 @@ class _StandsBy(msgspec.Struct, tag="standby", tag_field="op"):
     pid: _Pid
 
 
-_Word = _Began | _Ready | _Forked | _Refused | _Exited | _Error | _StandsBy
+_Word = _Began | _Ready | _Forked | _Refused | _Error | _StandsBy
 _words: msgspec.json.Decoder[_Word] = msgspec.json.Decoder(_Word)
 
 

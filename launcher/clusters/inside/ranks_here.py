@@ -2,7 +2,8 @@
 
 import os
 
-from launcher.agent.processes import TAG
+from launcher.agent import ZYGOTE
+from launcher.agent.processes import TAG, pids
 from launcher.agent.ranks.start import DUMP_SIGNAL
 from launcher.errors import Refused
 from launcher.rundir.durable import readable
@@ -34,7 +35,7 @@ def environment_of(rank: RankProcess, run: RunDir) -> dict[str, str]:
     What a forked rank has of its zygote's environment the kernel shows under either's pid, unless a program has
     written its title over it.
     """
-    for pid in (rank.process.pid, _parent(rank.process.pid)):
+    for pid in (rank.process.pid, *_zygotes_beside(rank.process.pid)):
         shown = _environment(pid)
         if shown.get(TAG) == str(run.path):
             whole = {**shown, **rank.environment}
@@ -91,6 +92,20 @@ def _status(pid: int, below: str = "") -> dict[str, str]:
 
 def _parent(pid: int) -> int:
     return int(_status(pid).get("PPid", "0"))
+
+
+def _zygotes_beside(pid: int) -> list[int]:
+    """Return the zygotes that are children of the same agent."""
+    agent = _parent(pid)
+    return [one for one in pids() if _parent(one) == agent and _is_zygote(one)]
+
+
+def _is_zygote(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.fsencode(ZYGOTE) in file.read().split(b"\0")
+    except OSError:
+        return False
 
 
 def _environment(pid: int) -> dict[str, str]:

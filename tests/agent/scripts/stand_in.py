@@ -1,5 +1,6 @@
 """Stands in for an agent that can be killed: has one rank forked, says which pids there are, and waits."""
 
+import ctypes
 import json
 import os
 import signal
@@ -7,6 +8,8 @@ import socket
 import subprocess
 import sys
 
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 zygote, order = sys.argv[1], json.loads(sys.argv[2])
 ours, theirs = socket.socketpair()
 child = subprocess.Popen(
