@@ -47,6 +47,8 @@ def names(desk, *words):
         (("--limit", "2"), ["lost-d", "lr-a-4ykr"]),
         (("--sort", "val_loss"), ["lr-b-4ykr", "lr-a-4ykr", "big-c-4ykr", "lost-d"]),
         (("--sort", "lr", "--limit", "1"), ["lr-b-4ykr"]),
+        (("--sort", "val_loss", "--reverse"), ["big-c-4ykr", "lr-a-4ykr", "lr-b-4ykr", "lost-d"]),
+        (("--sort", "val_loss", "--reverse", "--limit", "1"), ["big-c-4ykr"]),
         (("--sort", "age", "--reverse", "--name", "lr*"), ["lr-b-4ykr", "lr-a-4ykr"]),
         (("--sort", "run"), ["big-c-4ykr", "lost-d", "lr-a-4ykr", "lr-b-4ykr"]),
     ],
@@ -174,9 +176,23 @@ def test_what_the_page_shows(desk):
 
 
 @pytest.mark.parametrize("words", [("--columns", "los,lr"), ("--sort", "los")])
-def test_a_column_that_no_run_has_is_told(many, words):
-    said = many.launch("status", *words).stderr
-    assert said == "no run here has los, as a metric or as an argument; metrics are val_loss\n"
+def test_a_column_that_no_run_has_is_refused(many, words):
+    said = many.launch("status", *words, check=2).stderr
+    assert said.startswith("launch: no run has los, as a metric or as an argument of its script\n")
+    assert said.endswith("hint: metrics are val_loss; `launch status --help` names the other columns\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("val_los", "val_loss"), ("restart", "restarts"), ("description_", "description")]
+)
+def test_a_misspelt_column_names_the_near_one(many, typed, meant):
+    for option in ("--columns", "--sort"):
+        assert many.launch("status", option, typed, check=2).stderr.endswith(f"hint: did you mean {meant}?\n")
+
+
+def test_a_metric_that_an_active_run_may_still_report_is_no_error(many):
+    many.run("new-d").running(metrics={})
+    assert many.launch("status", "--columns", "perplexity").stderr == ""
 
 
 def test_a_column_that_some_run_has_is_not(many):

@@ -1,6 +1,7 @@
 """What can stand in a column of the table of runs, and how runs are put in order by it."""
 
-from collections.abc import Callable, Iterable
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.cli import figures
 from launcher.cli.graphs.members import GraphMember
 from launcher.cli.terminal import safe
+from launcher.errors import BadInput
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus, duration_s, state_text
 
@@ -67,7 +69,9 @@ _SAID: "dict[str, Callable[[About], str]]" = {
 }
 
 
-MORE = tuple(name for name in (*_SHOWN, *_SAID) if name not in USUAL)
+OURS = tuple(dict.fromkeys((*_SHOWN, *_SAID)))
+MORE = tuple(name for name in OURS if name not in USUAL)
+_MISSING = 2
 
 
 def with_about(row: RunRow) -> RunRow:
@@ -88,19 +92,35 @@ def cell(row: RunRow, column: str, now: float) -> str:
     return "-" if value is None else safe(value) if isinstance(value, str) else f"{value:.5g}"
 
 
-def unknown(rows: list[RunRow], columns: Iterable[str]) -> str:
-    """What to say of columns that are no words of ours and that no run has anything for; "": there is none."""
-    ours = _SHOWN.keys() | _SAID.keys() | _ORDER.keys()
-    missing = [name for name in columns if name not in ours and all(_measured(row, name) is None for row in rows)]
+def refuse_unknown(rows: list[RunRow], columns: Iterable[str]) -> None:
+    """Raise BadInput for columns that are no word of ours and that no run has, as a metric or as an argument.
+
+    A run that has not reported yet may still bring such a metric: while one is active, only a near miss is refused.
+    """
+    missing = [name for name in columns if name not in OURS and all(_measured(row, name) is None for row in rows)]
     if not missing or not rows:
-        return ""
-    metrics = dict.fromkeys(safe(name) for row in rows for name in row.status.metrics)
-    there = f"; metrics are {', '.join(metrics)}" if metrics else ""
-    return f"no run here has {', '.join(map(safe, missing))}, as a metric or as an argument{there}"
+        return
+    metrics = [*dict.fromkeys(safe(name) for row in rows for name in row.status.metrics)]
+    arguments = [*dict.fromkeys(name for row in rows for name in _argument_names(row))]
+    near = difflib.get_close_matches(missing[0][:100], [*OURS, *metrics, *arguments], n=1)
+    if not near and any(not row.status.state.ended and not row.status.metrics for row in rows):
+        return
+    known = f"metrics are {', '.join(metrics)}" if metrics else "no run has reported a metric"
+    hint = f"did you mean {near[0]}?" if near else f"{known}; `launch status --help` names the other columns"
+    named = ", ".join(map(safe, missing))
+    raise BadInput(f"no run has {named}, as a metric or as an argument of its script", f"hint: {hint}")
 
 
-def place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
-    """For sorting: numbers by their size, then words, then those that have none."""
+def in_order(rows: Sequence[RunRow], column: str, now: float, *, reverse: bool = False) -> list[RunRow]:
+    """Return `rows` sorted by `column`; those that have no value in it come last in both orders."""
+    places = [(_place(row, column, now), row) for row in rows]
+    valued = [pair for pair in places if pair[0][0] != _MISSING]
+    valued.sort(key=lambda pair: pair[0], reverse=reverse)
+    return [row for _, row in (*valued, *(pair for pair in places if pair[0][0] == _MISSING))]
+
+
+def _place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
+    """Return a sort key: numbers by their size, then words, then runs that have no value."""
     value = _ORDER[column](row.status, now) if column in _ORDER else _measured(row, column)
     if value is None and (column in _SHOWN or column in _SAID) and column not in _ORDER:
         value = cell(row, column, now)
@@ -110,7 +130,7 @@ def place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
         number = None
     if number is not None and number == number:  # noqa: PLR0124 - a loss that is no number any more comes last
         return 0, number, ""
-    return (2, 0.0, "") if value in (None, "-") else (1, 0.0, str(value))
+    return (_MISSING, 0.0, "") if value in (None, "-") else (1, 0.0, str(value))
 
 
 def _measured(row: RunRow, column: str) -> float | str | None:
@@ -119,3 +139,10 @@ def _measured(row: RunRow, column: str) -> float | str | None:
     if column in row.status.metrics:
         return row.status.metrics[column]
     return argument(row.about.args, column) if row.about is not None else None
+
+
+def _argument_names(row: RunRow) -> Iterator[str]:
+    from launcher.status.about import options_in  # late: the usual columns do without
+
+    options = options_in(row.about.args) if row.about is not None else {}
+    return (safe(name.lstrip("-")) for name in options if name.startswith("-"))

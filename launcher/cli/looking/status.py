@@ -14,7 +14,7 @@ from launcher.cli.graphs.meant import graph_called
 from launcher.cli.graphs.members import members
 from launcher.cli.graphs.tree import graph_facts, graph_page
 from launcher.cli.looking.page import page
-from launcher.cli.looking.run_columns import MORE, USUAL, RunRow, place, unknown, with_about
+from launcher.cli.looking.run_columns import MORE, OURS, USUAL, RunRow, in_order, refuse_unknown, with_about
 from launcher.cli.looking.run_table import Table, table, together
 from launcher.cli.looking.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import Screen, is_terminal, to_json, width_of
@@ -47,7 +47,9 @@ def declare(arguments: Arguments) -> None:
         "--columns", metavar="NAMES", type=_names,
         help="after RUN and STATE: " + ", ".join((*USUAL[2:], *MORE)) + ", a metric, an argument of the script",
     )  # fmt: skip
-    arguments.add_argument("--sort", metavar="NAME", help="by such a column, the least first; else the newest first")
+    arguments.add_argument(
+        "--sort", metavar="NAME", help="by such a column, the least first (default: the newest run first)"
+    )
     arguments.add_argument("--reverse", action="store_true", help="the other way round")
     arguments.add_argument("--limit", metavar="N", type=_number, help="so many at most")
 
@@ -73,8 +75,6 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(shown.lines))
     if shown.note:
         print(shown.note, file=sys.stderr)
-    if missing := unknown(rows, [*(options.columns or ()), *([options.sort] if options.sort else [])]):
-        print(missing, file=sys.stderr)
     for note in _of_what_is_not_shown():
         print(note, file=sys.stderr)
     return Exit.OK
@@ -101,8 +101,11 @@ def _one(ref: str) -> RunStatus:
 
 
 def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
-    """Those that were asked for, in the order that was."""
+    """Return the runs that were asked for, in the order that was; a column that no run has raises BadInput."""
     statuses, now = _newest_first(fresh_s), time.time()
+    asked = [*(options.columns or ()), *([options.sort] if options.sort else [])]
+    if any(name not in OURS for name in asked):
+        refuse_unknown([with_about(RunRow(status)) for status in statuses], asked)
     of_graphs = members(statuses)
     if options.since is not None:
         statuses = [status for status in statuses if now - status.submitted_at <= options.since]
@@ -110,11 +113,9 @@ def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
     if options.json or options.columns or options.sort or selects(options):
         rows = selected([with_about(row) for row in rows], options)
     if options.sort:
-        rows.sort(key=lambda row: place(row, options.sort, now))
+        rows = in_order(rows, options.sort, now, reverse=options.reverse)
     else:
-        rows = together(rows)
-    if options.reverse:
-        rows.reverse()
+        rows = together(rows)[:: -1 if options.reverse else 1]
     return rows[: options.limit]
 
 
