@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +27,7 @@ _TAIL_BYTES = 4096
 AT, STEP = "at", "step"
 _LEAST = ("loss", "err", "error", "ppl", "perplexity", "mae", "mse", "rmse", "nll", "wer", "cer", "fid", "bpb")
 _MOST = ("acc", "accuracy", "f1", "auc", "bleu", "rouge", "precision", "recall", "iou", "map", "r2", "score", "reward")
+_LEFT_OUT = b'"left_out":'
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _REPORTED = re.compile(r"reported\.n[0-9]+\.a([0-9]+)\.jsonl")
 _PLACE = frozenset({STEP, "epoch", "world", "start", "attempt"})  # of the trainer's lines: where it is, not how it does
@@ -43,6 +44,7 @@ class _Line(msgspec.Struct):
     at: float = 0.0
     rank: int = 0
     values: dict[str, float | str] = {}
+    left_out: int = 0  # reports of the same metrics before it that were not kept
 
 
 _reports = msgspec.json.Decoder(_Line)
@@ -72,6 +74,23 @@ def read_rows(run: RunDir) -> Rows:
         if all(before < after for before, after in pairwise(steps))
         else {step: rows[step] for step in sorted(steps)}
     )
+
+
+def thinned(run: RunDir) -> tuple[int, int] | None:
+    """Return how many reports were kept and how many there were, of the metrics with the most; None: all were kept."""
+    if files_in(run.metrics) or not any(_LEFT_OUT in _read(path) for path in run.metrics.glob("*.jsonl")):
+        return None
+    lines: list[_Line] = []
+    for start in _starts(run).values():
+        first = min((line.step for line in start), default=math.inf)
+        lines = [*(line for line in lines if line.step < first), *start]
+    kept, reported = Counter[tuple[int, frozenset[str]]](), Counter[tuple[int, frozenset[str]]]()
+    for line in lines:
+        key = line.rank, frozenset(line.values)
+        kept[key] += 1
+        reported[key] += 1 + line.left_out
+    most = max(reported, key=lambda key: reported[key], default=None)
+    return None if most is None or kept[most] == reported[most] else (kept[most], reported[most])
 
 
 def rows_of_ranks(run: RunDir) -> dict[int, Rows]:
@@ -214,11 +233,7 @@ def _as_float(value: float) -> float:
 
 def _decoded(path: Path) -> Iterable[_Line]:
     """Whole lines that are what they should be."""
-    try:
-        with open_file(path) as file:
-            data = file.read()
-    except OSError:
-        return
+    data = _read(path)
     try:
         yield from _reports.decode_lines(data)
     except NOT_JSON:
@@ -228,3 +243,12 @@ def _decoded(path: Path) -> Iterable[_Line]:
             except NOT_JSON:
                 continue
             yield one
+
+
+def _read(path: Path) -> bytes:
+    """Return what is in the file; nothing where it cannot be read."""
+    try:
+        with open_file(path) as file:
+            return file.read()
+    except OSError:
+        return b""

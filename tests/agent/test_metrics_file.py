@@ -5,6 +5,8 @@ import math
 
 from launcher.agent.ranks.reports.metrics_file import MetricsFile
 from launcher.agent.ranks.reports.progress import Progress
+from launcher.rundir.layout import RunDir
+from launcher.status.series import figures_of, read_rows, thinned
 
 
 def lines_of(path):
@@ -34,9 +36,33 @@ def test_who_reports_nothing_has_no_file(tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_of_quick_reports_the_newest_is_kept_and_other_metrics_have_a_pace_of_their_own(tmp_path):
+def test_all_reports_of_a_quick_training_are_kept(tmp_path):
     path, now = tmp_path / "reported.jsonl", [0.0]
     file = MetricsFile(path, 1, now=lambda: now[0])
+    for step in range(30):
+        now[0] = 0.02 * step
+        file.add(0, step, {"loss": 1.0})
+    file.close()
+    assert [step for _, step, _ in reported(path)] == [*range(30)]
+
+
+def test_of_thinned_reports_best_and_last_are_exact_and_the_others_counted(tmp_path):
+    run = RunDir(tmp_path / "train-7k3f")
+    run.metrics.mkdir(parents=True)
+    file = MetricsFile(run.reported(1, 0), 1, now=lambda: 0.0, kept_whole=2)
+    losses = [5.0, 4.0, 3.0, 0.25, 3.0, 9.0, 2.0]
+    for step, loss in enumerate(losses):
+        file.add(0, step, {"loss": loss})
+    file.close()
+    [loss] = figures_of(read_rows(run))
+    assert (loss.best, loss.best_step, loss.last, loss.last_step) == (0.25, 3, 2.0, 6)
+    assert [step for _, step, _ in reported(run.reported(1, 0))] == [0, 1, 3, 5, 6]
+    assert thinned(run) == (5, 7)
+
+
+def test_of_quick_reports_the_newest_is_kept_and_other_metrics_have_a_pace_of_their_own(tmp_path):
+    path, now = tmp_path / "reported.jsonl", [0.0]
+    file = MetricsFile(path, 1, now=lambda: now[0], kept_whole=0)
     for step in range(10):
         file.add(0, step, {"loss": step})
     file.add(0, 9, {"val_loss": 0.1})
@@ -48,7 +74,7 @@ def test_of_quick_reports_the_newest_is_kept_and_other_metrics_have_a_pace_of_th
 def test_a_run_of_a_month_costs_megabytes(tmp_path):
     """Ten reports a second: all in the first minutes, later as far apart as the time that has passed wants."""
     path, now = tmp_path / "reported.jsonl", [0.0]
-    file = MetricsFile(path, 1, now=lambda: now[0])
+    file = MetricsFile(path, 1, now=lambda: now[0], kept_whole=0)
     month = 30 * 86_400.0
     for step in range(2_000):
         now[0] = (0.0 if step < 1_000 else month) + 0.1 * (step % 1_000)

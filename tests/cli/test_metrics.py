@@ -44,6 +44,13 @@ def test_many_steps_are_about_twenty_rows_or_all_of_them(desk, run):
     assert len(desk.launch("metrics", "last", "--all").stdout.splitlines()) == 1001
 
 
+def test_a_run_of_which_not_all_was_kept_says_so(desk, run):
+    file = measure(run, 3.0, 2.0).run.reported(1, 0)
+    file.write_text(file.read_text().replace('"rank": 0', '"rank": 0, "left_out":9', 1))
+    said = desk.launch("metrics", "last", "--all").stderr
+    assert "2 of 11 reports kept (after the first 10,000 of a rank, at most 20 a second)" in said
+
+
 def test_several_runs_are_compared_by_their_last_and_best(desk):
     first, second = (
         measure(desk.run(name).succeeded(checkpoint=1), *losses)

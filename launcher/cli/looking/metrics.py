@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher import api
+from launcher.agent.ranks.reports.metrics_file import KEPT_WHOLE
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.looking.plot import Curve, in_letters, letters, plot
 from launcher.cli.terminal import fitting, in_colour, paint, safe, size, to_json, width_of
 from launcher.errors import BadInput, Exit
+from launcher.rundir.layout import RunDir
 from launcher.shipped import shipped
-from launcher.status.series import AT, STEP, Figure, Rows, better, figures_of, names_in
+from launcher.status.series import AT, STEP, Figure, Rows, better, figures_of, names_in, thinned
 
 EXAMPLES = """
   launch metrics last                        about twenty rows of all that it measured
@@ -60,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.run:
         raise BadInput("of which run?", "hint: launch metrics last; --openmetrics tells of all")
     gc.disable()  # of a million rows none is part of a circle, and looking for that takes as long as reading them
-    reported = {str(one.id): one.metrics() for one in map(api.run, dict.fromkeys(options.run))}
+    runs = [*map(api.run, dict.fromkeys(options.run))]
+    reported = {str(one.id): one.metrics() for one in runs}
     measured = {run_id: _chosen(rows, options.name) for run_id, rows in reported.items()}
     if not any(measured.values()):
         wanted = f" called {' or '.join(options.name)}" if options.name else ""
@@ -78,7 +81,17 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(_summaries(measured)))
     else:
         _show(*measured.values(), whole=options.all)
+    for one in runs:
+        _tell_of_thinning(one)
     return Exit.OK
+
+
+def _tell_of_thinning(one: api.Run) -> None:
+    counts = thinned(RunDir(one.path))
+    if counts is not None:
+        kept, all_of_them = counts
+        pace = f"after the first {KEPT_WHOLE:,} of a rank, at most 20 a second"
+        print(f"{one.id}: {kept:,} of {all_of_them:,} reports kept ({pace}); last and best are exact", file=sys.stderr)
 
 
 def _chosen(rows: Rows, names: Sequence[str] | None) -> Rows:

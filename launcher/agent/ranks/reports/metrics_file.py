@@ -3,8 +3,10 @@
     {"generation": 2}                                                      whoever starts anew says so
     {"step": 120, "at": 1767225600.25, "rank": 0, "values": {"loss": 0.31}}
 
-A thread writes, so that no disk holds the agent up; what a full disk does not take is left out. Of reports that come in
-quick succession the newest is kept, ever further apart: a run of a month costs megabytes.
+A thread writes, so that no disk holds the agent up; what a full disk does not take is left out. The first 10,000
+reports of the same metrics by one rank are all kept. Of later ones that come in quick succession the newest is kept,
+ever further apart, and whichever has the least or the most of a metric so far: a run of a month costs megabytes, and
+its last and best values are exact. A line says how many were left out before it: `"left_out": 17`.
 """
 
 import math
@@ -13,48 +15,98 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-_LEAST_S = 0.05  # between two reports of the same names by one rank
+KEPT_WHOLE = 10_000  # reports of the same names by one rank: about a megabyte
+_LEAST_S = 0.05  # between two later ones
 _SPREAD = 20_000  # about so many at that pace; later ones are further apart, in proportion to the time
 _LAST_S = 1.0
 _Key = tuple[int, frozenset[str]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    step: int
+    at: float
+    rank: int
+    values: Mapping[str, float]
+
+    def line(self, left_out: int) -> bytes:
+        plain = {name: value if math.isfinite(value) else repr(value) for name, value in self.values.items()}
+        line = {"step": self.step, "at": self.at, "rank": self.rank, "values": plain}
+        return _encoded({**line, "left_out": left_out} if left_out else line)
+
+
+@dataclass(slots=True)
+class _Series:
+    """Reports of the same metrics by one rank."""
+
+    seen: int = 0
+    next_at: float = 0.0
+    waiting: int = 0  # reports since the last line that was written
+    newest: _Reported | None = None
+    extremes: dict[tuple[str, int], _Reported] = field(default_factory=dict)  # of those that wait
+    bounds: dict[tuple[str, int], float] = field(default_factory=dict)  # the least and the most of each so far
+
+    def add(self, report: _Reported) -> None:
+        self.seen += 1
+        self.waiting += 1
+        self.newest = report
+        for name, value in report.values.items():
+            for sign in (-1, 1):
+                if math.isfinite(value) and sign * value > self.bounds.get((name, sign), -math.inf):
+                    self.bounds[name, sign] = sign * value
+                    self.extremes[name, sign] = report
+
+    def take(self) -> bytes:
+        """Return the lines to write of the reports that wait: those with a new extreme, and the newest."""
+        if self.newest is None:
+            return b""
+        chosen = [*{id(one): one for one in self.extremes.values() if one is not self.newest}.values()]
+        chosen.sort(key=lambda one: one.at)
+        left_out = self.waiting - len(chosen) - 1
+        lines = b"".join(one.line(0) for one in chosen) + self.newest.line(left_out)
+        self.waiting, self.newest = 0, None
+        self.extremes.clear()
+        return lines
+
+
 class MetricsFile:
     """The reports of one generation's ranks on this node, added to the attempt's file. No report, no file."""
 
-    def __init__(self, path: Path, generation: int, now: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._now, self._began = path, now, now()
-        self._next: dict[_Key, float] = {}
-        self._held: dict[_Key, bytes] = {}
+    def __init__(
+        self, path: Path, generation: int, now: Callable[[], float] = time.monotonic, kept_whole: int = KEPT_WHOLE
+    ) -> None:
+        self._path, self._now, self._began, self._kept_whole = path, now, now(), kept_whole
+        self._series: dict[_Key, _Series] = {}
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._over = False
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
         self._first = _encoded({"generation": generation})
 
     def add(self, rank: int, step: int, values: Mapping[str, float]) -> None:
-        """Returns at once."""
+        """Take in a report; never waits for the disk."""
         if self._first:
             self._thread.start()
             self._lines.put(self._first)
             self._first = b""
-        key, now = (rank, frozenset(values)), self._now()
-        plain = {name: value if math.isfinite(value) else repr(value) for name, value in values.items()}
-        self._held[key] = _encoded({"step": step, "at": time.time(), "rank": rank, "values": plain})
-        if now >= self._next.get(key, 0.0):
-            self._next[key] = now + max(_LEAST_S, (now - self._began) / _SPREAD)
-            self._lines.put(self._held.pop(key))
+        now = self._now()
+        series = self._series.setdefault((rank, frozenset(values)), _Series())
+        series.add(_Reported(step, time.time(), rank, dict(values)))
+        if series.seen <= self._kept_whole or now >= series.next_at:
+            series.next_at = now + max(_LEAST_S, (now - self._began) / _SPREAD)
+            self._lines.put(series.take())
 
     def close(self) -> None:
         """Write the last of each, once no rank reports any more. A disk that hangs is not waited for."""
         if self._first:
             return
-        for line in self._held.values():
-            self._lines.put(line)
-        self._held.clear()
+        for series in self._series.values():
+            self._lines.put(series.take())
+        self._series.clear()
         self._over = True
         self._lines.put(b"")
         self._thread.join(_LAST_S)
