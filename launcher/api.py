@@ -41,10 +41,10 @@ from launcher.ids import LAST, RunId, parse_run_id
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, newest, read_intent, read_plan, remains
 from launcher.rundir.draining import ask_to_drain, ask_to_move
-from launcher.rundir.durable import readable, write_record
+from launcher.rundir.durable import read_lines, readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.locks import locked
-from launcher.rundir.records import ClusterWord, Labels, MoveRequest, NodeState, RunState
+from launcher.rundir.records import KEPT, ClusterWord, Event, Labels, MoveRequest, NodeState, RunState
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import RunFacts, read_facts
 from launcher.status.log_choice import LogChoice
@@ -251,6 +251,25 @@ class Run:
         """Its checkpoints are on other machines, and only what was fetched is listed here."""
         place = _carrier(newest(RunDir(self.path)))
         return isinstance(place, KeepsFilesElsewhere) and not isinstance(place, ListsCheckpoints)
+
+    def saved_by_script(self, step: int | None) -> bool:
+        """Whether the checkpoint that the run reported is the script's own: the run never had one of the trainer's.
+
+        False where checkpoints lie on other machines, as only their folders could tell.
+        """
+        from launcher.status.checkpoints import kept  # late: 10 ms that no other question needs
+
+        run = RunDir(self.path)
+        place = _carrier(newest(run))
+        if step is None or isinstance(place, KeepsFilesElsewhere | ListsCheckpoints):
+            return False
+        try:
+            there = kept(run)
+        except (OSError, LaunchError):  # a plan that cannot be read names no folder
+            return False
+        if there.steps or there.best or there.set_aside:
+            return False
+        return not any(event.kind == KEPT for event in read_lines(run.events, Event))
 
     def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
         """Let lost nodes be used again, these or all; gives what was held against them."""

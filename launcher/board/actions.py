@@ -34,8 +34,13 @@ def cancel(one: api.Run, wish: ActionWish) -> ActionReport:
 
 def resume(one: api.Run, wish: ActionWish) -> ActionReport:
     if wish.dry:
+        from launcher.status.checkpoints import by_script  # late: 10 ms that no other page needs
+
         status = one.status(api.WATCH_S)
-        at = "its beginning" if status.checkpoint is None else f"its newest whole checkpoint (step {status.checkpoint})"
+        step = status.checkpoint
+        at = "its beginning" if step is None else f"its newest whole checkpoint (step {step})"
+        if step is not None and one.saved_by_script(step):
+            at = f"its newest checkpoint ({by_script(step)})"
         return ActionReport(f"resume {one.id} on {status.cluster}, from {at}, with the code it had", done=False)
     one.resume()
     return ActionReport(f"{one.id} goes on", done=True)

@@ -57,6 +57,11 @@ class Kept:
     set_aside: int
 
 
+def by_script(step: int) -> str:
+    """Return what every page says of a checkpoint that a script reports and saves in its own way."""
+    return f"step {step}, saved by the script itself"
+
+
 def kept(run: RunDir) -> Kept:
     """What a listing of the folder shows."""
     folders = checkpoint_folders(run)

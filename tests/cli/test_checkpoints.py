@@ -96,11 +96,19 @@ def test_as_json(desk, folder):
     }  # fmt: skip
 
 
-def test_none_yet(desk, run):
+def test_none_yet(desk):
+    desk.run().running()
     done = desk.launch("checkpoints", "last")
     assert done.stdout == ""
-    assert done.stderr == "job-abcd has no checkpoints of the trainer's\n"
+    assert done.stderr == "job-abcd has no checkpoints\n"
     assert json.loads(desk.launch("checkpoints", "last", "--json").stdout) == []
+
+
+def test_one_that_a_script_saves_itself_is_told_as_status_tells_it(desk):
+    desk.run().succeeded(checkpoint=30)
+    told = "step 30, saved by the script itself"
+    assert f"checkpoint  {told}" in " ".join(desk.launch("status", "last").stdout.split(" ")).replace("   ", "  ")
+    assert told in desk.launch("checkpoints", "last").stderr
 
 
 def test_of_hosts_only_what_was_fetched_is_here(desk, run):

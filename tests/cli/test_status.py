@@ -97,7 +97,7 @@ def test_the_page_of_a_running_run(desk):
         "job-abcd running",
         "attempt 1.4",
         "step 40/100, 2/s, 30s to go",
-        "checkpoint step 35",
+        "checkpoint step 35, saved by the script itself",
         "restarts 1 (1 hang)",
         "metrics loss 0.25",
         "node 0 127.0.0.1 up ranks 0..2",

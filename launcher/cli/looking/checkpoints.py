@@ -10,7 +10,7 @@ from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import fitting, is_terminal, paint, safe, to_json, width_of
 from launcher.errors import Exit
-from launcher.status.checkpoints import Checkpoint, Condition
+from launcher.status.checkpoints import Checkpoint, Condition, by_script
 from launcher.status.series import better
 from trainer.checkpoint_files.manifest import BEST_BY, Value
 
@@ -57,7 +57,10 @@ def run(options: argparse.Namespace) -> int:
 def _none(one: api.Run) -> str:
     if one.elsewhere:
         return f"no checkpoint of {one.id} is here; `launch fetch {one.id}` brings the newest from its hosts"
-    return f"{one.id} has no checkpoints of the trainer's"
+    step = one.status(api.WATCH_S).checkpoint
+    if step is not None and one.saved_by_script(step):
+        return f"{one.id} has checkpoint {by_script(step)}: it is not listed or checked, and its script resumes from it"
+    return f"{one.id} has no checkpoints"
 
 
 def _table(found: Sequence[Checkpoint]) -> list[str]:

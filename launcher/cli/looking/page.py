@@ -9,6 +9,7 @@ from launcher.cli import figures
 from launcher.cli.looking.run_columns import duration_text
 from launcher.cli.terminal import columns, paint, safe, state_colour
 from launcher.errors import LaunchError
+from launcher.ids import RunId
 from launcher.rundir.durable import read_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import TOLD, Event, Failure, NodeState
@@ -159,10 +160,15 @@ def _progress(status: RunStatus) -> str:
 
 def _checkpoint(status: RunStatus) -> str:
     """What ranks have reported, and what of the trainer's is on disk."""
-    from launcher.status.checkpoints import Kept, kept  # late: 10 ms that the table of runs must not pay for
+    from launcher import api  # late: it shows this page
+    from launcher.status.checkpoints import Kept, by_script, kept  # late: 10 ms that the table of runs must not pay for
 
     none = "none" if status.state.ended else "none yet"
     reported = f"step {status.checkpoint}" if status.checkpoint is not None else none
+    if status.checkpoint is not None and api.Run(RunId(status.run), Path(status.run_dir)).saved_by_script(
+        status.checkpoint
+    ):
+        return by_script(status.checkpoint)
     there = Kept((), 0, 0)
     with contextlib.suppress(OSError, LaunchError):  # the page is worth showing without it
         there = kept(RunDir(Path(status.run_dir)))
