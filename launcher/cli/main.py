@@ -113,7 +113,9 @@ def top_help() -> str:
 
 def _run(argv: list[str]) -> int:
     if argv[:1] == ["help"] and len(argv) > 1:
-        if ALSO.get(argv[1], argv[1]) not in COMMANDS:
+        from launcher.shipped import pages  # late: nothing else looks at pages
+
+        if argv[1] in pages() or ALSO.get(argv[1], argv[1]) not in COMMANDS:
             from launcher.cli.topics import show  # late: nothing else looks at pages
 
             return show(argv[1], [*COMMANDS])

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.cli.commands import COMMANDS
 from launcher.cli.markdown import for_terminal
 from launcher.cli.terminal import is_terminal, paint, size
 from launcher.errors import BadInput, Exit
@@ -37,10 +38,11 @@ def show(name: str, others: Sequence[str]) -> int:
 
 
 def _known() -> dict[str, Path]:
-    """Pages for users by their names, READMEs by their folders, and by the last part of these where that is free."""
+    """Return pages for users by name, READMEs by folder, and by its last part where no command has that name."""
     found = [path for package in ("launcher", "trainer") for path in sorted((_PACKAGES / package).rglob("*.md"))]
     insides = {_place(path): path for path in found if path not in pages().values()}
-    return {place.rpartition("/")[2]: path for place, path in insides.items()} | insides | pages()
+    short = {place.rpartition("/")[2]: path for place, path in insides.items()}
+    return {name: path for name, path in short.items() if name not in COMMANDS} | insides | pages()
 
 
 def _place(path: Path) -> str:

@@ -2,12 +2,15 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
+from launcher.agent.ranks.reports.progress import Report
 from launcher.cli.markdown import for_terminal
 from launcher.shipped import pages, title
 
+ROOT = Path(__file__).parents[2]
 COLOURS = {"bold": "1", "cyan": "36"}
 
 
@@ -95,6 +98,28 @@ def test_pages_beside_the_code_are_shown_by_their_folders(desk, words, title):
 def test_a_command_comes_before_a_page(desk):
     assert desk.launch("help", "doctor").stdout == desk.launch("doctor", "--help").stdout
     assert desk.launch("help", "stop").stdout == desk.launch("stop", "--help").stdout
+
+
+def test_a_link_to_a_page_that_a_command_has_the_name_of_leads_to_the_page(desk):
+    """`launch help status` is the command's usage, so a link to the page beside the code names it in full."""
+    shown = desk.launch("help", "many-runs").stdout + desk.launch("help", "how-it-works").stdout
+    assert "(launch help launcher/notify)" in " ".join(shown.split())
+    assert "launch help status)" not in shown
+    assert desk.launch("help", "launcher/notify").stdout.startswith(title(ROOT / "launcher/notify/README.md"))
+
+
+def test_the_page_of_the_spec_begins_with_its_use(desk):
+    lines = desk.launch("help", "spec").stdout.splitlines()
+    assert [line for line in lines[:8] if "launch validate job.yaml" in line]
+    assert next(index for index, line in enumerate(lines) if line.startswith("All options")) < 30
+
+
+def test_the_page_of_reporting_is_what_the_agent_takes():
+    page = pages()["reporting"].read_text()
+    assert len(page.split()) < 700
+    words = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", page, re.MULTILINE)))
+    assert {*words} - {"loss"} <= {*Report.__struct_fields__}
+    assert {"step", "total_steps", "checkpoint", "asked_to_stop", "done", "fingerprint", "address"} <= {*words}
 
 
 def test_a_page_that_is_not_there(desk):

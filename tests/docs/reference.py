@@ -37,7 +37,7 @@ OF_A_RANK = {
     "LAUNCH_GENERATION": "which set of ranks of the attempt this is, from 1",
     "LAUNCH_NODE": "which node of the run this is, from 0",
     "LAUNCH_REPEAT": "of `--repeat`: which run this is, from 0",
-    "LAUNCH_PROGRESS": "where to report: [own-job](own-job.md#reporting-progress)",
+    "LAUNCH_PROGRESS": "where to report: [reporting](reporting.md)",
     "LAUNCH_CHECKPOINT_DIR": "the folder of the run's checkpoints",
     "LAUNCH_CHECKPOINT_EVERY": "`checkpoint.every`, as `500 steps` or `600 s`",
     "LAUNCH_CHECKPOINT_KEEP": "`checkpoint.keep`",

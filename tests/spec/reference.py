@@ -1,4 +1,4 @@
-"""The table of all options for people, from the table that the reader walks: python -m tests.spec.reference"""
+"""The table of all options for launcher/docs/spec.md, from the table that the reader walks."""
 
 import json
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ from launcher.spec.read import parse_spec
 from launcher.spec.yaml_reader import read_tree
 from tests.spec.reference import reference
 
-README = Path(models.__file__).parent / "README.md"
+PAGE = Path(__file__).parents[2] / "launcher/docs/spec.md"
 
 
 def sections(kind: Kind) -> Iterator[Section]:
@@ -91,8 +91,8 @@ def test_an_option_is_wrong_where_it_is_alone_wrong() -> None:
             field.kind.parse(root)
 
 
-def test_the_readme_holds_the_reference() -> None:
-    assert README.read_text().endswith(f"\n{reference()}"), "run python -m tests.spec.reference"
+def test_the_page_of_options_holds_the_reference() -> None:
+    assert PAGE.read_text().endswith(f"\n{reference()}"), "run python -m tests.spec.reference"
 
 
 def test_the_names_of_the_run_directory_are_taken() -> None:
