@@ -38,10 +38,21 @@ class SearchOrFile(Leaf, frozen=True):
         return {"anyOf": [{"enum": [*SEARCHES]}, {"type": "string", "pattern": r"\.csv$"}]}
 
 
+def _search_as_option(sweep: Mapping) -> Problem | None:
+    """Return the problem of `sweep: {grid: ...}`, as other tools write it."""
+    named = next((entry.key for key, entry in sweep.entries.items() if key in SEARCHES), None)
+    if named is None:
+        return None
+    lacking = "".join(f", {key}: ..." for key in ("metric", "mode") if key not in sweep.entries)
+    hint = f"write search: {named.text}, space: {{...}}{lacking}; `launch help sweeps` shows one"
+    return Problem(named.mark, "a way to search, and not an option", hint, (named.text,))
+
+
 def _needs_trials(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
     search = values.get("search", "tpe")
     if search in _ENDLESS and "trials" not in sweep.entries:
-        yield Problem(sweep.mark, f"missing: {search} has no end of its own", "write trials: 40", ("trials",))
+        named = search if "search" in sweep.entries else f"search is {search} by default, which"
+        yield Problem(sweep.mark, f"missing: {named} has no end of its own", "write trials: 40", ("trials",))
     if search in SEARCHES and not values.get("space") and "space" not in sweep.entries:
         yield Problem(sweep.mark, "missing", "write space: {run.args.lr: {from: 1e-5, to: 1e-1}}", ("space",))
 
@@ -93,6 +104,7 @@ SWEEP = Section(
         Field("seed", Integer(0, 2**31 - 1), "With the same one, grid, random and qmc choose the same points; by "
               "default it is drawn", example="1"),
     ),
+    misread=_search_as_option,
     checks=(_needs_trials, _space_fits),
     required=True,
 )  # fmt: skip

@@ -45,6 +45,37 @@ def test_problems_begin_with_their_place(project):
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("grid: {run.args.lr: [1, 2]}", ["sweep.grid: a way to search, and not an option"]),
+        (
+            "space: {run.args.lr: [1]}, metric: loss, mode: min",
+            ["sweep.trials: missing: search is tpe by default, which has no end of its own"],
+        ),
+    ],
+)
+def test_a_mistake_in_a_sweep_is_one_problem(project, written, said):
+    (project.root / "sweep.yaml").write_text(f"{GOOD}sweep: {{{written}}}\n")
+    lines = project.launch("validate", "sweep.yaml", check=2).stderr.splitlines()
+    assert [line.partition(": ")[2] for line in lines if not line.startswith("hint: ")] == said
+
+
+@pytest.mark.parametrize(
+    ("word", "said", "hint"),
+    [
+        ("bestt", "neither a verb of `launch sweep` nor a file", "did you mean `launch sweep best`?"),
+        ("list", "neither a verb of `launch sweep` nor a file", "did you mean `launch sweep status`?"),
+        ("zzz", "neither a verb", "verbs are status, best, stop, resume, add, extend, plot"),
+        ("none.yaml", "no such file", "expected the YAML file of a job with `sweep:`"),
+    ],
+)
+def test_a_word_that_is_no_verb_of_sweep_names_the_verbs(project, word, said, hint):
+    told = project.launch("sweep", word, check=2).stderr
+    assert f"launch: {word}: {said}" in told
+    assert f"hint: {hint}" in told
+
+
 def test_schema_is_json(desk):
     assert json.loads(desk.launch("schema").stdout)["type"] == "object"
 

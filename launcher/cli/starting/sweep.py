@@ -1,6 +1,8 @@
 """`launch sweep`: begin a sweep; see how it is, what is best; stop it, go on with it, add trials, train more."""
 
 import argparse
+import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +32,7 @@ EXAMPLES = """
   launch sweep plot last -o sweep.html            with parallel coordinates and slices, as pictures
 """
 _VERBS = ("status", "best", "stop", "resume", "add", "extend", "plot")
+_THEIRS = {"list": "status", "ls": "status", "show": "status", "cancel": "stop", "continue": "resume", "more": "add"}
 _KINDS = ("history", "parallel", "slice", "importance")
 _LESS = ("STEP", "RUN", "WHY")
 _PLOT_ROWS, _BAR = 12, 40
@@ -91,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
 def _begin(options: argparse.Namespace) -> int:
     from launcher.sweeps.sweep import sweep as begin  # late: it reads YAML
 
+    _refuse_no_spec(options.what)
     if options.sweep != LAST:
         raise BadInput(f"expected one spec, got {safe(options.sweep)} too")
     sweep = begin(options.what, on=options.on, overrides=options.overrides)
@@ -99,6 +103,22 @@ def _begin(options: argparse.Namespace) -> int:
         return _follow(sweep)
     print(f"watch it: launch sweep status {sweep.id}", file=sys.stderr)
     return Exit.OK
+
+
+def _refuse_no_spec(what: str) -> None:
+    """Raise BadInput for a word that names neither a file nor a verb, with the verb that was meant."""
+    if os.path.lexists(what):
+        return
+    verbs = ", ".join(_VERBS)
+    if what in _THEIRS or not re.search(r"[./]", what):
+        import difflib  # late: only for a typing error
+
+        near = [_THEIRS[what]] if what in _THEIRS else difflib.get_close_matches(what[:100], _VERBS, n=1)
+        meant = f"did you mean `launch sweep {near[0]}`?" if near else f"verbs are {verbs}"
+        raise BadInput(f"{safe(what[:100])}: neither a verb of `launch sweep` nor a file", f"hint: {meant}")
+    raise BadInput(
+        f"{safe(what[:200])}: no such file", f"hint: expected the YAML file of a job with `sweep:`, or {verbs}"
+    )
 
 
 def _status(sweep: "Sweep", options: argparse.Namespace) -> int:

@@ -39,6 +39,7 @@ class Section(Struct, frozen=True, dict=True):
     base: Any = None  # an instance to start from, where the defaults are not those of the class
     checks: tuple[Check, ...] = ()
     required: bool = False  # may not be empty
+    misread: Callable[[Mapping], Problem | None] | None = None  # one problem that explains all others there
     schema_extra: tuple[tuple[str, Any], ...] = ()
 
     @cached_property
@@ -71,6 +72,9 @@ class Section(Struct, frozen=True, dict=True):
             hint = f"write {self.options[0].key}: {text} below it" if re.fullmatch(r"[\w./-]{1,60}", text) else ""
             raise wrong(node, f"expected {self.words()}, got {got(node)}", hint)
         gather = Gather()
+        if self.misread is not None and (problem := self.misread(node)) is not None:
+            gather.add(problem)
+            gather.close()
         values: dict[str, Any] = {}
         for entry in node:
             values |= self._entry(gather, entry)
