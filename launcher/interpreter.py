@@ -97,7 +97,9 @@ def version_of(python: str) -> str:
 def packages_of(python: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The version of each package that is installed for it; of two the one that is imported."""
     found: dict[str, str] = {}
-    for site in sites_of(python, environ):
+    sites = sites_of(python, environ)
+    named = [folder for site in sites for file in sorted(site.glob("*.pth")) for folder in path_lines(file)]
+    for site in [*sites, *named]:
         with contextlib.suppress(OSError):
             for match in filter(None, map(_INSTALLED.fullmatch, os.listdir(site))):
                 found.setdefault(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2])

@@ -157,6 +157,9 @@ def test_packages_and_version_are_read_from_an_environment(tmp_path):
         "home = /usr/bin\nversion_info = 3.12.4\ninclude-system-site-packages = false\n"
     )
     assert packages_of(python, {}) == {"flask-login": "0.6", "old-one": "1.0", "torch": "2.15.0+cpu"}
+    (tmp_path / "shared" / "numpy-2.4.0.dist-info").mkdir(parents=True)
+    (site / "shared.pth").write_text(f"{tmp_path / 'shared'}\n")
+    assert packages_of(python, {})["numpy"] == "2.4.0"
     assert version_of(python) == "3.12.4"
     (tmp_path / "pyvenv.cfg").unlink()
     (site.parent / "os.py").touch()

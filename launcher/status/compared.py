@@ -74,9 +74,9 @@ def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
         metrics=_metrics(sides),
         arguments=_other(_table(sides, lambda side: options_in(side.about.args))),
         spec=_other(_table(sides, _spec)),
-        environment=_other(_table(sides, _environment)),
+        environment=_environment_other(sides),
         packages=_packages_other(sides),
-        unnoted=tuple(str(side.run.id) for side in sides if not side.found),
+        unnoted=tuple(str(side.run.id) for side in sides if not _packages(side)),
         commits=tuple(_commit(side.about) for side in sides),
         code=tuple(_code(sides[0], side) for side in sides[1:]),
     )
@@ -113,8 +113,18 @@ def _other(table: Table) -> Table:
 
 
 def _packages_other(sides: Sequence[Side]) -> Table:
-    """Nothing where it is not known of all what they found."""
-    return _other(_table(sides, _packages)) if all(side.found for side in sides) else {}
+    """Return packages of other versions; nothing where it is not recorded of each side what was installed."""
+    return _other(_table(sides, _packages)) if all(map(_packages, sides)) else {}
+
+
+def _environment_other(sides: Sequence[Side]) -> Table:
+    """Return what is other between the sides of which it is recorded; of the others only the interpreter is known."""
+    found = _table(sides, _environment)
+    recorded = {
+        name: [value for value, side in zip(values, sides, strict=True) if side.found or name == "interpreter"]
+        for name, values in found.items()
+    }
+    return {name: values for name, values in found.items() if len({*recorded[name]}) > 1}
 
 
 def _metrics(sides: Sequence[Side]) -> dict[str, tuple[Figure | None, ...]]:

@@ -101,7 +101,22 @@ def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -
     project = look_at(spec, root, code.listed, python, code.own_folders)
     elsewhere = bool(spec.ssh.hosts or spec.login.node)
     refuse(file, check_code(spec, project, own_python=elsewhere))
-    _say_warnings([f"{file}: {_worded(one)}" for one in project.lacking if not elsewhere])
+    warned = [*(one for one in project.lacking if not elsewhere), *misspelt_arguments(spec, root, project.files)]
+    _say_warnings([f"{file}: {_worded(one)}" for one in warned])
+
+
+def misspelt_arguments(spec: JobSpec, root: Path, files: Collection[str]) -> list[Misfit]:
+    """What `run.args` has that is a near miss of an option that the script declares."""
+    script = os.path.normpath(os.path.join(spec.run.workdir, spec.run.script or ""))
+    if spec.run.script is None or script not in files or not spec.run.args:
+        return []
+    from launcher.submission.script_arguments import misspelt  # late: only for scripts that are given something
+
+    found = misspelt((root / script).read_bytes(), spec.run.args)
+    return [
+        Misfit("run.args", f"run.args: {spec.run.script} has no option {one}", f"did you mean {near}?")
+        for one, near in found.items()
+    ]
 
 
 def notifying_in(file: Path) -> Notifying | None:
@@ -189,6 +204,7 @@ def _warn(wish: Request, machine: Machine) -> None:
         words.append(f"{text}\nhint: `launch status` has the wait go on where it was cut off")
     each = ranks_per_node(wish.spec.resources, machine)
     across = crosses_nodes(tensor_parallel(wish.spec.run.args), each) if wish.spec.resources.nodes.max > 1 else ""
+    words += map(_worded, misspelt_arguments(wish.spec, wish.code.root, wish.project.files))
     words += filter(None, [crowded(wish.spec.resources, machine), across, _no_buddies(wish, machine)])
     _say_warnings(words)
 

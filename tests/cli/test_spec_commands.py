@@ -61,6 +61,15 @@ def test_a_mistake_in_a_sweep_is_one_problem(project, written, said):
     assert [line.partition(": ")[2] for line in lines if not line.startswith("hint: ")] == said
 
 
+@pytest.mark.parametrize("command", [("validate",), ("submit", "--dry-run")])
+def test_a_misspelt_argument_of_a_script_is_told(project, command):
+    (project.root / "train.py").write_text(OPTIONS)
+    given = ("--set", "run.args={batch-sizes: 3, amp: true, siz: [1], unheard-of: 1}")
+    said = project.launch(*command, "good.yaml", *given).stderr
+    assert "run.args: train.py has no option --batch-sizes\nhint: did you mean --batch-size?\n" in said
+    assert said.count("has no option") == 1
+
+
 @pytest.mark.parametrize(
     ("word", "said", "hint"),
     [

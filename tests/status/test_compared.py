@@ -72,6 +72,18 @@ def test_of_what_nobody_noted_nothing_is_claimed(sides):
     assert (found.unnoted, found.packages) == (("job-bbbb",), {})
 
 
+def test_of_a_side_without_a_list_of_packages_none_is_called_absent(sides):
+    there = Environment("n2", "/py", "3.12.4", {})
+    sides[1].write(sides[1].run.environment(1, 0), there)
+    found = comparison(sides)
+    assert (found.unnoted, found.packages) == (("job-bbbb",), {})
+
+
+def test_of_a_side_that_recorded_nothing_no_environment_is_called_absent(sides):
+    sides[1].run.environment(1, 0).write_text("{}")
+    assert comparison(sides).environment.keys() <= {"interpreter"}
+
+
 def test_code_as_it_was_frozen_by_line(sides):
     for folder, digest, text in zip(sides, "de", ("x = 1\n", "x = 2\n"), strict=True):
         plan(folder, code=FrozenCode(digest * 64, 1, 6))

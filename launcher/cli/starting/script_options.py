@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.cli.starting.spec_text import scalar
 from launcher.errors import BadInput, said_by_the_system
 from launcher.status.text import plain
+from launcher.submission.script_arguments import added_arguments
 
 _MOST_BYTES = 16 << 20
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)  # what stands in a spec as it is
@@ -37,9 +38,7 @@ def script_options(file: Path) -> list[ScriptOption]:
         raise BadInput(f"{file}:{line or 1}:1: {error.args[0] if error.args else 'no Python'}") from None
     except (RecursionError, MemoryError):  # of the parser, which has it for both
         raise BadInput(f"{file}: too deeply nested to be read") from None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    added = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"]
-    found = (_option(call) for call in sorted(added, key=lambda call: (call.lineno, call.col_offset)))
+    found = (_option(call) for call in added_arguments(tree))
     return [one for one in found if one is not None]
 
 
