@@ -684,7 +684,7 @@ def notifying(spec: str | Path) -> "Notifying | None":
 def _file(spec: str | Path) -> Path:
     """A path of nothing would be the folder in which one stands."""
     if not str(spec):
-        raise BadInput("expected the file of a spec, got nothing", "hint: `launch init` writes one to start from")
+        raise BadInput("expected the file of a spec, got nothing", "hint: `launch spec init` writes one to start from")
     return Path(spec)
 
 

@@ -27,7 +27,7 @@ def title(page: Path) -> str:
 
 
 def starters() -> dict[str, str]:
-    """The specs that `launch init` can write, each with the line that says what it is for."""
+    """The specs that `launch spec init` can write, each with the line that says what it is for."""
     return {file.stem: _purpose(file) for file in sorted(shipped("templates").glob("*.yaml"))}
 
 

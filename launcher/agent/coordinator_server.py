@@ -145,7 +145,7 @@ class CoordinatorServer:
                 self._counts = said if self._coordinator.counts_by(said) else self._counts
 
     async def _hear_whose_ranks_move(self) -> None:
-        """People write them down (`launch drain`, `launch move`), and a batch process, where its scheduler drains."""
+        """Read what people (`launch nodes drain`, `launch nodes move`) and batch processes have written down."""
         drained, moved = set[int](), 0
         while not self.ended.done():
             await asyncio.sleep(_DRAIN_S)

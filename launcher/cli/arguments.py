@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import ssl
 
 RUN_HELP = "a run's id, a unique beginning of one, or `last`"
+_PATTERN = "a pattern of ids and names, such as 'lr-*', quoted from the shell"
 
 _MOST_S = 1e9
 
@@ -53,11 +54,12 @@ class Arguments(argparse.ArgumentParser):
         """All that was declared, in order."""
         return [*self._actions]
 
-    def takes_run(self, **more: str) -> None:
-        self.add_argument("run", metavar="RUN", help=RUN_HELP, **more)  # type: ignore[arg-type]
+    def takes_run(self, *, pattern: bool = False, **more: str) -> None:
+        text = f"{RUN_HELP}; or {_PATTERN}" if pattern else RUN_HELP
+        self.add_argument("run", metavar="RUN", help=text, **more)  # type: ignore[arg-type]
 
-    def takes_runs(self) -> None:
-        self.add_argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
+    def takes_runs(self, *, patterns: bool = False) -> None:
+        self.add_argument("runs", metavar="RUN", nargs="+", help=f"{RUN_HELP}; or {_PATTERN}" if patterns else RUN_HELP)
 
     def takes_tls(self) -> None:
         """--tls-cert and --tls-key, of what listens."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from launcher.cli.arguments import Arguments
-from launcher.cli.commands import ALSO, COMMANDS
+from launcher.cli.commands import ALSO, COMMANDS, GROUPS, shown, shown_in_help, verbs_of
 from launcher.errors import Exit
 from launcher.shipped import pages, starters
 
@@ -75,15 +75,20 @@ def complete(what: str) -> int:
 
 def _commands() -> Iterator[Command]:
     for name in (*COMMANDS, *ALSO):
-        place, text = COMMANDS[ALSO.get(name, name)]
+        place, text = shown(name)
         module = import_module(place)
         arguments = Arguments(name, text, module.EXAMPLES)
         module.declare(arguments)
         words = [_candidates(action) for action in arguments.taken if not action.option_strings]
         flags = [_flag(action) for action in arguments.taken if action.option_strings]
-        shown = tuple(flag for flag in flags if flag.text != argparse.SUPPRESS)
-        yield Command(name, text, shown, words[0] if words else Candidates())
-    yield Command(_HELP, "explain a command, or show a page", (), Candidates(words=(*COMMANDS, *pages())))
+        public = tuple(flag for flag in flags if flag.text != argparse.SUPPRESS)
+        yield Command(name, text, public, words[0] if words else Candidates())
+    yield Command(_HELP, "explain a command, or show a page", (), Candidates(words=(*_firsts(), *pages())))
+
+
+def _firsts() -> list[str]:
+    """Every word that may come first."""
+    return [*(name for name in COMMANDS if " " not in name), *GROUPS]
 
 
 def _flag(action: argparse.Action) -> FlagWords:
@@ -110,7 +115,13 @@ def _bash(commands: Sequence[Command], *, zsh: bool) -> list[str]:
         "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]}",
         "  local words= one=",
         "  COMPREPLY=()",
-        f"  if [ \"$COMP_CWORD\" = 1 ]; then words='{' '.join(command.name for command in commands)}'; else",
+        f"  if [ \"$COMP_CWORD\" = 1 ]; then words='{' '.join(_typed(commands))}'",
+        *(
+            f"  elif [ \"$COMP_CWORD $command\" = '2 {group}' ]; then words='{' '.join(verbs_of(group))}'"
+            for group in GROUPS
+        ),
+        "  else",
+        f'  case "$command" in {"|".join(GROUPS)}) command="$command ${{COMP_WORDS[2]}}" ;; esac',
         '  case "$command $before" in',
         *(f"    {case}) {_words(choice)} ;;" for case, choice in values.items()),
         '    *) case "$command $word" in',
@@ -138,11 +149,24 @@ def _names(command: Command) -> list[str]:
     return [name for flag in command.flags for name in flag.names]
 
 
+def _typed(commands: Sequence[Command]) -> list[str]:
+    """What the first word may be: older names are completed only behind it."""
+    return [*(one.name for one in commands if " " not in one.name and shown_in_help(one.name)), *GROUPS]
+
+
 def _fish(commands: Sequence[Command]) -> list[str]:
     lines = ["complete -c launch -f"]
+    for group, text in GROUPS.items():
+        verbs = verbs_of(group)
+        lines.append(f"complete -c launch -n __fish_use_subcommand -a {group} -d {_quoted(text)}")
+        none_yet = f"__fish_seen_subcommand_from {group}; and not __fish_seen_subcommand_from {' '.join(verbs)}"
+        lines += [f"complete -c launch -n '{none_yet}' -a {verb} -d {_quoted(of)}" for verb, of in verbs.items()]
     for command in commands:
-        lines.append(f"complete -c launch -n __fish_use_subcommand -a {command.name} -d {_quoted(command.text)}")
-        seen = f"complete -c launch -n '__fish_seen_subcommand_from {command.name}'"
+        if command.name in _typed(commands):
+            lines.append(f"complete -c launch -n __fish_use_subcommand -a {command.name} -d {_quoted(command.text)}")
+        first, _, verb = command.name.partition(" ")
+        also = f"; and __fish_seen_subcommand_from {verb}" if verb else ""
+        seen = f"complete -c launch -n '__fish_seen_subcommand_from {first}{also}'"
         if after := _after(command.word):
             lines.append(f"{seen} {after}")
         for flag in command.flags:

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from launcher import __version__
-from launcher.cli.commands import ALSO, COMMANDS, THEIRS
+from launcher.cli.commands import ALSO, COMMANDS, GROUPS, HEADINGS, THEIRS, shown, verbs_of
 from launcher.errors import BadInput, Exit, LaunchError, said_by_the_system
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ _HELP = """usage: launch COMMAND ...
 
 One YAML file, any machine: runs a training job, keeps it running, resumes it.
 
-commands:
 {commands}
 
 pages:
@@ -36,7 +35,7 @@ examples:
   launch logs last -f                   the log of the newest run, as it grows
 
 RUN is a run's id, a unique beginning of one, or `last`. `ls` and `ps` are `status`, `stop` is `cancel`.
-`launch help COMMAND` explains a command, `launch help PAGE` shows a page; `launch --version` names the version.
+`launch COMMAND --help` explains a command, `launch help PAGE` shows a page; `launch --version` names the version.
 
 exit codes:
   0 ok                  1 internal error      2 bad input           3 no such run
@@ -106,20 +105,31 @@ def top_help() -> str:
     """`launch --help`, from the table."""
     from launcher.shipped import pages, title  # late: no command needs it on its way
 
-    commands = "\n".join(f"  {name:<13}{text}" for name, (_, text) in COMMANDS.items())
-    shown = "\n".join(f"  {name:<17}{title(path)}" for name, path in pages().items())
-    return _HELP.format(commands=commands, pages=shown)
+    commands = "\n\n".join(
+        "\n".join([f"{heading}:", *(f"  {name:<13}{_summary(name)}" for name in names)])
+        for heading, names in HEADINGS.items()
+    )
+    listed = "\n".join(f"  {name:<17}{title(path)}" for name, path in pages().items())
+    return _HELP.format(commands=commands, pages=listed)
+
+
+def _summary(name: str) -> str:
+    return f"{GROUPS[name]}: {', '.join(verbs_of(name))}" if name in GROUPS else COMMANDS[name][1]
+
+
+def _group_help(group: str) -> str:
+    verbs = "\n".join(f"  {verb:<10}{text}" for verb, text in verbs_of(group).items())
+    text = f"{GROUPS[group][0].upper()}{GROUPS[group][1:]}."
+    return f"usage: launch {group} COMMAND ...\n\n{text}\n\ncommands:\n{verbs}\n"
 
 
 def _run(argv: list[str]) -> int:
     if argv[:1] == ["help"] and len(argv) > 1:
-        from launcher.shipped import pages  # late: nothing else looks at pages
-
-        if argv[1] in pages() or ALSO.get(argv[1], argv[1]) not in COMMANDS:
+        if argv[1:] == ["spec"] or not _is_command(argv[1:]):
             from launcher.cli.topics import show  # late: nothing else looks at pages
 
-            return show(argv[1], [*COMMANDS])
-        argv = [argv[1], "--help"]
+            return show(argv[1], [*COMMANDS, *GROUPS])
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(top_help(), end="", file=sys.stdout if argv else sys.stderr)
         return Exit.OK if argv else Exit.BAD_INPUT
@@ -139,17 +149,43 @@ def _run(argv: list[str]) -> int:
         print(f"launch {__version__}")
         return Exit.OK
     _refuse_relative_home()
-    name = ALSO.get(argv[0], argv[0])
-    if name not in COMMANDS:
-        raise BadInput(f"no such command: {name[:100]!r}", _hint(name))
-    return _command(name, argv[1:])
+    if argv[0] in GROUPS:
+        return _verb(argv[0], argv[1:])
+    if not _is_command(argv):
+        raise BadInput(f"no such command: {argv[0][:100]!r}", _hint(argv[0]))
+    return _command(argv[0], argv[1:])
 
 
-def _command(name: str, argv: list[str]) -> int:
+def _is_command(words: list[str]) -> bool:
+    return words[0] in GROUPS or ALSO.get(words[0], words[0]) in COMMANDS
+
+
+def _verb(group: str, argv: list[str]) -> int:
+    """Run a command of two words."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_group_help(group), end="", file=sys.stdout if argv else sys.stderr)
+        return Exit.OK if argv else Exit.BAD_INPUT
+    known = {**{verb: f"{group} {verb}" for verb in verbs_of(group)}, **_older_verbs(group)}
+    if argv[0] not in known:
+        import difflib  # late: only for a typing error
+
+        near = difflib.get_close_matches(argv[0][:100], known, n=1)
+        hint = f"did you mean `launch {known[near[0]]}`?" if near else f"there is {', '.join(verbs_of(group))}"
+        raise BadInput(f"no such command: {f'{group} {argv[0]}'[:100]!r}", f"hint: {hint}")
+    return _command(known[argv[0]], argv[1:])
+
+
+def _older_verbs(group: str) -> dict[str, str]:
+    """`launch nodes pardon` is `launch nodes include`, as `launch nodes include` is."""
+    return {older: name for older, name in ALSO.items() if name.startswith(f"{group} ")}
+
+
+def _command(called: str, argv: list[str]) -> int:
     from launcher.cli.arguments import Arguments  # late: argparse costs more than the whole of `launch --help`
 
-    module: ModuleType = import_module(COMMANDS[name][0])
-    arguments = Arguments(name, COMMANDS[name][1], module.EXAMPLES)
+    place, summary = shown(called)
+    module: ModuleType = import_module(place)
+    arguments = Arguments(ALSO.get(called, called), summary, module.EXAMPLES)
     module.declare(arguments)
     try:
         options = arguments.parse_args(argv)
@@ -163,7 +199,8 @@ def _hint(name: str) -> str:
     import difflib  # late: only for a typing error
 
     known = THEIRS.get(name)
-    near = [known] if known in COMMANDS else difflib.get_close_matches(name[:100], [*COMMANDS, *ALSO], n=1)
+    words = [*(one for one in COMMANDS if " " not in one), *GROUPS, *ALSO]
+    near = [known] if known in COMMANDS else difflib.get_close_matches(name[:100], words, n=1)
     return f"hint: did you mean `launch {near[0]}`?" if near else "hint: `launch --help` shows all commands"
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.cli.commands import COMMANDS
+from launcher.cli.commands import ALSO, COMMANDS, GROUPS
 from launcher.cli.markdown import for_terminal
 from launcher.cli.terminal import is_terminal, paint, size
 from launcher.errors import BadInput, Exit
@@ -42,7 +42,7 @@ def _known() -> dict[str, Path]:
     found = [path for package in ("launcher", "trainer") for path in sorted((_PACKAGES / package).rglob("*.md"))]
     insides = {_place(path): path for path in found if path not in pages().values()}
     short = {place.rpartition("/")[2]: path for place, path in insides.items()}
-    return {name: path for name, path in short.items() if name not in COMMANDS} | insides | pages()
+    return {name: path for name, path in short.items() if name not in {*COMMANDS, *ALSO, *GROUPS}} | insides | pages()
 
 
 def _place(path: Path) -> str:

@@ -233,7 +233,7 @@ def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:
         file,
         f"{who(target)}: its host key is not known: {key.kind} {key.fingerprint}",
         *words,
-        f"hint: `launch hosts trust {target.name}` shows it and asks; the line for {file} would be",
+        f"hint: `launch nodes trust {target.name}` shows it and asks; the line for {file} would be",
         f"  {key.line}",
     )
 
@@ -246,6 +246,6 @@ def _changed(target: Target, key: HostKey, expected: list[KnownKey]) -> ChangedK
         f"{who(target)}: its host key has changed: {key.kind} {key.fingerprint}",
         f"  {first.file}:{first.number} expects {first.kind} {fingerprint(first.blob)}",
         "hint: somebody may be in between; if the host was really set up anew, "
-        f"`launch hosts trust {target.name}` shows both keys and asks; the line would be",
+        f"`launch nodes trust {target.name}` shows both keys and asks; the line would be",
         f"  {key.line}",
     )

@@ -308,7 +308,7 @@ KEPT = "checkpoint_kept"  # the first checkpoint of the trainer's: from then on 
 ANEW = "may_begin_anew"  # a person has said that it may
 EXPLAINED = "explained"  # the cluster has told afterwards what the attempt's last failure was: its `cause` holds
 NODE_UNFIT = "node_unfit"  # its `evidence` is what was seen of which device of the node
-MOVED, NOT_MOVED = "moved", "not_moved"  # what has come of `launch move`, of the node that had the ranks
+MOVED, NOT_MOVED = "moved", "not_moved"  # what has come of `launch nodes move`, of the node that had the ranks
 TOLD, NOT_TOLD = "notified", "not_notified"  # `brief` is what was told, `evidence` to which recipient
 
 

@@ -190,7 +190,7 @@ RECOVERY = Section(
               "on CPUs, on a fixed number of nodes without spares, where it takes less than 1 % of a step",
               example="hot"),
         Field("replace_stragglers", Boolean(), "The ranks of a node on which one is slow, by the trainer's own "
-              "figures, move to a spare as soon as one is ready, as by `launch move`; once of each node",
+              "figures, move to a spare as soon as one is ready, as by `launch nodes move`; once of each node",
               example="true"),
         Field("reserve", Integer(0, 1024), "Processes on each node that have begun already, with imports, data and "
               "model, and wait to take the place of a rank that is started anew; for trainings by Trainer",

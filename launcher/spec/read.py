@@ -30,7 +30,7 @@ def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section
     root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
     problems += command_line.apply(root, overrides, job)
     if steps_of(root) is not None:
-        hint = "`launch submit` starts them, and `launch validate` looks at them"
+        hint = "`launch submit` starts them, and `launch spec validate` looks at them"
         mark = root.entries["steps"].key.mark
         said = Problem(mark, "several jobs, where a single one is expected", hint, ("steps",))
         raise BadInput(*lines_of([said], printable(file), elsewhere_of))
@@ -38,7 +38,7 @@ def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section
         if read.root is not None:
             spec: JobSpec = job.parse(root if isinstance(read.root, Mapping) else read.root)
         elif not problems:
-            hint = "`launch init` writes one to start from"
+            hint = "`launch spec init` writes one to start from"
             problems.append(Problem(Mark(1, 1), "the file is empty", hint, ("yaml",)))
     except Wrong as error:
         problems += error.problems

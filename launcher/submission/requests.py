@@ -252,7 +252,7 @@ def _unset(wish: Request) -> Collection[str]:
 def read_with_defaults(file: Path, overrides: Sequence[str], defaults: Defaults = ()) -> JobSpec:
     """With the cluster's defaults. Kinds of other packages are only looked for where a spec cannot be read without."""
     if file.suffix == ".py":
-        hint = f"hint: `launch run {file}` runs it without one, `launch init --from {file}` writes one"
+        hint = f"hint: `launch run {file}` runs it without one, `launch spec init --from {file}` writes one"
         raise BadInput(f"{file}: a Python script is no spec", hint)
     try:
         return read_spec(file, with_defaults(defaults, file, overrides))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launcher.cli.commands import COMMANDS
+from launcher.cli.commands import COMMANDS, GROUPS, shown_in_help
 
 # What takes a tenth of a second to import, or more.
 HEAVY = {"asyncio", "ssl", "http", "email", "multiprocessing", "paramiko", "submitit", "torch", "numpy", "starlette"}
@@ -53,7 +53,13 @@ def test_a_shell_completes(complete, desk):
     desk.run("resnet-4ykr").succeeded()
     desk.run("resnet-9x2d").succeeded()
     desk.run("gone-aaaa").path.rmdir()
-    assert complete("") >= {*COMMANDS, "ls", "ps", "stop", "help"}
+    assert complete("") >= {
+        *(name for name in COMMANDS if " " not in name and shown_in_help(name)), *GROUPS, "ls", "ps", "stop", "help",
+    }  # fmt: skip
+    assert complete("ha") == complete("tag") == set()
+    assert complete("nodes", "") == {"list", "trust", "drain", "move", "include"}
+    assert complete("nodes", "drain", "res") == complete("drain", "res") == {"resnet-4ykr", "resnet-9x2d"}
+    assert complete("spec", "init", "ss") == {"ssh"}
     assert complete("can") == {"cancel"}
     assert complete("help", "chec") == {"checkpoints"}
     assert complete("logs", "res") == complete("logs", "-f", "res") == {"resnet-4ykr", "resnet-9x2d"}

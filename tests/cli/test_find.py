@@ -175,6 +175,25 @@ def test_what_the_page_shows(desk):
         assert [line for line in shown if re.sub(r"[\d.]+ k?B", "N B", " ".join(line.split())) not in sized] == []
 
 
+def test_edit_changes_all_that_people_say_of_runs(many):
+    many.launch("edit", "lr-*", "--tag", "paper", "--tag", "old", "--note", "warm-up was too short")
+    many.launch("edit", "lr-a", "--name", "baseline", "--untag", "old")
+    [one] = json.loads(many.launch("status", "--json", "--name", "baseline").stdout)
+    assert (one["called"], one["tags"], one["note"]) == ("baseline", ["paper"], "warm-up was too short")
+    assert names(many, "--tag", "old") == ["lr-b-4ykr"]
+    assert "  note  warm-up was too short" in many.launch("edit", "baseline").stdout
+    assert "is what lr-a-4ykr answers to" in many.launch("edit", "lr-b", "--name", "baseline", check=2).stderr
+    assert "--name is the name of one run" in many.launch("edit", "lr-*", "--name", "x", check=2).stderr
+
+
+def test_patterns_of_runs(many):
+    assert "has already ended" in many.launch("cancel", "lr-*").stdout
+    assert many.launch("tag", "lr-*", "x").stdout == "x\nx\n"
+    assert "no such runs" in many.launch("rm", "zz*", check=3).stderr
+    assert len(many.launch("rm", "lr-*").stdout.splitlines()) == 2
+    assert names(many) == ["lost-d", "big-c-4ykr"]
+
+
 @pytest.mark.parametrize("words", [("--columns", "los,lr"), ("--sort", "los")])
 def test_a_column_that_no_run_has_is_refused(many, words):
     said = many.launch("status", *words, check=2).stderr

@@ -110,7 +110,7 @@ def test_a_link_to_a_page_that_a_command_has_the_name_of_leads_to_the_page(desk)
 
 def test_the_page_of_the_spec_begins_with_its_use(desk):
     lines = desk.launch("help", "spec").stdout.splitlines()
-    assert [line for line in lines[:8] if "launch validate job.yaml" in line]
+    assert [line for line in lines[:8] if "launch spec validate job.yaml" in line]
     assert next(index for index, line in enumerate(lines) if line.startswith("All options")) < 30
 
 

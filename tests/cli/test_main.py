@@ -11,14 +11,19 @@ import pytest
 from separate_hosts import until
 
 from launcher import __version__
-from launcher.cli.commands import COMMANDS
+from launcher.cli.commands import COMMANDS, GROUPS, HEADINGS, INSTEAD, RENAMED, verbs_of
 from launcher.errors import Exit
 from launcher.words import Cause, exit_of
 
 
 def test_help_names_every_command_and_exit_code(desk):
     text = desk.launch("--help").stdout
-    assert all(f"  {name} " in text for name in COMMANDS)
+    assert all(f"\n  {name} " in text for names in HEADINGS.values() for name in names)
+    listed = [name for names in HEADINGS.values() for name in names]
+    assert sorted(listed) == sorted({name.partition(" ")[0] for name in COMMANDS} - {*INSTEAD})
+    assert len(HEADINGS["most used"]) == 10 and text.index("most used:") < text.index("manage:")
+    assert all(", ".join(verbs_of(group)) in text for group in GROUPS)
+    assert not any(f"\n  {older} " in text for older in (*RENAMED, *INSTEAD))
     codes = text.partition("exit codes:")[2]
     assert all(f"{int(code)} " in codes for code in Exit)
     assert desk.launch("-h").stdout == desk.launch("help").stdout == text
@@ -26,9 +31,29 @@ def test_help_names_every_command_and_exit_code(desk):
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_help_of_a_command_teaches_by_example(desk, command):
-    text = desk.launch(command, "--help").stdout
+    text = desk.launch(*command.split(), "--help").stdout
     assert text.startswith(f"usage: launch {command}")
     assert f"launch {command}" in text.partition("examples:")[2]
+
+
+def test_older_names_do_what_they_did_and_name_the_newer(desk):
+    for older, newer in RENAMED.items():
+        text = desk.launch(older, "--help").stdout
+        assert text.startswith(f"usage: launch {newer}")
+        assert f"(older name; now `launch {newer}`)" in " ".join(text.split())
+    assert "now `launch edit RUN --tag TAG`" in " ".join(desk.launch("tag", "--help").stdout.split())
+    assert desk.launch("schema").stdout == desk.launch("spec", "schema").stdout
+    desk.run().succeeded()
+    assert desk.launch("pardon", "last").stdout == desk.launch("nodes", "include", "last").stdout
+
+
+def test_the_commands_of_a_group(desk):
+    assert desk.launch("nodes", "--help").stdout == desk.launch("help", "nodes").stdout
+    assert "  drain " in desk.launch("nodes", "--help").stdout
+    assert desk.launch("help", "nodes", "drain").stdout == desk.launch("nodes", "drain", "--help").stdout
+    assert "usage: launch spec COMMAND" in desk.launch("spec", check=2).stderr
+    assert "hint: did you mean `launch nodes drain`?" in desk.launch("nodes", "drian", check=2).stderr
+    assert "hint: there is init, validate, schema" in desk.launch("spec", "zzz", check=2).stderr
 
 
 def test_help_by_the_word_that_comes_first(desk):

@@ -1,4 +1,4 @@
-"""`launch hosts trust`: who is asked what, and what is known afterwards."""
+"""`launch nodes trust`: who is asked what, and what is known afterwards."""
 
 import os
 import pty
@@ -119,7 +119,7 @@ def test_without_a_terminal_nobody_is_trusted(door, known, capsys):
     assert said.out == ""
     assert shown(door) in said.err
     assert "no terminal here to ask on" in said.err
-    assert "hint: `launch hosts trust door --yes FINGERPRINT`" in said.err
+    assert "hint: `launch nodes trust door --yes FINGERPRINT`" in said.err
     assert known.read_text() == ""
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from launcher.cli.arguments import Arguments
-from launcher.cli.commands import ALSO, COMMANDS
+from launcher.cli.commands import ALSO, COMMANDS, INSTEAD, shown
 from launcher.errors import MEANING, Exit
 from launcher.rank_variables import WHO_READS_WHAT
 
@@ -81,7 +81,7 @@ def variables_in_the_code() -> set[str]:
 
 
 def _commands() -> str:
-    listed = ", ".join(f"[`{name}`](#launch-{name})" for name in COMMANDS)
+    listed = ", ".join(f"[`{name}`](#launch-{name.replace(' ', '-')})" for name in COMMANDS if name not in INSTEAD)
     also = ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in ALSO.items())
     intro = (
         f"All commands: {listed}. {also[0].upper()}{also[1:]}. RUN is a run's id, a unique beginning of one, or "
@@ -92,7 +92,8 @@ def _commands() -> str:
 
 
 def _of_each() -> Iterator[str]:
-    for name, (place, summary) in COMMANDS.items():
+    for name in COMMANDS:
+        place, summary = shown(name)
         module = import_module(place)
         arguments = Arguments(name, summary, module.EXAMPLES)
         module.declare(arguments)

@@ -118,7 +118,7 @@ def test_the_words_say_what_to_do(tmp_path, keys):
     file = tmp_path / "known_hosts"
     with pytest.raises(UnknownKey) as unknown:
         check(target(file), key_of(keys[0]))
-    assert "launch hosts trust gpu" in str(unknown.value)
+    assert "launch nodes trust gpu" in str(unknown.value)
     assert f"  gpu01 {keys[0]}" in unknown.value.lines
     file.write_text(f"\ngpu01 {keys[1]}\n")
     with pytest.raises(ChangedKey) as changed:

@@ -217,7 +217,7 @@ def test_a_first_job_of_ones_own_takes_less_than_three_minutes(clone, newcomer, 
     assert "step 100  loss 0.0" in said["launch run --nproc 2 train.py --steps 100"]
     crowd = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     assert took / crowd < 180, f"{took:.0f} s, in a crowd of {crowd:.1f}"
-    follow("launch init")
+    follow("launch spec init")
     assert "step 200  loss 0.0" in said["launch submit train.yaml --follow"]
     assert [line.split()[1] for line in said["launch status"].splitlines()] == ["STATE", "succeeded", "succeeded"]
     follow("resources.nodes=2")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli.commands import ALSO, COMMANDS
+from launcher.cli.commands import ALSO, COMMANDS, GROUPS
 
 ROOT = Path(__file__).parents[2]
 GITHUB = ROOT / ".github"
@@ -63,7 +63,7 @@ def fault_of(line, options_of_pytest):
         if lost:
             return f"no option {lost[0]} of pytest"
     elif program == "launch":
-        known = {*COMMANDS, *ALSO, "help", "--version"}
+        known = {*COMMANDS, *ALSO, *GROUPS, "help", "--version"}
         return None if arguments[0] in known else f"no command {arguments[0]}"
     elif program == "python":
         return fault_of_program(*arguments)

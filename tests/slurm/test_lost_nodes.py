@@ -90,7 +90,7 @@ def test_a_lost_node_is_shown_with_the_evidence_and_can_be_pardoned(desk, slurm)
     shown = desk.until("the blame", lambda: desk.status(run)["avoided"])
     assert [(one["host"], one["attempt"]) for one in shown] == [("node1", 1)] and "not heard" in shown[0]["evidence"]
     page = desk.launch("status", run).stdout
-    assert f"launch pardon {run}" in page and "node1" in page
+    assert f"launch nodes include {run}" in page and "node1" in page
     desk.launch("cancel", run)
     assert "does not avoid node3" in desk.launch("pardon", run, "node3", check=4).stderr
     assert "node1 may be used again" in desk.launch("pardon", run).stdout

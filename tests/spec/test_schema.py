@@ -55,7 +55,7 @@ def test_it_is_a_schema() -> None:
 
 def test_the_shipped_one_is_of_this_table() -> None:
     shown = (shipped("templates") / "job.schema.json").read_text()
-    assert shown == json.dumps(schema({}), indent=2) + "\n", "launch schema > templates/job.schema.json"
+    assert shown == json.dumps(schema({}), indent=2) + "\n", "launch spec schema > templates/job.schema.json"
 
 
 GOOD = [

@@ -54,7 +54,7 @@ def test_refused_before_the_login_and_taken_once_it_is_known(desk, hosts, known,
     others = desk.chain(args="steps: 3", resources=ALL)
     before = known.read_text(), tried(hosts, 1)
     said = desk.launch("submit", others, "--on", "pool", check=5).stderr
-    assert own in said and "launch hosts trust node1" in said, said
+    assert own in said and "launch nodes trust node1" in said, said
     assert desk.launch("status", "--json", "--all").stdout == "[]\n"
     assert (known.read_text(), tried(hosts, 1)) == before
     table = desk.launch("hosts")

@@ -56,7 +56,7 @@ class Stragglers:
             f"rank {slow} is slow: its own work takes {own['most']:.3g} s of each step, the usual rank's "
             f"{own['median']:.3g} s, and all others wait for it\n"
             f"hint: look at its node (launch top): other programs, a hot GPU, a slow disk under the data; "
-            f"where there is a spare, `launch move` has its ranks there"
+            f"where there is a spare, `launch nodes move` has its ranks there"
         )
 
     def _slow_one(self, line: Mapping[str, Any], step_s: float) -> int:

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.looking.selection import chosen
+from launcher.cli.looking.selection import runs_like
 from launcher.cli.terminal import safe, show_news
 from launcher.errors import Exit
 
 EXAMPLES = """
   launch cancel last                 the ranks get SIGTERM and the spec's grace to save, then no process of it is left
   launch cancel lr-4ykr lr-9x2d      both, one after the other
+  launch cancel 'lr-*'               all whose id or name is like this; those that have ended stay as they are
   launch cancel train-predict-7k3f   all steps of that file
   launch cancel resnet --gone gpu07  the same; gpu07 burnt down, so that nobody waits for its word
 """
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.takes_runs()
+    arguments.takes_runs(patterns=True)
     arguments.add_argument(
         "--gone",
         metavar="HOST",
@@ -31,7 +32,7 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     show_news()
-    for one in chosen(options.runs, last_first=True):
+    for one in runs_like(options.runs, last_first=True):
         _cancel(one, options.gone)
     return Exit.OK
 

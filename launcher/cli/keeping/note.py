@@ -21,9 +21,14 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.text is not None and len(options.text) > _MOST:
-        raise BadInput(f"a note is at most {_MOST} characters long, this has {len(options.text)}")
-    said = api.run(options.run).label(note=options.text)
+    said = api.run(options.run).label(note=checked_note(options.text))
     if said.note:
         print("\n".join(map(safe, said.note.splitlines())))
     return Exit.OK
+
+
+def checked_note(text: str | None) -> str | None:
+    """Return the note; raise BadInput for one that is too long."""
+    if text is not None and len(text) > _MOST:
+        raise BadInput(f"a note is at most {_MOST} characters long, this has {len(text)}")
+    return text

@@ -1,4 +1,4 @@
-"""`launch pardon`: let a run use nodes again that it avoids because it lost them."""
+"""`launch nodes include`: let a run use nodes again that it avoids because it lost them."""
 
 import argparse
 
@@ -8,8 +8,8 @@ from launcher.cli.terminal import safe
 from launcher.errors import Exit, Refused
 
 EXAMPLES = """
-  launch pardon last            whatever was held against nodes is forgotten
-  launch pardon resnet gpu07    of this one alone
+  launch nodes include last            whatever was held against nodes is forgotten
+  launch nodes include resnet gpu07    of this one alone
 """
 
 

@@ -19,16 +19,22 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    one, name = api.run(options.run), options.name
+    one = api.run(options.run)
+    name = checked_name(one, options.name)
+    one.label(name=name)
+    print(f"{one.id} is called {name}" if name else f"{one.id} has no name but its id")
+    return Exit.OK
+
+
+def checked_name(one: api.Run, name: str | None) -> str | None:
+    """Return the name; raise BadInput for one that is no name, or that another run answers to."""
     if name and (name == LAST or not is_run_id(name)):
         raise BadInput(f"expected a name of a-z, 0-9, _ and -, got {name[:100]!r}")
     if name and (other := _known(name)) is not None and other.id != one.id:
         raise BadInput(
             f"{name}: is what {other.id} answers to", "hint: another name, or another one for that run first"
         )
-    one.label(name=name)
-    print(f"{one.id} is called {name}" if name else f"{one.id} has no name but its id")
-    return Exit.OK
+    return name
 
 
 def _known(name: str) -> "api.Run | None":

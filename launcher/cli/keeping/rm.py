@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.looking.selection import chosen
+from launcher.cli.looking.selection import runs_like
 from launcher.cli.terminal import safe
 from launcher.clusters.elsewhere import kept_elsewhere
 from launcher.clusters.protocol import KeptThere
@@ -18,6 +18,7 @@ from launcher.rundir.layout import RunDir
 EXAMPLES = """
   launch rm resnet-4ykr                 with its code, logs and checkpoints; a live run is refused
   launch rm resnet-4ykr lr-9x2d         both or, if one of them is live, none
+  launch rm 'lr-*'                      all whose id or name is like this
   launch rm resnet-4ykr --anyway        here, though a machine that has some of it is silent
 
 What a run keeps on the hosts of a pool, or on a login node, goes too. While one of them does not answer the run stays
@@ -26,7 +27,7 @@ known here, and the same command finishes the work later.
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.takes_runs()
+    arguments.takes_runs(patterns=True)
     arguments.add_argument(
         "--anyway", action="store_true", help="though a machine is silent: what that keeps stays there, and is named"
     )
@@ -34,7 +35,7 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     graphs = [*filter(None, map(find_graph, options.runs))]
-    runs = chosen(options.runs)
+    runs = runs_like(options.runs)
     for status in api.statuses(runs):
         api.refuse_live(status)
     _refuse_live_there(kept_elsewhere([RunDir(one.path) for one in runs]))

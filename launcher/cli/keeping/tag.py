@@ -3,8 +3,8 @@
 import argparse
 import re
 
-from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.looking.selection import runs_like
 from launcher.errors import Exit
 
 EXAMPLES = """
@@ -16,21 +16,22 @@ _TAG = re.compile(r"[^\W_][\w.:/=+-]{0,62}")
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.takes_run()
-    arguments.add_argument("tags", metavar="TAG", nargs="*", type=_tag, help="given to it")
+    arguments.takes_run(pattern=True)
+    arguments.add_argument("tags", metavar="TAG", nargs="*", type=tag_word, help="given to it")
     arguments.add_argument(
         "--remove", metavar="TAG", action="append", default=[], help="taken away from it; may be repeated"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    said = api.run(options.run).label(add=options.tags, remove=options.remove)
-    for tag in said.tags:
-        print(tag)
+    for one in runs_like([options.run]):
+        for tag in one.label(add=options.tags, remove=options.remove).tags:
+            print(tag)
     return Exit.OK
 
 
-def _tag(text: str) -> str:
+def tag_word(text: str) -> str:
+    """Return the tag; the type of an option that takes one."""
     if not _TAG.fullmatch(text):
         raise argparse.ArgumentTypeError(f"expected a tag of letters, digits and . : / = + - _, got {text!r}")
     return text

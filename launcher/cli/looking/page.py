@@ -232,7 +232,7 @@ def _avoided(status: RunStatus, now: float) -> list[str]:
         )
         for one in status.avoided
     ]
-    pardon = f"nodes that are avoided; `launch pardon {safe(status.run)}` lets them be used again"
+    pardon = f"nodes that are avoided; `launch nodes include {safe(status.run)}` lets them be used again"
     return ["", paint(pardon, "bold"), *columns(rows, indent="  ")]
 
 

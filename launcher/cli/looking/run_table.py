@@ -27,7 +27,7 @@ def table(
 ) -> Table:
     """The active runs and the newest, or all, in the order in which they come; no wider than `width`."""
     if not rows:
-        return Table([], "no runs yet; `launch submit FILE` starts one, `launch init` writes a spec")
+        return Table([], "no runs yet; `launch submit FILE` starts one, `launch spec init` writes a spec")
     shown = [row for index, row in enumerate(rows) if everything or index < _NEWEST or _active(row.status)]
     more = len(rows) - len(shown)
     shown, wanted = (

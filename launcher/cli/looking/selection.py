@@ -10,6 +10,8 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.meant import runs_called
 from launcher.cli.looking.run_columns import RunRow
+from launcher.errors import NoSuchRun
+from launcher.rundir.layout import RunDir
 from launcher.words import State
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -33,6 +35,23 @@ def chosen(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:
     or `last_first`: each before those that it waits for."""
     step = -1 if last_first else 1
     return list({one.id: one for ref in refs for one in runs_called(ref)[::step]}.values())
+
+
+def runs_like(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:
+    """The runs that are named, or whose id or name is like a pattern; raises NoSuchRun where a pattern has none."""
+    named = [(ref, _like(ref) if any(sign in ref for sign in "*?[") else [ref]) for ref in refs]
+    for ref, found in named:
+        if not found:
+            raise NoSuchRun(f"{ref[:100]!r}: no such runs", "hint: `launch status --all` shows all")
+    return chosen([name for _, found in named for name in found], last_first=last_first)
+
+
+def _like(pattern: str) -> list[str]:
+    from launcher.status.about import labels  # late: of no use where no pattern is given
+
+    there = [one for one in api.runs() if one.path.is_dir()]
+    called = {one.id: labels(RunDir(one.path)).name for one in there}
+    return [str(one.id) for one in there if fnmatchcase(one.id, pattern) or fnmatchcase(called[one.id], pattern)]
 
 
 def selects(options: argparse.Namespace) -> bool:

@@ -1,4 +1,4 @@
-"""`launch drain`: have the ranks of a node moved to others before it goes."""
+"""`launch nodes drain`: have the ranks of a node moved to others before it goes."""
 
 import argparse
 import time
@@ -10,9 +10,9 @@ from launcher.errors import Exit, Refused
 from launcher.words import State
 
 EXAMPLES = """
-  launch drain last 1                its ranks move to a spare node, and it is used no more
-  launch drain resnet gpu07          by the name of the machine, as `launch status` shows it
-  launch drain last 1 --timeout 60   exit code 4 where no other node could have them by then
+  launch nodes drain last 1                its ranks move to a spare node, and it is used no more
+  launch nodes drain resnet gpu07          by the name of the machine, as `launch status` shows it
+  launch nodes drain last 1 --timeout 60   exit code 4 where no other node could have them by then
 """
 _LOOK_S = 0.2
 

@@ -1,15 +1,15 @@
-"""`launch hosts`: what the hosts of a pool are like now; `launch hosts trust`: get to know one by its key."""
+"""`launch nodes list`: what the hosts of a pool are like now."""
 
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
+from launcher.cli.places.trust_host import trust
 from launcher.cli.terminal import fitting, paint, safe, show_news, to_json, width_of
 from launcher.errors import BadInput, Exit, LaunchError
 
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from launcher.spec.model import Ssh
 
 EXAMPLES = """
-  launch hosts                          every pool of the clusters file: reachable, free, taken and by which run
-  launch hosts mypool                   of this one
-  launch hosts trust gpu01              show a host's key and ask whether it is the right one
-  launch hosts trust gpu01 --yes SHA256:...    take this key without asking
+  launch nodes list             every pool of the clusters file: reachable, free, taken and by which run
+  launch nodes list mypool      of this one
 """
 _CLOCK_S = 5.0
 _HEAD = ("HOST", "STATE", "GPUS", "CPUS", "TAKEN BY", "PYTHON", "TORCH", "DISK FREE", "CLOCK")
@@ -29,14 +27,11 @@ _LESS = ("CLOCK", "PYTHON", "TORCH", "DISK FREE", "CPUS")  # what goes first whe
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.add_argument("names", metavar="POOL", nargs="*", help="pools; or `trust` and hosts or pools")
+    arguments.add_argument("names", metavar="POOL", nargs="*", help="pools of the clusters file (default: all)")
     arguments.add_argument(
         "--clusters", metavar="FILE", type=Path, help="the file that names clusters, where it is not the usual one"
     )
-    arguments.add_argument(
-        "--yes", metavar="FINGERPRINT", action="append", default=[],
-        help="with trust: take this key without asking, if it is the one that the host shows",
-    )  # fmt: skip
+    arguments.add_argument("--yes", action="append", default=[], help=argparse.SUPPRESS)  # of `launch nodes trust`
     arguments.add_argument("--json", action="store_true", help="one object a host, for programs")
 
 
@@ -46,9 +41,9 @@ _NAME_ONE = "hint: in ~/.config/launch/clusters.yaml (or $LAUNCH_CLUSTERS): `myp
 def run(options: argparse.Namespace) -> int:
     from launcher.clusters.clusters_file import named_pools  # late: it reads YAML
 
-    pools = named_pools()
     if options.names[:1] == ["trust"]:
-        return _trust(pools, options.names[1:], options.yes)
+        return trust(options.names[1:], options.yes)
+    pools = named_pools()
     unknown = [name for name in options.names if name not in pools]
     if unknown:
         known = f"there is {', '.join(pools)}" if pools else "the clusters file names none"
@@ -58,23 +53,6 @@ def run(options: argparse.Namespace) -> int:
         raise BadInput("no pool of SSH hosts is named", _NAME_ONE)
     show_news()
     return _show(chosen, as_json=options.json)
-
-
-def _trust(pools: "dict[str, Ssh]", names: Sequence[str], fingerprints: Sequence[str]) -> int:
-    """Hosts by their names, of a pool where one has them; a pool means all of its hosts."""
-    from launcher.cli.places.trust import trust_hosts  # late: paramiko costs 0.3 s
-    from launcher.clusters.ssh.pool import hosts_of  # late: paramiko costs 0.3 s
-    from launcher.hostlink.target import target_of  # late: paramiko costs 0.3 s
-    from launcher.spec.model import SshHost  # late: other commands do without
-
-    if not names:
-        raise BadInput("trust: which host?", "hint: launch hosts trust HOST")
-    known = {host.name: (host, pool.agent) for pool in pools.values() for host in hosts_of(pool)}
-    wanted: list[tuple[SshHost, bool]] = []
-    for name in names:
-        whole = [known[host.name] for host in hosts_of(pools[name])] if name in pools else []
-        wanted += whole or [known.get(name, (SshHost(name), False))]
-    return trust_hosts([target_of(host, agent=agent) for host, agent in wanted], fingerprints)
 
 
 def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""`launch move`: have the ranks of a node moved to a spare; the node stays in use."""
+"""`launch nodes move`: have the ranks of a node moved to a spare; the node stays in use."""
 
 import argparse
 import time
@@ -9,8 +9,8 @@ from launcher.errors import Exit, Refused
 from launcher.rundir.records import MOVED
 
 EXAMPLES = """
-  launch move last 1                    its ranks move to a spare node, and it is a spare itself
-  launch move resnet gpu07 --to gpu12   by the names of the machines, as `launch status` shows them
+  launch nodes move last 1                    its ranks move to a spare node, and it is a spare itself
+  launch nodes move resnet gpu07 --to gpu12   by the names of the machines, as `launch status` shows them
 """
 _LOOK_S = 0.2
 

@@ -1,4 +1,4 @@
-"""`launch hosts trust`: show a host's key, and have it be known once somebody has said that it is the right one."""
+"""`launch nodes trust`: show a host's key, and have it be known once somebody has said that it is the right one."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -67,7 +67,7 @@ def _unless_right(target: Target, key: HostKey, fingerprints: Collection[str], e
         raise Refused(
             error.lines[0],
             "  there is no terminal here to ask on",
-            f"hint: `launch hosts trust {target.name} --yes FINGERPRINT`, with the fingerprint as the host's console "
+            f"hint: `launch nodes trust {target.name} --yes FINGERPRINT`, with the fingerprint as the host's console "
             f"shows it: {_listing(key)}",
         )
     changed = isinstance(error, ChangedKey)

@@ -1,4 +1,4 @@
-"""`launch init`: a commented spec to start from, with the schema that editors check it against."""
+"""`launch spec init`: a commented spec to start from, with the schema that editors check it against."""
 
 import argparse
 import contextlib
@@ -17,10 +17,10 @@ from launcher.shipped import starter, starters
 from launcher.spec.fields import schema
 
 EXAMPLES = """
-  launch init                        writes job.yaml, the least a job needs
-  launch init ddp --output big.yaml  another template, to another file
-  launch init --list                 which templates there are
-  launch init --from train.py        with the script's own options, and their defaults, as args
+  launch spec init                        writes job.yaml, the least a job needs
+  launch spec init ddp --output big.yaml  another template, to another file
+  launch spec init --list                 which templates there are
+  launch spec init --from train.py        with the script's own options, and their defaults, as args
 """
 _SCHEMA = Path(".launch") / "job.schema.json"
 

@@ -1,4 +1,4 @@
-"""`launch schema`: the JSON Schema that editors complete and check specs with."""
+"""`launch spec schema`: the JSON Schema that editors complete and check specs with."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from launcher.errors import Exit
 from launcher.spec.fields import schema
 
 EXAMPLES = """
-  launch schema > job.schema.json
+  launch spec schema > job.schema.json
   # yaml-language-server: $schema=job.schema.json     as first line of a spec: the editor reads it
 """
 

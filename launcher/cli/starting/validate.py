@@ -1,4 +1,4 @@
-"""`launch validate`: all problems of spec files, without starting anything."""
+"""`launch spec validate`: all problems of spec files, without starting anything."""
 
 import argparse
 import sys
@@ -10,8 +10,8 @@ from launcher.errors import BadInput, Exit
 from launcher.graph import is_graph, validate_graph
 
 EXAMPLES = """
-  launch validate job.yaml           `job.yaml: ok`, or one line for each problem and exit code 2
-  launch validate jobs/*.yaml        every file is looked at, whatever the ones before were like
+  launch spec validate job.yaml           `job.yaml: ok`, or one line for each problem and exit code 2
+  launch spec validate jobs/*.yaml        every file is looked at, whatever the ones before were like
 """
 
 

@@ -44,7 +44,7 @@ class SaysOfItself:
 
 @pytest.mark.parametrize(("name", "value"), ODD, ids=lambda value: str(value)[:20])
 def test_odd_facts_of_one_host_are_its_own_trouble(name, value):
-    """They ended `launch hosts` and `submit` with an internal error."""
+    """They ended `launch nodes list` and `submit` with an internal error."""
     lines = {"fine": SaysOfItself(GOOD), "odd": SaysOfItself(GOOD | {name: value})}
     results = for_all(lines, lambda host, line: survey(line, SshHost(host)))
     assert isinstance(results["fine"], Surveyed)

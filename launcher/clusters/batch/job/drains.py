@@ -1,4 +1,4 @@
-"""Nodes of a running job that an administrator drains: their ranks move to a spare, as after `launch drain`.
+"""Nodes of a running job that an administrator drains: their ranks move to a spare, as after `launch nodes drain`.
 
 A scheduler tells a job nothing of that, and lets it end where it is. So the batch process asks, once in half a minute,
 about all nodes at once, and only where the run keeps a spare: else nothing would come of it.

@@ -157,5 +157,5 @@ def pardon(run: RunDir, hosts: Collection[str]) -> None:
     silent = sorted(troubles.keys() - {blame.host for blame in read_record(run.avoided, list[Blame]) or []})
     if silent:
         avoided.pardon(run, hosts)  # what holds here does not wait for who is gone
-        hint = f"hint: launch pardon {run.path.name} again, once {', '.join(silent)} can be reached"
+        hint = f"hint: launch nodes include {run.path.name} again, once {', '.join(silent)} can be reached"
         raise Unreachable(f"could not tell {', '.join(silent)}", troubles[silent[0]].lines[0], hint)

@@ -58,7 +58,7 @@ def discover(ref: str) -> Path | None:
                 found.setdefault(run, FoundRun(run, name, hosts)).places.update(places)
     if troubles and not found:
         told = f"{ref}: not known here, and not all hosts could be asked"
-        raise Unreachable(told, *reasons(troubles), "hint: launch hosts")
+        raise Unreachable(told, *reasons(troubles), "hint: launch nodes list")
     found = {run: one for run, one in found.items() if run == ref} or found
     if len(found) > 1:
         raise NoSuchRun(f"{ref}: expected the id of one run, got the beginning of {len(found)}: {', '.join(found)}")

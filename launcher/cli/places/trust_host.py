@@ -1,0 +1,48 @@
+"""`launch nodes trust`: add the keys of SSH hosts to the known ones, once a person has said that they are right."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.cli.arguments import Arguments
+from launcher.errors import BadInput
+
+EXAMPLES = """
+  launch nodes trust gpu01                       show the host's key and ask whether it is the right one
+  launch nodes trust mypool                      every host of this pool
+  launch nodes trust gpu01 --yes SHA256:...      take this key without asking
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.add_argument("hosts", metavar="HOST", nargs="+", help="hosts, or pools of the clusters file")
+    arguments.add_argument(
+        "--clusters", metavar="FILE", type=Path, help="the file that names clusters, where it is not the usual one"
+    )
+    arguments.add_argument(
+        "--yes", metavar="FINGERPRINT", action="append", default=[],
+        help="take this key without asking, if it is the one that the host shows",
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    return trust(options.hosts, options.yes)
+
+
+def trust(names: Sequence[str], fingerprints: Sequence[str]) -> int:
+    """Trust hosts by their names, of a pool where one has them; a pool means all of its hosts. Gives the exit code."""
+    from launcher.cli.places.trust import trust_hosts  # late: paramiko costs 0.3 s
+    from launcher.clusters.clusters_file import named_pools  # late: it reads YAML
+    from launcher.clusters.ssh.pool import hosts_of  # late: paramiko costs 0.3 s
+    from launcher.hostlink.target import target_of  # late: paramiko costs 0.3 s
+    from launcher.spec.model import SshHost  # late: other commands do without
+
+    if not names:
+        raise BadInput("trust: which host?", "hint: launch nodes trust HOST")
+    pools = named_pools()
+    known = {host.name: (host, pool.agent) for pool in pools.values() for host in hosts_of(pool)}
+    wanted: list[tuple[SshHost, bool]] = []
+    for name in names:
+        whole = [known[host.name] for host in hosts_of(pools[name])] if name in pools else []
+        wanted += whole or [known.get(name, (SshHost(name), False))]
+    return trust_hosts([target_of(host, agent=agent) for host, agent in wanted], fingerprints)
