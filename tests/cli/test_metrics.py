@@ -115,17 +115,29 @@ def test_metrics_that_a_narrow_terminal_has_no_room_for_are_left_out(desk, run):
         code, shown = desk.on_terminal("metrics", *words, columns=60)
         lines = re.sub(r"\x1b\[\d*m", "", shown).splitlines()
         assert (code, [line for line in lines if len(line) > 60]) == (0, [])
-        assert names[0] in shown and names[3] not in shown and "columns: --name shows one metric, --csv all" in shown
+        assert names[0] in shown and names[3] not in shown and "columns: --metric shows one, --csv all" in shown
     assert names[3] in desk.launch("metrics", run.run.id).stdout, "a program reads all"
+
+
+def test_one_option_chooses_metrics_and_another_one_runs(desk):
+    measure(desk.run("lr-a").succeeded(), 3.0, name="loss")
+    measure(desk.run("lr-b").succeeded(), 2.0, name="loss")
+    measure(desk.run("big-c").succeeded(), 1.0, name="loss")
+    rows = desk.launch("metrics", "--name", "lr*", "--metric", "loss").stdout.splitlines()
+    assert sorted(row.split()[0] for row in rows[1:]) == ["lr-a", "lr-b"]
+    assert desk.launch("metrics", "lr-*").stdout.splitlines()[0] == rows[0]
+    older = desk.launch("metrics", "big-c", "--name", "loss")
+    assert (older.stdout.split()[-1], older.stderr) == ("1", "--name of a metric is --metric now\n")
+    assert "no such runs" in desk.launch("metrics", "--name", "zz*", check=3).stderr
 
 
 def test_nothing_is_said_to_be_nothing(desk, run):
     done = desk.launch("metrics", "last")
     assert (done.stdout, done.stderr) == ("", f"no metrics: {run.run.id} has reported none\n")
-    done = desk.launch("metrics", measure(run, 2.0).run.id, "--name", "los")
+    done = desk.launch("metrics", measure(run, 2.0).run.id, "--metric", "los")
     assert (done.stdout, done.stderr) == ("", f"no metrics called los: {run.run.id} has reported loss\n")
     measure(run, 1.0)
-    assert "no metrics called accuracy" in desk.launch("metrics", "last", "--name", "accuracy").stderr
+    assert "no metrics called accuracy" in desk.launch("metrics", "last", "--metric", "accuracy").stderr
 
 
 def test_the_page_of_a_run_says_which_was_best(desk):

@@ -112,7 +112,14 @@ def test_a_folder_that_was_removed_by_hand_leaves_no_name(many):
     many.launch("rm", "live", check=4)
 
 
-@pytest.mark.parametrize(("keep", "stay"), [("newest", {"step-00000030"}), ("best", {"best-00000020"})])
+@pytest.mark.parametrize(
+    ("keep", "stay"),
+    [
+        ("newest", {"step-00000030"}),
+        ("2", {"step-00000030", "step-00000020"}),
+        ("best", {"best-00000020"}),
+    ],
+)
 def test_only_checkpoints_go(desk, keep, stay):
     folder = desk.run("a-bbbb").succeeded().run.path / "checkpoints"
     for step in (10, 20, 30):
@@ -129,6 +136,9 @@ def test_what_runs_take(many):
     assert lines[0].split() == ["RUN", "STATE", "TOTAL", "CHECKPOINTS", "LOGS", "CODE"]
     assert {line.split()[0] for line in lines[1:3]} == {"old-aaaa", "new-bbbb"}
     assert lines[-1].startswith("4 runs, ")
+    by_id = [line.split()[0] for line in many.launch("du", "--sort", "run").stdout.splitlines()[1:5]]
+    assert by_id == sorted(by_id)
+    assert [one["run"] for one in json.loads(many.launch("du", "--name", "old*", "--json").stdout)] == ["old-aaaa"]
     [one] = json.loads(many.launch("du", "old", "--json").stdout)
     assert one["run"] == "old-aaaa"
     assert one["total"] > one["logs"] >= 50_000

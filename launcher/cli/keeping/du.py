@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
+from launcher.cli.looking.selection import everywhere, runs_like, runs_named
 from launcher.cli.terminal import columns, fitting, paint, safe, to_json, width_of
 from launcher.clusters.elsewhere import kept_elsewhere
 from launcher.clusters.protocol import KeptThere
@@ -16,22 +17,30 @@ from launcher.rundir.removal import Usage, size_of, unused_code
 
 EXAMPLES = """
   launch du                  every run, the largest first, and what could go without a loss
+  launch du --sort logs      those with the most of that first
   launch du resnet --json    of this one, in bytes
   launch du --here           of this machine alone: nobody is asked what is kept elsewhere
 """
 _HEAD = ("RUN", "STATE", "TOTAL", "CHECKPOINTS", "LOGS", "CODE")
+_SORTS = ("total", "checkpoints", "logs", "code", "run")
 _LESS = ("CODE", "LOGS", "CHECKPOINTS", "STATE")  # what goes first where a terminal is too narrow
 
 
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("runs", metavar="RUN", nargs="*", help=f"{RUN_HELP}; without one, all")
+    arguments.add_argument("--name", metavar="GLOB", action="append", help="runs whose id, job or name is like this")
+    arguments.add_argument("--sort", metavar="NAME", choices=_SORTS, default="total", help=f"by {', '.join(_SORTS)}")
     arguments.add_argument("--json", action="store_true", help="in bytes, for programs")
     arguments.add_argument("--here", action="store_true", help="what is on this machine alone")
 
 
 def run(options: argparse.Namespace) -> int:
-    chosen = [api.run(ref) for ref in options.runs] or [one for one in api.runs() if one.path.is_dir()]
-    measured = sorted(((one, one.usage()) for one in chosen), key=lambda pair: -pair[1].total)
+    chosen = runs_like(options.runs) if options.runs else runs_named(options.name) if options.name else everywhere()
+    measured = [(one, one.usage()) for one in chosen]
+    if options.sort == "run":
+        measured.sort(key=lambda pair: pair[0].id)
+    else:
+        measured.sort(key=lambda pair: _plain(pair[1])[options.sort], reverse=True)
     there = [] if options.here else kept_elsewhere([RunDir(one.path) for one in chosen])
     if options.json:
         print(
@@ -46,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     lines = fitting([_HEAD, *rows], _LESS, width_of(sys.stdout))
     print("\n".join([paint(lines[0], "dim"), *lines[1:]]))
-    if not options.runs:
+    if not (options.runs or options.name):
         unused = unused_code({one.path.parent for one in chosen})
         total = sum(usage.total for _, usage in measured)
         print(f"{figures.count(len(chosen), 'run')}, {figures.size(total)}", end="")
@@ -62,9 +71,8 @@ def _show_there(there: Sequence[KeptThere]) -> None:
         rows = [(safe(run), safe(where), figures.size(size)) for size, run, where in sorted(kept, reverse=True)]
         lines = columns([("RUN", "ON", "TOTAL"), *rows])
         print("\n".join(["", paint(lines[0], "dim"), *lines[1:]]))
-    for one in there:
-        if one.silent:
-            print(f"{safe(one.where)} was not asked: {safe(one.silent)}", file=sys.stderr)
+    for where, why in dict.fromkeys((one.where, one.silent) for one in there if one.silent):
+        print(f"{safe(where)} was not asked: {safe(why)}", file=sys.stderr)
 
 
 def _plain_there(one: api.Run, there: Sequence[KeptThere]) -> list[dict[str, object]]:

@@ -25,11 +25,13 @@ from launcher.status.derive import RunStatus, state_text
 EXAMPLES = """
   launch prune --older 7d --state failed             asks before anything goes
   launch prune --older 30d --keep best --yes         the runs stay, with their best checkpoint each
+  launch prune --state ended --keep 3                of each run the newest three checkpoints stay
   launch prune --name 'lr*' --dry-run                only shows it
 
 What runs keep on the hosts of pools and on login nodes is shown and goes with them; a run of which a silent host has
 some stays known until that is gone. --keep takes checkpoints away here alone.
 """
+_MOST_KEPT = 1_000_000
 _HEAD = ("RUN", "STATE", "AGE", "GOES", "SIZE")
 _USABLE = (Condition.OK, Condition.VERIFIED, Condition.PARTIAL)
 
@@ -52,8 +54,9 @@ def declare(arguments: Arguments) -> None:
     declare_selection(arguments)
     arguments.add_argument("--older", metavar="AGE", type=age, help="that ended longer ago than 7d, 12h or 2026-01-31")
     arguments.add_argument(
-        "--keep", choices=("best", "newest"), help="keep runs with their logs and this checkpoint; only others go"
-    )
+        "--keep", metavar="WHICH", type=_kept,
+        help="keep runs with their logs, and of their checkpoints best, newest or the newest N; only others go",
+    )  # fmt: skip
     arguments.add_argument("--yes", action="store_true", help="without asking")
     arguments.add_argument("--dry-run", action="store_true", help="only show what would go")
 
@@ -88,18 +91,27 @@ def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
             continue
         if selects(options) and not selected([with_about(RunRow(status))], options):
             continue
-        folders = (one.path,) if options.keep is None else tuple(_others(one, best=options.keep == "best"))
+        folders = (one.path,) if options.keep is None else tuple(_others(one, options.keep))
         if folders:
             found.append(Going(one, status, folders, sum(map(size_of, folders))))
     return sorted(found, key=lambda going: -going.size)
 
 
-def _others(one: api.Run, *, best: bool) -> list[Path]:
+def _kept(text: str) -> str | int:
+    if text in ("best", "newest"):
+        return text
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < _MOST_KEPT):
+        raise argparse.ArgumentTypeError(f"expected best, newest or a number of checkpoints, got {text!r}")
+    return int(text)
+
+
+def _others(one: api.Run, keep: str | int) -> list[Path]:
     """The checkpoints that are not to be kept. One that is whole is kept in any case."""
     there = list(checkpoints(RunDir(one.path)))
     usable = [checkpoint for checkpoint in there if checkpoint.state in _USABLE]
-    kept: list[Checkpoint] = [checkpoint for checkpoint in usable if checkpoint.kind == "best"] if best else []
-    kept = kept or [checkpoint for checkpoint in usable if checkpoint.kind == "step"][:1] or usable[:1]
+    best = [checkpoint for checkpoint in usable if checkpoint.kind == "best"] if keep == "best" else []
+    newest = [checkpoint for checkpoint in usable if checkpoint.kind == "step"][: keep if isinstance(keep, int) else 1]
+    kept: list[Checkpoint] = best or newest or usable[:1]
     return [Path(checkpoint.path) for checkpoint in there if checkpoint not in kept] if kept else []
 
 

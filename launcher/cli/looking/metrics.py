@@ -14,6 +14,7 @@ from launcher.agent.ranks.reports.metrics_file import KEPT_WHOLE
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.looking.plot import Curve, in_letters, letters, plot
+from launcher.cli.looking.selection import runs_like, runs_named
 from launcher.cli.terminal import fitting, in_colour, paint, safe, size, to_json, width_of
 from launcher.errors import BadInput, Exit
 from launcher.rundir.layout import RunDir
@@ -21,13 +22,14 @@ from launcher.shipped import shipped
 from launcher.status.series import AT, STEP, Figure, Rows, better, figures_of, names_in, thinned
 
 EXAMPLES = """
-  launch metrics last                        about twenty rows of all that it measured
-  launch metrics last --name loss --all      every step
-  launch metrics lr1 lr2                     the last and the best value of each run
-  launch metrics lr1 lr2 --plot --name loss  their curves, here
-  launch metrics last --csv > run.csv        or --json; --png FILE needs the extra `plot`
-  launch metrics --openmetrics               states, steps, rates, restarts and loads as Prometheus reads them
-  launch metrics --grafana > trainings.json  a dashboard that shows them in Grafana
+  launch metrics last                          about twenty rows of all that it measured
+  launch metrics last --metric loss --all      every step
+  launch metrics lr1 lr2                       the last and the best value of each run
+  launch metrics --name 'lr*'                  of all runs whose id, job or name is like this
+  launch metrics lr1 lr2 --plot --metric loss  their curves, here
+  launch metrics last --csv > run.csv          or --json; --png FILE needs the extra `plot`
+  launch metrics --openmetrics                 states, steps, rates, restarts and loads as Prometheus reads them
+  launch metrics --grafana > trainings.json    a dashboard that shows them in Grafana
 
 Any number that a script reports beside its step is a metric; the trainer's are there, too. Of steps that were done
 again after a restart the last time counts. `best` is told of names that say which way is better: loss, accuracy, ...
@@ -38,8 +40,13 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.add_argument("run", metavar="RUN", nargs="*", help=RUN_HELP)
-    arguments.add_argument("--name", metavar="NAME", action="append", help="this metric; again for more (default: all)")
+    arguments.add_argument("run", metavar="RUN", nargs="*", help=f"{RUN_HELP}; or a pattern such as 'lr-*'")
+    arguments.add_argument(
+        "--metric", metavar="NAME", action="append", help="this metric; again for more (default: all)"
+    )
+    arguments.add_argument(
+        "--name", metavar="GLOB", action="append", help="runs whose id, job or name is like this, such as 'lr*'"
+    )
     arguments.add_argument("--all", action="store_true", help="every step, instead of about twenty rows")
     how = arguments.add_mutually_exclusive_group()
     how.add_argument("--csv", action="store_true", help="all of it as CSV: run, step, time, and a column for each")
@@ -59,14 +66,17 @@ def run(options: argparse.Namespace) -> int:
     if options.grafana:
         sys.stdout.write((shipped("templates") / "grafana.json").read_text(encoding="utf-8"))
         return Exit.OK
-    if not options.run:
+    if options.run and options.name:
+        print("--name of a metric is --metric now", file=sys.stderr)
+        options.metric, options.name = [*(options.metric or ()), *options.name], None
+    if not (options.run or options.name):
         raise BadInput("of which run?", "hint: launch metrics last; --openmetrics tells of all")
     gc.disable()  # of a million rows none is part of a circle, and looking for that takes as long as reading them
-    runs = [*map(api.run, dict.fromkeys(options.run))]
+    runs = runs_like(options.run) if options.run else runs_named(options.name)
     reported = {str(one.id): one.metrics() for one in runs}
-    measured = {run_id: _chosen(rows, options.name) for run_id, rows in reported.items()}
+    measured = {run_id: _chosen(rows, options.metric) for run_id, rows in reported.items()}
     if not any(measured.values()):
-        wanted = f" called {' or '.join(options.name)}" if options.name else ""
+        wanted = f" called {' or '.join(options.metric)}" if options.metric else ""
         there = ", ".join(map(safe, _names(reported))) or "none"
         print(f"no metrics{wanted}: {', '.join(measured)} has reported {there}", file=sys.stderr)
     elif options.json:
@@ -74,9 +84,9 @@ def run(options: argparse.Namespace) -> int:
     elif options.csv:
         _write_csv(measured)
     elif options.plot:
-        print("\n".join(_curves(measured, options.name or _telling(measured))))
+        print("\n".join(_curves(measured, options.metric or _telling(measured))))
     elif options.png is not None:
-        _draw(measured, options.name or _telling(measured), options.png)
+        _draw(measured, options.metric or _telling(measured), options.png)
     elif len(measured) > 1:
         print("\n".join(_summaries(measured)))
     else:
@@ -173,7 +183,7 @@ def _fitted(table: Sequence[Sequence[str]]) -> list[str]:
     fixed, names = cells[0][:2], cells[0][2:]
     head, *lines = fitting(cells, [*names[:0:-1], *fixed[1:]], width_of(sys.stdout))
     if left := sum(f" {name} " not in f"{head} " for name in names):
-        print(f"no room for {figures.count(left, 'column')}: --name shows one metric, --csv all", file=sys.stderr)
+        print(f"no room for {figures.count(left, 'column')}: --metric shows one, --csv all", file=sys.stderr)
     return [paint(head, "dim"), *lines]
 
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.meant import runs_called
-from launcher.cli.looking.run_columns import RunRow
+from launcher.cli.looking.run_columns import RunRow, with_about
 from launcher.errors import NoSuchRun
 from launcher.rundir.layout import RunDir
 from launcher.words import State
@@ -46,10 +46,25 @@ def runs_like(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]
     return chosen([name for _, found in named for name in found], last_first=last_first)
 
 
+def everywhere() -> list[api.Run]:
+    """Return all runs whose folder is there."""
+    return [one for one in api.runs() if one.path.is_dir()]
+
+
+def runs_named(globs: Sequence[str]) -> list[api.Run]:
+    """Return the runs whose id, job or name is like one of `globs`, as --name means it; raises NoSuchRun for none."""
+    there = everywhere()
+    rows = [with_about(RunRow(status)) for status in api.statuses(there)]
+    wanted = {row.status.run for row in rows if any(_named(row, glob) for glob in globs)}
+    if not wanted:
+        raise NoSuchRun(f"{', '.join(globs)[:100]!r}: no such runs", "hint: `launch status --all` shows all")
+    return [one for one in there if one.id in wanted]
+
+
 def _like(pattern: str) -> list[str]:
     from launcher.status.about import labels  # late: of no use where no pattern is given
 
-    there = [one for one in api.runs() if one.path.is_dir()]
+    there = everywhere()
     called = {one.id: labels(RunDir(one.path)).name for one in there}
     return [str(one.id) for one in there if fnmatchcase(one.id, pattern) or fnmatchcase(called[one.id], pattern)]
 

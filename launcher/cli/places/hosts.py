@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
     from launcher.clusters.ssh import pool as crew  # late: paramiko
 
-    worst = Exit.OK
+    worst, told = Exit.OK, set[str]()
     for name, pool in pools.items():
         found, troubles = crew.surveyed(pool)
         worst = worst if found or not troubles else Exit.UNREACHABLE
@@ -72,8 +72,10 @@ def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
         rows = [_row(found[host]) if host in found else _silent(host, troubles[host]) for host in order]
         for line, host in zip(fitting([_HEAD, *rows], _LESS, width_of(sys.stdout), "  "), ["", *order], strict=True):
             print(line if not host or host in found else paint(line, "red"))
-        for error in troubles.values():
-            print("\n".join(f"  {safe(line)}" for line in error.lines), file=sys.stderr)
+        for line in dict.fromkeys(line for error in troubles.values() for line in error.lines):
+            if line not in told:
+                told.add(line)
+                print(f"  {safe(line)}", file=sys.stderr)
     return worst
 
 

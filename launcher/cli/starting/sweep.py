@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import columns, fitting, safe, show_news, to_json, width_of
 from launcher.errors import BadInput, Exit
@@ -134,7 +135,8 @@ def _status(sweep: "Sweep", options: argparse.Namespace) -> int:
         return Exit.OK
     print(_headline(sweep, status))
     if status.trials:
-        print("\n".join(fitting(_table(status.trials), _LESS, width_of(sys.stdout))))
+        trials = grouped(status.trials, sweep.best())
+        print("\n".join(fitting(_table(sweep, trials), _LESS, width_of(sys.stdout))))
     return Exit.OK
 
 
@@ -238,16 +240,40 @@ def _headline(sweep: "Sweep", status: "SweepState") -> str:
 _STATES = ("running", "paused", "complete", "pruned", "failed")
 
 
-def _table(trials: "Sequence[TrialNote]") -> list[list[str]]:
+def grouped(trials: "Sequence[TrialNote]", best: "TrialNote | None") -> "list[TrialNote]":
+    """Return the trials by state: those that run first, then the complete ones, the best first, then the others."""
+    values = [one.value for one in trials if one.state == "complete" and one.value is not None]
+    most = best is not None and best.value is not None and best.value == max(values, default=None)
+
+    def place(one: "TrialNote") -> tuple[int, float, int]:
+        valued = one.value if one.state == "complete" and one.value is not None else 0.0
+        state = _STATES.index(one.state) if one.state in _STATES else len(_STATES)
+        return state, -valued if most else valued, one.number
+
+    return sorted(trials, key=place)
+
+
+def _table(sweep: "Sweep", trials: "Sequence[TrialNote]") -> list[list[str]]:
     keys = list(dict.fromkeys(key for one in trials for key in one.params))
     head = ["TRIAL", "STATE", "VALUE", "STEP", *(_short(key).upper() for key in keys), "RUN", "WHY"]
-    return [head, *([safe(cell) for cell in _row(one, keys)] for one in trials)]
+    return [head, *([safe(cell) for cell in _row(one, keys, _steps(sweep, one))] for one in trials)]
 
 
-def _row(one: "TrialNote", keys: "Sequence[str]") -> list[str]:
+def _steps(sweep: "Sweep", one: "TrialNote") -> str:
+    """`120/200`: what the run of the trial has reported, or what the conductor has heard of it."""
+    from launcher.rundir.durable import readable  # late: only for this
+    from launcher.rundir.records import RunState  # late: likewise
+    from launcher.sweeps.folder import SweepDir  # late: likewise
+
+    state = readable(SweepDir(sweep.path).runs / one.run / "state.json", RunState)
+    if state is not None and state.step is not None:
+        return figures.steps(state.step, state.total_steps)
+    return "-" if one.step is None else str(one.step)
+
+
+def _row(one: "TrialNote", keys: "Sequence[str]", step: str) -> list[str]:
     given = (one.params.get(key) for key in keys)
     params = ("-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in given)
-    step = "-" if one.step is None else str(one.step)
     return [str(one.number), one.state, _value(one).strip() or "-", step, *params, one.run, one.why.partition("\n")[0]]
 
 
