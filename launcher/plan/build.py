@@ -1,5 +1,6 @@
 """JobSpec + what is known of the cluster and the code → Plan, or every reason why it cannot work. Pure."""
 
+import dataclasses
 import posixpath
 from collections.abc import Collection
 
@@ -7,7 +8,7 @@ from msgspec.structs import replace
 
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
-from launcher.plan.preload import preload_for
+from launcher.plan.preload import preload_for, surely_on_cpu
 from launcher.spec.kinds.queueing import moment
 from launcher.spec.model import Budget, JobSpec, Resources
 
@@ -20,7 +21,8 @@ def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Coll
     return [
         *check_code(spec, project, own_python=machine.own_python),
         *(() if machine.apart else project.lacking),
-        *_device_problems(spec.resources, machine),
+        *_device_problems(spec.resources, without_unasked_gpus(spec, machine, project)),
+        *_node_problems(spec, machine),
         *secret_problems(unset_secrets),
     ]
 
@@ -49,7 +51,7 @@ def build(
     python: str,
 ) -> Plan:
     """The whole plan of a spec that `check` found nothing wrong with."""
-    resources = spec.resources
+    resources, machine = spec.resources, without_unasked_gpus(spec, machine, project)
     gpus = gpus_per_node(resources, machine)
     ranks = ranks_per_node(resources, machine)
     cpus = resources.cpus_per_rank or _cpus_per_rank(resources, machine, gpus, ranks)
@@ -93,6 +95,19 @@ def repeat_of(plan: Plan) -> int | None:
     """Which of several runs of one spec it is."""
     which = plan.env.get(REPEAT)
     return None if which is None else int(which)
+
+
+def without_unasked_gpus(spec: JobSpec, machine: Machine, project: Project) -> Machine:
+    """Return the machine, and for a job of a batch system that surely uses no GPU, one of which it asks for none.
+
+    Such a job says how many ranks it has, asks for no GPUs, and its script imports nothing that could use one.
+    """
+    resources = spec.resources
+    auto = resources.gpus_per_node is None and machine.asked_gpus is None and machine.limit_per_job
+    known = spec.run.command is None and spec.run.preload is None
+    if auto and known and resources.ranks_per_node is not None and surely_on_cpu(project.imports):
+        return dataclasses.replace(machine, asked_gpus=0)
+    return machine
 
 
 def gpus_per_node(resources: Resources, machine: Machine) -> int:
@@ -194,6 +209,18 @@ def _no_script(path: str, workdir: str, project: Project) -> Misfit:
     else:
         hint = "paths are relative to that folder"
     return Misfit("run.script", f"no file {path!r} among the frozen code of {project.path}", hint)
+
+
+def _node_problems(spec: JobSpec, machine: Machine) -> list[Misfit]:
+    """A job that asks for more nodes than there are would wait for ever."""
+    nodes, spares = spec.resources.nodes, spec.recovery.spares
+    least = nodes.min + (spares if nodes.min == nodes.max else 0)
+    if machine.nodes is None or least <= machine.nodes:
+        return []
+    asked = f"asks for {least}" + (f", {spares} of them spares" if spares and least != nodes.min else "")
+    there = "1 node" if machine.nodes == 1 else f"{machine.nodes} nodes"
+    hint = "another slurm.partition may have more: `sinfo` shows them"
+    return [Misfit("resources.nodes", f"{asked}, but there are {there}", hint)]
 
 
 def _device_problems(resources: Resources, machine: Machine) -> list[Misfit]:

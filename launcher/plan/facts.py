@@ -18,6 +18,7 @@ class Machine:
     disks_apart: bool = False  # each node has a disk of its own for the run
     elects: bool = False  # its nodes choose another leader where the one that they have falls silent
     interface: str | None = None  # the network interface by which nodes reach each other, where the spec names one
+    nodes: int | None = None  # how many nodes there are, where they are known to be all
     limit_per_job: bool = False  # it ends each job at resources.time, and the run goes on in the next one
 
 

@@ -51,6 +51,12 @@ _BRING_TORCH = frozenset((
     "timm", "trainer", "transformer_engine", "transformers", "trl", "vllm", "xformers",
 ))  # fmt: skip
 
+_ON_CPU = frozenset((
+    "PIL", "attr", "certifi", "click", "dateutil", "joblib", "matplotlib", "msgspec", "numpy", "orjson", "packaging",
+    "pandas", "psutil", "pyarrow", "pydantic", "pytest", "requests", "rich", "scipy", "six", "sklearn", "tqdm",
+    "typer", "typing_extensions", "xxhash", "yaml",
+))  # fmt: skip
+
 
 def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
     """The spec's own list; else torch for a script that imports it, or what is known to import it; and what of NAMED it
@@ -69,6 +75,11 @@ def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
         return tuple(named)
     trainer = [name for name in TRAINER if name not in named] if "trainer" in imports else []
     return (*TORCH, *named, *trainer)
+
+
+def surely_on_cpu(imports: Collection[str]) -> bool:
+    """Whether a script with these imports uses no GPU: each is of a package that is known to have no use for one."""
+    return all(name.partition(".")[0] in _ON_CPU for name in imports)
 
 
 def _brings_torch(module: str) -> bool:

@@ -20,7 +20,7 @@ from launcher.ids import RunId, new_run_id
 from launcher.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
 from launcher.notify.record import Notifying
 from launcher.notify.settings import notifying_of
-from launcher.plan.build import build, check, check_code, crowded, ranks_per_node, secret_problems
+from launcher.plan.build import build, check, check_code, crowded, ranks_per_node, secret_problems, without_unasked_gpus
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import AwaitedRun, FrozenCode, Plan
 from launcher.plan.placement import crosses_nodes, tensor_parallel
@@ -205,8 +205,17 @@ def _warn(wish: Request, machine: Machine) -> None:
     each = ranks_per_node(wish.spec.resources, machine)
     across = crosses_nodes(tensor_parallel(wish.spec.run.args), each) if wish.spec.resources.nodes.max > 1 else ""
     words += map(_worded, misspelt_arguments(wish.spec, wish.code.root, wish.project.files))
+    words += filter(None, [_no_gpus_asked(wish, machine)])
     words += filter(None, [crowded(wish.spec.resources, machine), across, _no_buddies(wish, machine)])
     _say_warnings(words)
+
+
+def _no_gpus_asked(wish: Request, machine: Machine) -> str:
+    if not machine.gpus or without_unasked_gpus(wish.spec, machine, wish.project) is machine:
+        return ""
+    return (
+        "no GPUs are asked for: the script imports nothing that uses one\nhint: resources.gpus_per_node=1 asks for one"
+    )
 
 
 def _no_buddies(wish: Request, machine: Machine) -> str:

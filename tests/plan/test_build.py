@@ -46,6 +46,41 @@ def test_auto_follows_the_devices(resources, machine, gpus, ranks):
     assert ranks_per_node(resources, machine) == ranks
 
 
+@pytest.mark.parametrize(
+    ("resources", "imports", "run", "gpus"),
+    [
+        (Resources(ranks_per_node=1), (), None, 0),
+        (Resources(ranks_per_node=1), ("numpy.linalg", "yaml"), None, 0),
+        (Resources(ranks_per_node=1), ("torch",), None, 4),
+        (Resources(ranks_per_node=1), ("of_theirs",), None, 4),  # it may import torch
+        (Resources(ranks_per_node=1), ("*",), None, 4),
+        (Resources(ranks_per_node=1), (), RunOptions(command=("./train",)), 4),
+        (Resources(ranks_per_node=1, gpus_per_node=2), (), None, 2),
+        (Resources(), (), None, 4),  # a rank for each
+    ],
+)
+def test_a_job_of_a_batch_system_that_uses_no_gpu_asks_for_none(resources, imports, run, gpus):
+    machine = Machine(8, ("0", "1", "2", "3"), apart=True, limit_per_job=True)
+    project = replace(PROJECT, imports=imports)
+    assert plan(spec(run, resources=resources), machine, project).gpus_per_node == gpus
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "there", "said"),
+    [
+        ((9, 9), 0, 4, ["asks for 9, but there are 4 nodes"]),
+        ((4, 4), 1, 4, ["asks for 5, 1 of them spares, but there are 4 nodes"]),
+        ((2, 9), 0, 4, []),
+        ((4, 4), 0, 4, []),
+        ((9, 9), 0, None, []),
+    ],
+)
+def test_more_nodes_than_there_are_would_be_waited_for_for_ever(nodes, spares, there, said):
+    job = spec(resources=Resources(nodes=NodeRange(*nodes)), recovery=Recovery(spares=spares))
+    problems = check(job, Machine(8, (), apart=True, nodes=there), PROJECT, ())
+    assert [one.reason for one in problems if one.key == "resources.nodes"] == said
+
+
 def test_nodes_of_one_machine_share_out_addresses_and_gpus():
     job = spec(resources=Resources(nodes=NodeRange(1, 2)), recovery=Recovery(spares=1))
     nodes = plan(job, GPU).nodes

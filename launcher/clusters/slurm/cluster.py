@@ -46,7 +46,7 @@ class SlurmCluster(BatchCluster):
         return self._slurm.config.max_array_size or 1
 
     def machine(self, spec: JobSpec) -> Machine:
-        """The least that a node of the partition has of cores, the most that one has of GPUs; what gres asks for."""
+        """Return what nodes of the partition offer: the least of cores, the most of GPUs; and how many there are."""
         self._check_container(spec.slurm.container)
         partition = spec.slurm.partition
         if not self._nodes:
@@ -67,6 +67,7 @@ class SlurmCluster(BatchCluster):
             apart=True,
             asked_gpus=asked,
             interface=spec.slurm.interface,
+            nodes=None if self._slurm.config.grows else len({node.name for node in nodes}),
             limit_per_job=True,
         )
 

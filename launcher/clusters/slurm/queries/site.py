@@ -21,6 +21,7 @@ class Config(msgspec.Struct, frozen=True):
     preempt_mode: str | None
     accounting: bool | None
     preempt_type: str | None  # preempt/partition_prio
+    grows: bool = True  # nodes are started when they are asked for, and sinfo may not show those that are off
 
 
 class PartitionRules(msgspec.Struct, frozen=True):
@@ -72,6 +73,7 @@ def read_config(text: str) -> Config:
         # Newer ones have no plugin where older ones have one that keeps nothing.
         accounting=None if storage is None else storage not in ("", "(null)", "accounting_storage/none"),
         preempt_type=fields.get("PreemptType"),
+        grows=fields.get("ResumeProgram") != "(null)",
     )
 
 
