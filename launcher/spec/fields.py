@@ -85,7 +85,8 @@ RESOURCES = Section(
               example="2..4"),
         Field("ranks_per_node", _auto(1), "Training processes on each node; auto: one per GPU, else 2", example="4"),
         Field("gpus_per_node", _auto(0), "GPUs on each node; auto: all there are, on SSH hosts as many as the least of "
-              "those with GPUs has; on Slurm none with `ranks_per_node` and a script that imports nothing that uses one", example="8"),
+              "those with GPUs has; on Slurm none with `ranks_per_node` and a script that imports nothing that uses one",
+              example="8"),
         Field("cpus_per_rank", _auto(1), "Cores for each rank; auto: here the machine's, shared out; on Slurm and SSH "
               "hosts a share like that of the GPUs, 1 without", example="8"),
         Field("memory_gb", Number(1_000_000), "Memory of each node in GB", example="64"),

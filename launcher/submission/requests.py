@@ -205,8 +205,8 @@ def _warn(wish: Request, machine: Machine) -> None:
     each = ranks_per_node(wish.spec.resources, machine)
     across = crosses_nodes(tensor_parallel(wish.spec.run.args), each) if wish.spec.resources.nodes.max > 1 else ""
     words += map(_worded, misspelt_arguments(wish.spec, wish.code.root, wish.project.files))
-    words += filter(None, [_no_gpus_asked(wish, machine)])
-    words += filter(None, [crowded(wish.spec.resources, machine), across, _no_buddies(wish, machine)])
+    unused = _no_gpus_asked(wish, machine)
+    words += filter(None, [crowded(wish.spec.resources, machine), across, unused, _no_buddies(wish, machine)])
     _say_warnings(words)
 
 
