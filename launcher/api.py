@@ -738,7 +738,7 @@ def _discovered(ref: str) -> Path | None:
 
 
 def runs() -> "Runs":
-    """Every run of this user, from any folder."""
+    """Return every run of this user, from any folder, the newest first."""
     return Runs(Run(run_id, path) for run_id, path in registry.registered())
 
 

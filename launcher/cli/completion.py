@@ -19,7 +19,7 @@ EXAMPLES = """
   launch completion zsh > ~/.launch-completion.zsh     and in ~/.zshrc: source ~/.launch-completion.zsh
   launch completion fish > ~/.config/fish/completions/launch.fish
 """
-_ASKED = {"RUN": "runs", "CLUSTER": "clusters", "POOL": "clusters"}
+_ASKED = {"RUN": "runs", "CLUSTER": "clusters", "POOL": "clusters", "KEY=VALUE": "keys", "NAMES": "columns"}
 _FILES = ("FILE", "SPEC", "SCRIPT")
 _HELP = "help"
 
@@ -67,6 +67,16 @@ def complete(what: str) -> int:
         ids = [run_id for run_id, path in registry.registered() if path.is_dir()]
         print("\n".join(["last", *sorted([*ids, *(graph.id for graph in known_graphs())])]))
         return Exit.OK
+    if what == "columns":
+        from launcher.cli.looking.run_columns import OURS  # late: likewise
+
+        print("\n".join(OURS))
+        return Exit.OK
+    if what == "keys":
+        from launcher.spec.fields import option_keys  # late: likewise
+
+        print("\n".join(f"{key}=" for key in option_keys()))
+        return Exit.OK
     from launcher.clusters.clusters_file import named_clusters  # late: it reads YAML
 
     print("\n".join(named_clusters()))
@@ -103,6 +113,16 @@ def _candidates(action: argparse.Action) -> Candidates:
         return Candidates(words=tuple(map(str, action.choices)))
     if metavar == "TEMPLATE":
         return Candidates(words=tuple(starters()))
+    if metavar == "STATE":
+        from launcher.cli.looking.selection import STATES  # late: only for the script
+
+        return Candidates(words=STATES)
+    if "--sort" in action.option_strings and metavar == "NAME":
+        return Candidates("columns")
+    if metavar == "SPEC" and action.dest == "what":
+        from launcher.cli.starting.sweep import VERBS  # late: only for the script
+
+        return Candidates(words=VERBS, files=True)
     return Candidates(_ASKED.get(metavar, ""), files=metavar in _FILES)
 
 
@@ -179,7 +199,8 @@ def _fish(commands: Sequence[Command]) -> list[str]:
 def _after(choice: Candidates) -> str:
     if choice.asked:
         return f"-a '(launch _complete {choice.asked} 2>/dev/null)'"
-    return "-F" if choice.files else f"-a '{' '.join(choice.words)}'" if choice.words else ""
+    words = f"-a '{' '.join(choice.words)}'" if choice.words else ""
+    return f"-F {words}".strip() if choice.files else words
 
 
 def _quoted(text: str) -> str:

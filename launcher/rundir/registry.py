@@ -114,14 +114,14 @@ def is_registered(run_id: RunId) -> bool:
 
 
 def registered() -> list[tuple[RunId, Path]]:
-    """All runs whose link is there, and of this user; the folder behind it may be gone."""
-    found = []
+    """Return all runs of this user whose link is there, the newest first; the folder behind it may be gone."""
+    found = list[tuple[int, RunId, Path]]()
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(_folder()) as entries:
         for entry in entries:
-            ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-            if ours and entry.is_symlink() and is_run_id(entry.name):
-                found.append((parse_run_id(entry.name), Path(os.readlink(entry.path))))
-    return found
+            link = entry.stat(follow_symlinks=False)
+            if link.st_uid == os.geteuid() and entry.is_symlink() and is_run_id(entry.name):
+                found.append((link.st_mtime_ns, parse_run_id(entry.name), Path(os.readlink(entry.path))))
+    return [(run_id, path) for _, run_id, path in sorted(found, reverse=True)]
 
 
 def names() -> frozenset[str]:

@@ -1,6 +1,6 @@
 """Every option of a spec: its key, how it is written, what it means. Reader, schema and reference walk this table."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -85,8 +85,8 @@ RESOURCES = Section(
               example="2..4"),
         Field("ranks_per_node", _auto(1), "Training processes on each node; auto: one per GPU, else 2", example="4"),
         Field("gpus_per_node", _auto(0), "GPUs on each node; auto: all there are, on SSH hosts as many as the least of "
-              "those with GPUs has; on Slurm none with `ranks_per_node` and a script that imports nothing that uses one",
-              example="8"),
+              "those with GPUs has; on Slurm none with `ranks_per_node` and a script that imports nothing that "
+              "uses one", example="8"),
         Field("cpus_per_rank", _auto(1), "Cores for each rank; auto: here the machine's, shared out; on Slurm and SSH "
               "hosts a share like that of the GPUs, 1 without", example="8"),
         Field("memory_gb", Number(1_000_000), "Memory of each node in GB", example="64"),
@@ -308,6 +308,16 @@ def schema(plugins: Mapping[str, Section]) -> dict[str, Any]:
     """
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A training job for launch"}
     return {**head, **with_plugins(plugins).schema()}
+
+
+def option_keys(section: Section = JOB, prefix: str = "") -> Iterator[str]:
+    """Every key that `--set` takes, as resources.nodes, without those below a name that the user chooses."""
+    for field in section.options:
+        inner = field.kind.section if isinstance(field.kind, Shorthand) else field.kind
+        if isinstance(inner, Section):
+            yield from option_keys(inner, f"{prefix}{field.key}.")
+        if not isinstance(field.kind, Section):
+            yield f"{prefix}{field.key}"
 
 
 def with_plugins(sections: Mapping[str, Section]) -> Section:

@@ -48,6 +48,12 @@ def test_the_first_that_has_ended(tmp_path):
         launcher.wait_any([])
 
 
+def test_runs_come_the_newest_first(tmp_path):
+    for name in ("job-bbbb", "job-aaaa", "job-cccc"):
+        folder_of(tmp_path, name).succeeded()
+    assert [str(one.id) for one in launcher.runs()] == ["job-cccc", "job-aaaa", "job-bbbb"]
+
+
 def test_runs_are_a_list_that_a_notebook_shows_as_a_table(tmp_path):
     folder_of(tmp_path, "job-aaaa").succeeded()
     runs = launcher.runs()

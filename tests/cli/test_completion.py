@@ -61,6 +61,10 @@ def test_a_shell_completes(complete, desk):
     assert complete("nodes", "drain", "res") == complete("drain", "res") == {"resnet-4ykr", "resnet-9x2d"}
     assert complete("spec", "init", "ss") == {"ssh"}
     assert complete("can") == {"cancel"}
+    assert complete("status", "--state", "fai") == {"failed"}
+    assert complete("status", "--columns", "che") == complete("status", "--sort", "che") == {"checkpoint"}
+    assert complete("sweep", "be") == {"best"}
+    assert complete("submit", "job.yaml", "--set", "resources.no") == {"resources.nodes="}
     assert complete("help", "chec") == {"checkpoints"}
     assert complete("logs", "res") == complete("logs", "-f", "res") == {"resnet-4ykr", "resnet-9x2d"}
     assert complete("stop", "") == {"resnet-4ykr", "resnet-9x2d", "last"}

@@ -17,6 +17,7 @@ from launcher.words import State
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _ENDED = tuple(state for state in State if state.ended)
 _SETS = {"ended": _ENDED, "active": tuple(state for state in State if not state.ended)}
+STATES = (*map(str, State), *_SETS)  # what --state takes
 
 
 def declare_selection(arguments: Arguments) -> None:
@@ -96,7 +97,7 @@ def _states(text: str) -> tuple[State, ...]:
     try:
         return tuple(State(state) for states in found for state in states)
     except ValueError:
-        known = ", ".join([*State, *_SETS])
+        known = ", ".join(STATES)
         raise argparse.ArgumentTypeError(f"expected one of {known}, got {text!r}") from None
 
 

@@ -32,7 +32,7 @@ EXAMPLES = """
   launch sweep plot last                          values by trial, and which options matter; here
   launch sweep plot last -o sweep.html            with parallel coordinates and slices, as pictures
 """
-_VERBS = ("status", "best", "stop", "resume", "add", "extend", "plot")
+VERBS = ("status", "best", "stop", "resume", "add", "extend", "plot")
 _THEIRS = {"list": "status", "ls": "status", "show": "status", "cancel": "stop", "continue": "resume", "more": "add"}
 _KINDS = ("history", "parallel", "slice", "importance")
 _LESS = ("STEP", "RUN", "WHY")
@@ -40,7 +40,7 @@ _PLOT_ROWS, _BAR = 12, 40
 
 
 def declare(arguments: Arguments) -> None:
-    words = f"the YAML file of a job with `sweep:`; or one of {', '.join(_VERBS)}"
+    words = f"the YAML file of a job with `sweep:`; or one of {', '.join(VERBS)}"
     arguments.add_argument("what", metavar="SPEC", help=words)
     arguments.add_argument("sweep", metavar="SWEEP", nargs="?", default=LAST, help="a sweep's id, or `last`")
     arguments.takes_place(default=LOCAL)
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         raise BadInput("--best and --steps go with extend", "hint: launch sweep extend last --best 3 --steps 9000")
     if (options.out is not None or options.kind is not None) and options.what != "plot":
         raise BadInput("--out and --kind go with plot", "hint: launch sweep plot last -o sweep.html")
-    if options.what not in _VERBS:
+    if options.what not in VERBS:
         return _begin(options)
     sweep = Sweep.get(options.sweep)
     match options.what:
@@ -110,11 +110,11 @@ def _refuse_no_spec(what: str) -> None:
     """Raise BadInput for a word that names neither a file nor a verb, with the verb that was meant."""
     if os.path.lexists(what):
         return
-    verbs = ", ".join(_VERBS)
+    verbs = ", ".join(VERBS)
     if what in _THEIRS or not re.search(r"[./]", what):
         import difflib  # late: only for a typing error
 
-        near = [_THEIRS[what]] if what in _THEIRS else difflib.get_close_matches(what[:100], _VERBS, n=1)
+        near = [_THEIRS[what]] if what in _THEIRS else difflib.get_close_matches(what[:100], VERBS, n=1)
         meant = f"did you mean `launch sweep {near[0]}`?" if near else f"verbs are {verbs}"
         raise BadInput(f"{safe(what[:100])}: neither a verb of `launch sweep` nor a file", f"hint: {meant}")
     raise BadInput(
