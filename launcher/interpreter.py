@@ -23,6 +23,7 @@ _CODE = ("import ", "import\t")  # at the start of a line of a .pth file
 _HARMLESS = ("_distutils_hack", "_virtualenv", "__editable___")  # such code that brings nothing, or what _brings knows
 _VERSION = re.compile(r"^version(?:_info)?\s*=\s*(3[0-9.]*[0-9])", re.MULTILINE)
 _INSTALLED = re.compile(r"(.+?)-([0-9][^-]*)(?:-py3[^-]*)?\.(?:dist|egg)-info")
+_OF_A_TOOL = ("uv-receipt.toml", "pipx_metadata.json")  # in an environment that is launch's alone
 _DEBIANS = "apport_python_hook"  # its sitecustomize reports crashes
 
 
@@ -37,6 +38,17 @@ def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str
         if home and is_program(candidate := os.path.abspath(os.path.join(home, "bin", "python"))):
             return candidate
     return sys.executable
+
+
+def install_command(package: str, python: str) -> str:
+    """Return the command that installs a package for `python`; where that is launch alone, into a new `.venv`."""
+    from trainer.extras import command_for  # late: after a failure alone
+
+    prefix = Path(python).parent.parent
+    if any((prefix / name).is_file() for name in _OF_A_TOOL):
+        return f"python3 -m venv .venv && .venv/bin/python -m pip install {package}"
+    with_pip = any((site / "pip").is_dir() for site in sites_of(python, os.environ))
+    return command_for("", packages=[package], source=None, prefix=prefix, python=python, with_pip=with_pip)
 
 
 def is_too_old(version: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from launcher.interpreter import is_program, lacking, may_import, package_of, sites_of
+from launcher.interpreter import install_command, is_program, lacking, may_import, package_of, sites_of
 from launcher.plan.facts import Misfit, Project
 from launcher.rundir.code.imports import SureImport, sure_imports, syntax_error, third_party_imports
 from launcher.rundir.code.listing import CodeList, list_code, list_frozen
@@ -109,7 +109,7 @@ def _shown(python: str, root: Path) -> str:
 
 def _way_to_have(module: str, root: Path, python: str) -> str:
     package = package_of(module)
-    return f"uv add {package}" if (root / "uv.lock").exists() else f"{python} -m pip install {package}"
+    return f"uv add {package}" if (root / "uv.lock").exists() else install_command(package, python)
 
 
 def _speaks_as_we(python: str) -> bool:

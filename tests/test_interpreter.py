@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.interpreter import interpreter, is_too_old, lacking, may_import, packages_of, version_of
+from launcher.interpreter import install_command, interpreter, is_too_old, lacking, may_import, packages_of, version_of
 from launcher.spec.model import JobSpec, RunOptions
 
 
@@ -164,6 +164,15 @@ def test_packages_and_version_are_read_from_an_environment(tmp_path):
     (tmp_path / "pyvenv.cfg").unlink()
     (site.parent / "os.py").touch()
     assert version_of(python) == "3.12"
+
+
+def test_the_command_that_gives_an_interpreter_a_package_is_one_that_works_there(tmp_path):
+    python, site = closed(tmp_path / "venv")
+    assert install_command("torch", python) == f"uv pip install --python {python} torch"
+    (site / "pip").mkdir()
+    assert install_command("torch", python) == f"{python} -m pip install torch"
+    (tmp_path / "venv" / "uv-receipt.toml").touch()  # launch's own, as `uv tool install` makes it
+    assert install_command("torch", python) == "python3 -m venv .venv && .venv/bin/python -m pip install torch"
 
 
 def test_of_several_modules_those_that_are_surely_missing(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 
 import pytest
 from separate_hosts import until
@@ -136,7 +137,11 @@ def test_a_run_without_a_spec(project):
     assert sorted(path.name for path in (project.root / ".launch").iterdir()) == [".gitignore", "runs"]
     [status] = json.loads(project.launch("status", "--json").stdout)
     assert (len(status["commit"]), status["dirty"], status["args"]) == (40, False, ["--lr", "0.1"])
-    detached = project.launch("run", "--detach", "train.py").stdout.strip()
+    venv = project.root / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    in_venv = project.launch("run", "--detach", "train.py", env={"VIRTUAL_ENV": "", "CONDA_PREFIX": ""})
+    assert f"ranks run with the project's own Python: {venv}\n" in in_venv.stderr
+    detached = in_venv.stdout.strip()
     assert project.launch("wait", detached).stdout == f"{detached} succeeded: all ranks have finished\n"
     until("its keeper to leave", lambda: not any(str(project.root) in tag for tag in tagged_processes().values()))
 

@@ -280,7 +280,7 @@ def test_validate_only_warns_of_them_for_the_spec_may_run_elsewhere(project, ven
     assert done.stdout == "good.yaml: ok\n"
     assert done.stderr.splitlines()[:2] == [
         "warning: good.yaml: helper.py:1: no module yaml in .venv",
-        f"hint: {venv}/bin/python -m pip install pyyaml",
+        f"hint: uv pip install --python {venv}/bin/python pyyaml",
     ]
     assert project.launch("validate", "good.yaml", "--set", "ssh.hosts=[far]").stderr == ""
 

@@ -96,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"the script's project is {safe(str(place.project))}: ranks begin there", file=sys.stderr)
     with _written(text, place.project, job_name(options.program)) as file:
         one = api.submit(file, on=options.on, overrides=options.overrides)
+    if told := _project_python(RunDir(one.path)):
+        print(told, file=sys.stderr)
     print(one.id, flush=True)
     if options.detach:
         print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
@@ -105,6 +107,15 @@ def run(options: argparse.Namespace) -> int:
     from launcher.status.log_choice import LogChoice  # late: see above
 
     return follow(one, LogChoice(ranks=_on_each_node(RunDir(one.path), options.local_ranks_filter)))
+
+
+def _project_python(run: RunDir) -> str:
+    """Say that the ranks have the Python of the project's own environment, where nobody has asked for it."""
+    plan = read_plan(run, 1)
+    home = Path(plan.entry.python).parent.parent
+    asked = plan.spec.run.python is not None or os.environ.get("VIRTUAL_ENV") == str(home)
+    own = home == Path(plan.project, ".venv")
+    return f"ranks run with the project's own Python: {safe(str(home))}" if own and not asked else ""
 
 
 def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | None:
