@@ -5,17 +5,17 @@ import torch
 from ranks import spawn_ranks
 from safetensors.torch import load_file, save_file
 from tiny_training import Noisy, loss_of, make_model, settings_for
+from torch import nn
 
 from trainer import load_weights
 from trainer.errors import TrainerError
 from trainer.loop import Trainer
-from trainer.strategies import paging
 
 
-def training(folder, given, **more):
+def training(folder, given, make=make_model, **more):
     return Trainer(
         settings_for(folder, **{"max_steps": 2, "strategy": "fsdp", **more}),
-        model=make_model,
+        model=make,
         loss=loss_of,
         data=Noisy(),
         validation=Noisy(33),
@@ -51,16 +51,21 @@ def test_it_starts_from_given_weights_and_hands_over_what_it_has(tmp_path):
     assert torch.equal(copy[4].weight, model[4].weight)
 
 
+def make_wide():
+    """Of parameters that are put away while others are made."""
+    width = 2**14
+    return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 2))
+
+
 def hand_over_what_was_made_by_parts(folder):
-    paging._SMALLEST_BYTES = 1
-    begun = training(folder, folder / "given.safetensors", by_parts=True, offload=True)
+    begun = training(folder, folder / "given.safetensors", make_wide, by_parts=True, offload=True)
     begun.fit()
     begun.export(folder / "left.safetensors")
 
 
 def test_what_no_rank_has_whole_is_handed_over_whole(tmp_path):
     torch.manual_seed(7)
-    model = make_model()
+    model = make_wide()
     save_file(model.state_dict(), tmp_path / "given.safetensors")
     spawn_ranks(hand_over_what_was_made_by_parts, 2, tmp_path)
     left = load_file(tmp_path / "left.safetensors")

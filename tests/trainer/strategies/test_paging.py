@@ -7,10 +7,12 @@ from strategy_trials import Trial, adamw, loss_of, start, whole, word_batch
 from torch import nn
 
 from trainer.errors import BadSettings
-from trainer.strategies import StrategySettings, build, paging
+from trainer.strategies import StrategySettings, build
 from trainer.world import join
 
 pytestmark = pytest.mark.nightly
+
+WIDTH = 2**14  # what has so many numbers, or more, is put away
 
 
 class _Drawn(nn.Module):
@@ -18,21 +20,21 @@ class _Drawn(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(7, 10, padding_idx=3)
-        blocks = [nn.Sequential(nn.Linear(10, 20), nn.GELU(), nn.Linear(20, 10)) for _ in range(3)]
+        self.embedding = nn.Embedding(7, WIDTH, padding_idx=3)
+        blocks = [nn.Sequential(nn.Linear(WIDTH, 20), nn.GELU(), nn.Linear(20, WIDTH)) for _ in range(3)]
         self.blocks = nn.ModuleList(blocks)
-        self.norm = nn.BatchNorm1d(10)
-        self.head = nn.Linear(10, 7, bias=False)
-        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 10))
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.head = nn.Linear(WIDTH, 7, bias=False)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
         self.scale.decays = False
-        self.register_buffer("table", torch.rand(10), persistent=False)
+        self.register_buffer("table", torch.rand(WIDTH), persistent=False)
         for block in blocks:
             nn.init.trunc_normal_(block[0].weight, std=0.2)
-            nn.init.orthogonal_(block[2].weight)
+            nn.init.orthogonal_(block[2].weight[:20])
         with torch.no_grad():
             blocks[1][0].weight.mul_(0.5).add_(blocks[0][0].weight)
             blocks[2][0].weight[1:3] = blocks[0][0].weight[:2]
-            torch._foreach_mul_([blocks[0][0].bias, blocks[1][0].bias], 2.0)
+            torch._foreach_mul_([blocks[0][2].bias, blocks[1][2].bias], 2.0)
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens):
@@ -56,7 +58,6 @@ def _trial(make, strategy, by_parts):
 
 def _begins(trial):
     """The weights that it begins with, and the state of the generator after it was made."""
-    paging._SMALLEST_BYTES = 1
     if trial.settings.by_parts:
         strategy = build(trial.model, join(group=True, device="cpu"), trial.settings, trial.optimizer)
     else:
@@ -87,7 +88,6 @@ def test_a_model_made_by_parts_has_the_same_weights(strategy, ranks):
 
 def _refused(model_of):
     """What it says where ranks do not make the same model, or make none."""
-    paging._SMALLEST_BYTES = 1
     world = join(group=True, device="cpu")
     with pytest.raises(BadSettings) as caught:
         build(model_of(world.rank), world, StrategySettings(strategy="fsdp", by_parts=True), adamw)
