@@ -128,6 +128,6 @@ def house(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def board(house):
-    with opened() as one:
+def board(house, request):
+    with opened(**getattr(request, "param", {})) as one:
         yield one

@@ -26,7 +26,6 @@ from launcher.status.series import size
 
 _ENDED_S = 4.0  # how often those that have ended are looked at: one may be resumed, or given a tag
 _SILENT_S = 1.0  # how often those that go on are read of which no record has changed: a process may have died
-_MOST_BYTES = 4 << 20  # of metrics are read for a line of the table; more only where the run goes on or is looked at
 _GROWN = 1.02  # a small curve is drawn anew once there is so much more of it
 _ASKED_AT_ONCE = 8
 
@@ -244,7 +243,7 @@ class AllRuns:
         ended = known.status.state.ended
         bytes_now = size(RunDir(known.run.path))
         grown = bytes_now > _GROWN * known.drawn or bytes_now < known.drawn or (ended and bytes_now != known.drawn)
-        if not grown or (ended and bytes_now > _MOST_BYTES):
+        if not grown or (ended and bytes_now > self._measured.limits.row_bytes):
             return
         known.drawn = bytes_now
         if bytes_now == 0:

@@ -11,6 +11,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import attrgetter, itemgetter, lt
@@ -26,13 +27,22 @@ from launcher.status.series import AT, STEP, flat
 from trainer.metrics_files import ATTEMPT, START, files_in, open_file
 
 _CHUNK_BYTES = 1 << 18  # more at a time is slower, and holds up the threads that answer pages
-_GLIMPSE_PLACES, _GLIMPSE_BYTES = 1024, 4096
 _NO_START = -1  # what is reported before any is nobody's
 _MOST_RANKS = (1 << 16) - 1
 _REPORTED = re.compile(r"reported\.n[0-9]+\.a([0-9]+)\.jsonl")
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 Step = Annotated[int, msgspec.Meta(ge=-MOST_STEP, le=MOST_STEP)]
 _Key = tuple[int, int]  # attempt and generation, which put starts in order
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingLimits:
+    """How much of a run's metrics is read at once."""
+
+    long_bytes: int = 32 << 20  # to read so many takes longer than one likes to wait for a page
+    row_bytes: int = 4 << 20  # for a line of the table; more only where the run goes on or is looked at
+    places: int = 1024  # of a glimpse, in all files together
+    place_bytes: int = 4096
 
 
 class ReportLine(msgspec.Struct, gc=False):
@@ -91,9 +101,9 @@ class GrowingLines:
 class GlimpsedLines(GrowingLines):
     """Lines from places all over a long file, evenly spread, and its last ones: enough to see what it is like."""
 
-    def __init__(self, path: Path, attempt: int, places: int) -> None:
+    def __init__(self, path: Path, attempt: int, places: int, place_bytes: int) -> None:
         super().__init__(path, attempt)
-        self._places = places
+        self._places, self._place_bytes = places, place_bytes
 
     def chunks(self) -> Iterator[bytes]:
         try:
@@ -102,12 +112,12 @@ class GlimpsedLines(GrowingLines):
             return
         with file:
             size, kept = os.fstat(file.fileno()).st_size, list[bytes]()
-            if size <= (self._places + 1) * _GLIMPSE_BYTES:
+            if size <= (self._places + 1) * self._place_bytes:
                 yield from super().chunks()
                 return
-            between = (size - _GLIMPSE_BYTES) / self._places
+            between = (size - self._place_bytes) / self._places
             for offset in (int(place * between) for place in range(self._places + 1)):
-                data = os.pread(file.fileno(), _GLIMPSE_BYTES, offset)
+                data = os.pread(file.fileno(), self._place_bytes, offset)
                 begin = data.find(b"\n") + 1 if offset else 0
                 if (whole := data[begin : data.rfind(b"\n") + 1]) and (begin or not offset):
                     kept.append(whole.rstrip(b"\n"))
@@ -115,10 +125,11 @@ class GlimpsedLines(GrowingLines):
             yield b"\n".join(kept)
 
 
-def glimpse(run: RunDir) -> "MeasuredRun":
+def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
     """What its metrics are like, in a time that does not depend on how many there are. Starts may be missing in it."""
-    places = max(16, _GLIMPSE_PLACES // max(1, len([*run.metrics.glob("*.jsonl")])))
-    found = MeasuredRun(run, partial(GlimpsedLines, places=places))
+    limits = limits or ReadingLimits()
+    places = max(16, limits.places // max(1, len([*run.metrics.glob("*.jsonl")])))
+    found = MeasuredRun(run, partial(GlimpsedLines, places=places, place_bytes=limits.place_bytes))
     found.renew()
     return found
 

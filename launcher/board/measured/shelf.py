@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from launcher import api
-from launcher.board.measured.reading import GrowingLines, MeasuredRun, glimpse
+from launcher.board.measured.reading import GrowingLines, MeasuredRun, ReadingLimits, glimpse
 from launcher.rundir.layout import RunDir
 from launcher.status.series import size
 
-_LONG_BYTES = 32 << 20  # of metrics: to read them takes longer than one likes to wait for a page
 _MOST_NUMBERS = 12_000_000  # of eight bytes; one run may have more
 
 
@@ -26,7 +25,8 @@ class _Kept:
 class MeasuredRuns:
     """What was longest not asked for goes first where there is too much of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ReadingLimits | None = None) -> None:
+        self.limits = limits or ReadingLimits()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._numbers = 0  # in memory, of all
         self._lock = threading.Lock()
@@ -43,19 +43,19 @@ class MeasuredRuns:
         run = RunDir(one.path)
         with self._lock:
             kept = self._kept.get(one.id)
-        if (kept is not None and kept.run.is_read) or size(run) < _LONG_BYTES:
+        if (kept is not None and kept.run.is_read) or size(run) < self.limits.long_bytes:
             yield None
             return
         self._count_glimpses(1)
         try:
-            found = glimpse(run)
+            found = glimpse(run, self.limits)
             yield found if found.names else None
         finally:
             self._count_glimpses(-1)
 
     def read_ahead(self, one: api.Run) -> None:
         """Before somebody asks for it; but what takes long, which they are shown in outline first."""
-        if size(RunDir(one.path)) < _LONG_BYTES:
+        if size(RunDir(one.path)) < self.limits.long_bytes:
             with self.renewed(one):
                 pass
 

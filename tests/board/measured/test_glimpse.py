@@ -6,23 +6,20 @@ from itertools import pairwise
 import pytest
 
 from launcher import api
-from launcher.board.live import all_runs
-from launcher.board.measured import reading, shelf
-from launcher.board.measured.reading import MeasuredRun, glimpse
+from launcher.board.measured.reading import MeasuredRun, ReadingLimits, glimpse
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.status.series import read_rows
+from tests.board.conftest import opened
 from tests.board.test_server import reported
 
 STEPS = 5000
+# Of a table nothing is read: nothing but what is asked for.
+LIMITS = ReadingLimits(long_bytes=1, row_bytes=0, places=32, place_bytes=400)
 
 
 @pytest.fixture
-def long(house, monkeypatch):
+def long(house):
     """It counts as one."""
-    monkeypatch.setattr(shelf, "_LONG_BYTES", 1)
-    monkeypatch.setattr(reading, "_GLIMPSE_PLACES", 32)
-    monkeypatch.setattr(reading, "_GLIMPSE_BYTES", 400)
-    monkeypatch.setattr(all_runs, "_MOST_BYTES", 0)  # nothing but what is asked for is read
     return measured(house, [{"loss": 1 / (step + 1), "acc": step} for step in range(STEPS)])
 
 
@@ -33,7 +30,7 @@ def measured(house, values):
 
 
 def test_it_is_of_lines_from_all_over_the_file(long):
-    rows, seen = read_rows(long.run), glimpse(long.run)
+    rows, seen = read_rows(long.run), glimpse(long.run, LIMITS)
     points = [*seen.points("loss")]
     assert 32 < len(points) < STEPS / 10
     assert all(rows[step]["loss"] == value for step, _, value in points)
@@ -56,21 +53,22 @@ def whole(folder):
 @pytest.mark.parametrize("text", ["", "x" * 10_000, "\n" * 10_000, "{}\n" * 5000, "x" * 5000 + "\n{}"])
 def test_where_there_is_nothing_to_see_all_is_read(long, text):
     long.run.reported(1, 0).write_text(text)
-    with MeasuredRuns().glimpsed(api.run("job-abcd")) as seen:
+    with MeasuredRuns(LIMITS).glimpsed(api.run("job-abcd")) as seen:
         assert seen is None
 
 
-def test_a_page_is_given_the_outline_once_and_then_all(board, long):
+def test_a_page_is_given_the_outline_once_and_then_all(long):
     asked = "/api/runs/job-abcd/curves?px=16&glimpse=1"
-    first = board.get(asked).json()
-    assert first["glimpse"] and not first["exact"] and set(first["curves"]) == {"loss", "acc"}
-    exact = board.get("/api/runs/job-abcd/curves?px=16").json()
-    assert not exact["glimpse"] and exact["curves"]["loss"]["max"][0] == 1.0
-    assert board.get(asked).json() == exact
+    with opened(measured=MeasuredRuns(LIMITS)) as board:
+        first = board.get(asked).json()
+        assert first["glimpse"] and not first["exact"] and set(first["curves"]) == {"loss", "acc"}
+        exact = board.get("/api/runs/job-abcd/curves?px=16").json()
+        assert not exact["glimpse"] and exact["curves"]["loss"]["max"][0] == 1.0
+        assert board.get(asked).json() == exact
 
 
 def test_who_reads_the_whole_waits_for_who_only_has_a_look(long):
-    runs, read = MeasuredRuns(), threading.Event()
+    runs, read = MeasuredRuns(LIMITS), threading.Event()
 
     def renew():
         with runs.renewed(api.run("job-abcd")):

@@ -9,9 +9,9 @@ from lab import kill
 
 from launcher import api
 from launcher.board import server
-from launcher.board.live import all_runs
 from launcher.board.live.feed import Feed
-from launcher.board.measured import shelf
+from launcher.board.measured.reading import ReadingLimits
+from launcher.board.measured.shelf import MeasuredRuns
 from launcher.rundir.records import Failure
 from launcher.words import Cause
 from tests.board.conftest import opened
@@ -83,9 +83,10 @@ def test_who_comes_by_a_file_that_leads_here_gets_in_and_the_token_goes_out_of_t
         window.open("about:blank")
 
 
+@pytest.mark.parametrize(
+    "board", [{"measured": MeasuredRuns(ReadingLimits(long_bytes=1, row_bytes=0))}], indirect=True, ids=["short limits"]
+)
 def test_a_long_run_is_drawn_in_outline_until_all_is_read(house, page, monkeypatch):
-    monkeypatch.setattr(shelf, "_LONG_BYTES", 1)
-    monkeypatch.setattr(all_runs, "_MOST_BYTES", 0)
     monkeypatch.setattr(Feed, "_news_of", lambda *_: iter(()))  # nobody else reads it
     asked, drawn = [], server.curves
     monkeypatch.setattr(server, "curves", lambda *a, **more: asked.append(more) or drawn(*a, **more))
