@@ -17,9 +17,9 @@ OLDER = sorted(file.name.removeprefix("launch-").removesuffix(".tar.xz") for fil
 _NEEDED = ("launcher/**/*.py", "trainer/*.py", "trainer/checkpoint_files/**/*.py", "trainer/serving/*.py")
 
 
-def unpack(version: str, folder: Path) -> dict[str, str]:
+def unpack(version: str, folder: Path, recorded: Path = RECORDED) -> dict[str, str]:
     """Lay the code of `version` into `folder`; returns the environment in which `-m launcher.cli.main` is that one."""
-    with tarfile.open(RECORDED / f"launch-{version}.tar.xz") as packed:
+    with tarfile.open(recorded / f"launch-{version}.tar.xz") as packed:
         packed.extractall(folder, filter="data")
     return {"PYTHONPATH": str(folder)}
 

@@ -8,10 +8,9 @@ import older
 from launcher.words import VERSION
 
 
-def test_this_version_can_be_recorded(tmp_path, monkeypatch):
+def test_this_version_can_be_recorded(tmp_path):
     older.record(tmp_path)
-    monkeypatch.setattr(older, "RECORDED", tmp_path)
-    env = older.unpack(VERSION, tmp_path / "code")
+    env = older.unpack(VERSION, tmp_path / "code", tmp_path)
     where = "import launcher.cli.main; print(launcher.cli.main.__file__)"
     done = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stdout.startswith(env["PYTHONPATH"]), done.stderr
