@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,16 +21,24 @@ from launcher.agent.wire import wire_key
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.host.keeper_messages import Cancelled, Declined, KeeperQuestion, KeeperReply, granted
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
-from launcher.clusters.ssh.host.record_copies import RecordReplicator
+from launcher.clusters.ssh.host.record_copies import QUIET_S, RecordReplicator
 from launcher.clusters.ssh.messages import Peer
 from launcher.rundir.attempts import newest, read_intent, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import Recovery
 
 GIVE_UP_WAITS = 5  # so many times `recovery.wait` a keeper that hears no leader waits for more hosts
-_AGAIN_S, _ASK_S = 0.5, 2.0
 _SURE_S = 60.0
-_NOBODY_S = 8.0  # beyond the lease: a host that refuses all connections for so long has no keeper
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits in seconds of one that tells keepers."""
+
+    again_s: float = 0.5  # until those that have not heard it are told again
+    ask_s: float = 2.0
+    nobody_s: float = 8.0  # beyond the lease: a host that refuses all connections for so long has no keeper
+    quiet_s: float = QUIET_S
 
 
 def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> None:
@@ -48,25 +57,30 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
 
 
 def main() -> int:
-    """Until all have heard it, or every keeper that has not must have given the run up by itself."""
     os.umask(0o077)
     forbid_core_dumps()
-    run, word, hosts = RunDir(Path(sys.argv[1])), sys.argv[2], sys.argv[3:]
+    deliver(RunDir(Path(sys.argv[1])), sys.argv[2], sys.argv[3:])
+    return 0
+
+
+def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
+    """Return once all have heard it, or every keeper that has not must have given the run up by itself."""
+    patience = patience or Patience()
     begun, last = presence.begun(run), newest(run)
     if begun is None or last is None:
-        return 0
+        return
     attempt, peers = begun
     plan = read_plan(run, attempt.number)
     rpc = _among(peers, wire_key(read_intent(attempt).token, WIRE, plan.run_id, attempt.number))
     whom, rules = {number for number in rpc.others if rpc.peer(number).host in hosts}, plan.spec.recovery
     if word == "cancel":
-        _deliver(rpc, whom, rules, lambda left: left - {*granted(rpc.ask(Cancelled(rpc.me), left, _ASK_S))})
+        said = Cancelled(rpc.me)
+        _until_heard(rpc, whom, rules, patience, lambda left: left - {*granted(rpc.ask(said, left, patience.ask_s))})
     else:
-        records = RecordReplicator(run, last, rpc)
-        _deliver(rpc, whom, rules, lambda left: left & {*records.untold()})
+        records = RecordReplicator(run, last, rpc, quiet_s=patience.quiet_s)
+        _until_heard(rpc, whom, rules, patience, lambda left: left & {*records.untold()})
         records.close()
     rpc.close()
-    return 0
 
 
 def gives_up_s(recovery: Recovery) -> float:
@@ -74,13 +88,15 @@ def gives_up_s(recovery: Recovery) -> float:
     return recovery.lease_s + (GIVE_UP_WAITS + 1) * recovery.wait_s + _SURE_S
 
 
-def _deliver(rpc: KeeperRpc, left: set[int], rules: Recovery, tell: Callable[[set[int]], set[int]]) -> None:
+def _until_heard(
+    rpc: KeeperRpc, left: set[int], rules: Recovery, patience: Patience, tell: Callable[[set[int]], set[int]]
+) -> None:
     """`tell` gives those that have not heard it yet."""
     deadline = time.monotonic() + gives_up_s(rules)
     while left and time.monotonic() < deadline:
-        left = tell(left) - rpc.gone(rules.lease_s + _NOBODY_S)
+        left = tell(left) - rpc.gone(rules.lease_s + patience.nobody_s)
         if left:
-            time.sleep(_AGAIN_S)
+            time.sleep(patience.again_s)
 
 
 def _among(peers: Sequence[Peer], key: bytes) -> KeeperRpc:

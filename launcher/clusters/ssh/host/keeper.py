@@ -113,7 +113,7 @@ def _told_to_go(keeper: KeeperState, go_fd: int) -> bool:
     return knows and _others_were_told(keeper)
 
 
-def _others_were_told(keeper: KeeperState) -> bool:
+def _others_were_told(keeper: KeeperState, turn_s: float = _TURN_S) -> bool:
     """Nobody was, once all say so or nobody is there; who does not answer is asked again for a while."""
     deadline, empty = time.monotonic() + _OTHERS_S, 0
     while time.monotonic() < deadline and empty < _NOBODY_TIMES:
@@ -124,7 +124,7 @@ def _others_were_told(keeper: KeeperState) -> bool:
         if len(there) == len(keeper.rpc.others):
             return False
         empty = 0 if there else empty + 1
-        time.sleep(_TURN_S)
+        time.sleep(turn_s)
     return False
 
 
@@ -225,8 +225,8 @@ def _stopped(keeper: KeeperState) -> None:
 class QueueWatch:
     """Of a keeper that waits for its slots: that there is still a leader which will begin with it."""
 
-    def __init__(self, keeper: KeeperState) -> None:
-        self._keeper = keeper
+    def __init__(self, keeper: KeeperState, every_s: float = _LEADER_EVERY_S) -> None:
+        self._keeper, self._every_s = keeper, every_s
         self._heard_at = self._next = 0.0
         self._attend()
 
@@ -242,11 +242,11 @@ class QueueWatch:
         if time.monotonic() < self._next:
             return True
         self._ask()
-        self._next = time.monotonic() + _LEADER_EVERY_S
+        self._next = time.monotonic() + self._every_s
         return True
 
     def _attend(self) -> None:
-        self._heard_at, self._next = boottime(), time.monotonic() + _LEADER_EVERY_S
+        self._heard_at, self._next = boottime(), time.monotonic() + self._every_s
         self._take_over = TakeOver(self._keeper)
 
     def _move(self, number: int) -> None:

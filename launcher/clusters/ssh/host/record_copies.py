@@ -23,7 +23,7 @@ from launcher.rundir.records import AttemptEnd, Blame, Endpoint, Event, RunState
 
 _WHOLE = -1
 _PIECE = 256 << 10
-_ASK_S, _QUIET_S = 1.0, 5.0
+_ASK_S, QUIET_S = 1.0, 5.0
 _QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
 
 EVENTS, ENDPOINT = "events", "endpoint"
@@ -106,10 +106,14 @@ def _put_piece(path: Path, at: int, piece: bytes) -> None:
 class RecordReplicator:
     """Sends what is new to all others, until it is closed; where the coordinator is, once more every `renew_s`."""
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, rpc: KeeperRpc, *, renew_s: float = 10.0) -> None:
-        self._run, self._attempt, self._rpc, self._renew_s = run, attempt, rpc, renew_s
+    def __init__(
+        self, run: RunDir, attempt: AttemptDir, rpc: KeeperRpc, *, renew_s: float = 10.0, quiet_s: float = QUIET_S
+    ) -> None:
+        """Who did not answer is left alone for `quiet_s`: the others wait."""
+        self._run, self._attempt, self._rpc = run, attempt, rpc
+        self._renew_s, self._quiet_s = renew_s, quiet_s
         self._sent: dict[int, dict[str, object]] = {number: {} for number in rpc.others}
-        self._quiet_until: dict[int, float] = {}  # who did not answer is left alone for a while: the others wait
+        self._quiet_until: dict[int, float] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="replicator", daemon=True)
         self._thread.start()
@@ -183,7 +187,7 @@ class RecordReplicator:
     def _told(self, replica: Replica, whom: list[int]) -> list[int]:
         taken = granted(self._rpc.ask(replica, whom, _ASK_S))
         now = time.monotonic()
-        self._quiet_until |= {number: now + _QUIET_S for number in whom if number not in taken}
+        self._quiet_until |= {number: now + self._quiet_s for number in whom if number not in taken}
         return taken
 
 

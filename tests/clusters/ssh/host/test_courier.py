@@ -2,7 +2,7 @@
 
 import json
 import socket
-import sys
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ from run_folder import plan_of
 
 from launcher.agent.wire import wire_key
 from launcher.clusters.keeping.attempt_end import write_end
-from launcher.clusters.ssh.host import courier, record_copies
+from launcher.clusters.ssh.host import courier
 from launcher.clusters.ssh.host.keeper_messages import Agreed, Cancelled, Declined
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.clusters.ssh.messages import Peer
@@ -24,6 +24,7 @@ from launcher.spec.model import Recovery
 from launcher.words import State
 
 SECRET = "5e" * 32
+PATIENT = courier.Patience(again_s=0.01, ask_s=150.0, quiet_s=0.0)  # an answer that comes too late is asked for again
 NOWHERE = "192.0.2.1"  # an address that this machine has not
 
 
@@ -41,7 +42,7 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def told(run, monkeypatch):
+def told(run):
     """What the keeper of the third host hears, which understands it the second time."""
     heard = []
 
@@ -57,47 +58,40 @@ def told(run, monkeypatch):
         Peer("host2", "127.0.0.3", keeper.port),
     )
     write_record(run.attempt(1).keepers, peers)
-    monkeypatch.setattr(courier, "_ASK_S", 150.0)  # an answer that comes too late would be asked for once more
     yield heard
     keeper.close()
 
 
-def test_it_is_said_again_until_it_has_been_understood(run, told, monkeypatch):
-    monkeypatch.setattr(courier, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(sys, "argv", ["", str(run.path), "cancel", "host2", "host9"])
-    assert courier.main() == 0
+def test_it_is_said_again_until_it_has_been_understood(run, told):
+    courier.deliver(run, "cancel", ["host2", "host9"], PATIENT)
     assert told == [(Cancelled(1), "127.0.0.2")] * 2
 
 
-def test_a_host_that_was_cut_off_when_the_run_ended_is_given_all_records_of_that(run, told, monkeypatch):
-    monkeypatch.setattr(record_copies, "_QUIET_S", 0.0)
-    monkeypatch.setattr(sys, "argv", ["", str(run.path), "end", "host2"])
+def test_a_host_that_was_cut_off_when_the_run_ended_is_given_all_records_of_that(run, told):
     end = AttemptEnd(State.SUCCEEDED, None, Exit.OK, 1.0)
     write_end(run, run.attempt(2), end, plan_of(run.path))
-    assert courier.main() == 0
+    courier.deliver(run, "end", ["host2"], PATIENT)
     taken = [question for question, _ in told if question.name == "end"]
     assert (taken[-1].node, taken[-1].attempt, json.loads(taken[-1].data)["state"]) == (1, 2, "succeeded")
     assert {question.name for question, _ in told} >= {"end", "events", "state"}
 
 
-def test_a_host_that_has_no_keeper_any_more_is_told_nothing(run, told, monkeypatch):
+def test_a_host_that_has_no_keeper_any_more_is_told_nothing(run, told):
     """It was started anew: it refuses every connection, and nobody waits there."""
     peers = courier.presence.begun(run)[1]
     with socket.create_server(("127.0.0.3", 0)) as free:
         gone = Peer("host2", "127.0.0.3", free.getsockname()[1])
     write_record(run.attempt(1).keepers, (*peers[:2], gone))
-    monkeypatch.setattr(courier, "_NOBODY_S", -Recovery().lease_s)
-    monkeypatch.setattr(courier, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(sys, "argv", ["", str(run.path), "cancel", "host2"])
-    assert (courier.main(), told) == (0, [])
+    courier.deliver(run, "cancel", ["host2"], replace(PATIENT, nobody_s=-Recovery().lease_s))
+    assert told == []
 
 
 def test_nobody_is_looked_for_longer_than_a_keeper_waits_by_itself(run, told, monkeypatch):
     recovery = Recovery()
     assert courier.gives_up_s(recovery) > recovery.lease_s + courier.GIVE_UP_WAITS * recovery.wait_s
     monkeypatch.setattr(courier, "gives_up_s", lambda _: 0.0)
-    monkeypatch.setattr(sys, "argv", ["", str(run.path), "cancel", "host2"])
-    assert courier.main() == 0 and told == []
+    courier.deliver(run, "cancel", ["host2"], PATIENT)
+    assert told == []
 
 
 def test_where_no_keepers_were_told_of_each_other_there_is_nobody_to_tell(run, monkeypatch):

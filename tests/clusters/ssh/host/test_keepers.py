@@ -159,7 +159,7 @@ class Table:
             member.election.leaderless = one != number
 
     def watches(self):
-        return [QueueWatch(member) for member in self.keepers]
+        return [QueueWatch(member, every_s=0.0) for member in self.keepers]
 
     def end(self, number):
         return read_record(self.keepers[number].attempt.end, AttemptEnd)
@@ -749,8 +749,7 @@ def test_slots_are_free_before_all_others_know_how_it_ended(table, monkeypatch):
 # -- before it begins
 
 
-def test_who_waits_without_a_leader_takes_the_run_over(table, monkeypatch):
-    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+def test_who_waits_without_a_leader_takes_the_run_over(table):
     watches = table.watches()
     assert all(watch.look() for watch in watches) and not any(member.election.leaderless for member in table.keepers)
     table.silent = {0}
@@ -767,8 +766,7 @@ def test_who_waits_without_a_leader_takes_the_run_over(table, monkeypatch):
         watches[0].look()
 
 
-def test_a_leader_that_is_back_after_a_promise_begins_anew(table, monkeypatch):
-    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+def test_a_leader_that_is_back_after_a_promise_begins_anew(table):
     watches = table.watches()
     table.lose(0)
     assert isinstance(table.said(2, Promise(2, 1)), Agreed)
@@ -780,16 +778,14 @@ def test_a_leader_that_is_back_after_a_promise_begins_anew(table, monkeypatch):
     assert [(member.attempt.number, member.ready.began) for member in table.keepers] == [(3, True)] * 3
 
 
-def test_who_waits_alone_says_in_the_end_that_it_failed(table, monkeypatch):
-    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+def test_who_waits_alone_says_in_the_end_that_it_failed(table):
     table.silent = {0, 1}
     watch = table.watches()[2]
     assert watch.look() and not watch.look()
     assert (table.end(2).state, table.end(2).cause) == (State.FAILED, Cause.NODE_LOST)
 
 
-def test_a_host_without_which_it_began_leaves(table, monkeypatch):
-    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+def test_a_host_without_which_it_began_leaves(table):
     watch = table.watches()[2]
     table.silent = {2}
     assert keeper._all_begin(table.keepers[0])
@@ -798,8 +794,7 @@ def test_a_host_without_which_it_began_leaves(table, monkeypatch):
         watch.look()
 
 
-def test_a_host_that_missed_the_word_to_begin_asks_for_it(table, monkeypatch):
-    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+def test_a_host_that_missed_the_word_to_begin_asks_for_it(table):
     watch = table.watches()[2]
     table.deafen(2, Begun)
     assert keeper._all_begin(table.keepers[0]) and not table.keepers[2].ready.began
@@ -809,7 +804,6 @@ def test_a_host_that_missed_the_word_to_begin_asks_for_it(table, monkeypatch):
 @pytest.mark.parametrize("lost", [(), (Begun,)])
 def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, lost):
     """Else it holds what an older run waits for, which holds what we wait for."""
-    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
     watch, slots, said = table.watches()[1], Slots(), table.said
     table.deafen(1, *lost)
 
@@ -829,7 +823,6 @@ def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, l
 
 
 def test_nobody_there_is_not_believed_at_once(table, monkeypatch):
-    monkeypatch.setattr(keeper, "_TURN_S", 0.0)
     member = table.keepers[1]
     member.ready.told, asked = False, []
 
@@ -839,9 +832,9 @@ def test_nobody_there_is_not_believed_at_once(table, monkeypatch):
 
     monkeypatch.setattr(table, "reach", lambda *_: bool(asked.append(0)) or len(asked) > 2 * len(member.rpc.others))
     monkeypatch.setattr(table, "said", late)
-    assert keeper._others_were_told(member)
+    assert keeper._others_were_told(member, turn_s=0.0)
     table.keepers[0].ready.told = table.keepers[2].ready.told = False
-    assert not keeper._others_were_told(member)
+    assert not keeper._others_were_told(member, turn_s=0.0)
 
 
 def test_a_new_keeper_waits_longer_than_one_without_a_word_may_take_to_leave():
