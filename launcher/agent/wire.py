@@ -150,8 +150,10 @@ class WireServer(Generic[In, Out]):
         serve: Callable[[Wire[In, Out]], Awaitable[None]],
         most_peers: int,
         line_bytes: int = MAX_LINE_BYTES,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
         self._key, self._decoder, self._line_bytes = key, decoder, line_bytes
+        self._handshake_s = handshake_s  # for a proof
         self._serve, self._most_peers = serve, most_peers
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -203,7 +205,7 @@ class WireServer(Generic[In, Out]):
             await asyncio.sleep(0)  # whoever has come may prove itself before the next is let in
 
     async def _attend(self, peer: socket.socket) -> None:
-        async with asyncio.timeout(HANDSHAKE_S):
+        async with asyncio.timeout(self._handshake_s):
             await _challenge(peer, self._key)
         if len(self._serving) >= self._most_peers:
             raise WireError("too many connections at once")

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from one_node import home_of, play, processes_of_its_own
 
 from launcher.agent.health.evidence import Fitness
-from launcher.agent.ranks import checkup
 from launcher.agent.ranks.checkup import Checkup, NodeUnfit
 from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.prepare import Preparation
@@ -41,17 +40,24 @@ def home(tmp_path):
 
 
 @pytest.fixture
-def check(tmp_path, monkeypatch):
+def check(tmp_path):
     """The program that looks at a device, as a test wants it."""
 
     def check(text):
-        path = tmp_path / "check.py"
-        path.write_text(
+        (tmp_path / "check.py").write_text(
             f"import os, signal, sys, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{text}"
         )
-        monkeypatch.setattr(checkup, "DEVICE_CHECK", path)
 
     return check
+
+
+def program_of(home):
+    """What `check` has written."""
+    return home.run.path.parent / "check.py"
+
+
+def preparation_of(home):
+    return Preparation(home, Reaper(asyncio.get_running_loop()), device_check=program_of(home))
 
 
 def is_written(path):
@@ -74,7 +80,7 @@ def test_what_it_shows_decides_whether_ranks_can_start(home, check, tmp_path, te
     check(text)
 
     async def scene():
-        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        preparation = preparation_of(home)
         if words:
             with pytest.raises(NodeUnfit, match=words):
                 await preparation.run()
@@ -93,9 +99,9 @@ def test_one_that_hangs_is_ended_and_that_is_the_evidence(home, check, tmp_path)
     check(BEGINS + "time.sleep(600)")
 
     async def scene():
-        preparation = Preparation(replaced(home, health=False), Reaper(asyncio.get_running_loop()))
+        preparation = preparation_of(replaced(home, health=False))
         await preparation.run()
-        checks = Checkup(home, preparation._reaper)
+        checks = Checkup(home, preparation._reaper, program_of(home))
         with pytest.raises(NodeUnfit, match="cpu: memory: nothing came of it within 3 s"):
             await checks.look(preparation._zygote, ["cpu"], 3.0)
         assert is_gone(tmp_path)
@@ -108,9 +114,10 @@ def test_who_asks_may_leave_and_takes_it_along(home, check, tmp_path):
     check(BEGINS + "time.sleep(600)")
 
     async def scene():
-        preparation = Preparation(replaced(home, health=False), Reaper(asyncio.get_running_loop()))
+        preparation = preparation_of(replaced(home, health=False))
         await preparation.run()
-        looks = asyncio.create_task(Checkup(home, preparation._reaper).look(preparation._zygote, ["cpu"], BOUND_S))
+        checks = Checkup(home, preparation._reaper, program_of(home))
+        looks = asyncio.create_task(checks.look(preparation._zygote, ["cpu"], BOUND_S))
         until = time.monotonic() + BOUND_S
         while not is_written(tmp_path / "pid") and time.monotonic() < until:
             await asyncio.sleep(0.01)
@@ -136,7 +143,7 @@ def test_what_says_nothing_of_the_device_keeps_nobody_from_it(home, check, text,
     check(text)
 
     async def scene():
-        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        preparation = preparation_of(home)
         await preparation.run()
         assert preparation.done
         assert [(one.fitness, one.text) for one in preparation.health] == [(Fitness.UNKNOWN, why)]
@@ -150,7 +157,7 @@ def test_a_log_that_cannot_be_made_is_no_evidence(home, check):
     home.attempt.health_log(0, "cpu").mkdir()
 
     async def scene():
-        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        preparation = preparation_of(home)
         await preparation.run()
         (found,) = preparation.health
         assert found.fitness is Fitness.UNKNOWN and "its check" in found.text
@@ -163,7 +170,7 @@ def test_after_a_failure_the_device_of_that_rank_is_looked_at_again(home, check)
     check(FIT)
 
     async def scene():
-        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        preparation = preparation_of(home)
         await preparation.run()
         check(BEGINS + "os.kill(os.getpid(), signal.SIGBUS)")
         await preparation.check_again([])
@@ -181,7 +188,7 @@ def test_a_device_is_looked_at_again_where_the_zygote_is_gone_too(home, check):
     check(FIT)
 
     async def scene():
-        preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+        preparation = preparation_of(home)
         await preparation.run()
         check(BEGINS + "os.kill(os.getpid(), signal.SIGBUS)")
         os.kill(preparation.own_pids[0], signal.SIGKILL)
@@ -197,7 +204,8 @@ def test_without_a_zygote_it_is_an_interpreter_of_its_own(home, check):
     check(FIT)
 
     async def scene():
-        (found,) = await Checkup(home, Reaper(asyncio.get_running_loop())).look(None, ["cuda:0"], BOUND_S)
+        checks = Checkup(home, Reaper(asyncio.get_running_loop()), program_of(home))
+        (found,) = await checks.look(None, ["cuda:0"], BOUND_S)
         assert found.text == "cuda:0 (old one): memory kept in 0.1 s; 0.10 s"
 
     play(scene)

@@ -13,7 +13,6 @@ from one_node import Ears, home_of, play, processes_of_its_own
 from launcher.agent.messages import Start
 from launcher.agent.processes import descendants, end_all
 from launcher.agent.ranks import group as ranks
-from launcher.agent.ranks import prepare
 from launcher.agent.ranks.group import RankGroup
 from launcher.agent.ranks.prepare import Preparation
 from launcher.agent.ranks.reaper import Reaper
@@ -37,8 +36,8 @@ def start(generation):
     return Start(generation, 0, RANKS, RANKS, 0, 1, "127.0.0.1", 20_000, 0)
 
 
-async def prepared(home):
-    preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+async def prepared(home, **limits):
+    preparation = Preparation(home, Reaper(asyncio.get_running_loop()), **limits)
     await preparation.run()
     return preparation
 
@@ -191,11 +190,9 @@ def test_without_zygote_and_standby_there_is_a_new_one(counted, tmp_path):
     play(scene)
 
 
-def test_a_frozen_standby_is_not_waited_for(counted, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "_TAKE_OVER_S", 0.1)
-
+def test_a_frozen_standby_is_not_waited_for(counted, tmp_path):
     async def scene():
-        preparation = await prepared(counted)
+        preparation = await prepared(counted, take_over_s=0.1)
         await kill_and_renew(preparation)
         zygote, standby = preparation.own_pids
         os.kill(standby, signal.SIGSTOP)
@@ -215,13 +212,12 @@ def parent(pid):
         return int(file.read().rpartition(b")")[2].split()[1])
 
 
-def test_stacks_of_hung_ranks_are_waited_for_no_longer_than_they_take(home, monkeypatch):
+def test_stacks_of_hung_ranks_are_waited_for_no_longer_than_they_take(home):
     """However often somebody else looks whether the logs have grown; and one that ends instead writes none."""
-    monkeypatch.setattr(ranks, "_DUMP_BOUND_S", 600.0)
 
     async def scene():
         preparation = await prepared(home)
-        group = RankGroup(home, start(1), preparation.starter, Ears())
+        group = RankGroup(home, start(1), preparation.starter, Ears(), dump_bound_s=600.0)
         pids = await group.begin()
         logs = [home.run.rank_log(1, 1, rank) for rank in range(RANKS)]
         await until(lambda: all(log.exists() and "up" in log.read_text() for log in logs))

@@ -21,10 +21,10 @@ JOIN = messages.Join(1, "127.0.0.2", ProcessId("h", "b", 1, 2), 20_001)
 class Server:
     """A coordinator's end that keeps what it heard; why it dropped strangers is kept too."""
 
-    def __init__(self, monkeypatch=None, most_peers=100):
+    def __init__(self, most_peers=100, **limits):
         self.heard = []
         self.dropped = []
-        self._listener = WireServer(KEY, messages.TO_COORDINATOR, self._serve, most_peers)
+        self._listener = WireServer(KEY, messages.TO_COORDINATOR, self._serve, most_peers, **limits)
         forget = self._listener._forget
 
         def note(peer, task):
@@ -147,11 +147,9 @@ def test_nor_does_it_disturb_who_has_called_there(garbage):
     asyncio.run(scene())
 
 
-def test_a_silent_peer_is_dropped_in_time(monkeypatch):
-    monkeypatch.setattr(wire, "HANDSHAKE_S", 0.1)
-
+def test_a_silent_peer_is_dropped_in_time():
     async def scene():
-        async with Server() as server:
+        async with Server(handshake_s=0.1) as server:
             reader, silent = await asyncio.open_connection("127.0.0.1", server.port)
             await reader.readline()
             assert await reader.read() == b""
@@ -224,11 +222,9 @@ async def copied(reader, writer):
 # -- crowds
 
 
-def test_of_too_many_strangers_the_oldest_is_dropped_first(monkeypatch):
-    monkeypatch.setattr(wire, "HANDSHAKE_S", 600.0)  # or all would go in turn, for want of a proof
-
+def test_of_too_many_strangers_the_oldest_is_dropped_first():
     async def scene():
-        async with Server() as server:
+        async with Server(handshake_s=600.0) as server:  # or all would go in turn, for want of a proof
             crowd = []
             for number in range(wire.MOST_UNPROVED + 50):
                 crowd.append(await asyncio.open_connection("127.0.0.1", server.port))

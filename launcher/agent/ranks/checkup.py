@@ -31,8 +31,9 @@ class NodeUnfit(LaunchError):
 class Checkup:
     """The checks of one node. `look` raises NodeUnfit."""
 
-    def __init__(self, home: Home, reaper: Reaper) -> None:
-        self._home = home
+    def __init__(self, home: Home, reaper: Reaper, program: Path = DEVICE_CHECK) -> None:
+        """`program` looks at one device."""
+        self._home, self._program = home, program
         self._reaper = reaper
         self._gpus = len(home.node.gpus) if home.node.gpus is not None else home.plan.gpus_per_node
 
@@ -73,7 +74,7 @@ class Checkup:
 
     def _starter(self, zygote: ZygoteLink | None, device: str) -> Starter:
         home = self._home
-        entry = replace(home.plan.entry, kind="script", target=str(DEVICE_CHECK), args=(device,))
+        entry = replace(home.plan.entry, kind="script", target=str(self._program), args=(device,))
         ordinary = OrdinaryStarter(entry, home.environment, home.workdir, home.run.code, self._reaper)
         return ordinary if zygote is None else ZygoteStarter(zygote, ordinary)
 

@@ -37,7 +37,7 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ProcessId, RankExit, RankProcess
 from launcher.words import Cause
 
-_DUMP_BOUND_S = 3.0
+_DUMP_BOUND_S = 3.0  # for hung ranks to write their stacks
 _DUMP_QUIET_S = 0.2
 _LAST_EXITS_S = 5.0
 _FIRST_STEPS = 3
@@ -112,12 +112,14 @@ class _Rank:
 class RankGroup:
     """All ranks of one generation on this node. `listener` hears of each end and of each report."""
 
-    def __init__(self, home: Home, start: Start, starter: Starter, listener: "Listener") -> None:
+    def __init__(
+        self, home: Home, start: Start, starter: Starter, listener: "Listener", dump_bound_s: float = _DUMP_BOUND_S
+    ) -> None:
         self.generation = start.generation
         self._home = home
         self.start = start
         self._starter = starter
-        self._listener = listener
+        self._listener, self._dump_bound_s = listener, dump_bound_s
         self._stopping = False
         self._closed = False
         self._clock = WakingClock()  # who stood still together with us was not idle meanwhile
@@ -404,7 +406,7 @@ class RankGroup:
                 signal_process(rank.process, signal.SIGCONT)
         if not self._starter.dumps_stacks:
             return
-        deadline = time.monotonic() + _DUMP_BOUND_S
+        deadline = time.monotonic() + self._dump_bound_s
         while time.monotonic() < deadline:
             await asyncio.sleep(_DUMP_QUIET_S)
             sizes = {rank.number: rank.log.bytes_now() for rank in ranks}

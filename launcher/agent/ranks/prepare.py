@@ -9,8 +9,9 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from launcher.agent.health.evidence import DEVICE_CHECK, DeviceHealth
 from launcher.agent.machine import note_environment
 from launcher.agent.messages import Start
 from launcher.agent.processes import users_limits
@@ -24,9 +25,6 @@ from launcher.agent.ranks.zygote_link import Order, ZygoteLink, spawn
 from launcher.errors import LaunchError, said_by_the_system
 from launcher.rundir.durable import make_dir
 from launcher.rundir.patience import AGAIN_S, DISK_ERRORS, say
-
-if TYPE_CHECKING:
-    from launcher.agent.health.evidence import DeviceHealth
 
 T = TypeVar("T")
 _TAKE_OVER_S = 10.0  # for what takes milliseconds
@@ -50,19 +48,22 @@ class Preparation:
     With `recovery.health` ranks cannot start before its devices are known to be fit, or not known to be unfit.
     """
 
-    def __init__(self, home: Home, reaper: Reaper, note: Note = lambda _, text: say(text)) -> None:
-        """`note` hears of processes in reserve."""
+    def __init__(
+        self, home: Home, reaper: Reaper, note: Note = lambda _, text: say(text), *,
+        device_check: Path = DEVICE_CHECK, take_over_s: float = _TAKE_OVER_S,
+    ) -> None:  # fmt: skip
+        """`note` hears of processes in reserve; a standby has `take_over_s` to come forward."""
         self._home = home
         self._reaper = reaper
         self.reserve = Reserve(home, note)
         plan = home.plan
         self._ordinary = OrdinaryStarter(plan.entry, home.environment, home.workdir, home.run.code, reaper, plan.umask)
         self._zygote: ZygoteLink | None = None
-        self._offered = home.offered
+        self._offered, self._take_over_s = home.offered, take_over_s
         self._usable = home.plan.entry.kind != "command"
         self._noting: threading.Thread | None = None
         self._settled = asyncio.Event()
-        self._checkup = Checkup(home, reaper) if home.plan.spec.recovery.health else None
+        self._checkup = Checkup(home, reaper, device_check) if home.plan.spec.recovery.health else None
         self.health: list[DeviceHealth] = []  # as last looked at
         self.failure: SetupFailed | NodeUnfit | None = None
         self.doing = ""  # for people; "" once ranks can be started
@@ -196,7 +197,7 @@ class Preparation:
         if standby is None or not standby.pid:
             return None
         await standby.preload(self._home.plan.entry.preload)
-        return await _come_forward(standby)
+        return await self._come_forward(standby)
 
     async def _accept(self) -> ZygoteLink | None:
         """The one that was offered, where it is what this agent would start; its log says why it is not."""
@@ -214,7 +215,15 @@ class Preparation:
             "log": str(home.attempt.zygote_log(home.node.index)),
         }
         await link.preload(entry.preload, words)
-        return await _come_forward(link)
+        return await self._come_forward(link)
+
+    async def _come_forward(self, zygote: ZygoteLink) -> ZygoteLink | None:
+        """One whose imports are through, if it answers."""
+        await _first(zygote.ready, zygote.gone, within_s=self._take_over_s)
+        if zygote.ready.is_set():
+            return zygote
+        await zygote.close()  # frozen, or it has died too: nothing is asked of it any more
+        return None
 
     def _decline(self) -> None:
         """It ends with its stream."""
@@ -234,15 +243,6 @@ class Preparation:
         await _first(zygote.ready, zygote.gone)
         self._zygote = zygote if zygote.ready.is_set() else None
         return "" if zygote.began else await _last_words(zygote, log)
-
-
-async def _come_forward(zygote: ZygoteLink) -> ZygoteLink | None:
-    """One whose imports are through, if it answers."""
-    await _first(zygote.ready, zygote.gone, within_s=_TAKE_OVER_S)
-    if zygote.ready.is_set():
-        return zygote
-    await zygote.close()  # frozen, or it has died too: nothing is asked of it any more
-    return None
 
 
 async def _last_words(zygote: ZygoteLink, log: Path) -> str:
