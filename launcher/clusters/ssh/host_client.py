@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,11 +23,19 @@ from launcher.hostlink.shipping import bundle, deploy_there
 from launcher.spec.model import SshHost
 from trainer.errors import CheckpointDamaged
 
-_ANSWER_S = 120.0
 _DEPLOY_S = 120.0
 _MOST_PASSED_OVER = 4096  # pieces
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """How long a host may take to answer, in seconds."""
+
+    soon_s: float = 10.0  # where that takes no work
+    answer_s: float = 120.0
+    ends_s: float = 60.0  # beyond the grace: until what is left of a run there has been killed
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -76,23 +85,27 @@ _ELSEWHERE = "hint: `launch doctor POOL` tries that folder; `workdir:` of the ho
 class HostClient:
     """What is asked of one host: one question after the other, whoever asks, of a server that is there while we are."""
 
-    def __init__(self, line: Line, place: Place) -> None:
-        self.place = place
+    def __init__(self, line: Line, place: Place, limits: HostLimits | None = None) -> None:
+        self.place, self.limits = place, limits or HostLimits()
         self._python = place.python
         self._line = line
         self._server: RpcClient | None = None
         self._lock = threading.Lock()
 
-    def ask(self, request: Request, kind: type[T], contents: Iterable[bytes] = (), limit_s: float = _ANSWER_S) -> T:
+    def ask(self, request: Request, kind: type[T], contents: Iterable[bytes] = (), limit_s: float | None = None) -> T:
         """Raises what the other side says instead of an answer, and Unreachable."""
+        within_s = limit_s or self.limits.answer_s
         if contents:
             with self._asking() as server:
-                return server.ask(request, kind, contents=contents, timeout_s=limit_s)
-        return self._understood(lambda server: server.ask(request, kind, timeout_s=limit_s))
+                return server.ask(request, kind, contents=contents, timeout_s=within_s)
+        return self._understood(lambda server: server.ask(request, kind, timeout_s=within_s))
 
-    def ask_with_bytes(self, request: Request, kind: type[T], most: int, limit_s: float = _ANSWER_S) -> tuple[T, bytes]:
+    def ask_with_bytes(
+        self, request: Request, kind: type[T], most: int, limit_s: float | None = None
+    ) -> tuple[T, bytes]:
         """The answer, and the bytes that follow it, at most so many."""
-        return self._understood(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=limit_s))
+        within_s = limit_s or self.limits.answer_s
+        return self._understood(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=within_s))
 
     def ask_with_files(
         self, request: Request, kind: type[T], parts: Callable[[T], Iterable[Part]], most: int, limit_s: float
@@ -105,12 +118,13 @@ class HostClient:
             raise self.confused(str(error)) from error
 
     @contextmanager
-    def stream(self, request: Request, most: int, limit_s: float = _ANSWER_S) -> Iterator[Iterator[bytes]]:
+    def stream(self, request: Request, most: int, limit_s: float | None = None) -> Iterator[Iterator[bytes]]:
         """The bytes that follow the answer, as they come. Nobody else asks anything before this is left."""
+        within_s = limit_s or self.limits.answer_s
         with self._asking() as server:
             server.send(request)
-            server.receive(type(None), time.monotonic() + limit_s, most=most)
-            pieces = server.pieces(limit_s)
+            server.receive(type(None), time.monotonic() + within_s, most=most)
+            pieces = server.pieces(within_s)
             try:
                 yield pieces
             except (CheckpointDamaged, OSError):
@@ -151,7 +165,7 @@ class HostClient:
                 words = [self._python, "-P", "-m", "launcher.clusters.ssh.host.server"]
                 if words[0].startswith("~/"):
                     words = ["/bin/sh", "-c", 'exec "$HOME/$0" "$@"', words[0][2:], *words[1:]]
-                self._server = RpcClient(self._line.start(words), _ANSWER_S)
+                self._server = RpcClient(self._line.start(words), self.limits.answer_s)
             server = self._server
             try:
                 yield server

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from launcher.clusters.ssh import pool
-from launcher.clusters.ssh.host_client import HostClient, Place
+from launcher.clusters.ssh.host_client import HostClient, HostLimits, Place
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import failures, for_all
@@ -20,15 +20,18 @@ _lock = threading.Lock()
 T = TypeVar("T")
 
 
-def client_to(place: Place) -> HostClient:
-    """To a host that this process may have written to before. Raises what keeps us from it."""
+def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
+    """To a host that this process may have written to before. Raises what keeps us from it.
+
+    `limits` are good for as long as the connection is.
+    """
     line = lines_to([place])[place.host.name]
     if not isinstance(line, Line):
         raise line
     with _lock:
         client = _clients.get(place)
         if client is None or not client.over(line):
-            client = _clients[place] = HostClient(line, place)
+            client = _clients[place] = HostClient(line, place, limits)
     return client
 
 

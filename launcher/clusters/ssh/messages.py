@@ -19,7 +19,6 @@ from launcher.rundir.records import AttemptEnd, Blame, Intent, RunState, StopReq
 from launcher.words import Cause, State
 from trainer.checkpoint_files.layout import Kind
 
-LIMIT_S = 10.0  # for an answer that takes no work
 MOST_OF_A_REPORT, MOST_OF_TAILS = 32 << 20, 8 << 20  # bytes that follow
 
 Attempt = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]

@@ -15,21 +15,21 @@ import pytest
 
 from launcher.api import Run
 from launcher.clusters.mirror import logs
-from launcher.clusters.ssh import host_client, host_clients
+from launcher.clusters.ssh import host_clients
+from launcher.clusters.ssh.host_client import HostLimits
 from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.run_hosts import everywhere
-from launcher.clusters.ssh.submit import cancel, discovery, look, report
+from launcher.clusters.ssh.submit import cancel, discovery, look
 from launcher.errors import LaunchError
 from launcher.hostlink.connect import Line
 from launcher.hostlink.openssh import SshProcess
-from launcher.hostlink.rpc import client as rpc_client
 from launcher.hostlink.running import Running
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.durable import read_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Blame, ClusterWord, Intent, RunState
-from launcher.spec.model import Ssh, SshHost
+from launcher.spec.model import Recovery, Ssh, SshHost
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import dead_process, plan_of, state_of
@@ -41,6 +41,7 @@ pytestmark = pytest.mark.nightly
 PROGRAM = os.path.join(os.path.dirname(__file__), "scripts", "hostile_host.py")
 SPEC = "name: job\nrun: {command: [train]}\nresources: {nodes: 1..2}\n"
 MOST_MEMORY_KIB = 600 << 10
+LIMITS = HostLimits(soon_s=2.0, answer_s=2.0, ends_s=2.0 - Recovery().grace_s)
 CANARY = ["run.command=[touch, canary]"]
 LIES = [
     "../../canary", "/tmp/canary/x", "a/../../../canary", "canary\n", "\0", "", "local", "\x1b[2J\u202e", "x" * 100_000,
@@ -171,8 +172,8 @@ def test_every_field(host, tmp_path):
     [{"floods": "greeting"}, {"floods": "line"}, {"floods": "bytes"}, {"floods": "noise"}, {"floods": "stderr"}],
     ids=lambda lie: lie["floods"],
 )
-def test_who_says_too_much_is_not_heard_to_the_end(host, monkeypatch, lie):
-    short_limits(monkeypatch)
+def test_who_says_too_much_is_not_heard_to_the_end(host, lie):
+    host_clients.client_to(host.near.place("node0"), LIMITS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     host.lies(**lie)
     began = time.monotonic()
@@ -183,22 +184,13 @@ def test_who_says_too_much_is_not_heard_to_the_end(host, monkeypatch, lie):
 
 
 @pytest.mark.parametrize("lie", ["hangs", "hangs_up", "drips"])
-def test_who_says_too_little_is_not_waited_for(host, monkeypatch, lie):
-    short_limits(monkeypatch)
+def test_who_says_too_little_is_not_waited_for(host, lie):
+    host_clients.client_to(host.near.place("node0"), LIMITS)
     host.lies(**{lie: True})
     began = time.monotonic()
     said = host.try_all()
     assert said and all("node0" in one or "node1" in one for one in said), said
     assert time.monotonic() - began < 40
-
-
-def short_limits(monkeypatch):
-    for module in (report, cancel, fetch):
-        monkeypatch.setattr(module, "LIMIT_S", 2.0)
-    monkeypatch.setattr(host_client, "_ANSWER_S", 2.0)
-    monkeypatch.setattr(host_client.HostClient.ask, "__defaults__", ((), 2.0))
-    monkeypatch.setattr(cancel, "_ENDS_S", -28.0)
-    monkeypatch.setattr(rpc_client, "GREETING_S", 2.0)
 
 
 # -- the exploits, each by itself

@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.host_clients import ask_all
-from launcher.clusters.ssh.messages import LIMIT_S, ComeBack
+from launcher.clusters.ssh.messages import ComeBack
 from launcher.clusters.ssh.run_hosts import places_of
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import RunDir
@@ -21,7 +22,6 @@ _GOES_ON = (State.RUNNING, State.REGROUPING)
 _BETWEEN = (State.QUEUED, State.STARTING)  # attempts, where there was one before
 _NOT_HERE = ("lost", "waiting")  # the latter of a host that an attempt went on without
 _EVERY_S = 15.0
-_ANSWER_S = 2 * LIMIT_S  # a keeper has to start there
 
 
 def ask_lost(run: RunDir) -> None:
@@ -43,7 +43,12 @@ def ask_lost(run: RunDir) -> None:
 def main() -> int:
     run, hosts = RunDir(Path(sys.argv[1])), sys.argv[2:]
     places = [place for place in places_of(run) if place.host.name in hosts]
-    ask_all(places, lambda client: client.ask(ComeBack(run.id, client.place.workdir), str, limit_s=_ANSWER_S))
+
+    def come_back(client: HostClient) -> str:
+        limit_s = 2 * client.limits.soon_s  # a keeper has to start there
+        return client.ask(ComeBack(run.id, client.place.workdir), str, limit_s=limit_s)
+
+    ask_all(places, come_back)
     return 0
 
 

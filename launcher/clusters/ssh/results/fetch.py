@@ -7,7 +7,7 @@ from launcher.clusters.mirror import fetch as mirror
 from launcher.clusters.mirror import logs, tails
 from launcher.clusters.ssh.host_client import HostClient, Place
 from launcher.clusters.ssh.host_clients import ask_all
-from launcher.clusters.ssh.messages import LIMIT_S, MOST_OF_TAILS, AskTails, Tails
+from launcher.clusters.ssh.messages import MOST_OF_TAILS, AskTails, Tails
 from launcher.clusters.ssh.results.checkpoints import holders_of
 from launcher.clusters.ssh.run_hosts import is_there, places_ever, places_of
 from launcher.errors import LaunchError, Unreachable
@@ -67,7 +67,8 @@ def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Ma
 
     def ask(mine: dict[str, int]) -> tuple[list[tails.Tail], bool]:
         question = AskTails(run.id, client.place.workdir, folders, mine)
-        grown, files = client.ask_with_files(question, Tails, lambda one: one.parts, MOST_OF_TAILS, LIMIT_S)
+        limit_s = client.limits.soon_s
+        grown, files = client.ask_with_files(question, Tails, lambda one: one.parts, MOST_OF_TAILS, limit_s)
         return files, grown.more
 
     tails.bring(root, folders, known, ask, client.place.host.name)

@@ -9,7 +9,7 @@ from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.host_clients import ask_all
-from launcher.clusters.ssh.messages import LIMIT_S, AskSubmitted, Cancel, ListRuns, Pardon, PassOnCancel, Submitted
+from launcher.clusters.ssh.messages import AskSubmitted, Cancel, ListRuns, Pardon, PassOnCancel, Submitted
 from launcher.clusters.ssh.run_hosts import places_of
 from launcher.clusters.ssh.submit import unfinished
 from launcher.clusters.ssh.submit.look import judge
@@ -26,7 +26,6 @@ from launcher.rundir.locks import locked
 from launcher.rundir.records import AttemptEnd, Blame, ClusterWord
 
 _MOST_NAMED, _LONGEST_NAME = 8, 100
-_ENDS_S = 60.0  # beyond the grace: until what is left of it on a host has been killed, and the host has answered
 
 
 def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> CancelReport:
@@ -58,13 +57,13 @@ def _cancel_unfinished(run: RunDir, attempt: AttemptDir, gone: Collection[str]) 
 
 def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
     plan = read_plan(run, attempt.number)
-    limit_s = plan.spec.recovery.grace_s + _ENDS_S
     let_in: set[str] = set()
 
     def end(client: HostClient) -> CancelReport:
         let_in.add(client.place.host.name)
         if client.place.host.name in gone:  # that it says anything at all, it says soon
             client.ask(ListRuns(client.place.workdir), list[RunId], limit_s=GREETING_S)
+        limit_s = plan.spec.recovery.grace_s + client.limits.ends_s
         return client.ask(Cancel(run.id, client.place.workdir), CancelReport, limit_s=limit_s)
 
     results = ask_all([*run_hosts.everywhere(run).values()], end, anew=True)
@@ -100,7 +99,7 @@ def _have_told(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> No
     """Those that were reached tell the others, which may come back, or be cut off from us alone."""
 
     def pass_on(client: HostClient) -> None:
-        client.ask(PassOnCancel(run.id, client.place.workdir, tuple(missed)), type(None), limit_s=LIMIT_S)
+        client.ask(PassOnCancel(run.id, client.place.workdir, tuple(missed)), type(None), limit_s=client.limits.soon_s)
 
     places = run_hosts.everywhere(run)
     for host, trouble in failures(ask_all([places[host] for host in heard], pass_on)).items():
@@ -150,7 +149,7 @@ def pardon(run: RunDir, hosts: Collection[str]) -> None:
     """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
 
     def forget(client: HostClient) -> None:
-        client.ask(Pardon(run.id, client.place.workdir, tuple(hosts)), type(None), limit_s=LIMIT_S)
+        client.ask(Pardon(run.id, client.place.workdir, tuple(hosts)), type(None), limit_s=client.limits.soon_s)
 
     troubles = failures(ask_all(places_of(run), forget))
     # Who was ever blamed may well be gone, whether or not that still counts.

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from launcher.clusters.keeping.others import has_happened
 from launcher.clusters.ssh import run_hosts
+from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.host_clients import ask_all
-from launcher.clusters.ssh.messages import LIMIT_S, Release
+from launcher.clusters.ssh.messages import Release
 from launcher.errors import Refused
 from launcher.hostlink.parallel import failures
 from launcher.plan.facts import Misfit
@@ -58,7 +59,11 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
     places = run_hosts.handed_to(run, attempt)
     if not places:
         raise Refused(f"{run.id} is being handed to its hosts", f"hint: launch status {run.id}")
-    told = ask_all(places, lambda one: one.ask(Release(run.id, one.place.workdir), type(None), limit_s=LIMIT_S))
+
+    def tell(client: HostClient) -> None:
+        client.ask(Release(run.id, client.place.workdir), type(None), limit_s=client.limits.soon_s)
+
+    told = ask_all(places, tell)
     for error in failures(told).values():
         raise error
 

@@ -16,7 +16,7 @@ import msgspec
 from launcher.clusters.mirror import tails
 from launcher.clusters.ssh.host_client import HostClient, Place
 from launcher.clusters.ssh.host_clients import ask_all
-from launcher.clusters.ssh.messages import LIMIT_S, MOST_OF_A_REPORT, AskReport, OpenedByHosts, RunReport
+from launcher.clusters.ssh.messages import MOST_OF_A_REPORT, AskReport, OpenedByHosts, RunReport
 from launcher.clusters.ssh.run_hosts import places_of
 from launcher.errors import LaunchError
 from launcher.plan.on_hosts import with_hosts
@@ -110,7 +110,9 @@ def ask_report(run: RunDir, client: HostClient) -> HostReport:
 
 def _asked(run: RunDir, client: HostClient, events_from: int) -> tuple[RunReport, tails.Tail, list[tails.Tail]]:
     question = AskReport(run.id, client.place.workdir, events_from)
-    head, told = client.ask_with_files(question, RunReport, lambda one: one.files, MOST_OF_A_REPORT, LIMIT_S)
+    head, told = client.ask_with_files(
+        question, RunReport, lambda one: one.files, MOST_OF_A_REPORT, client.limits.soon_s
+    )
     files = {one.name: one for one in told}
     events = files.pop(run.events.name, tails.Tail(run.events.name, events_from, b""))
     if strangers := [name for name in files if not _LOG.fullmatch(name)]:
