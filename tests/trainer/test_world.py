@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, spawn_ranks
+from ranks import Ranks, spawn_ranks, world_environment
 
 from trainer.errors import BadSettings
 from trainer.world import World, barrier, join, leave, membership
@@ -302,3 +302,20 @@ def test_a_device_that_is_asked_for():
     if not torch.cuda.is_available():
         with pytest.raises(BadSettings, match="device: expected a GPU for cuda, found none"):
             join(device="cuda", environ={})
+
+
+@pytest.mark.parametrize(("size", "late"), [(64, None), (65, "1")])
+def test_many_ranks_are_connected_once_they_have_a_word_for_each_other(size, late, monkeypatch):
+    """65 that had a connection each would be too many."""
+
+    def meet(*_, **__):
+        raise ConnectionAbortedError("this far and no further")
+
+    monkeypatch.setattr(dist, "init_process_group", meet)
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "")  # so that it is as before afterwards
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT")
+    threads = str(torch.get_num_threads())
+    environ = world_environment(0, size, 20_000) | {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": threads}
+    with pytest.raises(ConnectionAbortedError):
+        join(environ=environ)
+    assert os.environ.get("TORCH_GLOO_LAZY_INIT") == late

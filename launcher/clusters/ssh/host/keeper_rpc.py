@@ -37,12 +37,14 @@ _replies: msgspec.json.Decoder[KeeperReply] = msgspec.json.Decoder(KeeperReply)
 class KeeperRpc:
     """`answer` is called in a thread of ours for every question of a proved keeper, with the address that it has.
 
-    `port`: at which the others know us, who were lost; 0: any.
+    `port`: at which the others know us, who were lost; 0: any. `ask_s`: to answer, where a question says nothing else.
     """
 
     def __init__(
-        self, address: str, key: bytes, answer: Callable[[KeeperQuestion, str], KeeperReply], port: int = 0
-    ) -> None:
+        self, address: str, key: bytes, answer: Callable[[KeeperQuestion, str], KeeperReply], port: int = 0,
+        ask_s: float = ASK_S,
+    ) -> None:  # fmt: skip
+        self._ask_s = ask_s
         self._address, self._key, self._answer = address, key, answer
         self._peers: Mapping[int, Peer] = {}
         self._me = -1
@@ -74,15 +76,15 @@ class KeeperRpc:
         return self._peers[number]
 
     def ask(
-        self, question: KeeperQuestion, whom: Collection[int] | None = None, limit_s: float = ASK_S
+        self, question: KeeperQuestion, whom: Collection[int] | None = None, limit_s: float | None = None
     ) -> dict[int, KeeperReply]:
         """Ask these, or all others, at the same time; who does not answer in time is not among the answers."""
         chosen = [number for number in (self._peers if whom is None else whom) if number in self._peers]
-        asking = self._ask_all(question, chosen, limit_s)
+        asking = self._ask_all(question, chosen, self._ask_s if limit_s is None else limit_s)
         future: Future[dict[int, KeeperReply]] = asyncio.run_coroutine_threadsafe(asking, self._loop)
         return future.result()
 
-    def ask_one(self, question: KeeperQuestion, whom: int, limit_s: float = ASK_S) -> KeeperReply | None:
+    def ask_one(self, question: KeeperQuestion, whom: int, limit_s: float | None = None) -> KeeperReply | None:
         return self.ask(question, [whom], limit_s).get(whom)
 
     def gone(self, for_s: float) -> set[int]:

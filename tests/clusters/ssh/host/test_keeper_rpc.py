@@ -22,13 +22,11 @@ def standing(node, **more):
 
 
 @pytest.fixture
-def seated(monkeypatch):
+def seated():
     """Three keepers on addresses of their own; `answers[i]` is what each says, however long that takes here."""
-    monkeypatch.setattr(KeeperRpc.ask, "__defaults__", (None, 150.0))
-    monkeypatch.setattr(KeeperRpc.ask_one, "__defaults__", (150.0,))
     answers = [lambda _: Agreed() for _ in range(3)]
     rpcs = [
-        KeeperRpc(f"127.0.0.{node + 1}", KEY, lambda question, _, node=node: answers[node](question))
+        KeeperRpc(f"127.0.0.{node + 1}", KEY, lambda question, _, node=node: answers[node](question), ask_s=150.0)
         for node in range(3)
     ]
     peers = [Peer(f"host{node}", f"127.0.0.{node + 1}", rpc.port) for node, rpc in enumerate(rpcs)]
