@@ -75,6 +75,19 @@ def test_setup_has_the_umask_of_who_submitted(tmp_path):
     assert (tmp_path / "mask").read_text().strip() == "0027"
 
 
+class CountingStarter:
+    """One that counts the ranks that it was asked for."""
+
+    dumps_stacks = True
+
+    def __init__(self, starter):
+        self._starter, self.asked = starter, 0
+
+    async def start(self, *words):
+        self.asked += 1
+        return await self._starter.start(*words)
+
+
 def test_a_stop_in_the_middle_of_a_start_leaves_no_late_fork(home):
     """The zygote is held still while it is asked to fork, and goes on only after the stop has begun."""
 
@@ -82,17 +95,18 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_late_fork(home):
         preparation, ears = await prepared(home), Ears()
         (zygote,) = preparation.own_pids
         os.kill(zygote, signal.SIGSTOP)
-        group = RankGroup(home, start(1), preparation.starter, ears)
+        starter = CountingStarter(preparation.starter)
+        group = RankGroup(home, start(1), starter, ears)
         beginning = asyncio.create_task(group.begin())
-        await asyncio.sleep(0.05)
+        await until(lambda: starter.asked == RANKS)
         beginning.cancel()
         await asyncio.wait([beginning])
-        asyncio.get_running_loop().call_later(0.3, os.kill, zygote, signal.SIGCONT)
+        asyncio.get_running_loop().call_soon(os.kill, zygote, signal.SIGCONT)  # once it is waited for
         await preparation.settle()
         await group.stop(0.0, (), preparation.own_pids)
         group.close()
-        until = time.monotonic() + 0.6
-        while time.monotonic() < until:  # nothing is to come: there is no condition to wait for
+        bound = time.monotonic() + 0.6
+        while time.monotonic() < bound:  # nothing is to come: there is no condition to wait for
             assert left(preparation) == []
             await asyncio.sleep(0.02)
         await preparation.close()

@@ -85,6 +85,7 @@ _UNSET = (
 )
 _LIMITS = "rt cpu fsize data stack core rss vmem"
 _GENTLE_S = 5  # how long a cluster may take to get well by itself
+_CALL_S = 15  # how long a daemon that was started again may take to be heard, before it is once more
 
 
 class GridEngineNode(Node):
@@ -320,11 +321,16 @@ class GridEngineLab(Lab):
         self.run("qmod", "-c", "*")
         self.run("qmod", "-e", "*")
         if impatient:
-            unheard = self.run("qselect", "-qs", "u").stdout.split()
-            self._restart_execds([queue.partition("@")[2] for queue in unheard])
-            time.sleep(2)
+            self._restart_execds(self._unheard())
+            call_by = time.monotonic() + _CALL_S
+            while self._unheard() and time.monotonic() < call_by:
+                time.sleep(0.1)
         time.sleep(0.1)
         return False
+
+    def _unheard(self) -> list[str]:
+        """The nodes whose daemons the qmaster does not hear."""
+        return [queue.partition("@")[2] for queue in self.run("qselect", "-qs", "u").stdout.split()]
 
     def idle(self) -> bool:
         queues = self.run("qselect", "-q", "all.q")

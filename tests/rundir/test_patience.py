@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import threading
+import time
 
 import msgspec
 import pytest
@@ -80,12 +81,11 @@ def test_who_does_not_wait_hears_of_it_at_once():
         patiently(Failing(1, errno.ENOSPC))
 
 
-def test_all_that_is_written_comes_through_whole_once_there_is_room(full):
-    begun, text = threading.Event(), "x" * 5000
+def test_all_that_is_written_comes_through_whole_once_there_is_room(full, capfd):
+    text = "x" * 5000
 
     def write():
         with waiting_for_disks():
-            begun.set()
             append_line(full / "lines", Note(text))
             write_record(full / "record", Note(text))
             create_record(full / "made", Note(text))
@@ -93,8 +93,11 @@ def test_all_that_is_written_comes_through_whole_once_there_is_room(full):
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert begun.wait(60)
-    thread.join(0.6)
+    said, bound = "", time.monotonic() + 60
+    while "records wait for a disk: " not in said:
+        assert time.monotonic() < bound
+        time.sleep(0.01)
+        said += capfd.readouterr().err
     assert thread.is_alive()
     assert read_lines(full / "lines", Note) == [Note("first")]  # what of the second is there counts for nothing
     assert read_record(full / "record", Note) is None
