@@ -30,7 +30,7 @@ def record(folder: Path = RECORDED) -> None:
     with tarfile.open(folder / f"launch-{VERSION}.tar.xz", "w:xz") as packed:
         for file in files:
             packed.add(file, file.relative_to(_ROOT).as_posix())
-    page = (_ROOT / "launcher" / "spec" / "README.md").read_text()
+    page = (_ROOT / "launcher" / "docs" / "spec.md").read_text()
     options = re.findall(r"^\| `([\w.]+)` \| `((?:[^`\\]|\\.)*)` \|", page, re.MULTILINE)
     lines = [f"{key}={value.replace(chr(92) + '|', '|')}\n" for key, value in options if key != "steps"]
     (folder / f"spec-{VERSION}.txt").write_text("".join(lines))
