@@ -41,6 +41,10 @@ COMMANDS = {
     "nodes drain": ("launcher.cli.places.drain", "move the ranks off a node before it goes"),
     "nodes move": ("launcher.cli.places.move", "move the ranks of a node to a spare; the node is a spare then"),
     "nodes include": ("launcher.cli.keeping.pardon", "include nodes again that a run excludes because it lost them"),
+    "report": (
+        "launcher.cli.looking.report",
+        "write runs as one page to send: curves, differences, environment, notes",
+    ),
     "fetch": ("launcher.cli.keeping.fetch", "copy logs, metrics and checkpoints here from other machines"),
     "export": (
         "launcher.cli.keeping.export",
@@ -78,7 +82,7 @@ HEADINGS = {
     "run": ("sweep", "predict", "serve", "release"),
     "look": ("compare", "top", "board", "exec", "shell", "stacks", "debug"),
     "manage": ("edit", "rm", "prune", "du", "nodes", "notify"),
-    "share": ("fetch", "export"),
+    "share": ("report", "fetch", "export"),
     "check": ("spec", "prove", "scale", "completion"),
 }  # fmt: skip
 

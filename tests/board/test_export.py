@@ -1,5 +1,7 @@
 """`launch board --export`: what lies in the folder, and what does not."""
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -9,7 +11,7 @@ import pytest
 from run_folder import plan_of
 
 from launcher import api
-from launcher.board.export import export_page
+from launcher.board.export import export_page, export_report
 from launcher.errors import BadInput, Refused
 from launcher.notify.record import Notifying, Recipient
 from launcher.rundir.records import Failure, NotFinite
@@ -85,6 +87,25 @@ def test_all_that_the_page_refers_to_is_there_and_nothing_is_a_module(house, fol
     assert 'type="module"' not in html
     assert not re.findall(r"^(?:import|export) ", (folder / "page" / "board.js").read_text(), re.MULTILINE)
     assert (folder / "page" / "vendor" / "uplot" / "LICENSE").is_file()
+
+
+def test_a_report_is_one_file_that_only_its_own_scripts_run_in(house, tmp_path):
+    for name in ("lr1-aaaa", "lr2-bbbb"):
+        house.run(name).succeeded(metrics={HOSTILE: 0.5}).log(0, f"{HOSTILE}\n")
+    one = export_report([api.run("lr1-aaaa"), api.run("lr2-bbbb")], tmp_path / "report.html")
+    html = one.read_text()
+    assert [*tmp_path.glob("*.html")] == [one]
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', html)
+    (data,) = DATA.findall(html)
+    assert json.loads(data)["/api/compare"]["runs"] == ["lr1-aaaa", "lr2-bbbb"]
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    assert scripts[0] == 'if (!location.hash) location.hash = "#/compare/lr1-aaaa,lr2-bbbb";'
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    (policy,) = re.findall(r"script-src ([^;]*);", html)
+    assert policy == " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert html.count("</script>") == 3 and "Permission is hereby granted" in html
+    with pytest.raises(Refused, match="cannot write"):
+        export_report([api.run("lr1-aaaa")], tmp_path / "nowhere" / "report.html")
 
 
 def test_what_runs_say_ends_no_script(house, folder):

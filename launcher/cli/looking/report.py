@@ -1,0 +1,35 @@
+"""`launch report`: runs as one page to send to a colleague: curves, differences, environment, notes."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.looking.selection import runs_like
+from launcher.cli.terminal import safe
+from launcher.errors import Exit
+
+EXAMPLES = """
+  launch report last                        writes report.html: one file, which opens from disk without a network
+  launch report lr1 lr2 -o compared.html    begins with what differs between them, and their curves
+  launch report 'lr-*'                      runs by a pattern; quote it from the shell
+
+It is the page of `launch board --export` as one file: curves, life, tables, environment and the last part of the logs
+as they are now. Values of `secrets:`, addresses of `notify:` and what is set for names such as API_KEY or --token are
+blotted out; read it before you send it: what else a script prints stays.
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_runs(patterns=True)
+    arguments.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="where to (default: report.html)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from launcher.board.export import export_report  # late: the help does without
+
+    print(safe(str(export_report(runs_like(options.runs), options.output))))
+    print("open it in a browser", file=sys.stderr)
+    return Exit.OK
