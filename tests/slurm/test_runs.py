@@ -127,8 +127,12 @@ def test_the_dry_run_shows_the_script_and_what_slurm_says_of_it(desk, slurm):
     assert "#SBATCH --nodes=2" in shown and "#SBATCH --partition=main" in shown and " nightly" in shown
     assert "-m launcher.clusters.batch.job.guard slurm" in shown
     assert f"Slurm could start it at {time.strftime('%Y-')}" in shown, shown
-    too_many = desk.launch("submit", spec, "--on", "slurm", "--dry-run", "--set", "resources.nodes=9").stdout
-    assert "Slurm would refuse it" in too_many
+    too_many = desk.launch("submit", spec, "--on", "slurm", "--set", "resources.nodes=9", check=2).stderr
+    assert "resources.nodes: asks for 9, but there are 4 nodes" in too_many
+    desk.script("cpu.py", "print('no torch')\n")
+    lone = desk.spec("name: lone\nrun:\n  script: cpu.py\nresources:\n  ranks_per_node: 1\n")
+    shown = desk.launch("submit", lone, "--on", "slurm", "--dry-run")
+    assert "--gres" not in shown.stdout and "no GPUs are asked for" in shown.stderr
     assert not (desk.project / ".launch").exists()
 
 
