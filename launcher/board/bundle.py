@@ -28,10 +28,14 @@ def page_file(name: str) -> bytes:
 
 
 def _script(first: str) -> str:
+    return "\n".join([(PAGE / _OF_OTHERS).read_text(), '(() => {\n"use strict";', module(first), "})();\n"])
+
+
+def module(first: str) -> str:
     """This module behind all that it imports. That works as no two of them declare one name, nor import each other."""
     texts: dict[str, str] = {}
     _take(PAGE / first, texts)
-    return "\n".join([(PAGE / _OF_OTHERS).read_text(), '(() => {\n"use strict";', *texts.values(), "})();\n"])
+    return "\n".join(texts.values())
 
 
 def _take(path: Path, texts: dict[str, str]) -> None:

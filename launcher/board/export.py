@@ -15,12 +15,13 @@ from launcher import api
 from launcher.board.answers import encode
 from launcher.board.blotted import blotted, blotted_record, secrets_of
 from launcher.board.bundle import PAGE, PAGE_FILES, SCRIPT, STYLES, page_file
+from launcher.board.groups import group_of
 from launcher.board.life_view import board_life
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import CurveWindow, curves
 from launcher.board.measured.reading import MeasuredRun
 from launcher.board.rows import BoardRow, board_row, figures_of
-from launcher.board.run_view import RunView, board_checkpoints, run_head, run_sheet
+from launcher.board.run_view import RunView, board_checkpoints, checkpoint_words, run_head, run_sheet
 from launcher.errors import BadInput, LaunchError, Refused, said_by_the_system
 from launcher.rundir.durable import write_bytes
 from launcher.rundir.layout import RunDir
@@ -101,14 +102,16 @@ def _answers(
         measured, path = MeasuredRun(RunDir(one.path)), f"/api/runs/{one.id}"
         about = blotted_record(one.about(), secrets)
         measured.renew()
-        row = board_row(status, about, figures_of(measured))
-        head = msgspec.structs.replace(run_head(status, row), run_dir="")  # the page does not show it
+        row = board_row(status, about, figures_of(measured), group_of(one.id, one.path, about.tags))
+        head = msgspec.structs.replace(
+            run_head(status, row, checkpoint_words(one, status.checkpoint)), run_dir=""
+        )  # the page does not show it
         rows.append(row)
         yield path, RunView(now, head, run_sheet(one, status.attempt, about))
         yield f"{path}/life", board_life(status, measured, now)
         yield f"{path}/curves", curves(measured, measured.names, CurveWindow(px=_PIXELS))
         yield f"{path}/logs", _last_part(one)
-        yield f"{path}/checkpoints", board_checkpoints(one)
+        yield f"{path}/checkpoints", board_checkpoints(one, status.checkpoint)
     yield "/api/runs", {"at": now, "complete": True, "runs": rows}
     if len(runs) > 1:
         yield "/api/compare", api.compare(runs)

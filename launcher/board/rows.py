@@ -1,8 +1,11 @@
 """A run as a line of the table of all runs."""
 
+from collections.abc import Sequence
+
 import msgspec
 
-from launcher.board.answers import Number, named_numbers
+from launcher.board.answers import Number, named_numbers, number
+from launcher.board.groups import RunGroup
 from launcher.board.measured.curves import thumbnail
 from launcher.board.measured.reading import MeasuredRun
 from launcher.status.about import About, options_in
@@ -15,12 +18,21 @@ _POINTS = 40
 _LONGEST = 2000  # characters of a headline, a note or an argument that somebody wrote without end
 
 
+class LastValue(msgspec.Struct, frozen=True):
+    """The newest value of a metric, and its step: what the end of its curve shows."""
+
+    name: str
+    value: Number
+    step: int
+
+
 class Figures(msgspec.Struct, frozen=True):
     """What its metrics say in short; as long as nobody has read them, nothing."""
 
     best: dict[str, tuple[float, int]] = {}  # value and step
     spark: list[float | None] = []
     spark_of: str = ""
+    last: LastValue | None = None  # of what the small curve is of
 
 
 class BoardRow(msgspec.Struct, frozen=True):
@@ -54,9 +66,11 @@ class BoardRow(msgspec.Struct, frozen=True):
     world_size: int | None
     spark: list[float | None]
     spark_of: str
+    last: LastValue | None = None  # of what the small curve is of
+    group: RunGroup | None = None  # what it was started for, together with others
 
 
-def board_row(status: RunStatus, about: About, figures: Figures) -> BoardRow:
+def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup | None = None) -> BoardRow:
     said = status.last_word if status.state is State.FAILED else status.message
     return BoardRow(
         id=status.run,
@@ -87,6 +101,8 @@ def board_row(status: RunStatus, about: About, figures: Figures) -> BoardRow:
         world_size=status.world_size,
         spark=figures.spark,
         spark_of=figures.spark_of,
+        last=figures.last,
+        group=group,
     )
 
 
@@ -110,6 +126,18 @@ def figures_of(measured: MeasuredRun) -> Figures:
             found = min(points, key=lambda point: (-way * point[0], point[1]), default=None)
             if found is not None:
                 best[name] = found
-    shown = next((name for name in names if name == "loss" or name.endswith("/loss")), names[0] if names else "")
+    shown = _shown(names)
     values = [value for _, _, value in measured.points(shown)]
-    return Figures(best, thumbnail(values, _POINTS), shown)
+    return Figures(best, thumbnail(values, _POINTS), shown, last_value(measured))
+
+
+def last_value(measured: MeasuredRun) -> LastValue | None:
+    """Return the newest loss, or of what else the small curve is, as far as it was read; None if nothing was."""
+    name = _shown(measured.names)
+    found = measured.newest(name)
+    return LastValue(name, number(found[1]), found[0]) if found is not None else None
+
+
+def _shown(names: Sequence[str]) -> str:
+    """The metric that stands for a run: its loss, where there is one."""
+    return next((name for name in names if name == "loss" or name.endswith("/loss")), names[0] if names else "")

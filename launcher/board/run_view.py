@@ -10,13 +10,13 @@ import msgspec
 
 from launcher import api
 from launcher.board.answers import Number, named_numbers
-from launcher.board.rows import BoardRow
+from launcher.board.rows import BoardRow, LastValue
 from launcher.errors import MEANING, LaunchError
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Blame, Environment, Failure, GpuLoad, NodeLoad, NotFinite, RankState
 from launcher.status.about import About
-from launcher.status.checkpoints import Checkpoint
+from launcher.status.checkpoints import Checkpoint, by_script
 from launcher.status.derive import Restarts, RunStatus, state_text
 from launcher.status.rank_log import open_log
 from launcher.status.text import plain
@@ -63,12 +63,15 @@ class RunHead(msgspec.Struct, frozen=True):
     words: str
     cause_text: str
     next: str
+    next_command: str  # the part of it that is typed
+    last: LastValue | None  # of the loss, as the end of its curve has it
     attempt: int
     generation: int
     exit_code: int | None
     job: str | None
     run_dir: str
     checkpoint: int | None
+    checkpoint_words: str  # what is said of it
     safe_checkpoint: int | None
     restarts: Restarts
     failure: Failure | None
@@ -118,9 +121,11 @@ class BoardCheckpoints(msgspec.Struct, frozen=True):
 
     checkpoints: list[BoardCheckpoint]
     error: str
+    by_script: str = ""  # what is said of one that the script saves in its own way, which is not listed
 
 
-def run_head(status: RunStatus, row: BoardRow) -> RunHead:
+def run_head(status: RunStatus, row: BoardRow, checkpoint_words: str, last: LastValue | None = None) -> RunHead:
+    """Return how a run is; `last` is newer than what its row says."""
     failure = status.failure
     return RunHead(
         row=row,
@@ -128,12 +133,15 @@ def run_head(status: RunStatus, row: BoardRow) -> RunHead:
         words=row.headline,
         cause_text="" if status.cause is None else MEANING[exit_of(status.cause)],
         next=status.next,
+        next_command=command_in(status.next),
+        last=last or row.last,
         attempt=status.attempt,
         generation=status.generation,
         exit_code=status.exit_code,
         job=status.job,
         run_dir=status.run_dir,
         checkpoint=status.checkpoint,
+        checkpoint_words=checkpoint_words,
         safe_checkpoint=status.safe_checkpoint,
         restarts=status.restarts,
         failure=None if failure is None else _shown(failure),
@@ -142,6 +150,11 @@ def run_head(status: RunStatus, row: BoardRow) -> RunHead:
         ranks=_ranks(status),
         avoided=status.avoided,
     )
+
+
+def command_in(advice: str) -> str:
+    """Return what of `mend train.py:3, then launch resume RUN --code` is a command; empty if nothing is."""
+    return next((part for part in (advice, advice.rpartition(", then ")[2]) if part.startswith("launch ")), "")
 
 
 def _shown(failure: Failure) -> Failure:
@@ -206,14 +219,23 @@ def _spec(run: RunDir) -> str:
     return ""
 
 
-def board_checkpoints(run: api.Run) -> BoardCheckpoints:
+def checkpoint_words(run: api.Run, step: int | None) -> str:
+    """Return what is said of the newest checkpoint of a run, of the one that its script saves itself too."""
+    if step is None:
+        return ""
+    return by_script(step) if run.saved_by_script(step) else f"step {step}"
+
+
+def board_checkpoints(run: api.Run, reported: int | None) -> BoardCheckpoints:
+    """Return those that can be listed; `reported` is the step of the newest that its ranks told of."""
     found = list[BoardCheckpoint]()
     try:
         for one in run.checkpoints():
             found.append(_checkpoint(one))
     except (LaunchError, OSError) as trouble:
         return BoardCheckpoints(found, str(trouble))
-    return BoardCheckpoints(found, "")
+    own = reported is not None and run.saved_by_script(reported)
+    return BoardCheckpoints(found, "", by_script(reported) if own and reported is not None else "")
 
 
 def _checkpoint(one: Checkpoint) -> BoardCheckpoint:

@@ -34,7 +34,7 @@ from launcher.board.live.feed import Feed
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import By, Curves, CurveWindow, curves
 from launcher.board.measured.shelf import MeasuredRuns
-from launcher.board.run_view import BoardCheckpoints, RunView, board_checkpoints, run_head, run_sheet
+from launcher.board.run_view import BoardCheckpoints, RunView, board_checkpoints, checkpoint_words, run_head, run_sheet
 from launcher.decoding import decoder_of
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
 from launcher.rundir.durable import NOT_JSON
@@ -270,7 +270,8 @@ def _compare(question: _Question) -> object:
 
 def _clusters(question: _Question) -> dict[str, object]:
     rows = [*question.feed.runs.rows.values()]
-    return {"at": time.time(), "clusters": question.board.survey.clusters(rows)}
+    found = question.board.survey.clusters(rows)
+    return {"at": time.time(), "clusters": found.clusters, "error": found.error}
 
 
 def _metrics(question: _Question) -> Response:
@@ -285,7 +286,9 @@ def _run(question: _Question) -> RunView:
     one = _asked_run(question)
     known = question.feed.runs.known(one)
     sheet = run_sheet(one, known.status.attempt, known.about)
-    return RunView(time.time(), run_head(known.status, known.row()), sheet)
+    return RunView(
+        time.time(), run_head(known.status, known.row(), checkpoint_words(one, known.status.checkpoint)), sheet
+    )
 
 
 def _life(question: _Question) -> Life:
@@ -295,7 +298,8 @@ def _life(question: _Question) -> Life:
 
 
 def _checkpoints(question: _Question) -> BoardCheckpoints:
-    return board_checkpoints(_asked_run(question))
+    one = _asked_run(question)
+    return board_checkpoints(one, question.feed.runs.known(one).status.checkpoint)
 
 
 def _curves(question: _Question) -> Curves:

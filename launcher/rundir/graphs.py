@@ -118,6 +118,15 @@ def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphReco
     return None
 
 
+def graph_of_step(run: str, path: Path) -> str | None:
+    """Return the id of the file with steps that a run is one of, told by their names and places; None if it is none."""
+    for end in (at for at, letter in enumerate(run) if letter == "-" and is_run_id(run[:at])):
+        with contextlib.suppress(OSError):
+            if GraphDir(Path(os.readlink(_links() / run[:end]))).runs == path.parent:
+                return run[:end]
+    return None
+
+
 def given_to(run: RunDir) -> tuple[RunId, ...]:
     """Runs whose checkpoints have to be brought here before this one, a step, starts."""
     found = graph_of_run(run.id, run.path, known_graphs())

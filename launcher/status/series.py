@@ -26,7 +26,8 @@ _LOOK_S = 0.5
 _TAIL_BYTES = 4096
 AT, STEP = "at", "step"
 _LEAST = ("loss", "err", "error", "ppl", "perplexity", "mae", "mse", "rmse", "nll", "wer", "cer", "fid", "bpb")
-_MOST = ("acc", "accuracy", "f1", "auc", "bleu", "rouge", "precision", "recall", "iou", "map", "r2", "score", "reward")
+_MOST = ("acc", "accuracy", "f1", "auc", "bleu", "rouge", "precision", "recall", "iou", "map", "r2", "score", "reward",
+         "dice", "jaccard", "psnr", "ssim", "ndcg", "mrr", "top1", "top5", "mcc", "kappa")  # fmt: skip
 _LEFT_OUT = b'"left_out":'
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _REPORTED = re.compile(r"reported\.n[0-9]+\.a([0-9]+)\.jsonl")

@@ -1,6 +1,8 @@
 """The folder of a sweep: its file names, its records, and how it is found by its id."""
 
+import contextlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from launcher.rundir.records import ProcessId
 from launcher.rundir.registry import state_folder
 from launcher.spec.model import SweepOptions, Word
 
+_TRIAL = re.compile(r"(.+)-t[0-9]{4,}")
 Point = dict[str, Word]  # the value of each option that a trial has
 
 
@@ -125,6 +128,16 @@ def known_sweeps() -> list[SweepDir]:
     found = [SweepDir(Path(os.readlink(_links() / name))) for name in names]
     began = {one.path: record.began_at for one in found if (record := readable(one.record, SweepRecord)) is not None}
     return sorted((one for one in found if one.path in began), key=lambda one: began[one.path])
+
+
+def sweep_of_trial(run: str, path: Path) -> str | None:
+    """Return the id of the sweep that a run is a trial of, told by their names and places; None if it is none."""
+    if (found := _TRIAL.fullmatch(run)) is None or not is_run_id(found[1]):
+        return None
+    with contextlib.suppress(OSError):
+        if SweepDir(Path(os.readlink(_links() / found[1]))).runs == path.parent:
+            return found[1]
+    return None
 
 
 def find_sweep(ref: str) -> SweepDir:

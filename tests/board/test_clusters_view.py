@@ -2,8 +2,11 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
+from run_folder import plan_of
 
 from launcher.agent import machine
 from launcher.board.clusters_view import Survey
@@ -17,6 +20,8 @@ from launcher.errors import LaunchError
 from launcher.rundir.identity import this_process
 from launcher.rundir.records import Handle
 from launcher.rundir.registry import state_folder
+from launcher.spec.model import Ssh, SshHost
+from launcher.words import State
 
 BOUND_S = 60.0
 
@@ -53,7 +58,7 @@ def survey(hosts):
 
 
 def of_pool(survey):
-    return next(one for one in survey.clusters([]) if one.name == "pool")
+    return next(one for one in survey.clusters([]).clusters if one.name == "pool")
 
 
 def answered(survey, such):
@@ -73,20 +78,66 @@ def test_a_silent_cluster_holds_up_nobody(survey, hosts):
     assert [(host.host, host.state, host.text) for host in heard.hosts] == [("gpu01", "unknown", "gpu01: no route")]
 
 
-def test_what_it_said_last_is_shown_with_its_age(survey, hosts, monkeypatch):
-    monkeypatch.setattr("launcher.board.clusters_view._FRESH_S", 0.0)
+@pytest.fixture
+def eager(hosts):
+    """Asks again at every look, and waits for no answer."""
+    one = Survey(fresh_s=0.0, silent_s=0.0)
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(100, "Network is down"), "pool cannot be asked (Network is down): `launch doctor pool` looks into it"),
+        (ValueError("not well-formed: line 1, column 0"), "pool answered what cannot be read: `launch doctor pool` "),
+        (LaunchError("gpu01: no route", "hint: x"), "gpu01: no route"),
+    ],
+)
+def test_what_it_said_last_is_shown_with_its_age(eager, hosts, error, said):
     hosts.may_answer.set()
-    first = answered(survey, lambda one: one.at is not None)
-    hosts.error = OSError("the network is down")
-    later = answered(survey, lambda one: one.error)
-    assert later.error == "the network is down"
+    first = answered(eager, lambda one: one.at is not None)
+    hosts.error = error
+    later = answered(eager, lambda one: one.error and "not answered" not in one.error)
+    assert later.error.startswith(said)
     assert [host.host for host in later.hosts] == ["gpu01"]
     assert later.at >= first.at
 
 
+def test_asking_has_an_end(eager):
+    silent = of_pool(eager)
+    assert (silent.asking, silent.error) == (False, "pool has not answered for 0 s: `launch doctor pool` looks why")
+
+
+def test_a_clusters_file_that_cannot_be_used_is_told_beside_this_machine(survey, hosts, tmp_path):
+    (tmp_path / "clusters.yaml").write_text("pool: [\n")
+    found = survey.clusters([])
+    assert [one.name for one in found.clusters] == ["local"]
+    assert found.error.startswith("the clusters file cannot be used, so that its clusters are missing here; mend it: ")
+    assert "clusters.yaml:" in found.error
+
+
+def test_a_pool_that_only_specs_name_is_there_while_runs_are_on_it(house, survey, hosts):
+    hosts.may_answer.set()
+    for name, host in (("one-aaaa", "gpu07"), ("two-bbbb", "gpu08")):
+        folder = house.run(name).running()
+        spec = replace(plan_of(folder.path).spec, ssh=Ssh((SshHost(host),)))
+        folder.write(folder.run.plan, replace(plan_of(folder.path), cluster="ssh", cluster_kind="ssh", spec=spec))
+    rows = [
+        SimpleNamespace(id=name, ended=False, cluster="ssh", state=State.RUNNING, job=None)
+        for name in ("one-aaaa", "two-bbbb")
+    ]
+    bound = time.monotonic() + BOUND_S
+    while not (one := next(one for one in survey.clusters(rows).clusters if one.name == "ssh")).hosts:
+        assert time.monotonic() < bound
+        time.sleep(0.05)
+    assert ([host.host for host in one.hosts], one.running) == (["gpu07", "gpu08"], ["one-aaaa", "two-bbbb"])
+    assert "ssh" not in [one.name for one in survey.clusters([]).clusters]
+
+
 def here(survey):
     bound = time.monotonic() + BOUND_S
-    while not (one := next(one for one in survey.clusters([]) if one.name == "local")).hosts:
+    while not (one := next(one for one in survey.clusters([]).clusters if one.name == "local")).hosts:
         assert time.monotonic() < bound, one
         time.sleep(0.05)
     return one
@@ -131,7 +182,7 @@ def test_what_doctor_found_last_is_kept_for_each_cluster(survey, hosts, tmp_path
     last.keep("pool", found, trial=True)
     kept = of_pool(survey).doctor
     assert (kept.trial, kept.findings) == (True, tuple(found))
-    assert next(one for one in survey.clusters([]) if one.name == "local").doctor is None
+    assert next(one for one in survey.clusters([]).clusters if one.name == "local").doctor is None
     hosts.may_answer.set()
 
 

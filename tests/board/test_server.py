@@ -5,7 +5,9 @@ import socket
 import time
 
 import pytest
+from saved_checkpoints import save
 
+from launcher.board.run_view import command_in
 from launcher.listening import listen
 from launcher.rundir.records import Failure, NotFinite
 from launcher.words import Cause
@@ -41,8 +43,56 @@ def test_one_run_in_words(board, house):
     assert head["state_text"] == "failed (user_error)"
     assert head["words"] == "ValueError: <script>alert(1)</script>"
     assert head["next"] == "mend the code, then launch resume job-abcd --code"
+    assert head["next_command"] == "launch resume job-abcd --code"
     assert head["failure"]["tail"] == ["<script>alert(1)</script>"]
     assert head["restarts"] == {"total": 2, "by_cause": {"killed": 2}}
+
+
+def test_the_head_has_the_loss_that_its_curve_ends_with(board, house):
+    """What ranks told last, without a step, may be that of one rank, or older."""
+    folder = house.run().running(step=5, metrics={"loss": 9.0})
+    reported(folder, [{"loss": 1.0}, {"loss": 0.5}, {"acc": 0.1}])
+    last = {"name": "loss", "value": 0.5, "step": 2}
+    board.rows(lambda rows: [row["last"] for row in rows] == [last])
+    assert board.get("/api/runs/job-abcd").json()["head"]["last"] == last
+    with board.live("job-abcd") as told:
+        assert until(told, "head")["last"] == last
+        reported(folder, [{"loss": "nan"}], first=4)
+        assert until(told, "head", lambda head: head["last"] != last)["last"] == {**last, "value": "nan", "step": 4}
+
+
+def test_the_last_point_of_a_long_curve_is_its_own_however_many_a_pixel_has(board, house):
+    reported(house.run().succeeded(), [{"loss": 1 / step} for step in range(1, 401)])
+    curve = board.get("/api/runs/job-abcd/curves?px=16").json()["curves"]["loss"]
+    assert curve["last"] == [400, 0.0025]
+    assert curve["max"][-1] > 0.0025
+
+
+def test_a_checkpoint_that_the_script_saves_itself_is_told_alike_in_head_and_tab(board, house):
+    said = "step 30, saved by the script itself"
+    folder = house.run().running(checkpoint=30)
+    board.rows(lambda rows: [row["state"] for row in rows] == ["running"])
+    assert board.get("/api/runs/job-abcd").json()["head"]["checkpoint_words"] == said
+    assert board.get("/api/runs/job-abcd/checkpoints").json() == {"checkpoints": [], "error": "", "by_script": said}
+    with board.live("job-abcd") as told:
+        assert until(told, "head")["checkpoint_words"] == said
+        save(folder.path / "checkpoints", 40)
+        folder.running(checkpoint=40)
+        assert until(told, "head", lambda head: head["checkpoint"] == 40)["checkpoint_words"] == "step 40"
+    assert board.get("/api/runs/job-abcd/checkpoints").json()["by_script"] == ""
+
+
+@pytest.mark.parametrize(
+    ("advice", "command"),
+    [
+        ("launch logs job -f", "launch logs job -f"),
+        ("mend train.py:3, then launch resume job --code", "launch resume job --code"),
+        ("ask whoever has the disk", ""),
+        ("", ""),
+    ],
+)
+def test_only_a_command_is_one(advice, command):
+    assert command_in(advice) == command
 
 
 def test_curves_are_exact_where_there_are_few_points(board, house):

@@ -15,6 +15,7 @@ import msgspec
 
 from launcher import api
 from launcher.board.blotted import blotted_record, known_secrets
+from launcher.board.groups import RunGroup, group_of
 from launcher.board.live.apart import apart
 from launcher.board.live.listed import ListedRuns
 from launcher.board.measured.shelf import MeasuredRuns
@@ -47,6 +48,7 @@ class SeenRun:
     seen: tuple[int, ...]  # when they were changed, before they were read
     about: About  # without the secrets
     secrets: tuple[str, ...]
+    group: RunGroup | None
     figures: Figures = field(default_factory=Figures)
     drawn: int = -1  # bytes of metrics that the figures are of
     changed: tuple[int, ...] = ()  # when they were, at the look that comes next
@@ -55,7 +57,9 @@ class SeenRun:
     @classmethod
     def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":
         about, secrets = _about(one, status)
-        return cls(one, status, _files_of(one), seen, about, secrets, changed=seen)
+        return cls(
+            one, status, _files_of(one), seen, about, secrets, group_of(one.id, one.path, about.tags), changed=seen
+        )
 
     def is_other(self) -> bool:
         """A record was changed since it was read."""
@@ -63,7 +67,7 @@ class SeenRun:
         return self.changed != self.seen
 
     def row(self) -> BoardRow:
-        return blotted_record(board_row(self.status, self.about, self.figures), self.secrets)
+        return blotted_record(board_row(self.status, self.about, self.figures, self.group), self.secrets)
 
 
 class _Looked(NamedTuple):
@@ -230,6 +234,7 @@ class AllRuns:
         else:
             if changed[1:] != known.seen[1:] or status.attempt != known.status.attempt:
                 known.about, known.secrets = _about(one, status)
+                known.group = group_of(one.id, one.path, known.about.tags)
             known.status, known.seen = status, changed
         if status.state.ended:
             self._going.discard(one.id)

@@ -12,8 +12,8 @@ from launcher.board.answers import Number, numbers
 from launcher.board.life_view import validations
 from launcher.board.log_view import BoardLine, board_line
 from launcher.board.measured.shelf import MeasuredRuns
-from launcher.board.rows import BoardRow
-from launcher.board.run_view import RunHead, run_head
+from launcher.board.rows import BoardRow, last_value
+from launcher.board.run_view import RunHead, checkpoint_words, run_head
 from launcher.rundir.durable import record_in
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
@@ -53,8 +53,10 @@ class WatchedRun:
         self.run = one
         self._measured = measured
         self.head: RunHead | None = None
+        self._saved: tuple[int | None, str] = None, ""
         with measured.renewed(one) as numbers_:
             self._step, self._rewinds = numbers_.last(), len(numbers_.rewinds)
+            self._last = last_value(numbers_)
         at = RunDir(one.path)
         self._log = LogReader(at, choice=LogChoice(since=time.time()))
         deque(self._log.read(final=False), 0)  # what nobody has noted the time of
@@ -63,17 +65,24 @@ class WatchedRun:
 
     def look(self, status: RunStatus, row: BoardRow) -> Iterator[Message]:
         """All that is new."""
-        head, before = run_head(status, row), self.head
+        points = [*self._points()]  # first: what they end with is in the head
+        head, before = run_head(status, row, self._checkpoint(status.checkpoint), self._last), self.head
         if head != before:
             self.head = head
             yield "head", head
-        yield from self._points()
+        yield from points
         if before is not None:
             yield from (("mark", mark) for mark in _new_checkpoints(before, head))
         yield from (("mark", mark) for mark in self._marks())
         told = newest_lines(self._log.read(final=False))
         if told.lines:
             yield "log", told
+
+    def _checkpoint(self, step: int | None) -> str:
+        """What is said of it, found out once for each."""
+        if step != self._saved[0]:
+            self._saved = step, checkpoint_words(self.run, step)
+        return self._saved[1]
 
     def _points(self) -> Iterator[Message]:
         with self._measured.renewed(self.run) as measured:
@@ -83,7 +92,7 @@ class WatchedRun:
                 self._step = void - 1
                 yield "rewind", Rewind(void)
             found = {name: measured.since(name, self._step) for name in measured.names}
-            self._step = measured.last()
+            self._step, self._last = measured.last(), last_value(measured)
         new = {name: points for name, points in found.items() if points}
         if new:
             yield "points", {name: _as_points(points) for name, points in new.items()}

@@ -43,6 +43,7 @@ class PixelCurve(msgspec.Struct, frozen=True):
     min: list[float | None]
     max: list[float | None]
     odd: list[int]  # entries that hold NaN or an infinite value too
+    last: tuple[Number, Number]  # its last point, which a pixel may have many of
 
 
 class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
@@ -112,7 +113,10 @@ def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelC
                 odd.append(len(found))
             found.append((xs[at], least, most))
         at = until
-    return PixelCurve([x for x, _, _ in found], [low for _, low, _ in found], [high for _, _, high in found], odd)
+    x, last = numbers((xs[end - 1], ys[end - 1]))
+    return PixelCurve(
+        [x for x, _, _ in found], [low for _, low, _ in found], [high for _, _, high in found], odd, (x, last)
+    )
 
 
 def _extent(values: "array[float]") -> tuple[float | None, float | None, bool]:

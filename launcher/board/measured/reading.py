@@ -198,6 +198,11 @@ class MeasuredRun:
                     found[one.steps[place]] = (one.steps[place], at, one.columns[name][place])
         return [found[step] for step in sorted(found)]
 
+    def newest(self, name: str) -> tuple[int, float] | None:
+        """Return the last step at which it was measured and its value there, as `points` ends; None if it never was."""
+        found = [one for table in (self._reported, self._written) if (one := table.newest(name)) is not None]
+        return max(reversed(found), key=lambda one: one[0], default=None)
+
     def last(self) -> int:
         return max(self._reported.last, self._written.last)
 

@@ -74,6 +74,12 @@ class StepTable:
         rows = zip(self.steps, self.at, self.columns[name], strict=True)
         return (row for row in rows if row[2] != MISSING)
 
+    def newest(self, name: str) -> tuple[int, float] | None:
+        """Return the last step at which it was measured and its value, or None if it never was."""
+        column = self.columns.get(name, ())
+        place = next((place for place in range(len(column) - 1, -1, -1) if column[place] != MISSING), None)
+        return (self.steps[place], column[place]) if place is not None else None
+
     def time_of(self, step: int) -> float:
         place = bisect_left(self.steps, step)
         return self.at[place] if place < len(self.steps) and self.steps[place] == step else NO_TIME

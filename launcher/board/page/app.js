@@ -1,5 +1,5 @@
 // The frame round the views: which one is shown, the keys, light and dark.
-import { button, h, remember, remembered } from "./parts/dom.js";
+import { button, h, prose, remember, remembered } from "./parts/dom.js";
 import { exported } from "./parts/data.js";
 import { showHelp } from "./parts/help.js";
 import { clustersView } from "./views/clusters.js";
@@ -16,7 +16,7 @@ let saidTimer = 0;
 // Words at the foot of the page that go away by themselves.
 function say(text) {
   const place = document.getElementById("said");
-  place.textContent = text;
+  place.replaceChildren(...prose(text));
   clearTimeout(saidTimer);
   saidTimer = setTimeout(() => (place.textContent = ""), 8000);
 }

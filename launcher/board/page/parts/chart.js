@@ -1,7 +1,7 @@
 // One chart: curves on a canvas by uPlot, with what a person of training wants to see beside them.
 import { isDark, lineStyle, themed } from "./colours.js";
 import { h, oncePerFrame } from "./dom.js";
-import { duration, number, real } from "./format.js";
+import { duration, number, plural, real } from "./format.js";
 
 const MARKED = { failure: "bad", agent_lost: "bad", training: "muted" }; // `training`: a generation has done its first step
 const AT_FOOT = { checkpoint: "muted", validation: "muted", safe: "accent", best: "good" }; // small signs that hide nothing of a curve
@@ -18,7 +18,7 @@ export function readCurve(curve) {
   const high = curve.y ? low : curve.max.map(real);
   const odd = new Set(curve.odd ?? []);
   low.forEach((value, at) => (Number.isFinite(value) && Number.isFinite(high[at])) || odd.add(at));
-  return { x: [...curve.x], low, high, odd, exact: Boolean(curve.y) };
+  return { x: [...curve.x], low, high, odd, exact: Boolean(curve.y), last: curve.last ? curve.last.map(real) : null };
 }
 
 // Each value drawn towards those before it: 0 leaves it, 0.99 hardly lets it move. A gap stays one.
@@ -62,7 +62,7 @@ export function chart(title, onRange) {
     const { lines, options } = shown;
     const at = drawn.cursor.idx;
     const over = at !== null && at !== undefined && drawn.cursor.left >= 0;
-    if (!over) return (readout.textContent = lines.length === 1 ? lastWords(lines[0].curve) : "");
+    if (!over) return (readout.textContent = lines.length === 1 ? lastWords(lines[0].curve, options.by) : "");
     const x = drawn.data[0][at];
     const near = nearest(drawn, lines, at);
     const where = options.by === "step" ? `step ${number(x)}` : options.by === "since" ? duration(x) : new Date(x * 1000).toLocaleString("sv");
@@ -82,8 +82,8 @@ export function chart(title, onRange) {
       drawn.setSize({ width: plot.clientWidth, height: rem(CHART_HEIGHT_REM) });
       drawn.setData(data);
     }
-    const words = lines.length === 1 ? lastWords(lines[0].curve) : `${lines.length} runs`;
-    plot.setAttribute("aria-label", `${title} by ${options.by}: ${words}${marks.length ? `, ${marks.length} marks` : ""}. Keys: plus and minus zoom, 0 shows all.`);
+    const words = lines.length === 1 ? lastWords(lines[0].curve, options.by) : plural(lines.length, "run");
+    plot.setAttribute("aria-label", `${title} by ${options.by}: ${words}${marks.length ? `, ${plural(marks.length, "mark")}` : ""}. Keys: plus and minus zoom, 0 shows all.`);
     tell();
   };
   const later = oncePerFrame(draw);
@@ -97,10 +97,19 @@ export function chart(title, onRange) {
   };
 }
 
-function lastWords(curve) {
+// The last point of a curve, in the words in which the head of the run says it.
+function lastWords(curve, by) {
   if (!curve.x.length) return "";
-  const at = curve.x.length - 1;
-  return curve.odd.has(at) ? "NaN" : number(curve.high[at]);
+  const [x, value] = curve.last ?? [curve.x.at(-1), curve.high.at(-1)];
+  return by === "step" ? lastValueWords(value, x) : `last ${printed(value)}`;
+}
+
+export function lastValueWords(value, step) {
+  return `last ${printed(real(value))} at step ${number(step)}`;
+}
+
+function printed(value) {
+  return Number.isNaN(value) ? "NaN" : Number.isFinite(value) ? number(value) : number(value > 0 ? "inf" : "-inf");
 }
 
 // The tables of all lines over one axis. Of each line: what is drawn, and below and above it the band of what was measured.

@@ -21,6 +21,13 @@ function fill(element, attributes, children) {
   return element;
 }
 
+// Text for people: what stands between backticks is code.
+export function prose(text) {
+  const parts = String(text ?? "").split("`");
+  if (parts.length % 2 === 0) return [parts.join("")]; // one too many: it marks nothing
+  return parts.map((part, at) => (at % 2 ? h("code", {}, part) : part)).filter((part) => part !== "");
+}
+
 export function button(text, onClick, attributes = {}) {
   return h("button", { type: "button", ...attributes, on: { click: onClick } }, text);
 }

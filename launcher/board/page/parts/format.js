@@ -10,6 +10,17 @@ export function number(value) {
   return String(Number(value.toPrecision(5)));
 }
 
+// `1 rank`, `2 ranks`
+export function plural(count, word, words = `${word}s`) {
+  return `${number(count)} ${count === 1 ? word : words}`;
+}
+
+// As many of a list as can be seen, evenly spread over all of it, with its first and its last.
+export function spread(list, most) {
+  if (list.length <= most) return list;
+  return Array.from({ length: most }, (_, at) => list[Math.round((at * (list.length - 1)) / (most - 1))]);
+}
+
 // The number that a value of the server stands for.
 export function real(value) {
   if (typeof value === "number") return value;

@@ -1,9 +1,9 @@
 // What `?` shows, and the frame of every dialog.
-import { button, h } from "./dom.js";
+import { button, h, prose } from "./dom.js";
 
 const KEYS_TOLD = [
-  ["/", "search"], ["\u2191 \u2193 or k j", "a row up, down"], ["Enter", "open the run"], ["x", "choose the run for comparing"],
-  ["c", "compare what is chosen"], ["\u2190 \u2192", "the tab before, after"], ["1 2 3", "runs, compare, clusters"], ["t", "light or dark"],
+  ["/", "search"], ["\u2191 \u2193 or k j", "a row up, down"], ["Enter", "open the run"], ["\u2192 \u2190", "unfold, fold: trials, steps, runs of a proof"], ["x", "choose the run, or all of a fold, for comparing"],
+  ["c", "compare what is chosen"], ["\u2190 \u2192", "of a run: the tab before, after"], ["1 2 3", "runs, compare, clusters"], ["t", "light or dark"],
   ["Esc", "close; leave the search field; back to the runs"], ["?", "this"],
 ];
 const WORDS_TOLD = [
@@ -18,7 +18,7 @@ const CURVES_TOLD = [
 ];
 
 export function showHelp() {
-  const list = (rows) => h("dl", { class: "keys" }, rows.map(([key, text]) => [h("dt", {}, key), h("dd", {}, text)]));
+  const list = (rows) => h("dl", { class: "keys" }, rows.map(([key, text]) => [h("dt", {}, key), h("dd", {}, prose(text))]));
   openDialog("Keys and words", [h("h3", {}, "Keys"), list(KEYS_TOLD), h("h3", {}, "Words for searching runs"), list(WORDS_TOLD), h("h3", {}, "Curves"), list(CURVES_TOLD)]);
 }
 

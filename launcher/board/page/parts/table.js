@@ -4,8 +4,9 @@ import { button, h, oncePerFrame } from "./dom.js";
 const SPARE = 8; // rows above and below what is seen
 
 // columns: [{key, title, width, cell(row), sort(row)?, numeric?}]; a row is told by `keyOf`. `onOpen(row)` for a click or
-// Enter, `onPick(row)` for x. Gives {element, show(rows, columns, sorted), enter()}.
-export function bigTable({ label, keyOf, rowHeight, onOpen, onPick, onSort, isPicked }) {
+// Enter, `onPick(row)` for x, `onFold(row, open)` for the arrows to the side; `parentOf(row)` is the key of the row that it
+// belongs to. Gives {element, show(rows, columns, sorted), enter()}.
+export function bigTable({ label, keyOf, rowHeight, onOpen, onPick, onSort, onFold, isPicked, parentOf }) {
   const head = h("thead");
   const body = h("tbody");
   const table = h("table", { class: "big", "aria-label": label }, head, body);
@@ -46,6 +47,7 @@ export function bigTable({ label, keyOf, rowHeight, onOpen, onPick, onSort, isPi
     }
     known.tr.setAttribute("aria-rowindex", index + 2);
     known.tr.setAttribute("aria-selected", String(picked));
+    known.tr.classList.toggle("nested", parentOf(row) !== null);
     known.tr.tabIndex = key === current || (current === null && index === 0) ? 0 : -1;
     return known.tr;
   };
@@ -87,6 +89,11 @@ export function bigTable({ label, keyOf, rowHeight, onOpen, onPick, onSort, isPi
     if (event.key in moves) moves[event.key]();
     else if (event.key === "Enter" && row && !event.target.closest("a, button, input")) onOpen(row);
     else if (event.key === "x" && row) onPick(row);
+    else if (event.key === "ArrowRight" && row) onFold(row, true);
+    else if (event.key === "ArrowLeft" && row) {
+      if (parentOf(row) === null) onFold(row, false);
+      else goTo(rows.findIndex((one) => keyOf(one) === parentOf(row)));
+    }
     else return;
     event.preventDefault();
   });

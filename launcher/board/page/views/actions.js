@@ -1,5 +1,5 @@
 // What one can do to a run from here, where the board was started with --actions. Each says what it will do, and asks.
-import { button, h } from "../parts/dom.js";
+import { button, h, prose } from "../parts/dom.js";
 import { act, boardHere } from "../parts/data.js";
 import { openDialog } from "../parts/help.js";
 
@@ -34,7 +34,7 @@ async function confirm(row, action, body, say) {
       }
       dialog.close();
     }, { class: action === "cancel" ? "danger" : "primary" });
-    const dialog = openDialog(`${action}: ${row.called || row.id}`, [h("p", { class: "says" }, said)], [yes]);
+    const dialog = openDialog(`${action}: ${row.called || row.id}`, [h("p", { class: "says" }, prose(said))], [yes]);
   } catch (error) {
     say(error.message);
   }

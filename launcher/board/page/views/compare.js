@@ -122,7 +122,7 @@ function comparedCurves({ told, runs }, known, say) {
 function differences(told) {
   const groups = [["spec", told.spec], ["environment", told.environment], ["packages", told.packages]].filter(([, rows]) => rows && Object.keys(rows).length);
   if (!groups.length) return h("p", { class: "note" }, "Spec, environment and packages are equal.");
-  return h("div", {}, groups.map(([name, rows]) => h("details", { class: "events" }, h("summary", {}, `${name}: ${Object.keys(rows).length} differ`),
+  return h("div", {}, groups.map(([name, rows]) => h("details", { class: "events" }, h("summary", {}, `${name}: ${Object.keys(rows).length} ${Object.keys(rows).length === 1 ? "differs" : "differ"}`),
     h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, name), told.runs.map((id) => h("th", { scope: "col" }, id)))),
       h("tbody", {}, Object.entries(rows).map(([key, values]) => h("tr", {}, h("th", { scope: "row" }, key), values.map((value) => h("td", {}, valueWords(value)))))))))));
 }

@@ -1,19 +1,19 @@
 // The curves of one run: all that was measured, live.
 import { chart, onlyLine, readCurve } from "../parts/chart.js";
 import { chartBar } from "../parts/chart_bar.js";
-import { afterPause, atMostEvery, button, h, oncePerFrame } from "../parts/dom.js";
+import { afterPause, atMostEvery, button, h, oncePerFrame, prose } from "../parts/dom.js";
 import { ask } from "../parts/data.js";
 import { real } from "../parts/format.js";
 
 const AT_FIRST = 12; // charts that are shown without being asked for; so many curves the server gives where none is named
 const MOST_APPENDED = 300; // points that are put behind a curve before it is asked for anew
 
-export function curvesPart(id, { say, marks }) {
+export function curvesPart(id, { say, marks, ended }) {
   const charts = new Map(); // name -> {made, curve}
   const grid = h("div", { class: "charts" });
   const filter = h("input", { type: "search", placeholder: "metrics", "aria-label": "filter metrics", on: { input: afterPause(150, () => arrange()) } });
   const more = button("", () => (all = true, arrange()), { class: "more" });
-  const none = h("p", { class: "empty" }, "Nothing measured yet: what a `Trainer` measures, or a script reports to LAUNCH_PROGRESS, appears here.");
+  const none = h("p", { class: "empty" });
   const bar = chartBar([["step", "by step"], ["time", "by time"]], (newRange) => (newRange ? load() : draw()));
   const glimpsed = h("p", { class: "second", role: "status", hidden: true }, "Drawn from some of the points: all of them are being read.");
   bar.element.prepend(filter);
@@ -44,6 +44,7 @@ export function curvesPart(id, { say, marks }) {
     more.hidden = found.length === shown.length;
     more.textContent = `${found.length - shown.length} more`;
     none.hidden = !met || known.length > 0;
+    none.replaceChildren(...prose(noneWords(ended())));
     bar.element.hidden = known.length === 0;
   };
 
@@ -101,10 +102,15 @@ export function curvesPart(id, { say, marks }) {
 
   arrange();
   return {
-    element, add, rewind: anew,
+    element, add, rewind: anew, ended: place,
     mark: (all_marks) => ((noted = all_marks), draw()),
     stop: () => (asking?.abort(), charts.forEach((one) => one.made.stop())),
   };
+}
+
+export function noneWords(ended) {
+  const how = "what a `Trainer` measures, or a script reports to `LAUNCH_PROGRESS`, appears here";
+  return ended ? `The run ended without a measured value: ${how}.` : `Nothing measured yet: ${how}.`;
 }
 
 function append(curve, x, value) {
@@ -112,4 +118,5 @@ function append(curve, x, value) {
   curve.x.push(x);
   curve.low.push(value);
   if (curve.high !== curve.low) curve.high.push(value);
+  curve.last = [x, value];
 }

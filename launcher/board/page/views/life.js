@@ -1,6 +1,6 @@
 // The strip of a run's life: where its time went, what happened when, and how much of it was of use.
 import { button, h } from "../parts/dom.js";
-import { clockTime, duration, number, percent } from "../parts/format.js";
+import { clockTime, duration, number, percent, spread } from "../parts/format.js";
 
 const KINDS = ["training", "running", "starting", "recovering", "waiting", "lost", "idle"];
 const GRAVE = new Set(["failure", "agent_lost", "agent_fault", "node_unfit", "coordinator_stalled", "disk"]); // what else happens is a small tick
@@ -20,7 +20,7 @@ export function lifePart(life, onLog) {
     return element;
   });
   const [saved, happened] = [life.marks.filter((mark) => mark.kind in SAVED), life.marks.filter((mark) => !(mark.kind in SAVED))];
-  const small = happened.filter((mark) => !GRAVE.has(mark.kind)).slice(-MOST_MARKS);
+  const small = spread(happened.filter((mark) => !GRAVE.has(mark.kind)), MOST_MARKS);
   const big = happened.filter((mark) => GRAVE.has(mark.kind));
   const ticks = [...small, ...big].map((mark) => {
     const element = GRAVE.has(mark.kind)
@@ -29,7 +29,7 @@ export function lifePart(life, onLog) {
     element.style.left = place(mark.at);
     return element;
   });
-  const signs = saved.slice(-MOST_MARKS).map((mark) => {
+  const signs = spread(saved, MOST_MARKS).map((mark) => {
     const element = h("span", { class: `sign sign-${mark.kind}`, title: markWords(mark), "aria-hidden": "true" }, SAVED[mark.kind]);
     element.style.left = place(mark.at);
     return element;
@@ -39,18 +39,24 @@ export function lifePart(life, onLog) {
     signs.length ? h("div", { class: "signs" }, signs) : null,
     h("div", { class: "ends" }, h("time", {}, clockTime(from)), h("time", {}, clockTime(life.to))));
   return h("section", { class: "life", "aria-label": "life of the run" },
-    h("div", { class: "goodput", title: "share of its life that went into steps that counted" },
-      h("strong", {}, life.goodput === null ? "\u2013" : percent(life.goodput)), h("span", {}, "goodput")),
+    h("div", { class: "goodput", title: "time in steps that counted, as a share of the run's time without the queue before a start that a person asked for and the time after an end" },
+      h("strong", {}, life.goodput === null ? "\u2013" : percent(life.goodput)), h("span", {}, "goodput"), h("span", { class: "of" }, goodputWords(life))),
     h("div", { class: "grow" }, bar, legend(life, saved),
       events("events", happened, onLog), events("checkpoints and validations", saved, onLog)));
 }
 
 function legend(life, saved) {
-  const whole = Object.values(life.seconds).reduce((sum, one) => sum + one, 0) || 1;
   return h("ul", { class: "legend" }, KINDS.filter((kind) => life.seconds[kind] >= 0.05).map((kind) =>
-    h("li", {}, h("span", { class: `swatch kind-${kind}` }), `${kind} `, h("b", {}, duration(life.seconds[kind])), ` ${percent(life.seconds[kind] / whole)}`)),
+    h("li", {}, h("span", { class: `swatch kind-${kind}` }), `${kind} `, h("b", {}, duration(life.seconds[kind])))),
     Object.entries(SAVED).filter(([kind]) => saved.some((mark) => mark.kind === kind)).map(([kind, sign]) =>
       h("li", {}, h("span", { class: `sign-${kind}`, "aria-hidden": "true" }, `${sign} `), kind)));
+}
+
+// What goodput is a share of: the time of the strip but for a queue that a person asked for, and after an end.
+export function goodputWords({ goodput, counted_s, seconds }) {
+  if (goodput === null) return "";
+  const left = Object.values(seconds).reduce((sum, one) => sum + one, 0) - counted_s;
+  return `${duration(seconds.training)} of ${duration(counted_s)}${left >= 0.05 ? `, without ${duration(left)} waiting or idle` : ""}`;
 }
 
 function spentWords(life) {
@@ -64,7 +70,7 @@ function events(title, marks, onLog) {
     h("td", {}, h("time", {}, clockTime(mark.at))), h("td", {}, h("span", { class: `mark-word mark-${mark.kind}` }, mark.kind.replaceAll("_", " "))),
     h("td", { class: "numeric" }, number(mark.step)), h("td", {}, mark.text || (mark.cause ?? "")),
     h("td", {}, button("log", () => onLog(mark), { class: "small", "aria-label": `log at ${clockTime(mark.at)}` }))));
-  return h("details", { class: "events", "data-part": title }, h("summary", {}, `${marks.length} ${title}`),
+  return h("details", { class: "events", "data-part": title }, h("summary", {}, `${marks.length} ${title}${marks.length > MOST_MARKS ? `, the newest ${MOST_MARKS} of them` : ""}`),
     h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": title }, h("table", {}, h("thead", {}, h("tr", {}, ["when", "what", "step", "words", ""].map((title) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, rows))));
 }

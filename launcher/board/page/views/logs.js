@@ -1,7 +1,7 @@
 // The log of all ranks, merged: live at its end, older lines by scrolling up, searched by the server.
 import { afterPause, button, h, oncePerFrame, toggle } from "../parts/dom.js";
 import { ask, exported } from "../parts/data.js";
-import { clockTime, plainText } from "../parts/format.js";
+import { clockTime, plainText, plural } from "../parts/format.js";
 
 const MOST_LINES = 4000; // in the page
 const AT_ONCE = 500;
@@ -80,7 +80,7 @@ export function logsPart(id, { say }) {
       if (around !== null || following.getAttribute("aria-pressed") !== "true") return;
       const test = matching();
       waiting.push(...told.filter(test));
-      if (skipped) waiting.push({ text: `(${skipped} more lines: search shows them)`, rank: null, at: null });
+      if (skipped) waiting.push({ text: `(${plural(skipped, "more line", "more lines")}: search shows them)`, rank: null, at: null });
       flush();
     },
     // Shows the lines about a moment, of one rank or all; and there this line, if it is among them.
@@ -111,7 +111,7 @@ function lineElement(line, word) {
   const whole = text.length <= MOST_CHARACTERS;
   const shown = h("span", { class: "text" }, ...highlighted(whole ? text : text.slice(0, MOST_CHARACTERS), word));
   if (!whole) {
-    const rest = button(`${text.length - MOST_CHARACTERS} more characters`, () => (shown.replaceChildren(text), rest.remove()), { class: "small" });
+    const rest = button(plural(text.length - MOST_CHARACTERS, "more character"), () => (shown.replaceChildren(text), rest.remove()), { class: "small" });
     shown.append(rest);
   }
   return h("div", { class: "line", "data-at": line.at }, h("span", { class: "when" }, clockTime(line.at)),

@@ -1,6 +1,6 @@
 // Nodes and ranks as a grid: who is where, who works, who is behind.
 import { button, h } from "../parts/dom.js";
-import { bytes, number, percent } from "../parts/format.js";
+import { bytes, number, percent, plural } from "../parts/format.js";
 
 export function ranksPart(onRank) {
   const element = h("section", { "aria-label": "nodes and ranks" });
@@ -53,7 +53,7 @@ function rankTable(ranks, opened, onRank) {
     [rank.node, `${rank.state}${rank.straggler ? ", slow" : ""}`, number(rank.step), rank.behind || "", number(rank.cpu), bytes(rank.memory),
       rank.gpu_busy === null || rank.gpu_busy === undefined ? (rank.gpus ?? []).join(" ") : `${Math.round(rank.gpu_busy)} %`, bytes(rank.gpu_memory), rank.pid]
       .map((cell, at) => h("td", { class: at === 1 ? null : "numeric" }, String(cell ?? ""))));
-  return h("details", { class: "events", open: opened }, h("summary", {}, `${ranks.length} ranks in figures`),
+  return h("details", { class: "events", open: opened }, h("summary", {}, `${plural(ranks.length, "rank")} in figures`),
     h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col", class: title === "state" ? null : "numeric" }, title)))),
       h("tbody", {}, ranks.map(row)))));
 }

@@ -1,6 +1,6 @@
 // What came of several runs, beside the arguments in which they differ.
-import { h } from "../parts/dom.js";
-import { duration, number, real } from "../parts/format.js";
+import { h, toggle } from "../parts/dom.js";
+import { duration, number, plural, real } from "../parts/format.js";
 import { stateChip } from "../parts/state.js";
 
 // One metric of a run as it is now: {last, last_step, best, best_step}, or null where nobody has measured it.
@@ -22,10 +22,24 @@ export function resultTable({ told, runs }, onHide) {
     return h("tr", {}, h("td", {}, shown), h("th", { scope: "row" }, sample(run), h("a", { href: `#/run/${encodeURIComponent(run.id)}` }, run.name)), h("td"),
       metrics.map(() => h("td", { class: "numeric" })), args.map((name) => h("td", {}, valueWords(told.arguments[name][run.at]))), results.map(() => h("td", { class: "numeric" })));
   });
-  const titles = [["shown"], ["run"], ["state"], ...metrics.map((name) => [name, "numeric"]), ...args.map((name) => [name]), ...results.map((name) => [name === "duration_s" ? "ran for" : name.replaceAll("_", " "), "numeric"])];
-  const element = h("section", { "aria-label": "results and arguments" }, h("h2", {}, "Results beside what differs"),
+  const titles = [["shown"], ["run"], ["state"], ...metrics.map((name) => [[name, h("span", { class: "second which" })], "numeric"]), ...args.map((name) => [name]), ...results.map((name) => [name === "duration_s" ? "ran for" : name.replaceAll("_", " "), "numeric"])];
+  let withEqual = false;
+  const equal = toggle("", false, (on) => ((withEqual = on), show()), { hidden: true });
+  const element = h("section", { "aria-label": "results and arguments" }, h("h2", {}, "Results beside what differs"), h("div", { class: "bar" }, equal),
     h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "table of results" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map(([title, numeric]) => h("th", { scope: "col", class: numeric ?? null }, title)))), h("tbody", {}, rows))));
-  const show = () => runs.forEach((run, at) => {
+  const head = element.querySelector("thead tr").children;
+  const showColumns = () => {
+    const same = metrics.map((name) => isEqualInAll(runs.map((run) => figureOf(told, run, name))));
+    metrics.forEach((name, column) => {
+      head[3 + column].querySelector(".which").textContent = runs.some((run) => isKnown(figureOf(told, run, name)?.best)) ? " best" : " last";
+      for (const cells of [head, ...rows.map((row) => row.children)]) cells[3 + column].hidden = same[column] && !withEqual;
+    });
+    const many = same.filter(Boolean).length;
+    equal.hidden = many === 0;
+    equal.textContent = `${plural(many, "metric")} equal in all runs`;
+  };
+  const show = () => (showColumns(), showRows());
+  const showRows = () => runs.forEach((run, at) => {
     const cells = rows[at].children;
     rows[at].querySelector(".line-sample").style.borderTopColor = run.style().stroke;
     const state = run.row?.state ?? told.results.state?.[run.at];
@@ -44,10 +58,19 @@ function sample(run) {
   return line;
 }
 
+// Whether all runs have one and the same value of a metric, best and last.
+export function isEqualInAll(figures) {
+  return figures.every((one) => one && one.last === figures[0]?.last && one.best === figures[0]?.best);
+}
+
+function isKnown(value) {
+  return value !== null && value !== undefined;
+}
+
 // The best where it is known which way is better, else the last; that it is none any more is said beside it.
 function showFigure(cell, figure) {
   if (!figure) return cell.replaceChildren();
-  const best = figure.best !== null && figure.best !== undefined;
+  const best = isKnown(figure.best);
   const odd = !Number.isFinite(real(figure.last));
   cell.title = `last ${number(figure.last)} at step ${number(figure.last_step)}${best ? `, best ${number(figure.best)} at step ${number(figure.best_step)}` : ""}`;
   cell.replaceChildren(best ? number(figure.best) : "", odd ? h("span", { class: "wrong" }, `${best ? ", now " : ""}${number(figure.last)}`) : best ? "" : number(figure.last));

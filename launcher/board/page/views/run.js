@@ -1,7 +1,8 @@
 // One run: how it is and what to do next, its life, and all that is known of it behind tabs.
-import { atMostEvery, button, h } from "../parts/dom.js";
+import { atMostEvery, button, h, prose } from "../parts/dom.js";
+import { lastValueWords } from "../parts/chart.js";
 import { ask, follow } from "../parts/data.js";
-import { ago, clockTime, duration, number, pace, plainText } from "../parts/format.js";
+import { ago, clockTime, duration, number, pace, plainText, plural } from "../parts/format.js";
 import { stateChip } from "../parts/state.js";
 import { actionsPart } from "./actions.js";
 import { checkpointsPart } from "./checkpoints.js";
@@ -27,16 +28,18 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   let run = null; // {head, sheet}
   let marks = [];
   let gone = false;
+  let shown = false; // one of the tabs
   let met = false; // from the first head on all that happens is told
   let lifeRead = 0; // when the strip was asked for, in milliseconds
 
   const onLog = (mark) => (openTab("logs"), made.logs.jump(mark.at, mark.rank, mark.line));
   const onRank = (rank) => (openTab("logs"), made.logs.jump(run.head.row.ended ? run.head.row.ended_at ?? Date.now() / 1000 : Date.now() / 1000, rank));
+  const hasEnded = () => Boolean(run?.head.row.ended);
   const makers = {
-    curves: () => curvesPart(id, { say, marks }),
+    curves: () => curvesPart(id, { say, marks, ended: hasEnded }),
     ranks: () => ranksPart(onRank),
     logs: () => logsPart(id, { say }),
-    checkpoints: () => checkpointsPart(id, { say }),
+    checkpoints: () => checkpointsPart(id, { say, ended: hasEnded }),
     setup: () => ({ element: setupPart(id, run.sheet, { say }) }),
   };
   const openTab = (name, focus = false) => {
@@ -56,7 +59,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   };
   const showHead = () => {
     document.title = `${run.head.row.state} \u00b7 ${run.head.row.called || id}`;
-    headPlace.replaceChildren(...headParts(run.head, { say, onLog }));
+    headPlace.replaceChildren(...headParts(run.head, { say, onLog }, headPlace.querySelector(".failure")?.open));
   };
   const loadLife = async () => {
     lifeRead = Date.now();
@@ -79,8 +82,12 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
       run = await ask(path);
       if (gone) return;
       showHead();
+      made.curves?.ended();
       if (!panel.firstChild) main.replaceChildren(headPlace, lifePlace, tabs, panel);
-      openTab(tab);
+      const { failure, row } = run.head;
+      if (!firstTab && !shown && row.state === "failed" && failure?.at) onLog({ ...failure, line: failure.tail.at(-1) });
+      else openTab(tab);
+      shown = true;
       await loadLife();
     } catch (error) {
       if (!run) main.replaceChildren(h("p", { class: "empty" }, error.message, " ", h("a", { href: "#/runs" }, "all runs")));
@@ -99,6 +106,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
       showHead();
       if (tab === "ranks") made.ranks.show(head);
       if (saved) made.checkpoints?.load();
+      if (ended) made.curves?.ended(), made.checkpoints?.load();
       if (begins) made.curves?.rewind();
       if (begins || ended || Date.now() - lifeRead > LIFE_MS) loadLifeSoon(); // the strip grows with time too
     },
@@ -129,26 +137,38 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   }
 }
 
-function headParts(head, { say, onLog }) {
+function headParts(head, { say, onLog }, isOpen = head.row.state === "failed") {
   const { row } = head;
   const numbers = [
     ["step", row.step === null ? "" : number(row.step) + (row.total ? ` / ${number(row.total)}` : "")], ["rate", pace(row.rate)], ["to go", duration(row.eta_s)],
-    ["loss", number(row.metrics?.loss ?? null)], ["restarts", head.restarts.total ? restartWords(head.restarts) : ""], ["checkpoint", head.checkpoint === null ? "" : number(head.checkpoint)],
+    lossPart(head), ["restarts", head.restarts.total ? restartWords(head.restarts) : ""], ["checkpoint", head.checkpoint_words],
     ["ran for", row.started_at ? duration((row.ended_at ?? Date.now() / 1000) - row.started_at) : ""], ["submitted", ago(row.submitted_at)],
-    ["on", [row.cluster, row.nodes > 1 ? `${row.nodes} nodes` : "", row.world_size ? `${row.world_size} ranks` : ""].filter(Boolean).join(", ")],
+    ["on", [row.cluster, row.nodes > 1 ? plural(row.nodes, "node") : "", row.world_size ? plural(row.world_size, "rank") : ""].filter(Boolean).join(", ")],
   ];
   return [
     h("div", { class: "title" }, h("h1", { class: "cut", title: row.id }, row.called || row.id), stateChip(row.state),
       (row.tags ?? []).map((tag) => h("span", { class: "tag" }, tag)), h("span", { class: "grow" }), actionsPart(row, { say })),
     row.called && row.called !== row.id ? h("p", { class: "second" }, row.id) : null,
-    head.words ? h("p", { class: `words words-${row.state}` }, plainText(head.words), head.cause_text ? h("span", { class: "second" }, ` ${head.cause_text}`) : null) : null,
+    head.words ? h("p", { class: `words words-${row.state}` }, prose(plainText(head.words)), head.cause_text ? h("span", { class: "second" }, " ", prose(head.cause_text)) : null) : null,
     row.as_of ? h("p", { class: "note" }, `The cluster is silent: this was last known at ${clockTime(row.as_of)}.`) : null,
     Object.entries(head.not_finite ?? {}).map(([name, one]) => h("p", { class: "note wrong" }, `${name} is ${one.value} since step ${number(one.since)}`)),
-    head.failure ? failurePart(head.failure, onLog) : null,
-    head.next ? h("p", { class: "next" }, "next: ", h("code", {}, head.next), copyButton(head.next, say)) : null,
+    head.failure ? failurePart(head.failure, onLog, isOpen) : null,
+    nextPart(head, say),
     row.note ? h("p", { class: "note" }, row.note) : null,
     h("dl", { class: "numbers" }, numbers.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
   ].flat().filter(Boolean);
+}
+
+// What to do next: a command has a frame and can be copied, what only a person can do has neither.
+function nextPart({ next, next_command }, say) {
+  if (!next) return null;
+  const words = next_command ? next.slice(0, next.length - next_command.length) : next;
+  return h("p", { class: "next" }, "next: ", prose(words), next_command ? [h("code", {}, next_command), copyButton(next_command, say)] : null);
+}
+
+// The loss as the end of its curve has it; before that was read, what its ranks told last.
+function lossPart({ last, row }) {
+  return last ? [last.name, lastValueWords(last.value, last.step)] : ["loss", number(row.metrics?.loss ?? null)];
 }
 
 function restartWords({ total, by_cause }) {
@@ -156,10 +176,10 @@ function restartWords({ total, by_cause }) {
   return `${total} (${causes.join(", ")})`;
 }
 
-function failurePart(failure, onLog) {
+function failurePart(failure, onLog, open) {
   const where = [failure.rank === null ? "" : `rank ${failure.rank}`, failure.where].filter(Boolean).join(", ");
-  return h("details", { class: "events failure" }, h("summary", {}, `last failure: ${failure.cause.replaceAll("_", " ")}${where ? `, ${where}` : ""}`),
-    h("p", {}, plainText(failure.summary), " ", failure.at ? button("show in the log", () => onLog({ at: failure.at, rank: failure.rank, line: failure.tail.at(-1) }), { class: "small" }) : null),
+  return h("details", { class: "events failure", open }, h("summary", {}, `last failure: ${failure.cause.replaceAll("_", " ")}${where ? `, ${where}` : ""}`),
+    h("p", {}, prose(plainText(failure.summary)), " ", failure.at ? button("show in the log", () => onLog({ at: failure.at, rank: failure.rank, line: failure.tail.at(-1) }), { class: "small" }) : null),
     failure.tail.length ? h("pre", { tabindex: "0", role: "group", "aria-label": "end of the log" }, plainText(failure.tail.join("\n"))) : null);
 }
 

@@ -1,5 +1,5 @@
 // What the table of runs can show, and which of it is shown.
-import { h } from "../parts/dom.js";
+import { button, h, prose } from "../parts/dom.js";
 import { ago, clockTime, duration, number, pace, real } from "../parts/format.js";
 import { spark } from "../parts/spark.js";
 import { stateChip } from "../parts/state.js";
@@ -7,8 +7,8 @@ import { stateChip } from "../parts/state.js";
 const NARROW = 700; // pixels: below, columns that do not fit are left out
 
 // The columns for a choice of names of arguments and metrics, in a table as wide as this.
-export function columnsFor(shown, width, pick, picked) {
-  const all = [choosing(pick, picked), ...standing(width), ...shown.map(chosenColumn)];
+export function columnsFor(shown, width, { pick, isPicked, fold }) {
+  const all = [choosing(pick, isPicked), ...standing(width, fold), ...shown.map(chosenColumn)];
   if (width >= NARROW) return all;
   const ranked = ["pick", "name", "spark", "state", "step"].map((key) => all.find((one) => one.key === key));
   let left = width;
@@ -16,20 +16,20 @@ export function columnsFor(shown, width, pick, picked) {
   return all.filter((column) => kept.includes(column));
 }
 
-function choosing(pick, picked) {
+function choosing(pick, isPicked) {
   return { key: "pick", title: "compare", quiet: true, width: 34, cell: (row) => {
     const box = h("input", { type: "checkbox", tabindex: "-1", "aria-label": `compare ${row.name}`, on: { change: () => pick(row) } });
-    box.checked = picked.has(row.id);
+    box.checked = isPicked(row);
     return box;
   } };
 }
 
-function standing(width) {
+function standing(width, fold) {
   const narrow = width < NARROW;
   return [
-    { key: "name", title: "run", width: narrow ? 190 : 248, cell: (row) => nameCell(row, narrow), sort: (row) => row.called || row.name },
+    { key: "name", title: "run", width: narrow ? 190 : 248, cell: (row) => nameCell(row, narrow, fold), sort: (row) => row.called || row.name },
     { key: "state", title: "state", width: 118, cell: (row) => stateChip(row.state), sort: (row) => row.state },
-    { key: "spark", title: "loss", width: 112, cell: (row) => spark(row.spark, lossWords(row)), sort: (row) => real(row.metrics?.loss ?? null) },
+    { key: "spark", title: "loss", width: 112, cell: (row) => (row.members ? "" : spark(row.spark, lossWords(row))), sort: (row) => real(row.metrics?.loss ?? null) },
     { key: "step", title: "step", width: 150, numeric: true, cell: stepCell, sort: (row) => row.step },
     { key: "eta", title: "to go", width: 100, numeric: true, cell: (row) => duration(row.eta_s), sort: (row) => row.eta_s },
     { key: "rate", title: "rate", width: 96, numeric: true, cell: (row) => pace(row.rate), sort: (row) => row.rate },
@@ -56,14 +56,16 @@ function sortable(value) {
   return Number.isNaN(found) ? (real(value) ?? String(value)) : found;
 }
 
-function nameCell(row, narrow) {
+function nameCell(row, narrow, fold) {
   const second = row.headline || row.note || (row.called ? row.name : "");
   return h("div", { class: "named" },
     h("div", { class: "cut" },
       narrow ? h("span", { class: `state state-${row.state} only-sign` }, stateChip(row.state).firstChild) : null,
-      h("a", { href: `#/run/${encodeURIComponent(row.id)}`, tabindex: "-1", title: row.id }, row.called || row.id),
+      row.members
+        ? button([h("span", { "aria-hidden": "true" }, row.open ? "\u25be " : "\u25b8 "), row.called], () => fold(row), { class: "fold", tabindex: "-1", "aria-expanded": String(row.open) })
+        : h("a", { href: `#/run/${encodeURIComponent(row.id)}`, tabindex: "-1", title: row.id }, row.called || row.id),
       (row.tags ?? []).map((tag) => h("span", { class: "tag" }, tag))),
-    second ? h("div", { class: "cut second", title: second }, second) : null);
+    second ? h("div", { class: "cut second", title: second }, prose(second)) : null);
 }
 
 function stepCell(row) {

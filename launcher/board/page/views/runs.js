@@ -1,13 +1,16 @@
 // All runs of all clusters, live.
-import { afterPause, button, h, oncePerFrame, remember, remembered } from "../parts/dom.js";
+import { afterPause, button, h, oncePerFrame, prose, remember, remembered } from "../parts/dom.js";
 import { followRuns } from "../parts/all_runs.js";
 import { selection } from "../parts/selection.js";
 import { themed } from "../parts/colours.js";
+import { plural } from "../parts/format.js";
 import { bigTable } from "../parts/table.js";
 import { columnChooser, columnsFor } from "./run_columns.js";
+import { grouped, groupsOf } from "./run_groups.js";
 
 const MOST_COMPARED = 20;
 const picked = new Set(); // ids that are to be compared; they stay chosen while one looks at a run
+const folded = new Map(); // id of a group -> whether a person has opened it
 let words = remembered("words", "");
 
 export function runsView(main, { say, go }) {
@@ -23,7 +26,7 @@ export function runsView(main, { say, go }) {
   const search = h("input", {
     type: "search", id: "search", value: words, placeholder: "words, state:active, name:lr*, tag:sweep, cluster:a, since:2d",
     "aria-label": "search runs", autocomplete: "off", spellcheck: "false",
-    on: { input: afterPause(60, () => (remember("words", (words = search.value)), draw())),
+    on: { input: afterPause(60, () => (remember("words", (words = search.value)), folded.clear(), draw())),
       keydown: (event) => event.key === "ArrowDown" && (table.enter(), event.preventDefault()) },
   });
   const count = h("span", { class: "count", role: "status" });
@@ -32,15 +35,23 @@ export function runsView(main, { say, go }) {
   const these = button("", () => go(`#/compare/${first.map(encodeURIComponent).join(",")}`), { title: "compare what is found, such as the trials of a sweep" });
   const clear = button("none", () => (picked.clear(), draw()), { title: "choose none" });
   const pick = (row) => {
-    if (!picked.delete(row.id)) {
-      if (picked.size === MOST_COMPARED) return say(`${MOST_COMPARED} runs at most are compared`);
-      picked.add(row.id);
+    const runs = row.members ?? [row];
+    const wanted = !isPicked(row);
+    for (const { id } of runs) {
+      if (!wanted) picked.delete(id);
+      else if (picked.size < MOST_COMPARED) picked.add(id);
+      else if (!picked.has(id)) say(`${MOST_COMPARED} runs at most are compared`);
     }
     draw();
   };
+  const isPicked = (row) => (row.members ?? [row]).every(({ id }) => picked.has(id));
+  const isOpen = (id) => folded.get(id) ?? words.trim() !== ""; // what is searched for is seen
+  const fold = (row, open = !row.open) => (folded.set(row.groupId, open), draw());
+  let groups = new Map();
   const table = bigTable({
-    label: "runs", keyOf: (row) => row.id, rowHeight: parseInt(themed("row")), onOpen: (row) => go(`#/run/${encodeURIComponent(row.id)}`),
-    onPick: pick, isPicked: (row) => picked.has(row.id),
+    label: "runs", keyOf: (row) => row.id, rowHeight: parseInt(themed("row")), onOpen: (row) => (row.members ? fold(row) : go(`#/run/${encodeURIComponent(row.id)}`)),
+    onPick: pick, isPicked, onFold: (row, open) => row.members && fold(row, open),
+    parentOf: (row) => (!row.members && groups.has(row.group?.id) ? `group/${row.group.id}` : null),
     onSort: (column) => {
       sorted = { key: column.key, down: sorted.key === column.key ? !sorted.down : column.key !== "name" };
       remember("sort", sorted);
@@ -55,20 +66,21 @@ export function runsView(main, { say, go }) {
     const rows = known.rows();
     const width = table.element.clientWidth;
     const wanted = JSON.stringify([shown, width < 700, width]);
-    if (wanted !== made) [columns, made] = [columnsFor(shown, width, pick, picked), wanted];
+    if (wanted !== made) [columns, made] = [columnsFor(shown, width, { pick, isPicked, fold }), wanted];
     const matches = selection(words);
     const found = [...rows.values()].filter(matches);
     const ordered = inOrder(found, columns, sorted);
-    table.show(ordered, columns, sorted);
+    groups = groupsOf(rows.values());
+    table.show(grouped(ordered, groups, isOpen), columns, sorted);
     first = ordered.slice(0, MOST_COMPARED).map((row) => row.id);
     these.hidden = !words.trim() || first.length < 2 || picked.size > 0;
     these.textContent = found.length > first.length ? `compare the first ${first.length}` : `compare these ${first.length}`;
-    count.textContent = found.length === rows.size ? `${rows.size} runs` : `${found.length} of ${rows.size} runs`;
+    count.textContent = found.length === rows.size ? plural(rows.size, "run") : `${found.length} of ${plural(rows.size, "run")}`;
     compare.hidden = clear.hidden = picked.size === 0;
     compare.textContent = `compare ${picked.size}`;
     empty.hidden = found.length > 0;
-    empty.textContent = !known.answered() ? "Looking\u2026" : rows.size ? "No run is like that." : "No runs yet. `launch submit` or `launch run` begins one, and it appears here.";
-    tally(states, rows, (word) => (search.value = words = toggled(words, word), remember("words", words), draw()));
+    empty.replaceChildren(...prose(!known.answered() ? "Looking\u2026" : rows.size ? "No run is like that." : "No runs yet. `launch submit` or `launch run` begins one, and it appears here."));
+    tally(states, rows, (word) => (search.value = words = toggled(words, word), remember("words", words), folded.clear(), draw()));
   });
 
   main.replaceChildren(

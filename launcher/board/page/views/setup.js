@@ -1,7 +1,7 @@
 // With what a run was made: command, spec, what was overridden, code, environment, versions.
 import { button, h } from "../parts/dom.js";
 import { ask, exported } from "../parts/data.js";
-import { plainText } from "../parts/format.js";
+import { plainText, plural } from "../parts/format.js";
 
 export function setupPart(id, sheet, { say }) {
   const facts = [
@@ -22,7 +22,7 @@ function environment(one) {
   const packages = Object.entries(one.packages ?? {}).sort(([a], [b]) => (a < b ? -1 : 1));
   return [
     h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))])),
-    h("details", { class: "events" }, h("summary", {}, `${packages.length} packages`),
+    h("details", { class: "events" }, h("summary", {}, plural(packages.length, "package")),
       h("ul", { class: "packages" }, packages.map(([name, version]) => h("li", {}, name, " ", h("b", {}, version))))),
   ];
 }
