@@ -15,7 +15,14 @@ import pytest
 needs_browser = pytest.mark.needs("chromium", "chromedriver")
 MOST_STARTS = 10
 BOUND_S = 60.0
-KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "ArrowDown": "\ue015", "ArrowRight": "\ue014", "End": "\ue010"}
+KEYS = {
+    "Enter": "\ue007",
+    "Escape": "\ue00c",
+    "ArrowDown": "\ue015",
+    "ArrowRight": "\ue014",
+    "ArrowLeft": "\ue012",
+    "End": "\ue010",
+}
 CUT_OFF = "ERR_NETWORK_CHANGED"  # another test made an interface, or took one away: it drops what it was loading
 ARGUMENTS = [
     "--headless=new",

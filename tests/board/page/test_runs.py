@@ -8,6 +8,7 @@ from launcher.clusters.protocol import HostNow
 from launcher.doctor.findings import ok, problem
 from launcher.doctor.last import keep
 from launcher.rundir.records import Labels
+from launcher.sweeps.folder import SweepDir, register_sweep
 from tests.board.page.conftest import EVIL, look_at, started_with
 
 pytestmark = [needs_browser, pytest.mark.nightly]
@@ -146,3 +147,31 @@ def test_what_doctor_found_and_which_gpus_are_taken(house, page, monkeypatch):
     page.until("return document.querySelector('.gpus')?.getAttribute('aria-label') === '1 of 4 GPUs free'")
     assert page.run("return document.querySelector('.host a').getAttribute('href')") == "#/run/vit-9x2d"
     assert page.run("return document.title.includes('evil')") is False
+
+
+@pytest.mark.daily
+@again_if_cut_off
+def test_trials_of_a_sweep_are_folded_until_one_asks_for_them(house, page):
+    folder = house.root / "runs" / ".sweeps" / "lr-7k3f"
+    folder.mkdir(parents=True)
+    register_sweep(SweepDir(folder))
+    for trial in ("lr-7k3f-t0000", "lr-7k3f-t0001"):
+        house.run(trial).succeeded()
+    house.run("vit-cccc").running()
+    page.run("localStorage.clear(); location.hash = '#/runs'")
+    page.reload()
+    shows(page, "vit-cccc")
+    page.until_text("2 trials of a sweep: 2 succeeded")
+    page.click("\u25b8 lr-7k3f")
+    shows(page, "lr-7k3f-t0000", "lr-7k3f-t0001", "vit-cccc", in_order=False)
+    page.run("document.querySelector('tr[data-key=\"group/lr-7k3f\"]').focus()")
+    page.press("ArrowLeft")
+    shows(page, "vit-cccc")
+    page.press("ArrowRight")
+    shows(page, "lr-7k3f-t0000", "lr-7k3f-t0001", "vit-cccc", in_order=False)
+    page.press("ArrowDown", "ArrowLeft")  # from a trial to its sweep
+    page.until("return document.activeElement.dataset.key === 'group/lr-7k3f'")
+    page.press("Enter")
+    shows(page, "vit-cccc")
+    search(page, "t0001")
+    shows(page, "lr-7k3f-t0001")
