@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from launcher.clusters.clusters_file import ClusterEntry
     from launcher.spec.model import JobSpec
 
-_POOL = "ssh"  # the kind of cluster whose hosts a spec may name itself
 _FRESH_S = 15.0  # hosts are asked no more often
 _PATIENCE_S = 0.8  # of a page, for the first answer
 _SILENT_S = 60.0  # since it was asked: then the page says so
@@ -150,7 +149,7 @@ def _named() -> "tuple[dict[str, ClusterEntry], str]":
 
 def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]") -> "dict[str, JobSpec]":
     """Add pools that only specs of runs name to the places, and return these specs, each with the hosts of all."""
-    from launcher.clusters.clusters_file import ClusterEntry  # late: it reads YAML
+    from launcher.clusters.clusters_file import ClusterEntry, is_pool  # late: it reads YAML
 
     specs = dict[str, "JobSpec"]()
     for row in (row for row in rows if not row.ended and (row.cluster not in places or row.cluster in specs)):
@@ -158,22 +157,24 @@ def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]")
             run = RunDir(api.run(row.id).path)
             attempt = newest(run)
             plan = read_plan(run, attempt.number if attempt is not None else 1)
-            if plan.cluster_kind == _POOL:
+            if is_pool(plan.cluster_kind):
                 known = specs.get(row.cluster, plan.spec)
                 hosts = tuple(dict.fromkeys((*known.ssh.hosts, *plan.spec.ssh.hosts)))
                 specs[row.cluster] = replace_struct(known, ssh=replace_struct(known.ssh, hosts=hosts))
-                places[row.cluster] = ClusterEntry(_POOL, row.cluster)
+                places[row.cluster] = ClusterEntry(plan.cluster_kind, row.cluster)
     return specs
 
 
 def _in_words(name: str, error: BaseException) -> str:
     """One sentence for people, with what to do."""
+    doctor = f"`launch doctor {name}` looks into it"
     if isinstance(error, LaunchError) and error.lines:
-        return error.lines[0]
+        said, *hints = error.lines
+        return "; ".join([said, *(hint.removeprefix("hint: ") for hint in hints or [doctor])])
     why = (
         f"cannot be asked ({error.strerror or error})" if isinstance(error, OSError) else "answered what cannot be read"
     )
-    return f"{name} {why}: `launch doctor {name}` looks into it"
+    return f"{name} {why}: {doctor}"
 
 
 def _hosts_of(place: "ClusterEntry", spec: "JobSpec | None") -> list[HostNow]:

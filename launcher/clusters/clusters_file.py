@@ -106,9 +106,14 @@ def pool_of(place: ClusterEntry) -> Ssh:
     return pool
 
 
+def is_pool(kind: str) -> bool:
+    """Whether a cluster of this kind is hosts that a spec, too, may name."""
+    return OPTIONS_OF.get(kind) is SSH
+
+
 def named_pools() -> dict[str, Ssh]:
     """The hosts of every pool that the clusters file names."""
-    return {name: pool_of(place) for name, place in named_clusters().items() if OPTIONS_OF.get(place.kind) is SSH}
+    return {name: pool_of(place) for name, place in named_clusters().items() if is_pool(place.kind)}
 
 
 def login_of(place: ClusterEntry) -> Login:

@@ -91,7 +91,8 @@ def eager(hosts):
     [
         (OSError(100, "Network is down"), "pool cannot be asked (Network is down): `launch doctor pool` looks into it"),
         (ValueError("not well-formed: line 1, column 0"), "pool answered what cannot be read: `launch doctor pool` "),
-        (LaunchError("gpu01: no route", "hint: x"), "gpu01: no route"),
+        (LaunchError("gpu01: no route", "hint: ask `x`"), "gpu01: no route; ask `x`"),
+        (LaunchError("gpu01: no route"), "gpu01: no route; `launch doctor pool` looks into it"),
     ],
 )
 def test_what_it_said_last_is_shown_with_its_age(eager, hosts, error, said):

@@ -23,6 +23,15 @@ EXAMPLES = """
   launch board --no-open            prints the address alone
   launch board --export page last   writes this run, or several, as a page that opens from disk or any web server
 
+What one command has started lies folded under one line of the table: trials of a sweep, steps of a file, runs of
+`launch prove` and `launch scale`. A click, Enter or the arrows to the side unfold it; what is searched for is unfolded.
+
+The head of a run has the last loss with its step, as the curve has it. A failed run opens on its traceback and the log
+around it. Goodput is the time in steps that counted, as a share of the time without the queue before a start that a
+person asked for and the time after an end. Validations are steps at which `val_loss` or another quality whose name
+begins with val, valid, validation or eval was new. Clusters shows this machine, what the clusters file names, and pools
+that only a spec names while a run is on them. In Compare a column says best or last; what is equal in all is left out.
+
 An exported page has the curves, the life of the run, tables and the last part of the logs as they are now. Values of
 `secrets:`, addresses of `notify:` and what `env:` or an option of the script sets for names such as API_KEY or --token
 are blotted out wherever they occur, on the live page too; read it before you give it away: what else a script prints

@@ -29,7 +29,8 @@ def read_xml(called: str, text: str) -> ET.Element:
     try:
         return ET.fromstring(text[max(0, text.find("<?xml")) :])  # noqa: S314 # nosec B314 - the user's own server
     except ET.ParseError as error:
-        raise Unreachable(f"an answer of {called} is damaged: {error}") from error
+        got = repr(text.strip()[:100]) if text.strip() else "nothing"
+        raise Unreachable(f"an answer of {called} is damaged: expected XML, got {got}") from error
 
 
 def word_in(node: ET.Element, name: str) -> str:

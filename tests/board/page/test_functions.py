@@ -87,6 +87,19 @@ def test_head_and_curve_say_the_last_value_with_its_step(ask, value, said):
     assert ask("parts/chart.js", "lastWords(readCurve(given[0]), 'step')", curve) == said
 
 
+def test_validations_are_spread_over_the_strip_and_counted_as_what_they_are(ask):
+    saved = [{"kind": "checkpoint" if at in (7, 300) else "validation", "at": at} for at in range(302)]
+    shown = ask("views/life.js", "shownOnStrip(given[0])", saved)
+    assert (len(shown), shown[0]["at"], shown[-1]["at"]) == (62, 0, 301)
+    assert [mark["at"] for mark in shown if mark["kind"] == "checkpoint"] == [7, 300]
+    for of, words in (
+        (saved, "2 checkpoints and 300 of its validations"),
+        (saved[6:9], "1 checkpoint and 2 validations"),
+        (saved[:1], "1 validation"),
+    ):
+        assert ask("views/life.js", "savedWords(given[0])", of) == words
+
+
 def test_goodput_says_what_it_is_a_share_of(ask):
     life = {"goodput": 0.5, "counted_s": 120, "seconds": {"training": 60, "starting": 60, "waiting": 240}}
     assert (

@@ -156,7 +156,7 @@ def test_checkpoints_and_validations_are_marks(house, page):
     look_at(page, "run/job-abcd", "goodput")
     page.until("return document.querySelector('.sign-checkpoint[title*=\"val_loss 0.25, step 200\"]') !== null")
     page.until("return document.querySelectorAll('.signs .sign-validation').length === 2")
-    page.until_text("checkpoints and validations")
+    page.until_text("1 checkpoint and 2 validations")
     page.click("Checkpoints")
     page.until_text("24.7 MB")
 
@@ -180,7 +180,11 @@ def test_from_a_failure_to_its_line(house, page):
     run.log(1, "\n".join([*lines, ""]), times=[(time.time() - 30, 0)]).log(0, "something else\n")
     page.until_text("job-abcd")
     look_at(page, "run/job-abcd", "last failure")
-    page.run("document.querySelector('.failure').open = true")
+    top = page.until("return document.querySelector('.found') && document.querySelector('.failure[open]')")
+    assert top, "a failed run opens on its failure, and on the line in the log"
+    assert page.run("return document.querySelector('main').scrollTop") == 0
+    page.click("to the end")
+    page.until("return document.querySelector('.found') === null")
     page.click("show in the log")
     page.until("return document.querySelector('.found .text')?.textContent === arguments[0]", said)
     page.drawn()

@@ -1,10 +1,11 @@
 // The strip of a run's life: where its time went, what happened when, and how much of it was of use.
-import { button, h } from "../parts/dom.js";
-import { clockTime, duration, number, percent, spread } from "../parts/format.js";
+import { button, h, prose } from "../parts/dom.js";
+import { clockTime, duration, number, percent, plural, spread } from "../parts/format.js";
 
 const KINDS = ["training", "running", "starting", "recovering", "waiting", "lost", "idle"];
 const GRAVE = new Set(["failure", "agent_lost", "agent_fault", "node_unfit", "coordinator_stalled", "disk"]); // what else happens is a small tick
 const SAVED = { checkpoint: "\u2022", safe: "\u25c6", best: "\u2605", validation: "\u2502" }; // what went well has a row of its own, with these signs
+const MOST_VALIDATIONS = 60; // on the strip: more cannot be told apart on a telephone
 const MOST_MARKS = 400; // of the small ones; more than that are a grey wall
 
 // `onLog(mark)` jumps to the lines about a mark.
@@ -29,7 +30,7 @@ export function lifePart(life, onLog) {
     element.style.left = place(mark.at);
     return element;
   });
-  const signs = spread(saved, MOST_MARKS).map((mark) => {
+  const signs = shownOnStrip(saved).map((mark) => {
     const element = h("span", { class: `sign sign-${mark.kind}`, title: markWords(mark), "aria-hidden": "true" }, SAVED[mark.kind]);
     element.style.left = place(mark.at);
     return element;
@@ -42,7 +43,20 @@ export function lifePart(life, onLog) {
     h("div", { class: "goodput", title: "time in steps that counted, as a share of the run's time without the queue before a start that a person asked for and the time after an end" },
       h("strong", {}, life.goodput === null ? "\u2013" : percent(life.goodput)), h("span", {}, "goodput"), h("span", { class: "of" }, goodputWords(life))),
     h("div", { class: "grow" }, bar, legend(life, saved),
-      events("events", happened, onLog), events("checkpoints and validations", saved, onLog)));
+      events("events", happened, onLog), events("checkpoints and validations", saved, onLog, savedWords(saved))));
+}
+
+// What was saved, and some of the validations, all over the strip.
+export function shownOnStrip(saved) {
+  const some = new Set(spread(saved.filter((mark) => mark.kind === "validation"), MOST_VALIDATIONS));
+  return spread(saved.filter((mark) => mark.kind !== "validation" || some.has(mark)), MOST_MARKS);
+}
+
+// The server tells of so many validations; of a run that had more, of some.
+export function savedWords(saved, most = 200) {
+  const validations = saved.filter((mark) => mark.kind === "validation").length;
+  const words = validations >= most ? `${validations} of its validations` : plural(validations, "validation");
+  return [saved.length > validations ? plural(saved.length - validations, "checkpoint") : "", validations ? words : ""].filter(Boolean).join(" and ");
 }
 
 function legend(life, saved) {
@@ -64,13 +78,13 @@ function spentWords(life) {
 }
 
 // All that happened, in words: what the strip shows, for those who read rather than see.
-function events(title, marks, onLog) {
+function events(title, marks, onLog, words = `${marks.length} ${marks.length === 1 ? title.slice(0, -1) : title}`) {
   if (!marks.length) return null;
   const rows = marks.slice(-MOST_MARKS).reverse().map((mark) => h("tr", {},
     h("td", {}, h("time", {}, clockTime(mark.at))), h("td", {}, h("span", { class: `mark-word mark-${mark.kind}` }, mark.kind.replaceAll("_", " "))),
-    h("td", { class: "numeric" }, number(mark.step)), h("td", {}, mark.text || (mark.cause ?? "")),
+    h("td", { class: "numeric" }, number(mark.step)), h("td", {}, prose(mark.text || (mark.cause ?? ""))),
     h("td", {}, button("log", () => onLog(mark), { class: "small", "aria-label": `log at ${clockTime(mark.at)}` }))));
-  return h("details", { class: "events", "data-part": title }, h("summary", {}, `${marks.length} ${title}${marks.length > MOST_MARKS ? `, the newest ${MOST_MARKS} of them` : ""}`),
+  return h("details", { class: "events", "data-part": title }, h("summary", {}, `${words}${marks.length > MOST_MARKS ? `, the newest ${MOST_MARKS} of them` : ""}`),
     h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": title }, h("table", {}, h("thead", {}, h("tr", {}, ["when", "what", "step", "words", ""].map((title) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, rows))));
 }

@@ -19,6 +19,7 @@ export function logsPart(id, { say }) {
   let before = null; // cursor of what is older
   let around = null; // the moment that is looked at, where it is not the end
   let sought = ""; // the line that is looked for there, where its words are known
+  let comes = true; // the page is scrolled to the lines that are looked for
   let asking = null;
   let waiting = [];
 
@@ -63,8 +64,10 @@ export function logsPart(id, { say }) {
     const all = [...lines.children];
     const found = (sought ? all.findLast((one) => one.lastElementChild.textContent.trim() === sought) : null)
       ?? all.find((one) => Number(one.dataset.at) >= around - 0.001) ?? lines.lastElementChild;
-    found?.classList.add("found");
-    found?.scrollIntoView({ block: "center" });
+    if (!found) return;
+    found.classList.add("found");
+    lines.scrollTop += found.getBoundingClientRect().top - lines.getBoundingClientRect().top - (lines.clientHeight - found.offsetHeight) / 2;
+    if (comes) lines.scrollIntoView({ block: "nearest" });
   };
   const setFollowing = (on) => following.setAttribute("aria-pressed", String(on));
   const flush = oncePerFrame(() => {
@@ -83,8 +86,10 @@ export function logsPart(id, { say }) {
       if (skipped) waiting.push({ text: `(${plural(skipped, "more line", "more lines")}: search shows them)`, rank: null, at: null });
       flush();
     },
-    // Shows the lines about a moment, of one rank or all; and there this line, if it is among them.
-    jump(at, rank, line = "") {
+    // Shows the lines about a moment, of one rank or all; and there this line, if it is among them. `brings`: and brings
+    // them where they are seen, for a person who has asked for them.
+    jump(at, rank, line = "", brings = true) {
+      comes = brings;
       around = at;
       sought = plainText(line).trim();
       search.value = "";

@@ -1,5 +1,5 @@
 // Nodes and ranks as a grid: who is where, who works, who is behind.
-import { button, h } from "../parts/dom.js";
+import { button, h, prose } from "../parts/dom.js";
 import { bytes, number, percent, plural } from "../parts/format.js";
 
 export function ranksPart(onRank) {
@@ -12,7 +12,7 @@ export function ranksPart(onRank) {
       const ranks = new Map(head.ranks.map((rank) => [rank.rank, rank]));
       element.replaceChildren(
         h("div", { class: "nodes" }, head.nodes.map((node) => nodeCard(node, ranks, onRank))),
-        ...(head.avoided?.length ? [h("p", { class: "note" }, `not used again for a while: ${head.avoided.map((one) => `${one.host} (${one.evidence})`).join(", ")}`)] : []),
+        ...(head.avoided?.length ? [h("p", { class: "note" }, prose(`not used again for a while: ${head.avoided.map((one) => `${one.host} (${one.evidence})`).join(", ")}`))] : []),
         ...(head.ranks.length ? [rankTable(head.ranks, opened, onRank)] : []));
     },
   };

@@ -36,7 +36,7 @@ export function resultTable({ told, runs }, onHide) {
     });
     const many = same.filter(Boolean).length;
     equal.hidden = many === 0;
-    equal.textContent = `${plural(many, "metric")} equal in all runs`;
+    equal.textContent = `show ${plural(many, "metric")} equal in all runs`;
   };
   const show = () => (showColumns(), showRows());
   const showRows = () => runs.forEach((run, at) => {

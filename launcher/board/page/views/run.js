@@ -32,7 +32,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   let met = false; // from the first head on all that happens is told
   let lifeRead = 0; // when the strip was asked for, in milliseconds
 
-  const onLog = (mark) => (openTab("logs"), made.logs.jump(mark.at, mark.rank, mark.line));
+  const onLog = (mark, brings = true) => (openTab("logs"), made.logs.jump(mark.at, mark.rank, mark.line, brings));
   const onRank = (rank) => (openTab("logs"), made.logs.jump(run.head.row.ended ? run.head.row.ended_at ?? Date.now() / 1000 : Date.now() / 1000, rank));
   const hasEnded = () => Boolean(run?.head.row.ended);
   const makers = {
@@ -85,7 +85,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
       made.curves?.ended();
       if (!panel.firstChild) main.replaceChildren(headPlace, lifePlace, tabs, panel);
       const { failure, row } = run.head;
-      if (!firstTab && !shown && row.state === "failed" && failure?.at) onLog({ ...failure, line: failure.tail.at(-1) });
+      if (!firstTab && !shown && row.state === "failed" && failure?.at) onLog({ ...failure, line: failure.tail.at(-1) }, false);
       else openTab(tab);
       shown = true;
       await loadLife();
