@@ -112,6 +112,14 @@ class Worker(NamedTuple):
     frames: Sequence[Frame]
 
 
+class Born(NamedTuple):
+    """A rank that the agent has not been told of."""
+
+    pid: int
+    between: int  # its first parent, which ends at once
+    go: int  # the pipe on which it waits
+
+
 class NoFork(Exception):
     """Why there is no fork, or no rank."""
 
@@ -1023,24 +1031,25 @@ class Zygote:
             sys.stdout.flush()
             sys.stderr.flush()
             LIBC.fflush(None)
-            pid, go = self._bear()
+            born = self._bear()
         except (NoFork, OSError) as error:
             self._say(op="refused", id=number, reason=str(error))
             return None
-        if pid == 0:
+        if born is None:
             self._leave()
             return order
-        self._say(op="forked", id=number, pid=pid)
+        self._say(op="forked", id=number, pid=born.pid)
         with contextlib.suppress(BrokenPipeError):  # it was killed meanwhile: its parent, the agent, sees that
-            os.write(go, b"!")
-        os.close(go)
+            os.write(born.go, b"!")
+        os.close(born.go)
+        os.waitpid(born.between, 0)
         return None
 
-    def _bear(self) -> tuple[int, int]:
+    def _bear(self) -> Optional[Born]:
         """Fork a rank, which outlives this process: it is the agent's child, as one between the two ends at once.
 
-        Return its pid, and the pipe on which it waits until the agent is told of it; in the rank itself 0 and 0. One
-        that nobody was told of, as this process was killed, ends.
+        Return None in the rank itself, which goes on only when the agent has been told of it: one that nobody was told
+        of, as this process was killed, ends.
         """
         pids, pid_of_it = os.pipe()
         waits, go = os.pipe()
@@ -1051,15 +1060,15 @@ class Zygote:
             raise
         if between == 0:
             self._bear_from_between(pids, pid_of_it, waits, go)
-            return 0, 0
+            return None
         close([pid_of_it, waits])
-        with open(pids, "rb") as file:
-            pid = int(file.read() or 0)
-        os.waitpid(between, 0)
+        pid = int(os.read(pids, 32) or 0)
+        os.close(pids)
         if not pid:
             os.close(go)
+            os.waitpid(between, 0)
             raise NoFork("the process between this one and the rank could not fork")
-        return pid, go
+        return Born(pid, between, go)
 
     def _bear_from_between(self, pids: int, pid_of_it: int, waits: int, go: int) -> None:
         """Return in the rank alone."""

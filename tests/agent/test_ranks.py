@@ -153,7 +153,7 @@ def test_a_killed_zygote_is_replaced_without_an_import(counted, tmp_path):
             zygote, standby = preparation.own_pids
             group = RankGroup(counted, start(generation), preparation.starter, ears)
             pids = await group.begin()
-            assert {parent(pid) for pid in pids} == {os.getpid()}
+            await until(lambda pids=pids: {parent(pid) for pid in pids} == {os.getpid()})
             await until(lambda pids=pids: all(sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"] for pid in pids))
             await kill_and_renew(preparation, zygote)
             assert len(ears.exits) == (generation - 1) * RANKS and set(pids) <= set(descendants(os.getpid()))
