@@ -23,6 +23,8 @@ from tests.chaos.worlds import (
     HotFsdp,
     HotZero1,
     Local,
+    LonelyLocal,
+    LonelyPool,
     Pool,
     Slurm,
     World,
@@ -36,10 +38,15 @@ from tests.lab.slurm import SlurmLab
 
 KINDS: dict[str, type[World]] = {
     "local": Local, "ssh": Pool, "slurm": Slurm, "hot": Hot, "hot-zero1": HotZero1, "hot-fsdp": HotFsdp,
+    "local-lonely": LonelyLocal, "ssh-lonely": LonelyPool,
 }  # fmt: skip
-GAPS_S = {"local": (0.5, 6.0), "ssh": (1.0, 12.0), "slurm": (1.0, 15.0)} | dict.fromkeys(
-    ("hot", "hot-zero1", "hot-fsdp"), (1.0, 8.0)
-)
+GAPS_S = {
+    "local": (0.5, 6.0),
+    "local-lonely": (0.5, 6.0),
+    "ssh": (1.0, 12.0),
+    "ssh-lonely": (1.0, 12.0),
+    "slurm": (1.0, 15.0),
+} | dict.fromkeys(("hot", "hot-zero1", "hot-fsdp"), (1.0, 8.0))
 
 
 class Soak:
@@ -59,7 +66,11 @@ class Soak:
                 yield world
             return
         self._lab.well()
-        place = pool_world(folder, self._lab) if isinstance(self._lab, HostLab) else slurm_world(folder, self._lab)
+        place: contextlib.AbstractContextManager[World]
+        if isinstance(self._lab, HostLab):
+            place = pool_world(folder, self._lab, LonelyPool if self.kind == "ssh-lonely" else Pool)
+        else:
+            place = slurm_world(folder, self._lab)
         with place as world:
             yield world
         self._lab.clear()
@@ -70,7 +81,7 @@ def soak_of(kind: str) -> Iterator[Soak]:
     if issubclass(KINDS[kind], Local):
         yield Soak(kind, None)
         return
-    with open_folder() as folder, HostLab(folder) if kind == "ssh" else SlurmLab(folder) as lab:
+    with open_folder() as folder, HostLab(folder) if issubclass(KINDS[kind], Pool) else SlurmLab(folder) as lab:
         yield Soak(kind, lab)
 
 

@@ -53,7 +53,7 @@ class Told:
 class Promise:
     """What the spec and the faults of a run leave of what is promised."""
 
-    kept: str = "save"  # rank 0 has done this with a checkpoint: it is not lost
+    kept: str = "save"  # rank 0 has done this with a checkpoint: it is not lost; "": nothing is kept
     damaged: frozenset[int] = frozenset()  # but for the steps that a fault has damaged
     answer_s: float = 60.0
 
@@ -86,6 +86,8 @@ def two_at_once(deeds: Iterable[Deed]) -> Iterator[str]:
 def lost_steps(deeds: Sequence[Deed], promise: Promise) -> Iterator[str]:
     """Every incarnation goes on from a checkpoint no older than the newest that was safe before it began."""
     safe: int | None = None
+    if not promise.kept:
+        return
     for deed in (deed for deed in deeds if deed.rank == 0):
         if deed.what == promise.kept and deed.step not in promise.damaged:
             safe = max(deed.step, safe or 0)

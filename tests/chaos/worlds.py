@@ -180,6 +180,19 @@ def frozen(what: str) -> Fault:
     return fault
 
 
+@contextlib.contextmanager
+def frozen_with_guard(world: World, target: int) -> Iterator[bool]:
+    """An agent and its guard together: neither is left to end the ranks."""
+    agents = world.called("agent")
+    agent = agents[target % len(agents)] if agents else None
+    both = [one for one in (*world.called("guard"), agent) if one is not None and agent in (one, parent(one))]
+    hit = [(pid, identity) for pid in both if (identity := process_id(pid)) and strike(pid, signal.SIGSTOP)]
+    yield len(hit) == 2
+    for pid, identity in hit:
+        if process_id(pid) == identity:
+            strike(pid, signal.SIGCONT)
+
+
 def strike(pid: int, number: int) -> bool:
     try:
         os.kill(pid, number)
@@ -263,6 +276,7 @@ class Local(World):
         "stop-rank": Kind(1),
         "kill-agent": Kind(2),
         "freeze-agent": Kind(2, lasts_s=(1.0, 12.0)),
+        "freeze-both": Kind(1, lasts_s=(1.0, 12.0)),
         "kill-guard": Kind(1),
         "kill-zygote": Kind(2),
         "kill-standby": Kind(1),
@@ -278,6 +292,7 @@ class Local(World):
         "stop-rank": rank_signal(signal.SIGSTOP),
         "kill-agent": killed("agent"),
         "freeze-agent": frozen("agent"),
+        "freeze-both": frozen_with_guard,
         "kill-guard": killed("guard"),
         "kill-zygote": killed("zygote"),
         "kill-standby": killed("standby"),
@@ -297,6 +312,17 @@ class Local(World):
 
     def strike_rank(self, deed: Deed, number: int) -> bool:
         return strike(deed.pid, number)
+
+
+class LonelyLocal(Local):
+    """As `LonelyPool`, on this machine: a spare takes the place of a node while its old ranks may still run."""
+
+    more = ", spares: 1"
+    script = SCRIPTS / "lonely.py"
+    promise: ClassVar = Promise(kept="")
+
+    def fingerprint(self, steps: int) -> str:
+        return f"{steps} steps"
 
 
 class Hot(Local):
@@ -449,6 +475,7 @@ class Pool(World):
         "kill-agent": Kind(2),
         "kill-guard": Kind(1),
         "freeze-agent": Kind(3, lasts_s=(1.0, 40.0)),
+        "freeze-both": Kind(2, lasts_s=(1.0, 40.0)),
         "freeze-keeper": Kind(2, lasts_s=(1.0, 40.0)),
         "kill-keeper": Kind(1, most=1, group="host"),
         "power": Kind(1, most=1, group="host", lasts_s=(5.0, 20.0)),
@@ -463,6 +490,7 @@ class Pool(World):
         "kill-agent": killed("agent"),
         "kill-guard": killed("guard"),
         "freeze-agent": frozen("agent"),
+        "freeze-both": frozen_with_guard,
         "freeze-keeper": frozen("keeper"),
         "damage": damaged_file,
         "kill-keeper": killed("keeper"),
@@ -514,10 +542,21 @@ class Pool(World):
         return there
 
 
+class LonelyPool(Pool):
+    """Ranks that never talk to each other: one that is not ended with its lease is seen beside its successor."""
+
+    script = SCRIPTS / "lonely.py"
+    promise: ClassVar = Promise(kept="")
+    kinds: ClassVar = {name: kind for name, kind in Pool.kinds.items() if name != "damage"}
+
+    def fingerprint(self, steps: int) -> str:
+        return f"{steps} steps"
+
+
 @contextlib.contextmanager
-def pool_world(folder: Path, hosts: HostLab) -> Iterator[World]:
+def pool_world(folder: Path, hosts: HostLab, kind: type[Pool] = Pool) -> Iterator[World]:
     """What a run has on a host begins in a login, and has from there where the clock is looked up."""
-    world = Pool(Desk(folder, hosts), folder)
+    world = kind(Desk(folder, hosts), folder)
     lay_clocks(world, BY_HOST)
     for index in range(hosts.size):
         (hosts.home(index) / ".bashrc").write_text(f"export PYTHONPATH={world.clocks}\n")

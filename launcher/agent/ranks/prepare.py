@@ -145,6 +145,7 @@ class Preparation:
         if self._noting is not None:
             self._noting.join(_LAST_S)
         self._decline()
+        self.reserve.close()
         if self._zygote is not None:
             await self._zygote.close()
 

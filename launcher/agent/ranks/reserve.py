@@ -7,7 +7,7 @@ wait to hear which rank they are. So a rank that is started anew after a failure
 """
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -86,7 +86,7 @@ class Reserve:
             self._generation, self._tries = start.generation, self._wanted + _SPARE_TRIES
         self._filling = True
         try:
-            self._let_go(start)
+            self._end([one for one in self._processes if not one.can_be(sizes(start))])  # begun for another world
             while self._lacks(start) > 0 and self._tries > 0:
                 self._tries -= 1
                 await self._begin(starter, start)
@@ -98,9 +98,12 @@ class Reserve:
     def _lacks(self, start: Start) -> int:
         return self._wanted - sum(one.can_be(sizes(start)) for one in self._processes)
 
-    def _let_go(self, start: Start) -> None:
-        """Of those that were begun for ranks of another world."""
-        for process in [one for one in self._processes if not one.can_be(sizes(start))]:
+    def close(self) -> None:
+        """End all of them."""
+        self._end(self._processes)
+
+    def _end(self, processes: Sequence[_Process]) -> None:
+        for process in [*processes]:
             self._processes.remove(process)
             known = process_id(process.pid) if process.pid else None
             if known is not None:
