@@ -7,7 +7,8 @@
 The key is good for one wire of one attempt of one run. CLIENT and SERVER are address and port of both ends, as each end
 sees them: whoever passes proofs on, or plays them again, proves nothing. No token and no key ever crosses.
 
-Until a peer has proved itself no more of it is kept than one short line, and of too many the oldest is dropped.
+Until a peer has proved itself no more of it is kept than one short line. It has HANDSHAKE_S for that, and of more than
+there can be peers the oldest is dropped.
 Afterwards there are JSON lines, the client's first.
 """
 
@@ -16,6 +17,7 @@ import functools
 import hmac
 import ipaddress
 import itertools
+import resource
 import secrets
 import socket
 import sys
@@ -32,7 +34,7 @@ MAX_LINE_BYTES = 1 << 20
 HANDSHAKE_LINE_BYTES = 512
 HANDSHAKE_S = 5.0
 MAX_UNSENT_BYTES = 8 << 20
-MOST_UNPROVED = 256
+MOST_UNPROVED = 256  # at least; as many as there are peers, or a herd of them would evict each other
 _BACKLOG = 4096
 _AGAIN_S = 0.05
 _MOST_COMPLAINTS = 1000
@@ -155,6 +157,8 @@ class WireServer(Generic[In, Out]):
         self._key, self._decoder, self._line_bytes = key, decoder, line_bytes
         self._handshake_s = handshake_s  # for a proof
         self._serve, self._most_peers = serve, most_peers
+        half_of_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._most_unproved = max(MOST_UNPROVED, min(most_peers, half_of_descriptors))
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._unproved: dict[socket.socket, asyncio.Task[None]] = {}  # the oldest first
@@ -198,7 +202,7 @@ class WireServer(Generic[In, Out]):
                 continue
             task = self._unproved[peer] = asyncio.create_task(self._attend(peer))
             task.add_done_callback(functools.partial(self._forget, peer))
-            if len(self._unproved) > MOST_UNPROVED:
+            if len(self._unproved) > self._most_unproved:
                 oldest = next(iter(self._unproved.values()))
                 oldest.cancel()
                 await asyncio.wait([oldest])

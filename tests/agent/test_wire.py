@@ -255,6 +255,25 @@ def test_a_thousand_friends_at_once_are_all_let_in():
     asyncio.run(scene())
 
 
+def test_of_as_many_friends_as_there_are_none_gives_way_to_another(monkeypatch):
+    """All of them have connected before the first has proved itself."""
+    monkeypatch.setattr(wire, "HANDSHAKE_S", 600.0)
+
+    async def scene():
+        many = wire.MOST_UNPROVED + 50
+        async with Server(most_peers=many) as server:
+            crowd = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(many)]
+            for reader, _ in crowd:
+                assert await asyncio.wait_for(reader.readline(), 150.0)
+            assert len(server.unproved) == len(crowd)
+            friend = await connect(server.port)
+            friend.close()
+            for _, writer in crowd:
+                writer.close()
+
+    asyncio.run(scene())
+
+
 def test_no_more_peers_than_there_can_be_even_if_they_know_the_token():
     async def scene():
         async with Server(most_peers=2) as server:
