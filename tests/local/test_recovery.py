@@ -471,7 +471,8 @@ def test_nobody_is_lost_who_stood_still_together_with_the_coordinator(lab):
         assert kill(pid, signal.SIGCONT)
     after = lab.until_step(run, lab.read_state(run)["step"] + 20)
     assert [rank["pid"] for rank in after["ranks"]] == [rank["pid"] for rank in state["ranks"]]
-    stalled = lab.events(run, "coordinator_stalled")  # once, and once more where the machine is busy
+    # Once, and once more where the machine is busy.
+    stalled = lab.until("word of it", lambda: lab.events(run, "coordinator_stalled"))
     assert "the coordinator stood still for" in stalled[0]["text"]
     assert lab.events(run, "agent_lost") == [] and lab.status(run)["restarts"]["total"] == 0
     lab.launch("cancel", run)

@@ -55,7 +55,8 @@ class Site:
         return self.desk.status(run)["state"]
 
     def until_running(self, run):
-        self.desk.until("a step", lambda: (self.desk.status(run)["step"] or 0) > 0)
+        """Wait for a step of the newest attempt: the step alone may be that of an earlier one."""
+        self.desk.until("a step", lambda: (now := self.desk.status(run))["state"] == "running" and now["step"])
 
 
 @pytest.fixture(params=PLACES)
