@@ -9,7 +9,7 @@ from launcher.cli import figures
 from launcher.cli.looking.run_columns import duration_text
 from launcher.cli.terminal import columns, paint, safe, state_colour
 from launcher.errors import LaunchError
-from launcher.ids import RunId
+from launcher.ids import parse_run_id
 from launcher.rundir.durable import read_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import TOLD, Event, Failure, NodeState
@@ -165,7 +165,7 @@ def _checkpoint(status: RunStatus) -> str:
 
     none = "none" if status.state.ended else "none yet"
     reported = f"step {status.checkpoint}" if status.checkpoint is not None else none
-    if status.checkpoint is not None and api.Run(RunId(status.run), Path(status.run_dir)).saved_by_script(
+    if status.checkpoint is not None and api.Run(parse_run_id(status.run), Path(status.run_dir)).saved_by_script(
         status.checkpoint
     ):
         return by_script(status.checkpoint)
