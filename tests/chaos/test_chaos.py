@@ -8,12 +8,12 @@ import pytest
 from tests.chaos.__main__ import GAPS_S, KINDS, Soak
 from tests.chaos.schedule import drawn, written
 from tests.lab.fixtures import hosts, lab_possible, shared_hosts, shared_lab
-from tests.sizes import NIGHTLY, SEED
+from tests.sizes import NIGHTLY, SCALE, SEED
 
 __all__ = ["hosts", "lab_possible", "shared_hosts", "shared_lab"]
 
 STRIKES = 5
-SEEDS = range(SEED, SEED + 10) if NIGHTLY else (2,)
+SEEDS = range(SEED, SEED + 2 * SCALE) if NIGHTLY else (2,)
 
 
 @pytest.mark.timeout(1800)
