@@ -82,7 +82,8 @@ def lost_and_back(peer, args, chance):
             tell("joins", peer, events, 0.0)
         begun = max(event["at"] for event in events if event["kind"] == "joining") + time.monotonic() - time.time()
         joined = next(now for now, _, _ in race.notes[1] if now > at)
-        step_s = statistics.median(between(race.notes[0], goes_on()[0], begun))
+        # A node that is back at once leaves no time for steps without it: then those of all are the measure.
+        step_s = statistics.median(between(race.notes[0], goes_on()[0], begun) or [race.step_s()])
         longest_s = max(between(race.notes[0], begun, joined + AFTER_S))
         return Return(alone_s, step_s, longest_s, joined - begun, steps_lost(race.notes[0]))
 

@@ -16,7 +16,7 @@ from results import publish
 
 COMMANDS = (
     ("ls", "--all"),
-    ("ls", "--state", "succeeded", "--name", "job*", "--columns", "val_loss,commit", "--sort", "step"),
+    ("ls", "--state", "succeeded", "--name", "job*", "--columns", "checkpoint,commit", "--sort", "step"),
     ("prune", "--state", "ended", "--dry-run"),
     ("du",),
 )
