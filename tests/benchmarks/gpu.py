@@ -76,7 +76,7 @@ resources:
 recovery:
   killed: {{restarts: unlimited, backoff: 0s..0s}}
 checkpoint:
-  every: 20 steps
+  every: {every} steps
 """
 TASKS = {
     "gpt, ddp": ("gpt", "--dropout, 0.1, --strategy, ddp"),
@@ -377,7 +377,9 @@ def recovery_rows(args):
             shutil.copy(HERE / "shared_gpu.py", folder)
             Path(folder, "pyproject.toml").touch()
             Path(folder, "job.yaml").write_text(
-                KILLED.format(task=task, steps=args.kill_steps, words=words, ranks=ranks)
+                KILLED.format(
+                    task=task, steps=args.kill_steps, every=max(1, args.kill_steps // 10), words=words, ranks=ranks
+                )
             )
             plan = ["--modes", "hot,warm", "--kills", str(args.kills), "--json"]
             command = [Path(sys.executable).parent / "launch", "prove", "job.yaml", *plan]

@@ -135,6 +135,7 @@ TABLES = [
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)  # only against hanging: `gpu` starts some twenty trainings
 @pytest.mark.parametrize(("name", "words", "rows"), TABLES)
 def test_it_runs_and_shows_a_table(name, words, rows):
     table = [line for line in run(HERE / f"{name}.py", *words).splitlines() if line.startswith("|")]
