@@ -9,9 +9,9 @@ from launcher.repeated import gives, steps_override
 from launcher.scaling.findings import DP, MASTER, MP, OWN, STRONG, WEAK
 from launcher.spec.model import Resources, RunOptions
 
-# Of the trainer, but the last two: baselines, as dp with a number of copies is.
+# The last two are baselines, and no strategies of the trainer; so is dp with a number of GPUs.
 STRATEGIES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp", MASTER, MP)
-BASELINES = (DP, MASTER, MP)  # what lectures begin with: measured, and nothing to train by
+BASELINES = (DP, MASTER, MP)  # measured for comparison, and nothing to train by
 _IN_ONE_PROCESS = (DP, MP)
 _AS_THE_TRAINER_HAS_IT = {MASTER: "ddp", MP: "none"}
 _BATCH, _STRATEGY = "batch-size", "strategy"
@@ -54,7 +54,7 @@ def schedule_of(steps: int) -> Schedule:
 class Configuration:
     """One training: its rows are those of several scalings, where it is what others are compared with.
 
-    With dp its ranks are copies of the model in one process, with mp devices that have its layers between them.
+    With dp, `ranks` counts the GPUs of nn.DataParallel; with mp, the devices that share the layers.
     """
 
     strategy: str  # "": as the spec has it

@@ -14,7 +14,7 @@ def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolu
     ring = (n - 1) / n  # once round: all ranks take in what they have not
     match strategy:
         case "dp" | "master":
-            who = "the first copy" if strategy == DP else "the first rank"
+            who = "the first GPU" if strategy == DP else "the first rank"
             return StepVolume(who, "(n - 1) P", (n - 1) * model_bytes, model_bytes)
         case "ddp" | "zero2":  # gradients are summed and dealt out; then they, or parameters, are gathered
             return StepVolume(_EACH, "2 (n - 1) / n P", 2 * ring * model_bytes, model_bytes)

@@ -51,7 +51,7 @@ def test_baselines_beside_an_all_reduce(lab):
     assert all(one["why"] == "" and len(one["rates"]) == 6 for one in points.values())
     model = (64 * 256 + 256 * 2 + 1) * 4
     assert {name: (one["volume"]["who"], one["volume"]["bytes"]) for name, one in points.items()} == {
-        "dp": ("the first copy", model), "master": ("the first rank", model), "ddp": ("each rank", model)
+        "dp": ("the first GPU", model), "master": ("the first rank", model), "ddp": ("each rank", model)
     }  # fmt: skip
     sent = {name: one["parts"]["bytes"] for name, one in points.items()}
     assert sent["dp"] < model, "in one process there are no messages"

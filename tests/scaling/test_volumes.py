@@ -12,7 +12,7 @@ MB = 1e6
 @pytest.mark.parametrize(
     ("strategy", "nodes", "per_node", "who", "moved"),
     [
-        ("dp", 1, 2, "the first copy", 12.0), ("dp", 1, 4, "the first copy", 36.0),
+        ("dp", 1, 2, "the first GPU", 12.0), ("dp", 1, 4, "the first GPU", 36.0),
         ("master", 1, 2, "the first rank", 12.0), ("master", 2, 4, "the first rank", 84.0),
         ("ddp", 1, 2, "each rank", 12.0), ("ddp", 1, 4, "each rank", 18.0), ("ddp", 2, 4, "each rank", 21.0),
         ("zero1", 1, 4, "each rank", 27.0), ("zero2", 1, 4, "each rank", 18.0), ("fsdp", 1, 4, "each rank", 27.0),

@@ -120,10 +120,13 @@ class _Replica(DistributedDataParallel):
 
 
 def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) -> Wrapped:
-    """nn.DataParallel: one process, a thread and a copy of the model for each GPU in each forward pass."""
-    many = baselines.copies()
+    """Wrap the model in nn.DataParallel: one process, and a thread and a copy of the model for each GPU.
+
+    Without a GPU the model is called as it is, as nn.DataParallel does.
+    """
     if world.device.type != "cuda":
-        return Wrapped(module if many in (None, 1) else baselines.CopiesInThreads(module, many, dtype))
+        return Wrapped(module)
+    many = baselines.gpus()
     first = world.device.index or 0
     gpus = [first, *(index for index in range(torch.cuda.device_count()) if index != first)]
     if many is not None and many > len(gpus):

@@ -1,4 +1,4 @@
-"""What lectures begin with trains as one process does: a parameter master, and copies in the threads of one process."""
+"""A parameter master, and layers placed on several devices by hand, train as one process does."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 
 from trainer.errors import BadSettings
 from trainer.strategies import StrategySettings, baselines
-from trainer.strategies.baselines import CopiesInThreads, place_layers
+from trainer.strategies.baselines import place_layers
 from trainer.strategies.replicas import replicated
 from trainer.world import World
 
@@ -44,19 +44,6 @@ def test_a_master_trains_as_one_process_does_and_updates_alone(ranks, accumulate
         same(weights, alone.parameters)
         assert all(torch.equal(weights[name], each[0][0][name]) for name in weights), "as the first rank sent them"
     assert [count > 0 for _, count in each] == [True] + [False] * (ranks - 1)
-
-
-@pytest.mark.parametrize("many", [2, 3, 5])
-def test_copies_in_threads_train_as_one_process_does(monkeypatch, four_threads, many):
-    trial = Trial(StrategySettings("dp", clip_norm=0.5), optimizer=adamw, accumulate=2)
-    alone = run(trial.with_(strategy="none"))
-    monkeypatch.setenv(baselines.VARIABLE, f"dp={many}")
-    strategy, _ = start(trial)
-    assert isinstance(strategy.model, CopiesInThreads)
-    for step in range(trial.steps):
-        one_step(strategy, trial, step)
-        strategy.step()
-    same(whole(strategy.module), alone.parameters)
 
 
 @pytest.mark.parametrize("make", [(pixels, pixel_batch), (words, word_batch)])
@@ -111,55 +98,6 @@ def test_more_devices_than_layers_are_refused():
         place_layers(Tied(), [*Tied().blocks], [torch.device("cpu")] * 5)
 
 
-def test_the_first_copys_buffers_are_the_models(four_threads):
-    model, copied = pixels(), CopiesInThreads(pixels(), 2, None)
-    model(pixel_batch(0)[0][:6])
-    copied(pixel_batch(0)[0])
-    for name, buffer in model.named_buffers():
-        torch.testing.assert_close(dict(copied.module.named_buffers())[name], buffer)
-
-
-def test_threads_of_copies_share_the_cores(four_threads):
-    CopiesInThreads(words(), 2, None)
-    assert torch.get_num_threads() == 2
-    CopiesInThreads(words(), 8, None)
-    assert torch.get_num_threads() == 1
-
-
-class Several(nn.Module):
-    """Several tensors come out, that have something in common, and something that is no tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.words = words()
-
-    def forward(self, batch, *, times):
-        logits = self.words(batch["tokens"]) * times
-        return {"logits": logits, "sums": [logits.sum((1, 2)), logits.mean()], "name": "several"}
-
-
-def test_a_batch_of_any_nesting_and_answers_of_any(four_threads):
-    tokens, _ = word_batch(0)
-    alone, copied = Several(), CopiesInThreads(Several(), 2, torch.bfloat16)
-    plain, found = alone({"tokens": tokens}, times=2), copied({"tokens": tokens}, times=2)
-    assert (found["name"], found["logits"].shape) == ("several", plain["logits"].shape)
-    assert found["logits"].dtype == torch.bfloat16, "in threads, too"
-    assert found["sums"][1].shape == (2,), "a number of each copy, as nn.DataParallel has it"
-    copied = CopiesInThreads(Several(), 2, None)
-    for model in (alone, copied):
-        answer = model({"tokens": tokens}, times=2)
-        (answer["logits"].square().mean() + answer["sums"][0].sum()).backward()
-    for one, other in zip(alone.parameters(), copied.module.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-
-
-def test_without_gradients_nothing_is_kept(four_threads):
-    copied = CopiesInThreads(words(), 2, None)
-    with torch.no_grad():
-        assert not copied(word_batch(0)[0]).requires_grad
-    assert copied(word_batch(0)[0][:1]).shape[0] == 1, "a sample for one copy"
-
-
 def test_a_master_takes_no_fp16(monkeypatch):
     monkeypatch.setenv(baselines.VARIABLE, "master")
     with pytest.raises(BadSettings, match="fp16 does not go with a master"):
@@ -173,5 +111,5 @@ def test_what_is_no_baseline_is_refused(asked):
 
 
 def test_nobody_asks_for_one_in_a_training():
-    assert not baselines.has_master({}) and baselines.copies({}) is None
-    assert baselines.copies({baselines.VARIABLE: "dp=3"}) == 3
+    assert not baselines.has_master({}) and baselines.gpus({}) is None
+    assert baselines.gpus({baselines.VARIABLE: "dp=3"}) == 3
