@@ -56,6 +56,8 @@ def deliver(
                 _by_mail(recipient, message, what.mail, answer_s, command_s)
             case "command":
                 _by_command(recipient.argv, message, folder, command_s)
+            case "apprise":
+                _by_apprise(recipient.address, message)
             case _:
                 _by_web(recipient, message, answer_s)
     except NotDelivered as error:
@@ -116,6 +118,16 @@ def _said(error: Exception, limit_s: float) -> str:
     if isinstance(reason, OSError) and reason.strerror:
         return f"{reason.strerror[:1].lower()}{reason.strerror[1:]}"
     return str(reason) or type(reason).__name__
+
+
+def _by_apprise(url: str, message: Message) -> None:
+    try:
+        from launcher.notify.by_apprise import send  # late: its library takes half a second to import
+    except ImportError:
+        raise NotDelivered("apprise is not installed on the machine that sends it", again=False) from None
+    problem = send(url, message.title, message.text)
+    if problem:
+        raise NotDelivered(problem, again=True)
 
 
 def _by_mail(

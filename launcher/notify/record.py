@@ -1,6 +1,7 @@
 """notify.json: who hears of a run and of what, with the addresses, which are secrets and shown to nobody."""
 
-from urllib.parse import urlsplit
+import re
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -32,12 +33,14 @@ class Recipient(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What people call it: of a web address the host only, and no more of a command than its program."""
+        """Return what people call it: the host of a web address, the scheme of an apprise URL, a command's program."""
         match self.kind:
             case "email":
                 return f"email {self.address}"
             case "command":
                 return f"command {self.argv[2].split(maxsplit=1)[0] if is_shell(self.argv) else self.argv[0]}"
+            case "apprise":
+                return f"apprise {self.address.partition(':')[0]}"  # what follows the scheme may be a token
             case _:
                 return f"{self.kind} {urlsplit(self.address).hostname or ''}".rstrip()
 
@@ -45,6 +48,9 @@ class Recipient(msgspec.Struct, frozen=True):
         """What no message, log or error may hold: the address, and what of it follows the host."""
         if self.kind in ("email", "command"):
             return ()
+        if self.kind == "apprise":
+            words = re.split(r"[/?&=@:#]+", self.address.partition("://")[2])
+            return (self.address, *words, *map(unquote, words))
         parts = urlsplit(self.address)
         return tuple(one for one in (self.address, parts.path.strip("/"), parts.query, parts.password or "") if one)
 

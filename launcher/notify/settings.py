@@ -20,7 +20,7 @@ from launcher.secret_values import is_set, read_secret
 from launcher.spec.fields import OCCASIONS, notify_fields
 from launcher.spec.kinds.numbers import Integer
 from launcher.spec.kinds.sections import Field, Section
-from launcher.spec.kinds.targets import WEB_ADDRESS, WEBHOOKS, SecretText
+from launcher.spec.kinds.targets import APPRISE, SECRET_ADDRESSES, WEB_ADDRESS, SecretText
 from launcher.spec.kinds.text import Choice, word
 from launcher.spec.model import NotifyOptions, NotifyTarget, Secret
 from launcher.spec.problems import Wrong, lines_of, printable
@@ -137,14 +137,28 @@ def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[st
 
 
 def _address(target: NotifyTarget, base: Path, environ: Mapping[str, str]) -> str:
-    if target.kind not in WEBHOOKS:
+    if target.kind not in SECRET_ADDRESSES:
         return target.address
     about = f"notify: {target.kind}"
     text = read_secret(target.secret, base, environ, about).strip() if target.secret is not None else target.address
-    if not _is_web_address(text):
-        source = f" in {_source(target.secret)}" if target.secret is not None else ""
+    source = f" in {_source(target.secret)}" if target.secret is not None else ""
+    if target.kind == APPRISE:
+        _refuse_unknown(text, f"{about}: expected a URL that apprise knows, such as ntfy://TOPIC{source}")
+    elif not _is_web_address(text):
         raise BadInput(f"{about}: expected an address such as https://host/path{source}")
     return text
+
+
+def _refuse_unknown(url: str, problem: str) -> None:
+    """Raise BadInput if apprise is not installed, or cannot read the URL."""
+    try:
+        from launcher.notify.by_apprise import opened  # late: its library takes half a second to import
+    except ImportError as error:
+        from trainer.extras import install_hint  # late: after a failure alone
+
+        raise BadInput("notify: apprise is not installed", install_hint("notify")) from error
+    if opened(url) is None:
+        raise BadInput(problem, "hint: https://appriseit.com lists the services and their URLs")
 
 
 def _is_web_address(text: str) -> bool:

@@ -11,7 +11,7 @@ from listeners import Mail, open_listener
 from launcher.notify import delivery
 from launcher.notify.delivery import NotDelivered, deliver
 from launcher.notify.message import Message
-from launcher.notify.record import MailServer, Notifying, Recipient
+from launcher.notify.record import MailServer, Notifying, Recipient, without_secrets
 
 MESSAGE = Message("ended/1", "ended", "job-1", "job", "job-1 failed: user_error", 0.0, summary="it broke")
 
@@ -173,3 +173,30 @@ def test_labels_name_no_secret():
         assert "s3cr3t" not in repr(Notifying((recipient,), ())) and "s3cr3t" not in str(recipient)
     assert Recipient("x", "command", argv=("/bin/sh", "-c", "curl https://s3cr3t")).label == "command curl"
     assert Recipient("x", "command", argv=("notify-send", "s3cr3t")).label == "command notify-send"
+
+
+def by_apprise(web):
+    return web.address.replace("http://", "json://")
+
+
+def test_a_service_that_apprise_knows_is_told(web, tmp_path):
+    recipient, what = to("apprise", by_apprise(web))
+    deliver(recipient, MESSAGE, what, tmp_path)
+    [(path, said, _)] = web.posts
+    assert path.startswith("/services/T0/s3cr3t-path")
+    assert said["title"] == MESSAGE.title and "it broke" in said["message"]
+
+
+def test_what_apprise_could_not_send_is_tried_again_and_says_why(web, capfd):
+    web.answers.append(403)
+    error = failing("apprise", by_apprise(web))
+    assert error.again is True
+    assert "403" in error.text
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_apprise_url_shows_only_its_scheme():
+    recipient = Recipient("apprise-1", "apprise", "tgram://s3cr3t:AAB%2Bcc/s3cr3t2/?thread=s3cr3t3")
+    assert recipient.label == "apprise tgram"
+    hidden = without_secrets("at s3cr3t of AAB+cc or AAB%2Bcc, s3cr3t2 and s3cr3t3", recipient.secrets())
+    assert "s3cr3t" not in hidden and "AAB" not in hidden

@@ -1,5 +1,7 @@
 """The user's own settings, what they and a spec make together, and that no problem shows an address."""
 
+import sys
+
 import pytest
 
 from launcher.errors import BadInput
@@ -131,3 +133,29 @@ def test_settings_that_others_can_read_or_write_are_refused(settings, tmp_path, 
 
 def test_the_default_spec_says_nothing(settings, tmp_path):
     assert notifying_of(NotifyOptions(), tmp_path, tmp_path, {}) is None
+
+
+def test_an_apprise_url_is_a_secret_of_a_kind_that_apprise_knows(settings, tmp_path):
+    what = of(tmp_path, "{to: {apprise: NTFY}}", NTFY="ntfy://s3cr3t-topic")
+    assert [(one.id, one.kind, one.address) for one in what.recipients] == [
+        ("apprise-1", "apprise", "ntfy://s3cr3t-topic")
+    ]
+    [problem, hint] = refused(tmp_path, "{to: {apprise: NTFY}}", NTFY="nosuch://s3cr3t-topic")
+    assert problem == "notify: apprise: expected a URL that apprise knows, such as ntfy://TOPIC in NTFY"
+    assert hint.startswith("hint: https://appriseit.com")
+    settings("to: {apprise: 'ntfy://s3cr3t-topic'}\n")
+    assert [one.address for one in of(tmp_path).recipients] == ["ntfy://s3cr3t-topic"]
+
+
+def test_an_apprise_url_does_not_stand_in_a_spec(settings, tmp_path):
+    with pytest.raises(BadInput, match="an address is a secret") as error:
+        of(tmp_path, "{to: {apprise: 'ntfy://s3cr3t-topic'}}")
+    assert "s3cr3t" not in str(error.value)
+
+
+def test_where_apprise_is_missing_a_submit_says_how_to_install_it(settings, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    monkeypatch.delitem(sys.modules, "launcher.notify.by_apprise", raising=False)
+    [problem, hint] = refused(tmp_path, "{to: {apprise: NTFY}}", NTFY="ntfy://s3cr3t-topic")
+    assert problem == "notify: apprise is not installed"
+    assert "apprise" in hint or "notify" in hint

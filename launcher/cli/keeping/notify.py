@@ -36,8 +36,9 @@ A test is sent from this machine; a run's messages are sent by the host that car
 5 where somebody was not reached. ~/.config/launch/notify.yaml (mode 600) and `notify:` in a spec have the same options:
   to: [{slack: SLACK_WEBHOOK}, {email: me@example.org}, {command: notify-send}]
   on: [stalled, ended]            of started, restarted, stalled, ended
-Also discord, teams and json. SLACK_WEBHOOK is a variable that holds the address; {slack: {file: PATH}} has it in a
-file, and the settings, not a spec, may have the address itself. Only the settings have who takes mail:
+Also discord, teams and json; and apprise, for any service that apprise knows (extra `notify`). SLACK_WEBHOOK is a
+variable that holds the address; {slack: {file: PATH}} has it in a file, and the settings, not a spec, may have the
+address itself. Only the settings have who takes mail:
   smtp: {host: smtp.example.org, user: me, password: {file: ~/.smtp}}
 """
 

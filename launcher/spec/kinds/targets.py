@@ -14,8 +14,11 @@ from launcher.spec.problems import Problem, Wrong, got, wrong
 from launcher.spec.tree import Mapping, Node, Scalar, Sequence, Unusable
 
 WEBHOOKS = ("slack", "discord", "teams", "json")
-TARGETS = (*WEBHOOKS, "email", "command")
+APPRISE = "apprise"  # any service that the library of that name knows, by its URL
+SECRET_ADDRESSES = (*WEBHOOKS, APPRISE)
+TARGETS = (*SECRET_ADDRESSES, "email", "command")
 WEB_ADDRESS = re.compile(r"https?://[^\s/?#]+[^\s]*", re.ASCII)
+URL = re.compile(r"[A-Za-z][\w+.-]*://\S+", re.ASCII)
 _VARIABLE, _FILE = VariableName(), any_path("the path of a file")
 _EMAIL = Text("an address such as me@example.org", r"[^@\s,;:<>()\[\]\\\"]+@[^@\s,;:<>()\[\]\\\"]+")
 _SHELL = Text("a command", lines=True)
@@ -42,7 +45,7 @@ class SecretText(Leaf, frozen=True):
         raise wrong(node, f"expected {self.words()}")  # never what stands there: it may be the secret
 
     def _word(self, node: Scalar) -> Secret | str:
-        if WEB_ADDRESS.fullmatch(node.text):
+        if URL.fullmatch(node.text):
             if self.spelled_out:
                 return node.text
             hint = "name a variable that holds it, {file: PATH}, or write it into ~/.config/launch/notify.yaml"
@@ -51,7 +54,7 @@ class SecretText(Leaf, frozen=True):
 
     def schema(self) -> Json:
         file = {"type": "object", "properties": {"file": _FILE.schema()}, "required": ["file"]}
-        address = [{"type": "string", "pattern": "^https?://"}] if self.spelled_out else []
+        address = [{"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9+.-]*://"}] if self.spelled_out else []
         return {"anyOf": [*address, _VARIABLE.schema(), {**file, "additionalProperties": False}]}
 
 
@@ -93,7 +96,7 @@ class WhoHears(Struct, frozen=True):
     def schema(self) -> Json:
         address = SecretText(self.spelled_out).schema()
         kinds = {
-            **dict.fromkeys(WEBHOOKS, address),
+            **dict.fromkeys(SECRET_ADDRESSES, address),
             "email": _EMAIL.schema(),
             "command": {"anyOf": [_SHELL.schema(), _ARGV.schema()]},
         }
