@@ -1,8 +1,6 @@
 """Files of safetensors and of torch.save, mapped into memory: what is not asked for is not read."""
 
-import mmap
 import os
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +10,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.tree import dtype_of
-from trainer.checkpoint_files.manifest import ITEM_BYTES
-from trainer.checkpoint_files.weight_files import SAFE
 from trainer.errors import TrainerError
+from trainer.extras import install_hint
 
-_NAMES = {code: name for name, code in SAFE.items()}
-_MOST_WORDS = 100_000_000  # bytes of a header, as the format has it
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training scripts keep the model's
 _ARCHIVE = b"PK\x03\x04"
 _HINT = "\nhint: torch.save(model.state_dict(), FILE) writes what can be read without running it"
@@ -32,62 +26,35 @@ class Source:
     tensor: Callable[[str], Tensor]
 
 
-class _Safe(msgspec.Struct, frozen=True):
-    """What a header says of a tensor."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
 class _Index(msgspec.Struct, frozen=True):
     """Which file each tensor of a folder is in, as transformers writes it."""
 
     weight_map: dict[str, str]
 
 
-_safe, _index = msgspec.json.Decoder(_Safe), msgspec.json.Decoder(_Index)
+_index = msgspec.json.Decoder(_Index)
 
 
 def open_safetensors(path: Path) -> Source:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
-        if length > min(_MOST_WORDS, size - 8):
-            raise TrainerError(f"{path}: is no whole file of safetensors")
-        header = file.read(length)
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants what may be written to
+    """Return the tensors of a file of safetensors, mapped into memory. Raises TrainerError."""
     try:
-        words = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        words.pop("__metadata__", None)
-        entries = {name: _safe.decode(one) for name, one in words.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TrainerError(f"{path}: is no file of safetensors: {error}") from error
-    for name, one in entries.items():
-        _check(path, name, one, size - 8 - length)
+        from safetensors import SafetensorError, safe_open  # late: of use only where such a file is loaded
+    except ImportError as error:
+        raise TrainerError(f"{path}: safetensors is not installed\n{install_hint('train')}") from error
+    try:
+        file = safe_open(path, framework="pt")
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except (SafetensorError, UnicodeError) as error:
+        raise TrainerError(f"{path}: is no whole file of safetensors: {error}") from error
 
     def tensor(name: str) -> Tensor:
-        one = entries[name]
-        dtype, (begin, end) = dtype_of(_NAMES[one.dtype]), one.data_offsets
-        if begin == end:
-            return torch.empty(one.shape, dtype=dtype)
-        raw = torch.frombuffer(data, dtype=torch.uint8, offset=8 + length + begin, count=end - begin)
-        if raw.data_ptr() % dtype.itemsize:
-            raw = raw.clone()
-        return raw.view(dtype).reshape(one.shape)
+        try:
+            found: Tensor = file.get_tensor(name)
+        except Exception as error:  # of a type that torch has not, or of a damaged file
+            raise TrainerError(f"{path}: {name} cannot be read: {error}") from error
+        return found
 
-    return Source({name: one.shape for name, one in entries.items()}, tensor)
-
-
-def _check(path: Path, name: str, one: _Safe, size: int) -> None:
-    if one.dtype not in _NAMES:
-        raise TrainerError(f"{path}: {name}: expected one of {', '.join(_NAMES)}, got {one.dtype[:40]!r}")
-    begin, end = one.data_offsets
-    wanted = ITEM_BYTES[_NAMES[one.dtype]]
-    for length in one.shape:
-        wanted *= length
-    if min((0, *one.shape)) < 0 or not 0 <= begin <= end <= size or end - begin != wanted:
-        raise TrainerError(f"{path}: {name}: its place in the file is not one of its shape: it was cut off or damaged")
+    return Source(shapes, tensor)
 
 
 def open_torch(path: Path) -> Source:
