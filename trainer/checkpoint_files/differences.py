@@ -11,7 +11,6 @@ from typing import Any, Self
 
 from trainer.checkpoint_files.catalog import Entry, read_manifest
 from trainer.checkpoint_files.durable import open_to_read, read_exactly, unreadable_is_damaged
-from trainer.checkpoint_files.float_types import convert
 from trainer.checkpoint_files.manifest import ITEM_BYTES, TensorEntry
 from trainer.checkpoint_files.weights import pieces
 
@@ -120,8 +119,8 @@ def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _value(data: bytes, dtype: str) -> str:
     """As a person reads it; where Python knows no such number, its bytes."""
-    if dtype == "bfloat16":
-        data, dtype = convert(data, dtype, "float32"), "float32"
+    if dtype == "bfloat16":  # the upper half of a single
+        data, dtype = b"\0\0" + data, "float32"
     code = _CODES.get(dtype)
     if code is None or len(data) != struct.calcsize(code):
         return data.hex()

@@ -15,7 +15,7 @@ from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.choice import first_whole
 from trainer.checkpoint_files.dcp_files import write_dcp
 from trainer.checkpoint_files.durable import sync_folder
-from trainer.checkpoint_files.float_types import FLOATS
+from trainer.checkpoint_files.float_types import check_convertible
 from trainer.checkpoint_files.layout import Kind
 from trainer.checkpoint_files.manifest import Value
 from trainer.checkpoint_files.weight_files import index, split, write_safetensors, write_torch
@@ -90,8 +90,8 @@ def check(target: Path, shape: Shape) -> Form:
             f"{target}: expected a name that ends with .safetensors, .pt, .pth or .dcp, or a folder's without one\n"
             "hint: model.safetensors, which needs nothing to be read safely, or model.pt for torch.load"
         )
-    if shape.dtype is not None and shape.dtype not in FLOATS:
-        raise BadSettings(f"expected one of {', '.join(FLOATS)} as type, got {shape.dtype}")
+    if shape.dtype is not None:
+        check_convertible(shape.dtype)
     if shape.most_bytes_per_file is not None and shape.most_bytes_per_file < 1:
         raise BadSettings(f"expected files of at least one byte, got {shape.most_bytes_per_file}")
     if (target.is_dir() != form.is_folder and os.path.lexists(target)) or not target.absolute().parent.is_dir():

@@ -1,11 +1,13 @@
 """Numbers change their type as torch changes it."""
 
 import struct
+import sys
 
 import pytest
 import torch
 
-from trainer.checkpoint_files.float_types import FLOATS, convert
+from trainer.checkpoint_files.float_types import FLOATS, check_convertible, convert
+from trainer.errors import BadSettings
 
 SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), 65504.0, 65519.9, 65520.0, -7e4, 1e-8, 6e-8, 3.4e38, 1.0039062, 1.01]
 
@@ -63,3 +65,10 @@ def test_every_half_and_what_lies_beside_it():
     given = torch.cat([given - 1, given, given + 1]).view(torch.float32)
     given = given[~given.isnan()]
     assert convert(raw(given), "float32", "float16") == raw(given.to(torch.float16))
+
+
+def test_without_numpy_a_type_is_refused_before_anything_is_read(monkeypatch):
+    check_convertible("bfloat16")
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(BadSettings, match=r"^bfloat16: another type needs numpy, which is not installed\nhint: "):
+        check_convertible("bfloat16")
