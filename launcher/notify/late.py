@@ -47,27 +47,13 @@ def tell_end(run: RunDir, status: RunStatus) -> Iterator[Told]:
 
 
 def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: float) -> Message | None:
-    """What there is to say of a run that has ended, to some recipient at least. Where only the cluster knows how it
-    ended, an earlier failure of the run's own does not explain it."""
-    state = RunState(
-        run=status.run,
-        name=status.name,
-        cluster=status.cluster,
-        state=status.state,
-        cause=status.cause,
-        exit_code=status.exit_code,
-        attempt=status.attempt,
-        generation=status.generation,
-        submitted_at=status.submitted_at,
-        step=status.step,
-        total_steps=status.total_steps,
-        metrics=status.metrics,
-        not_finite=status.not_finite,
-        checkpoint=status.checkpoint,
-        restarts=status.restarts.by_cause,
-        failure=status.failure if status.ended_at is not None else None,
-        message=status.message,
-    )
+    """Return the message of the run's end, or None if no recipient lacks it.
+
+    Where only the cluster knows how the run ended, an earlier failure of its own does not explain the end.
+    """
+    shared = {name: getattr(status, name) for name in RunState.__struct_fields__ if name in RunStatus.__struct_fields__}
+    failure = status.failure if status.ended_at is not None else None
+    state = RunState(**shared | {"restarts": status.restarts.by_cause, "failure": failure})
     ends = [one for one in due(what, Glance(events, state, None, over=True), at) if one.kind == "ended"]
     known = settled(events)
     return next((one for one in ends if any((one.key, to.id) not in known for to in what.recipients)), None)
