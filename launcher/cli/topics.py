@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.cli.commands import ALSO, COMMANDS, GROUPS
-from launcher.cli.markdown import for_terminal
-from launcher.cli.terminal import is_terminal, paint, size
+from launcher.cli.terminal import in_colour, is_terminal, size
 from launcher.errors import BadInput, Exit
 from launcher.shipped import pages
 
@@ -31,9 +30,11 @@ def show(name: str, others: Sequence[str]) -> int:
         near = difflib.get_close_matches(name[:100], [*others, *known], n=3)
         meant = f"did you mean {' or '.join(f'`launch help {one}`' for one in near)}?" if near else ""
         raise BadInput(f"no such command or page: {name[:100]!r}", f"hint: {meant or '`launch help` lists all'}")
+    from launcher.cli.markdown import for_terminal  # late: only a page needs rich
+
     text = path.read_text(encoding="utf-8")
     width = min(size(sys.stdout)[0], _WIDEST)
-    _page(for_terminal(text, width, paint, lambda link: _way(link, path)))
+    _page(for_terminal(text, width, lambda link: _way(link, path), colour=in_colour(sys.stdout)))
     return Exit.OK
 
 

@@ -11,32 +11,23 @@ from launcher.cli.markdown import for_terminal
 from launcher.shipped import pages, title
 
 ROOT = Path(__file__).parents[2]
-COLOURS = {"bold": "1", "cyan": "36"}
 
 
-def plain(text, colour):
-    return text
-
-
-def coloured(text, colour):
-    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m"
-
-
-def shown(text, width=40, paint=plain, name_of=lambda link: ""):
-    return for_terminal(text, width, paint, name_of)
+def shown(text, width=40, name_of=lambda link: "", *, colour=False):
+    return for_terminal(text, width, name_of, colour=colour)
 
 
 def test_headings_paragraphs_and_code():
-    page = "# Title\n\nOne line\nand the next.\n```console\n$ a   b\n```\n## Part\nText\n### Detail\nText\n"
+    page = "# Title\n\nOne line\nand the next.\n```console\n$ a   b\n\n\n> c\n```\n## Part\nText\n### Detail\nText\n"
     assert shown(page) == [
-        "Title", "═════", "", "One line and the next.", "", "    $ a   b", "", "Part", "────", "", "Text", "", "Detail",
-        "", "Text",
+        "Title", "═════", "", "One line and the next.", "", "    $ a   b", "", "", "    > c", "", "Part", "────", "",
+        "Text", "", "Detail", "", "Text",
     ]  # fmt: skip
 
 
 def test_lists_are_wrapped_behind_their_marks():
-    assert shown("- one two three\n  four\n- five\n  1. six seven eight\n", 13) == [
-        "- one two", "  three four", "- five", "  1. six", "     seven", "     eight",
+    assert shown("- one two three\n  four\n- five\n\n1. six seven eight\n", 13) == [
+        " • one two", "   three four", " • five", "", " 1 six seven", "   eight",
     ]  # fmt: skip
 
 
@@ -55,18 +46,22 @@ def test_a_table_too_wide_for_columns_has_its_cells_below_each_other():
 
 def test_links_say_how_to_get_there():
     names = {"a.md": "launch help a", "https://x.org": "https://x.org"}
-    page = "See [the `a` page](a.md), [there](https://x.org) and [b](b.py)."
+    page = "See [the `a` page](a.md), [there](https://x.org), <https://x.org> and [b](b.py)."
     assert shown(page, 80, name_of=lambda link: names.get(link, "")) == [
-        "See the a page (launch help a), there (https://x.org) and b."
+        "See the a page (launch help a), there (https://x.org), https://x.org and b."
     ]
 
 
 def test_colours_take_no_room():
     line = "one `two three` **four** five"
-    bare = shown(line, 13)
-    painted = shown(line, 13, coloured)
+    bare, painted = shown(line, 13), shown(line, 13, colour=True)
     assert [re.sub(r"\x1b\[\d+m", "", line) for line in painted] == bare == ["one two three", "four five"]
-    assert painted[0] == "one \x1b[36mtwo\x1b[0m \x1b[36mthree\x1b[0m"
+    assert painted[0] == "one \x1b[36mtwo three\x1b[0m"
+
+
+def test_code_is_never_cut():
+    line = "word " * 40 + "end"
+    assert shown(f"```console\n{line}\n```\n") == [f"    {line}"]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
