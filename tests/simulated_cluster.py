@@ -99,7 +99,6 @@ class SimRank:
     frozen: bool = False
     stays: bool | None = None
     resizes: bool = False
-    shrinks: bool = False
     goes_back: bool = False
     waits: bool = False
     exit: RankExit | None = None
@@ -541,7 +540,7 @@ class Cluster:
     def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
         idle_s = self.mono - rank.active_at
         fields = {"reported": rank.step is not None, "step": rank.step, "checkpoint": self.checkpoint, **how}
-        can: dict[str, Any] = {"stays": rank.stays, "resizes": rank.resizes, "shrinks": rank.shrinks}
+        can: dict[str, Any] = {"stays": rank.stays, "resizes": rank.resizes}
         can["goes_back"] = rank.goes_back
         return RankPulse(rank.number, idle_s, frozen=rank.frozen, waits=rank.waits, **can, **fields)
 

@@ -75,6 +75,14 @@ class SlowRank(msgspec.Struct, frozen=True, array_like=True):
     usual_s: float  # what the usual rank's does
 
 
+class WentBack(msgspec.Struct, frozen=True, array_like=True):
+    """Where a training continued in place from what was saved, because no rank had the state any more."""
+
+    step: Count
+    lost_steps: Count  # that are done again
+    why: Annotated[str, msgspec.Meta(max_length=500)] = ""
+
+
 class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     """What one rank did lately."""
 
@@ -93,10 +101,10 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     stays: bool | None = None  # it can go on here when another rank is replaced; None: it has not said so far
     address: str = ""  # where it answers requests
     resizes: bool = False  # beside `stays`: it can go on among fewer or more ranks, too
-    shrinks: bool = False  # beside `stays`: among fewer, from what was saved
-    goes_back: bool = False  # beside `stays`: to what was saved, where a node is lost
+    goes_back: bool = False  # beside `stays`: to what was saved, among fewer ranks too
     waits: bool = False  # it was started to join others, and waits for them
     slow: SlowRank | None = None  # as it has reported in this generation
+    went_back: WentBack | None = None  # as it has reported in this generation
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.effects import Drain, Move
-from launcher.agent.messages import DeviceFails, Fault, GoOn, Pulse, RankPulse, SlowRank, Start, Started, Stop
+from launcher.agent.messages import DeviceFails, Fault, GoOn, Pulse, RankPulse, SlowRank, Start, Started, Stop, WentBack
 from launcher.clock import ENDING_S
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
@@ -35,7 +35,7 @@ def all_stay(cluster: Cluster, *, resizes: bool = False) -> None:
 def all_shrink(cluster: Cluster) -> None:
     for agent in cluster.agents.values():
         for rank in agent.live:
-            rank.stays = rank.shrinks = rank.goes_back = True
+            rank.stays = rank.goes_back = True
     cluster.advance(2)
 
 
@@ -1200,6 +1200,19 @@ def test_a_healthy_node_goes_on_in_place_as_without_checks() -> None:
     cluster.end_rank(2, signal=9)
     cluster.advance(3)
     assert not words(cluster, Stop) and cluster.state().generation == 2
+
+
+# -- no rank has the state any more
+
+
+def test_a_training_that_went_back_in_place_says_so_once_and_in_its_status_until_the_lost_steps_are_done() -> None:
+    cluster = running(1)
+    back = WentBack(8, 2, "no rank has shard 1 any more")
+    text = "no rank has shard 1 any more; back to step 8 in place, 2 steps are done again"
+    for seq, step, message in ((1000, 8, text), (1001, 9, text), (1002, 10, "")):
+        cluster.feed(Pulse(0, seq, 1, (RankPulse(0, 0.0, True, False, step=step, went_back=back),)))
+        assert cluster.state().message == message
+    assert [event.text for event in cluster.recorded("went_back")] == [text]
 
 
 # -- a rank that all others wait for

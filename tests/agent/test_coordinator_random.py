@@ -177,11 +177,11 @@ class Storm(RuleBasedStateMachine):
         if live:
             self.cluster.end_rank(live[number % len(live)], **how)
 
-    @rule(resizes=st.booleans(), shrinks=st.booleans())
-    def all_ranks_can_stay(self, resizes: bool, shrinks: bool) -> None:
+    @rule(resizes=st.booleans(), goes_back=st.booleans())
+    def all_ranks_can_stay(self, resizes: bool, goes_back: bool) -> None:
         for agent in self.cluster.agents.values():
             for rank in agent.live:
-                rank.stays, rank.resizes, rank.shrinks = True, resizes, shrinks
+                rank.stays, rank.resizes, rank.goes_back = True, resizes, goes_back
         self.cluster.advance(2.0)
 
     @rule()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent.messages import SlowRank
+from launcher.agent.messages import SlowRank, WentBack
 from launcher.agent.ranks.reports.progress import Progress, ProgressPipe
 from launcher.rundir.records import NotFinite
 
@@ -26,9 +26,9 @@ def test_words_with_a_meaning_and_metrics_are_kept_apart():
 def test_a_rank_that_takes_back_that_it_stays_takes_back_that_ranks_may_be_fewer():
     progress = Progress()
     progress.take(b'{"stays": 2, "resizes": true}')
-    assert (progress.stays, progress.resizes, progress.shrinks) == (2, True, False)
-    progress.take(b'{"stays": 2, "shrinks": true}')
-    assert (progress.stays, progress.resizes, progress.shrinks) == (2, False, True)
+    assert (progress.stays, progress.resizes, progress.goes_back) == (2, True, False)
+    progress.take(b'{"stays": 2, "goes_back": true}')
+    assert (progress.stays, progress.resizes, progress.goes_back) == (2, False, True)
     progress.take(b'{"stays": 2, "resizes": true}')
     progress.take(b'{"step": 7}')
     assert (progress.stays, progress.resizes, progress.waits) == (2, True, False)
@@ -48,6 +48,15 @@ def test_the_rank_that_all_others_wait_for_is_told_of_until_a_new_generation():
     assert progress.slow is not None
     progress.go_on()
     assert progress.slow is None
+
+
+def test_where_it_went_back_to_is_told_of_until_a_new_generation():
+    progress = Progress()
+    assert progress.take(b'{"went_back_to": 8, "lost_steps": 2, "why": "no rank has shard 1 any more"}')
+    assert progress.went_back == WentBack(8, 2, "no rank has shard 1 any more") and not progress.metrics
+    assert not progress.take(b'{"went_back_to": 8, "lost_steps": -1}')
+    progress.go_on()
+    assert progress.went_back is None
 
 
 def test_an_exception_alone_is_no_sign_of_life():

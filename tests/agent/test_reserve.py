@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("processes_of_its_own")
 
 BOUND_S = 60.0
 SCRIPT = """import os, sys, time
-from trainer.staying.reserve import become_a_rank
+from trainer.recovery.reserve import become_a_rank
 from trainer.wire import Launched
 if os.environ.get("LAUNCH_RESERVE"):
     become_a_rank(Launched.from_environment())

@@ -2,7 +2,7 @@
 
 The same training on two ranks, one thread each, sides in turn. What counts is the processor's time of a rank, so that
 other work on the machine matters little. A step is the median of one training's; what is shown is the median over the
-pairs. `share MB` is what a rank writes into memory in each step, with zero1, and `writing` what that takes by itself.
+pairs.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from torchvision.models import resnet18
 
 from trainer import Settings, Trainer
 from trainer.loop import Callback
-from trainer.staying.shares import ShareFile
 
 LIMIT_S = 900.0
 
@@ -60,21 +59,8 @@ def linear():
 JOBS = {"linear": (linear, 32), "mlp": (mlp, 128), "resnet18": (lambda: resnet18(num_classes=10), 64)}
 
 
-def timed_writes():
-    """What each writing of a share takes from now on."""
-    write, times = ShareFile.write, []
-
-    def timed(*given):
-        began = time.process_time()
-        write(*given)
-        times.append(time.process_time() - began)
-
-    ShareFile.write = timed
-    return times
-
-
 def train(folder, job, strategy, steps, hot):
-    """Seconds of a step in the middle, the bytes of this rank's share, and the seconds to write it."""
+    """Return the seconds of a step in the middle."""
     torch.set_num_threads(1)
     os.chdir(folder)  # metrics go there too
     rank = os.environ["RANK"]
@@ -83,7 +69,7 @@ def train(folder, job, strategy, steps, hot):
             os.mkfifo(folder / name)
         os.environ |= {"LAUNCH_CONTROL": str(folder / f"control-{rank}"), "LAUNCH_NOTES_DIR": str(folder)}
     make, batch = JOBS[job]
-    laps, written = Laps(), timed_writes()
+    laps = Laps()
     settings = Settings(
         max_steps=steps, batch_size=batch, strategy=strategy, log_every=1000,
         checkpoint_dir=str(folder / "checkpoints"), checkpoint_every="1000000 steps",
@@ -98,11 +84,9 @@ def train(folder, job, strategy, steps, hot):
     )
     if trainer.fit() != 0:
         raise RuntimeError("the training did not end")
-    share = folder / f"rank-{int(rank):05d}-share"
-    size = share.stat().st_size // 2 if share.exists() else 0
-    if hot and (not (folder / f"rank-{int(rank):05d}").exists() or (strategy == "zero1" and not size)):
+    if hot and not list(folder.glob(f"rank-{int(rank):05d}.*")):
         raise RuntimeError("nothing was noted: it does not stay")
-    return statistics.median(laps.times[3:]), size, statistics.median(written[3:]) if written else 0.0
+    return statistics.median(laps.times[3:])
 
 
 def measure(job, strategy, steps, hot):
@@ -110,34 +94,30 @@ def measure(job, strategy, steps, hot):
         environment = {name: "" for name in os.environ if name.startswith("LAUNCH_")}
         if not hot:
             environment.pop("LAUNCH_CONTROL", None)
-        found = Ranks(train, 2, Path(place), job, strategy, steps, hot, env=environment).results(LIMIT_S)
-    return tuple(max(one[place] for one in found) for place in range(3))
+        return max(Ranks(train, 2, Path(place), job, strategy, steps, hot, env=environment).results(LIMIT_S))
 
 
 def rows(job, strategy, steps, pairs):
-    plain, staying, writing, size = [], [], [], 0
+    plain, staying = [], []
     for _ in range(pairs):
-        plain.append(measure(job, strategy, steps, False)[0])
-        seconds, size, wrote = measure(job, strategy, steps, True)
-        staying.append(seconds)
-        writing.append(wrote)
+        plain.append(measure(job, strategy, steps, False))
+        staying.append(measure(job, strategy, steps, True))
     more = [100 * (with_it / without - 1) for with_it, without in zip(staying, plain, strict=True)]
-    megabytes = f"{size / 1e6:.0f}" if size else "-"
-    cells = " | ".join(f"{1000 * statistics.median(one):.1f}" for one in (plain, staying, writing))
-    return f"| {job} | {strategy} | {megabytes} | {cells} | {spread(more, 1)} |"
+    cells = " | ".join(f"{1000 * statistics.median(one):.1f}" for one in (plain, staying))
+    return f"| {job} | {strategy} | {cells} | {spread(more, 1)} |"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=JOBS)
-    parser.add_argument("--strategies", nargs="+", default=["ddp", "zero1"])
+    parser.add_argument("--strategies", nargs="+", default=["ddp"])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     lines = [
-        "| job | strategy | share MB | a step, ms of a processor | hot, ms | writing, ms | more, % | range |",
-        "|---|---|---|---|---|---|---|---|",
+        "| job | strategy | a step, ms of a processor | hot, ms | more, % | range |",
+        "|---|---|---|---|---|---|",
         *(rows(job, strategy, args.steps, args.pairs) for job in args.jobs for strategy in args.strategies),
     ]
     publish("staying_cost", "\n".join(lines), write=args.write)

@@ -25,10 +25,10 @@ from results import publish
 from launcher.agent.ranks.ports import HeldPort
 from trainer import world as worlds
 from trainer.checkpoint.contents import Subjects
-from trainer.staying import replica as handing
-from trainer.staying.agreement import Agreement
-from trainer.staying.replica import Snapshot, Taker
-from trainer.staying.stripes import givers_of
+from trainer.recovery import replica as handing
+from trainer.recovery.agreement import Agreement
+from trainer.recovery.replica import Snapshot, Taker
+from trainer.recovery.stripes import givers_of
 
 RANKS = 4
 ONE, THREE, READ = "from one", "from three", "read"

@@ -366,14 +366,14 @@ class Hot(Local):
         return [born[rank] for rank in sorted(born)]
 
 
-class HotZero1(Hot):
-    strategy = "zero1"
-    more = f"{Hot.more}, reserve: 1"
-
-
 class HotFsdp(Hot):
     strategy = "fsdp"
     kept: ClassVar = {"memory_every": "2 steps", "buddy": True}
+
+
+class HotZero1(HotFsdp):
+    strategy = "zero1"
+    more = f"{Hot.more}, reserve: 1"
 
 
 @contextlib.contextmanager

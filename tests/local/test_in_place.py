@@ -117,13 +117,14 @@ def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(
     width = 33 if nodes > 1 else 20_000  # so large a state is read out of a rank's memory
     fingerprint, wanted = alone(ranks, nodes, strategy=strategy, width=width)
     how = {"strategy": strategy, "width": width, "workers": workers, "pause": 0.02, "hold": STEPS - 1}
-    how |= {"memory": "2 steps"} if strategy == "fsdp" else {}
+    goes_back = strategy != "ddp"
+    how |= {"memory": "2 steps"} if goes_back else {}
     run = lab.submit(spec(lab, ranks=ranks, nodes=nodes, mode=mode, **how))
     step = 0
     for number in range(3):
         step = min(STEPS - 1, step + draw.randint(3, 12))
         before = lab.until_step(run, step)
-        if strategy == "fsdp":  # before something is saved there is no way but anew
+        if goes_back:  # before something is saved there is no way but anew
             lab.until("a checkpoint", lambda: lab.read_state(run)["checkpoint"])
         victim = 0 if number == 1 else draw.randrange(ranks * nodes)  # rank 0 serves the store, and speaks for all
         assert kill(pids(before)[victim])
@@ -145,19 +146,16 @@ def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(
 
 @pytest.mark.parametrize(
     ("strategy", "ranks", "nodes", "second"),
-    [
-        ("ddp", 3, 1, "1 0 start"), ("ddp", 3, 1, "1 0 load"), ("ddp", 3, 1, "0 8 load"),
-        ("hsdp", 2, 2, "3 8 connect"),
-    ],
-)  # fmt: skip
+    [("ddp", 3, 1, "1 0 load"), ("ddp", 3, 1, "0 8 load"), ("hsdp", 2, 2, "3 8 connect")],
+)
 def test_one_more_killed_while_they_meet(lab, alone, tmp_path, strategy, ranks, nodes, second):
-    """The new rank as it begins, or with half of the state; or rank 0, which gives it; or, as it is about to, the last
-    one that has a shard.
+    """The new rank with half of the state; or rank 0, which gives it; or the last one that has a shard, which costs
+    steps, and an event says so.
     """
     fingerprint, wanted = alone(ranks=ranks, nodes=nodes, strategy=strategy)
     for number, death in enumerate(("1 8 backward", second)):
         (tmp_path / f"die-{number}").write_text(death)
-    how = {"strategy": strategy, "die": json.dumps(str(tmp_path / "die"))}
+    how = {"strategy": strategy, "die": json.dumps(str(tmp_path / "die")), "every": "4 steps", "pause": 0.1}
     run = lab.submit(spec(lab, ranks=ranks, nodes=nodes, **how))
     status = lab.wait(run)
     assert not list(tmp_path.glob("die-*"))
@@ -165,7 +163,11 @@ def test_one_more_killed_while_they_meet(lab, alone, tmp_path, strategy, ranks, 
     assert status["restarts"] == {"total": 2, "by_cause": {"killed": 2}}
     assert numbers(lab, run) == wanted
     assert status["fingerprint"] == fingerprint
-    assert "done again" not in lab.rank_logs(run)
+    told = [event["text"] for event in lab.events(run, "went_back")]
+    assert len(told) == (strategy == "hsdp")
+    assert all(
+        re.fullmatch(r"no rank has shard 1 any more; back to step \d+ in place, \d steps? .*", one) for one in told
+    )
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -108,7 +108,7 @@ class Launched:
         self._steps, self.stayed_at = {}, {}  # the step at which each rank said so first
         self.stayed_until = {}  # that at which it said first that it does no more
         self.resizes = set()  # ranks that have said that they can be fewer, or more
-        self.shrinks_at = {}  # the step at which each rank said first that they can be fewer, by what was saved
+        self.goes_back_at = {}  # the step at which each rank said first that they can be fewer, by what was saved
         self._grows_at, self._waiting = grows_at, None  # ranks that are to join, and have not said that they wait
         self._joining = set()  # ranks that were started anew, and have not said that they stay
         self._context = multiprocessing.get_context("fork")
@@ -222,8 +222,8 @@ class Launched:
                     if word.get("stays"):
                         self.resizes = self.resizes | {rank} if word.get("resizes") else self.resizes - {rank}
                         self.stayed_at.setdefault(rank, self._steps[rank])
-                    if word.get("shrinks"):
-                        self.shrinks_at.setdefault(rank, self._steps[rank])
+                    if word.get("goes_back"):
+                        self.goes_back_at.setdefault(rank, self._steps[rank])
 
     def _lose(self, ranks, nodes):
         dead = [rank for rank in range(self.size) if rank // self.each in nodes]
@@ -285,7 +285,7 @@ class Launched:
 
     @property
     def _can_all_be_fewer(self):
-        return self.resizes.union(self.shrinks_at).issuperset(range(self.size))
+        return self.resizes.union(self.goes_back_at).issuperset(range(self.size))
 
     def _tell(self, rank, log_before, *, new=(), calm=False):
         word = {"generation": self.generation, "environment": self._environment(rank), "new": new}

@@ -13,10 +13,10 @@ from trainer.checkpoint.generators import seed_all
 from trainer.loop.keeping import Keeping
 from trainer.loop.loop import Loop
 from trainer.loop.sums import gathered
-from trainer.staying.agreement import Agreement, agree
-from trainer.staying.notes import Note, draw_on, put_bytes
-from trainer.staying.parts import Part
-from trainer.staying.replica import Replica, Taker
+from trainer.recovery.agreement import Agreement, agree
+from trainer.recovery.notes import Note, draw_on, put_bytes
+from trainer.recovery.parts import Part
+from trainer.recovery.replica import Replica, Taker
 from trainer.strategies.replicas import made_anew
 
 CANNOT = "the training cannot go on in place: "  # what an error begins with that no other meeting mends
@@ -57,17 +57,13 @@ def arrive(loop: Loop, keeping: Keeping) -> tuple[int, int | None] | str:
 def _with_weights(loop: Loop, keeping: Keeping, agreed: Agreement) -> dict[str, Any]:
     """Models stay, and each rank has all of the weights, or takes all of them. Gives where the loop stood."""
     world, subjects = loop.training.world, loop.checkpointer.subjects
-    if agreed.goes_back:
-        keeping.updating = True
-        _put_share_back(loop, keeping, agreed.step)
-        for optimizer in loop.strategy.shared_out.values():
-            optimizer.spread()
     if world.rank in agreed.takers:
-        keeping.snapshots.clear()  # until it has all of it
+        keeping.snapshot = None  # until it has all of it
         values = Taker(agreed, subjects, world).take()
-        _put_share_back(loop, keeping, agreed.step)
     else:
-        snapshot = next(one for one in keeping.snapshots if one.step == agreed.step)
+        snapshot = keeping.snapshot
+        if snapshot is None:
+            raise cannot(f"this rank has no snapshot of step {agreed.step}")
         if agreed.takers:
             Replica(subjects, snapshot).give(agreed, world)
         snapshot.put_back(subjects)
@@ -106,12 +102,8 @@ def _lend(loop: Loop, keeping: Keeping, agreed: Agreement, life: str) -> None:
         elif world.rank == rank:
             said: list[Any] = [None]
             dist.recv_object_list(said, src=keeper, group=world.control)
-            keeping.take_note(loop, life, agreed.step, said[0])
-
-
-def _put_share_back(loop: Loop, keeping: Keeping, step: int) -> None:
-    if not keeping.put_share_back(loop, step):
-        raise cannot(f"the share of step {step} is gone")
+            if not keeping.take_note(loop, life, agreed.step, said[0]):
+                raise cannot(f"there is no memory for the note of step {agreed.step}")
 
 
 def _put_back(loop: Loop, keeping: Keeping, step: int, values: dict[str, Any]) -> None:

@@ -14,11 +14,11 @@ from trainer.data.iterable import is_iterable
 from trainer.data.loaders import is_loader
 from trainer.loop.loop import Loop
 from trainer.loop.settings import Settings
-from trainer.strategies.settings import REPLICAS, SHARDS
+from trainer.strategies.settings import PARTITIONED
 from trainer.wire import Launched
 
 _FREE = ("ddp", "hsdp")
-_NOT_ON_GPUS = ("zero1", "hsdp")  # the one notes its share in the middle of each step, the other has several groups
+_NOT_ON_GPUS = ("zero1", "hsdp")  # the one sends weights at the end of an update, the other has several groups
 _NCCL_HEEDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _LOOKED_AT = 3  # steps
 _WARM, _TIMED, _FELT = 5, 20, 0.01  # steps that are not timed, and those that are; a part of their time
@@ -116,7 +116,7 @@ def reasons(
 
 
 def _is_free(loop: Loop, *, loads: bool) -> bool:
-    """Going on in place loses no step, and costs next to nothing: no share is written, no device waited for; and no
+    """Going on in place loses no step, and costs next to nothing: no device is waited for; and no
     callback, which may be any, hears of an end that is none.
     """
     strategy, cpu = loop.strategy, loop.training.world.device.type == "cpu"
@@ -129,10 +129,10 @@ def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool)
     if not met_once:
         yield "the ranks had met before, or by the script's own doing, or are too many"
     alone = world.size == 1 and not (launched.notes_copied and strategy.settings.strategy in _FREE)  # for good
-    if strategy.settings.strategy not in REPLICAS + SHARDS or alone:
+    if strategy.settings.strategy not in ("ddp", *PARTITIONED) or alone:
         yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
-    if strategy.settings.strategy in SHARDS and not made:
-        yield "the model was given, and its shards know their ranks: expected a function that makes it"
+    if strategy.settings.strategy in PARTITIONED and not made:
+        yield "the model was given, and cannot be made anew: expected a function that makes it"
     if strategy.pipeline is not None:
         yield "the model is in stages, which have not been shown to go on in place"
     if world.device.type != "cpu" and strategy.settings.strategy in _NOT_ON_GPUS:

@@ -14,18 +14,14 @@ Where a node is lost and no other takes its place, the ranks that are left end t
 are dealt out to them, and their random generators seeded, as a start on so many ranks does that begins with a
 checkpoint of step k. So both make the same of it. Where ranks of one more node join, all leave together after step k.
 
-Under zero1 each rank also writes its share of the optimizer into the memory of its node, right after an update: that of
-a rank that was killed is nowhere else. Where one was killed in the middle of an update, or right after it, the others
-go back to the step before, and do that one once more.
-
 Where the weights are dealt out too, those that live make their model anew, in their processes. With hsdp another rank
 has the shards of one that was killed, and gives them to the new one: all keep what they have of the newest step of
 which each shard is left, put it into their new model, and no step is lost. Where each node has all shards they may be
 fewer ranks then, or more, as with replicas.
 
-Where nobody has what was lost, as with fsdp, or with zero1 the shares that were in the memory of a node that is gone,
-all go back to the newest snapshot that the nodes have in memory, or to the newest checkpoint, and load it as the new
-rank does. They may be fewer then: with zero1, too, all make their model anew for that.
+Where nobody has what was lost, as with zero1, zero2 and fsdp, or with hsdp where all ranks that had a shard were
+killed, all go back to the newest snapshot that the nodes have in memory, or to the newest checkpoint, and load it as
+the new rank does. They may be fewer then.
 """
 
 import logging
@@ -38,7 +34,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.checkpoint_files import catalog
 from trainer.connections import Lookout, made_here
 from trainer.loop.arriving import CANNOT, arrive, cannot, draw_anew
 from trainer.loop.can_stay import Pace, PlainState, reasons
@@ -47,10 +42,9 @@ from trainer.loop.loop import Loop
 from trainer.loop.passes import Passes
 from trainer.loop.settings import Settings
 from trainer.loop.sums import gathered
-from trainer.staying.control import Control, take_place
-from trainer.staying.copies import Copies
-from trainer.staying.packing import CannotKeep
-from trainer.strategies import SHARDS, Strategy
+from trainer.recovery.control import Control, take_place
+from trainer.recovery.copies import Copies
+from trainer.strategies import PARTITIONED, Strategy
 from trainer.wire import Launched, Wire
 from trainer.world import Membership, World
 
@@ -82,7 +76,7 @@ class Stay:
     @classmethod
     def of(cls, world: World, settings: Settings, *, made: bool) -> "Stay":
         """`made`: the model was, by a function."""
-        launched, loads = Launched.from_environment(), settings.strategy in SHARDS
+        launched, loads = Launched.from_environment(), settings.strategy in PARTITIONED
         member = Membership.only_use(world)
         arrives = world.anew and member is not None
         in_node = settings.strategy == "hsdp" and world.local_size % (settings.shard_size or world.local_size) == 0
@@ -106,7 +100,7 @@ class Stay:
         if self.active or (launched.control is None and not launched.notes_copied):
             return
         able, world = self._is_able(loop, settings, dataset), loop.training.world
-        copies_notes = self.keeping.copies_notes(loop)
+        copies_notes = self.keeping.copies_notes
         if copies_notes:
             able = all(gathered(able, world))  # ranks that keep copies for each other begin together
         if not able or launched.control is None:
@@ -124,7 +118,6 @@ class Stay:
         self._take_snapshot(loop, None)
         if self.active:
             self._have_arrived(loop)
-            self._look_for_saved(loop)
 
     def _is_able(self, loop: Loop, settings: Settings, dataset: Any) -> bool:
         """It has what it takes; where not, that is said."""
@@ -140,7 +133,7 @@ class Stay:
         try:
             self._await_words()
             self.keeping.begin(loop)
-        except (OSError, CannotKeep) as error:
+        except OSError as error:
             level = logging.DEBUG if self.launched.stays_by_itself else logging.WARNING
             log.log(level, "a killed rank will have all ranks started anew: %s", error)
             return False
@@ -185,16 +178,8 @@ class Stay:
             self.end(loop, f"{changing} changes from step to step, and a new rank would not have it")
         if self.launched.stays_by_itself and self._pace.is_felt(time.monotonic()):
             self.end(loop, "what it takes would be felt")
-        if self.active:
-            try:
-                self.keeping.take_share(loop)
-            except CannotKeep as error:
-                if not loop.training.world.is_first:  # which may have a smaller share
-                    log.warning("a killed rank will have all ranks started anew from now on: %s", error)
-                self.end(loop, str(error))
         self._take_snapshot(loop, step_samples)
         self.keeping.updating = False
-        self.keeping.drop_left_part()
 
     def step_ended(self, loop: Loop) -> None:
         """The one after which it goes on, before it is saved."""
@@ -267,9 +252,6 @@ class Stay:
         """By the thread that has heard the word: the one of the training may be held up, or never be back."""
         if self._passes is not None:
             self._passes.leave()
-        word = self.control.peek() if self.control is not None and self.loads else None
-        if word is not None and self.member is not None:
-            self.keeping.leave_part(word.new, self.member.world)
 
     def _check_still_met(self) -> None:
         """In the middle of a pass. An update is to come to its end."""
@@ -284,21 +266,8 @@ class Stay:
 
     def _say(self) -> None:
         keeping = self.keeping
-        can = {"resizes": keeping.resizes, "shrinks": keeping.shrinks, "goes_back": keeping.goes_back}
+        can = {"resizes": keeping.resizes, "goes_back": keeping.goes_back}
         self.wire.report(stays=self.launched.generation, **can)
-
-    def _look_for_saved(self, loop: Loop) -> None:
-        """With zero1: from then on ranks may be fewer."""
-        if self.keeping.shares is not None and self.keeping.made:
-            if catalog.steps(loop.checkpointer.folder):
-                self._can_be_fewer()
-            else:
-                loop.checkpointer.when_first_saved = self._can_be_fewer
-
-    def _can_be_fewer(self) -> None:
-        self.keeping.saved = True
-        if self.active:
-            self._say()
 
     def _others_wait(self) -> bool:
         return self.active and self.control is not None and self.control.has_calm_word
@@ -311,7 +280,7 @@ class Stay:
         made anew.
         """
         while True:
-            able = self._may_meet and (self._has_a_way_back or strategy is not None)
+            able = self._may_meet and (self.loads or strategy is not None)
             if not able or self.member is None or self.control is None or not _is_of_peers(error):
                 raise error
             self._look_no_more()
@@ -320,10 +289,8 @@ class Stay:
             word = self.control.wait(patience_s + self.launched.lease_s)
             if word is None:
                 raise error
-            if self.loads:
-                if loop is not None and self.active:
-                    self.keeping.take_part()
-                self.keeping.leave_part(word.new, self.member.world)  # first of all: it may be killed as others were
+            if self.loads and loop is not None and self.active:
+                self.keeping.take_part()
             if loop is not None:
                 self.was_at = loop.progress.step if self.active else self.was_at
                 self.keeping.validated = loop.progress.validated, loop.progress.values
@@ -336,7 +303,7 @@ class Stay:
             try:
                 world = self.member.meet_anew(self.control.fileno())
                 self._look_out()
-                if self.loads or strategy is None or (strategy.shared_out and strategy.world.size != world.size):
+                if self.loads or strategy is None:
                     clear_frames(error.__traceback__)  # they have the model that is to be made anew
                     return replace(world, anew=not self.loads)
                 strategy.meet_anew(world)
@@ -349,11 +316,7 @@ class Stay:
     @property
     def _may_meet(self) -> bool:
         """In the middle of an update there is no way but back."""
-        return (self.active or self.arrives) and (not self.keeping.updating or self._has_a_way_back)
-
-    @property
-    def _has_a_way_back(self) -> bool:
-        return self.loads or self.keeping.shares is not None
+        return (self.active or self.arrives) and (not self.keeping.updating or self.loads)
 
     def arrive(self, loop: Loop) -> int | None:
         """On all ranks, in new groups: be where the training goes on from. Gives the step; None where all load."""
@@ -379,7 +342,6 @@ class Stay:
         self.keeping.go_on_from(loop, self.step_samples)
         self._believe(loop, loop.progress.step)
         self._have_arrived(loop)
-        self._look_for_saved(loop)
 
     def have_loaded(self, loop: Loop) -> None:
         """On all ranks, where they load. Raises DistBackendError where there was nothing: the objects of a process that
@@ -390,10 +352,12 @@ class Stay:
             why = f"{self.goes_back_because}; " if self.goes_back_because else ""
             raise cannot(f"{why}nothing was saved so far")
         self._believe(loop, loaded.step)
-        lost = max(gathered(self.was_at, loop.training.world)) - loaded.step
+        lost = max(0, max(gathered(self.was_at, loop.training.world)) - loaded.step)
         where = "memory" if loaded.from_memory else "a checkpoint"
         why = f" ({self.goes_back_because})" if self.goes_back_because else ""
-        again = f"done again: {max(0, lost)} steps"
+        again = f"done again: {lost} steps"
+        if loop.training.world.is_first:
+            self.wire.report(went_back_to=loaded.step, lost_steps=lost, why=self.goes_back_because)
         loop.training.say(f"goes on in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _believe(self, loop: Loop, step: int) -> None:

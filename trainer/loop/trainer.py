@@ -49,7 +49,7 @@ from trainer.loop.staying import Stay
 from trainer.loop.stragglers import Stragglers
 from trainer.loop.trials import begin_anew, first_batches, in_short
 from trainer.loop.wrong_kinds import refuse_wrong_callbacks, refuse_wrong_kinds
-from trainer.staying.reserve import become_a_rank
+from trainer.recovery.reserve import become_a_rank
 from trainer.stopping import Votes
 from trainer.strategies import (
     REPLICAS,

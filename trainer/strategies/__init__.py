@@ -5,7 +5,16 @@ from trainer.strategies.optimizers import Optimizers
 from trainer.strategies.parameters import Parameters
 from trainer.strategies.precision import warn_of_low_weights
 from trainer.strategies.recompute import KEPT, repetitions_told
-from trainer.strategies.settings import NAMES, PRECISIONS, REPLICAS, SHARDS, Choice, StrategySettings, needs_group
+from trainer.strategies.settings import (
+    NAMES,
+    PARTITIONED,
+    PRECISIONS,
+    REPLICAS,
+    SHARDS,
+    Choice,
+    StrategySettings,
+    needs_group,
+)
 from trainer.strategies.strategy import Strategy, number_of
 from trainer.strategies.turns import Turns, refuse_to_turn
 from trainer.strategies.undrawn import is_undrawn, made_undrawn
@@ -13,6 +22,7 @@ from trainer.strategies.undrawn import is_undrawn, made_undrawn
 __all__ = [
     "KEPT",
     "NAMES",
+    "PARTITIONED",
     "PRECISIONS",
     "REPLICAS",
     "SHARDS",

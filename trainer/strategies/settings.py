@@ -20,6 +20,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ALONE = ("none", "dp")  # one process
 REPLICAS = ("ddp", "zero1")  # each rank has all parameters
 SHARDS = ("zero2", "fsdp", "hsdp")  # each rank has its part of them: FSDP2
+PARTITIONED = ("zero1", *SHARDS)  # each rank has a part of the optimizer's state
 SUMS_ONCE = ("fsdp", "hsdp")  # those of them that add gradients up once a step, if nothing else is said
 
 _ONLY_WITH = {

@@ -1,6 +1,6 @@
 """A model, its optimizer and all that is special about how they are run; the loop asks nothing else."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -21,7 +21,6 @@ from trainer.strategies.replicas import let_go, replicated
 from trainer.strategies.settings import SHARDS, StrategySettings, shard_size
 from trainer.strategies.undone import undone
 from trainer.strategies.wrapped import Wrapped
-from trainer.strategies.zero import SharedOut
 from trainer.world import World
 
 if TYPE_CHECKING:
@@ -57,12 +56,10 @@ class Strategy:
         self._dtype = low_dtype(self.settings.precision)
 
     def meet_anew(self, world: World) -> None:
-        """Go on with the same weights and optimizer in other groups. Only where weights are whole on each rank."""
+        """Continue with the same weights and optimizer in other groups. Only where each rank has all of both."""
         let_go(self.wrapped)
         self._drop_gradients()  # of a step that was broken off; they may lie in a bucket
         self.world, self.wrapped = world, replicated(self.module, world, self.settings)
-        for optimizer in self.shared_out.values():
-            optimizer.meet_anew()
         self.has_stepped, self._buffers_differ = True, True
         if self.scaler is not None:
             forget_unscaled(self.scaler)
@@ -71,11 +68,6 @@ class Strategy:
     def optimizer(self) -> Optimizer:
         """The only one, or the first of several."""
         return next(iter(self.optimizers.values()))
-
-    @property
-    def shared_out(self) -> Mapping[str, SharedOut]:
-        """With zero1, the optimizers by name: each rank has a part of their state, and the whole of the weights."""
-        return {name: one for name, one in self.optimizers.items() if isinstance(one, SharedOut)}
 
     @property
     def model(self) -> nn.Module:
@@ -91,8 +83,8 @@ class Strategy:
 
     @property
     def copies(self) -> frozenset[int]:
-        """The other ranks that have what this one has of the parameters."""
-        if self.settings.mesh:
+        """The other ranks that have the same parameters and optimizer state as this one."""
+        if self.settings.mesh or self.settings.strategy == "zero1":
             return frozenset()
         size = shard_size(self.settings, self.world) if self.settings.strategy in SHARDS else 1
         return frozenset(range(self.world.rank % size, self.world.size, size)) - {self.world.rank}

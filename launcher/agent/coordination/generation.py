@@ -25,8 +25,7 @@ class Rank:
     malformed: int = 0  # lines on its progress wire that were no reports
     stays: bool | None = None  # it can go on in its process when another one is replaced; None: it has not said so far
     resizes: bool = False  # and among fewer or more ranks, too
-    shrinks: bool = False  # and among fewer, from what was saved
-    goes_back: bool = False  # to what was saved, where a node is lost
+    goes_back: bool = False  # to what was saved, among fewer ranks too
     joins: bool = False  # it was started anew, to meet others that have the state of the training
     waits: bool = False  # to meet ranks that are in the middle of the training, and are to be told of it
     exit: RankExit | None = None
@@ -52,6 +51,7 @@ class Generation:
     def __init__(self, number: int, members: Sequence[int], ranks_per_node: int, silence: Silence, mono: float) -> None:
         self.number = number
         self.members = tuple(members)
+        self.went_back = ""  # why, and from where, its ranks continued from what was saved
         self.ranks = [
             Rank(group_rank * ranks_per_node + local, local, node, active_at=mono)
             for group_rank, node in enumerate(self.members)
@@ -124,8 +124,7 @@ class Generation:
             rank.malformed, rank.breakpoint, rank.address = news.malformed, news.breakpoint, news.address
             rank.waits = news.waits
             if news.stays is not None:
-                rank.stays, rank.resizes = news.stays, news.resizes
-                rank.shrinks, rank.goes_back = news.shrinks, news.goes_back
+                rank.stays, rank.resizes, rank.goes_back = news.stays, news.resizes, news.goes_back
             if rank.breakpoint:
                 self._debugged_at = mono
             idle_s = min(news.idle_s, mono - self._debugged_at)

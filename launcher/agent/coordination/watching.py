@@ -160,6 +160,21 @@ class Watch:
         if attempt.is_open and attempt.pace.moves and not moved:
             text = f"generation {attempt.current.number} trains: step {attempt.pace.step} is done"
             attempt.ledger.record("training", text)
+        went_back = next((one.went_back for one in news if one.went_back is not None), None)
+        if went_back is not None:
+            self._note_way_back(went_back)
+
+    def _note_way_back(self, told: messages.WentBack) -> None:
+        """Record once in a generation from where it continued, and show that until all lost steps are done again."""
+        attempt, generation = self._attempt, self._attempt.current
+        if not generation.went_back:
+            generation.went_back = f"{told.why}; " if told.why else ""
+            generation.went_back += f"back to step {told.step} in place, {_steps(told.lost_steps)} done again"
+            attempt.ledger.record("went_back", generation.went_back)
+        if (attempt.pace.step or 0) < told.step + told.lost_steps:
+            attempt.standing.message = generation.went_back
+        elif attempt.standing.message == generation.went_back:
+            attempt.standing.message = ""
 
     def _catch_up(self, pulse: messages.Pulse) -> None:
         """After a cut the pulse tells what messages were lost in it."""
@@ -261,3 +276,7 @@ class Watch:
             self._closer.exclude(node, f"no rank was started within {START_S:g} s")
         text = f"node {late[0].index} started no rank within {START_S:g} s"
         self._closer.close(Verdict(Cause.LAUNCHER_FAULT, text, node=late[0].index))
+
+
+def _steps(count: int) -> str:
+    return "1 step is" if count == 1 else f"{count} steps are"

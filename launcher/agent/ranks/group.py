@@ -259,10 +259,10 @@ class RankGroup:
             breakpoint=progress.breakpoint,
             address=progress.address,
             resizes=progress.resizes,
-            shrinks=progress.shrinks,
             goes_back=progress.goes_back,
             waits=progress.waits,
             slow=progress.slow,
+            went_back=progress.went_back,
         )
 
     @property

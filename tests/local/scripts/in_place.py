@@ -6,9 +6,8 @@ that goes by validations, a callback with state, and samples that are augmented.
 so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows, or hangs as in an
 operation of torch's where `hang` does, or, where `word` does, waits for launch's word that another one is gone:
 `abandon` is where it gives up a save that is under way then, `connect` while it meets the others anew, `optimizer`
-after its update; with zero1 `spread` is while it sends its new weights to the others, and `share` while it writes its
-part of the optimizer into memory, with hsdp all that it alone has; with `--layers`, `layer` is in the forward pass of
-one of them, and `gradient` in its backward pass. A layer says so where it is run after the word. With `--wraps` the
+after its update; with zero1 `spread` is while it sends its new weights to the others; with `--layers`, `layer` is in the
+forward pass of one of them, and `gradient` in its backward pass. A layer says so where it is run after the word. With `--wraps` the
 loss makes an error of its own of any. With `--mortal SEED N` ranks die anywhere, for so many generations (mortal.py).
 At the end each says how many updates it made.
 """
@@ -34,7 +33,6 @@ from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint_files import catalog
 from trainer.connections import made_here
 from trainer.loop import Callback
-from trainer.staying.packing import Packed
 
 SAMPLES = 96
 
@@ -212,9 +210,6 @@ def watch_meeting(reporter):
     meet, abandon = dist.init_process_group, Checkpointer.abandon
 
     def may_die(place):
-        for thread in threading.enumerate():
-            if thread.name == "left part":  # it may be there by then, or not
-                thread.join()
         reporter.may_die(place, int(os.environ["RANK"]))
 
     def met(*given, **named):
@@ -231,7 +226,7 @@ def watch_meeting(reporter):
 
 def watch_updates(reporter):
     """The places in an update of zero1."""
-    send, put = dist.broadcast, Packed.put
+    send = dist.broadcast
 
     def sent(*given, **named):
         work = send(*given, **named)
@@ -239,11 +234,7 @@ def watch_updates(reporter):
             reporter.may_die("spread")
         return work
 
-    def written(share, content):
-        put(share, content)
-        reporter.may_die("share")
-
-    dist.broadcast, Packed.put = sent, written
+    dist.broadcast = sent
 
 
 def main(words=None):

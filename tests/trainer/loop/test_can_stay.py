@@ -85,7 +85,7 @@ UNASKED = {"LAUNCH_STAYS": "auto"}
         ("ddp", "cpu", False, True),
         ("hsdp", "cpu", False, True),
         ("hsdp", "cpu", True, False),  # it would go back to what was saved
-        ("zero1", "cpu", False, False),  # it writes its share in each step
+        ("zero1", "cpu", True, False),
         ("fsdp", "cpu", True, False),
         ("zero2", "cpu", True, False),
         ("ddp", "cuda", False, False),  # it waits for the device in each step

@@ -152,7 +152,7 @@ class HotOpener:
         left = [rank for rank in generation.ranks if rank.node not in lost]
         if any(not _stays(rank) for rank in left):
             return ", and not all others stay"
-        unable = next((rank for rank in left if not (rank.resizes or rank.shrinks)), None)
+        unable = next((rank for rank in left if not (rank.resizes or rank.goes_back)), None)
         return "" if unable is None else f", and rank {unable.number} cannot go on among fewer ranks"
 
     def _could_be_more(self, members: Sequence[int], lost: set[int]) -> str:
@@ -175,7 +175,7 @@ class HotOpener:
             rank.stays, rank.joins = (None, True) if was is None else (True, False)
             rank.active_at = attempt.mono
             if was is not None:
-                rank.resizes, rank.shrinks, rank.goes_back = was.resizes, was.shrinks, was.goes_back
+                rank.resizes, rank.goes_back = was.resizes, was.goes_back
         attempt.generation, attempt.phase, attempt.lost = generation, AttemptPhase.STARTING, None
         attempt.start_by, attempt.blame_at = attempt.mono + START_S, inf
         attempt.pace.restart(in_place=True)

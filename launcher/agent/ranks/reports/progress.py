@@ -25,7 +25,7 @@ from typing import Literal
 
 import msgspec
 
-from launcher.agent.messages import SlowRank
+from launcher.agent.messages import SlowRank, WentBack
 from launcher.decoding import converted
 from launcher.rundir.records import NotFinite, Raised
 
@@ -60,13 +60,15 @@ class Report(msgspec.Struct, frozen=True):
     address: str | None = None  # where it answers requests; "": no more
     stays: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
     resizes: bool = False  # beside `stays`: among fewer or more ranks, too
-    shrinks: bool = False  # beside `stays`: among fewer, from what was saved
-    goes_back: bool = False  # beside `stays`: to what was saved, where a node is lost
+    goes_back: bool = False  # beside `stays`: to what was saved, among fewer ranks too
     waits: bool = False  # for ranks that are in the middle of the training, to meet them
     remembered: int | None = None  # a step of which this node's ranks have a snapshot in its memory
     slow_rank: int | None = None  # that all others wait for: what its own work takes of a step, and the usual rank's
     slow_s: float = 0.0
     usual_s: float = 0.0
+    went_back_to: int | None = None  # the saved step from which the training continued in place
+    lost_steps: int = 0
+    why: str = ""
 
 
 class Progress:
@@ -86,9 +88,10 @@ class Progress:
         self.exception: ExceptionReport | None = None
         self.breakpoint = self.address = ""
         self.stays: int | None = None
-        self.resizes = self.shrinks = self.goes_back = self.waits = False
+        self.resizes = self.goes_back = self.waits = False
         self.remembered: int | None = None
         self.slow: SlowRank | None = None
+        self.went_back: WentBack | None = None
         self.metrics: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
         self.reported = False
@@ -102,7 +105,10 @@ class Progress:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             self.dropped_lines += 1
             return False
-        counts = (report.step, report.total_steps, report.checkpoint, report.stays, report.remembered, report.slow_rank)
+        counts = (
+            report.step, report.total_steps, report.checkpoint, report.stays, report.remembered, report.slow_rank,
+            report.went_back_to, report.lost_steps,
+        )  # fmt: skip
         if not all(map(_is_step, counts)):
             self.dropped_lines += 1
             return False
@@ -111,7 +117,7 @@ class Progress:
 
     def go_on(self) -> None:
         """Its process is one of a new generation, in which it has reported nothing yet."""
-        self.step = self._began = self.checkpoint = self.remembered = self.slow = None
+        self.step = self._began = self.checkpoint = self.remembered = self.slow = self.went_back = None
         self.reported = False
 
     @property
@@ -133,12 +139,13 @@ class Progress:
         self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
         self.address = report.address[:_LONGEST_PLACE] if report.address is not None else self.address
         if report.stays is not None:
-            self.stays, self.resizes = report.stays, report.resizes
-            self.shrinks, self.goes_back = report.shrinks, report.goes_back
+            self.stays, self.resizes, self.goes_back = report.stays, report.resizes, report.goes_back
         self.waits = self.waits or report.waits
         self.remembered = report.remembered if report.remembered is not None else self.remembered
         if report.slow_rank is not None:
             self.slow = SlowRank(report.slow_rank, report.slow_s, report.usual_s)
+        if report.went_back_to is not None:
+            self.went_back = WentBack(report.went_back_to, report.lost_steps, report.why[:_LONGEST_PLACE])
         # A word of these is no sign of progress.
         place = (report.exception, report.breakpoint, report.address, report.called_exit, report.start_failed)
         self.reported = self.reported or place == (None, None, None, False, "")

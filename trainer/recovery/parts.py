@@ -18,12 +18,15 @@ from torch.optim import Optimizer
 from trainer.checkpoint.contents import Subjects
 from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames
-from trainer.staying.packing import CannotKeep
-from trainer.staying.replica import Snapshot
-from trainer.staying.sending import receive, send
+from trainer.recovery.replica import Snapshot
+from trainer.recovery.sending import receive, send
 from trainer.world import World
 
 State = dict[str, Any]  # of a parameter: tensors, and plain values
+
+
+class CannotHandOver(Exception):
+    """The optimizer keeps something sharded otherwise than its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class Source:
         return cls(weights, optimizers)
 
     def part(self, snapshot: Snapshot) -> Part:
-        """Where it lies: nothing is copied. Raises CannotKeep."""
+        """Where it lies: nothing is copied. Raises CannotHandOver."""
         states = {
             key: {
                 name: {kind: _kept(kind, value, parameter) for kind, value in optimizer.state[parameter].items()}
@@ -144,7 +147,7 @@ def _kept(name: str, value: Any, parameter: Tensor) -> Any:
     if not isinstance(value, DTensor):
         return value.detach()
     if value.shape != parameter.shape:
-        raise CannotKeep(f"its optimizer keeps {name!r} in another shape than the parameter, in shards")
+        raise CannotHandOver(f"its optimizer keeps {name!r} in another shape than the parameter, in shards")
     return Sharded(_piece(value))
 
 

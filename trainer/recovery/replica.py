@@ -19,9 +19,9 @@ from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames
 from trainer.checkpoint.tree import dtype_name, dtype_of, to_json
 from trainer.checkpoint_files.manifest import Manifest, TensorEntry
-from trainer.staying.agreement import Agreement
-from trainer.staying.sending import bytes_of, receive, send
-from trainer.staying.stripes import givers_of, stripes
+from trainer.recovery.agreement import Agreement
+from trainer.recovery.sending import bytes_of, receive, send
+from trainer.recovery.stripes import givers_of, stripes
 from trainer.world import World
 
 _LOOP = "loop"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from trainer.staying.control import Control
+from trainer.recovery.control import Control
 
 WORD = {"generation": 3, "log": "/new", "log_before": "/old", "environment": {"MASTER_PORT": "21034"}}
 
@@ -96,7 +96,7 @@ def test_nonsense_is_none(fifo, line):
 
 def test_what_is_printed_goes_on_in_the_new_log_and_only_what_went_into_the_old_one(tmp_path):
     script = (
-        "import sys\nfrom trainer.staying.control import MeetAnew, take_place\n"
+        "import sys\nfrom trainer.recovery.control import MeetAnew, take_place\n"
         "print('before', flush=True)\nold, new = sys.argv[1:]\n"
         "take_place(MeetAnew(2, new, old, {'X': '1'}))\nprint('after', flush=True)\n"
         "import os\nprint('aside', os.environ['X'], file=sys.stderr)\n"

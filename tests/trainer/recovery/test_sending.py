@@ -4,7 +4,7 @@ import pytest
 import torch
 from ranks import Ranks
 
-from trainer.staying import sending
+from trainer.recovery import sending
 from trainer.world import join
 
 SHAPES = ((3,), (700, 1000), (0,), (513, 7), (1000, 500))  # of float32: the second and the last are large

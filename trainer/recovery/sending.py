@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.staying.process_memory import read, readable
+from trainer.recovery.process_memory import read, readable
 from trainer.world import World
 
 log = logging.getLogger("trainer")

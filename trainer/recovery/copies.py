@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.staying.agreement import keeper_of
-from trainer.staying.notes import SLOTS
+from trainer.recovery.agreement import keeper_of
+from trainer.recovery.notes import KEPT
 from trainer.world import World
 
 _HEAD = struct.Struct("<QQ")  # step, length
@@ -71,7 +71,7 @@ class Copies:
             note += rest.numpy().tobytes()
         if note:
             self.kept[step] = note
-        for old in sorted(self.kept)[:-SLOTS]:
+        for old in sorted(self.kept)[:-KEPT]:
             del self.kept[old]
 
     def _send(self, data: bytes, keeper: int) -> None:

@@ -4,10 +4,6 @@ A step is done where its update is in the weights. Ranks of a training with whol
 nobody can finish a step before all have given their gradients to it. The most advanced weights count. What a rank had
 noted that was lost with its node comes from the rank that keeps a copy of it.
 
-Where each rank keeps a share of the optimizer to itself, that of a rank that was lost is in the memory of its node, as
-it was after one of the last two steps. The newest step of which the shares of all are whole counts, and who is past it
-goes back.
-
 Where shards have copies, the newest step counts of which each shard is on some rank that lives, and who is at another
 one takes its shard from that rank. Only where there is no such step all go back to what was saved.
 
@@ -18,7 +14,6 @@ the step's losses is wanted, which who keeps their notes has.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trainer.checkpoint_files.whole import whole
 
@@ -30,8 +25,6 @@ class Standing:
     life: str  # of which start of the training its notes and its weights are
     step: int | None  # that its weights are of; None: it is new, or in the middle of an update
     notes: tuple[int, ...]  # the steps after which it knows what was its own
-    shares: tuple[int, ...] | None = None  # those after which its share is in memory; None: it has all of the optimizer
-    knows: tuple[int, ...] = ()  # with shares: those after which it knows what is small and one for all
     kept: tuple[int, ...] = ()  # those after which it knows what was its charge's, a rank of another node
     shard: int | None = None  # which part of the parameters it has; None: all of them
     was: tuple[int, int] | None = None  # which rank it is in its notes, and of how many; None: it is new, or still is
@@ -44,7 +37,6 @@ class Agreement:
     step: int
     source: int  # a rank that has what is one for all
     takers: tuple[int, ...]  # those that need it
-    goes_back: bool = False  # on some rank that stays the weights are of no step, or of a later one
     lent: tuple[tuple[int, int], ...] = ()  # who has the note of it of a rank that has lost its own, and that rank
     handed: tuple[tuple[int, int], ...] = ()  # with copies of shards, who has that of a taker, and that taker
     resized: bool = False  # the step was done by other ranks, or by more of them
@@ -81,8 +73,6 @@ def agree(said: Sequence[Standing], ranks_per_node: int | None = None) -> Agreem
 
 def _among_others(said: Sequence[Standing], ranks_per_node: int) -> Agreement | str:
     """The ranks that did the step were others, or more."""
-    if any(one.shares is not None for one in said):
-        return "each rank has a share of the optimizer, which is for as many ranks as there were"
     before = {(one.was[1], one.life) for one in said if one.was is not None}
     if len(before) > 1:
         return "some ranks had not met the others when one more was lost"
@@ -103,31 +93,25 @@ def _among_others(said: Sequence[Standing], ranks_per_node: int) -> Agreement | 
 
 
 def _newest(said: Sequence[Standing]) -> Agreement | str:
-    """The newest step of which each part is with somebody, and who takes what from whom."""
-    with_shares = any(one.shares is not None for one in said)
-    known = [one.knows if with_shares else () if one.step is None else (one.step,) for one in said]
-    weights: list[Mapping[Any, Sequence[int]]] = [{one.shard: steps} for one, steps in zip(said, known, strict=True)]
-    shares: list[Mapping[Any, Sequence[int]]] = [
-        {("share", rank): one.shares or ()} for rank, one in enumerate(said) if with_shares
+    """Return the newest step of which each part is on some rank, and who takes what from whom; or why there is none."""
+    parts: list[Mapping[int | None, Sequence[int]]] = [
+        {one.shard: () if one.step is None else (one.step,)} for one in said
     ]
-    step = max(whole(weights + shares), default=None)
+    step = max(whole(parts), default=None)
     if step is None:
-        return _why_none(said, shares_are_lost=with_shares and not whole(shares))
+        return _why_none(said)
     has: dict[int | None, int] = {}
     for rank, one in enumerate(said):
-        if step in known[rank]:
+        if one.step == step:
             has.setdefault(one.shard, rank)
-        elif not with_shares and one.shard is None and one.step is not None and one.step < step - 1:
+        elif one.shard is None and one.step is not None and one.step < step - 1:
             return f"rank {rank} is at step {one.step}, while another one is at step {step}"
-    takers = tuple(rank for rank, steps in enumerate(known) if step not in steps)
+    takers = tuple(rank for rank, one in enumerate(said) if one.step != step)
     handed = tuple((has[said[rank].shard], rank) for rank in takers if said[rank].shard is not None)
-    goes_back = any(one.step != step for rank, one in enumerate(said) if rank not in takers)
-    return Agreement(step, min(has.values()), takers, goes_back, handed=handed)
+    return Agreement(step, min(has.values()), takers, handed=handed)
 
 
-def _why_none(said: Sequence[Standing], *, shares_are_lost: bool) -> str:
-    if shares_are_lost:
-        return "there is no step of which the memory has the shares of all ranks"
+def _why_none(said: Sequence[Standing]) -> str:
     steps = {one.step for one in said if one.step is not None}
     shards = {one.shard for one in said if one.shard is not None}
     lost = shards - {one.shard for one in said if one.step is not None}

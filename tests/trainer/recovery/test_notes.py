@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.checkpoint.generators import seed_all
-from trainer.staying.notes import Note, NoteFile, NumpyDraws, bytes_of, draw_on, drawn_now, encoded, put_bytes, room_for
+from trainer.recovery.notes import (
+    Note,
+    NoteFile,
+    NumpyDraws,
+    bytes_of,
+    draw_on,
+    drawn_now,
+    encoded,
+    put_bytes,
+)
 
 LIFE = "a0001.g0001"
 
@@ -23,7 +32,7 @@ def draws():
 
 
 def test_the_last_ones_are_found_by_a_successor(tmp_path):
-    file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(0))
+    file = NoteFile.begin(tmp_path / "rank", LIFE)
     for step in range(7):
         assert file.write(*note(step, names=("loss",), losses=[0.1 + step, 2.0]))
     found = NoteFile.found(tmp_path / "rank")
@@ -35,7 +44,7 @@ def test_the_last_ones_are_found_by_a_successor(tmp_path):
 def test_generators_go_on_as_noted(tmp_path):
     seed_all(5, 1)
     random.gauss(0, 1)  # the second of two is kept for the next call
-    file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(0))
+    file = NoteFile.begin(tmp_path / "rank", LIFE)
     file.write(*note(1))
     wanted = [draws() for _ in range(3)]
     seed_all(7)
@@ -90,7 +99,7 @@ def test_the_generator_of_a_gpu_goes_on_as_noted_too(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_rng_state", gpu.get_state)
     monkeypatch.setattr(torch.cuda, "set_rng_state", gpu.set_state)
     gpu.manual_seed(5)
-    file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(0))
+    file = NoteFile.begin(tmp_path / "rank", LIFE)
     assert file.write(*note(1))
     wanted = torch.rand(3, generator=gpu).tolist()
     gpu.manual_seed(7)
@@ -98,24 +107,30 @@ def test_the_generator_of_a_gpu_goes_on_as_noted_too(tmp_path, monkeypatch):
     assert torch.rand(3, generator=gpu).tolist() == wanted
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
-    file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(10))
-    assert file.write(*note(1, buffers=bytes(10)))
-    assert not file.write(*note(2, buffers=bytes(10**6)))
-    assert file.steps() == (1,)
+def test_without_memory_for_it_the_older_ones_are_kept(tmp_path):
+    file = NoteFile.begin(tmp_path / "rank", LIFE)
+    assert file.write(*note(1))
+    (tmp_path / "rank.new").mkdir()  # nothing can be written there
+    assert not file.write(*note(2))
+    assert file.steps() == NoteFile.found(tmp_path / "rank").steps() == (1,)
 
 
-def test_no_file_or_a_short_one_is_none(tmp_path):
+def test_what_a_killed_rank_was_writing_is_not_there(tmp_path):
+    file = NoteFile.begin(tmp_path / "rank", LIFE)
+    assert file.write(*note(1))
+    (tmp_path / "rank.new").write_bytes((tmp_path / "rank.1").read_bytes()[:100])
+    assert NoteFile.found(tmp_path / "rank").read(1).step == 1
+
+
+def test_no_file_or_a_damaged_one_is_none(tmp_path):
     assert NoteFile.found(tmp_path / "rank") is None
-    (tmp_path / "rank").write_bytes(b"short")
-    assert NoteFile.found(tmp_path / "rank") is None
-    (tmp_path / "rank").write_bytes(bytes(1000))
+    (tmp_path / "rank.0").write_bytes(b"short")
     assert NoteFile.found(tmp_path / "rank") is None
 
 
 def test_a_new_file_knows_nothing_of_the_one_before(tmp_path):
-    NoteFile.begin(tmp_path / "rank", LIFE, room_for(0)).write(*note(3))
-    assert NoteFile.begin(tmp_path / "rank", "a0002.g0001", room_for(0)).steps() == ()
+    NoteFile.begin(tmp_path / "rank", LIFE).write(*note(3))
+    assert NoteFile.begin(tmp_path / "rank", "a0002.g0001").steps() == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool])

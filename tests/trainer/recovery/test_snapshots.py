@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import torch
 
-from trainer.staying.replica import Snapshot
+from trainer.recovery.replica import Snapshot
 
 
 class Kept:

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from trainer.staying.control import Control, take_place
+from trainer.recovery.control import Control, take_place
 from trainer.wire import Launched, Wire
 
 _LONGEST_S = 2e6  # what a poll can wait, 23 days

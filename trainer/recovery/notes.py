@@ -1,12 +1,12 @@
-"""What is one rank's alone after each step, in a file in memory that outlives the process.
+"""What is one rank's alone after each step, in files in memory that outlive the process.
 
 A rank notes it once its last forward pass of a step is through: before its gradients are out, and so before any rank
 can have finished that step. It is what it will be after the step, for neither the backward pass nor the update draws
-random numbers (that is compared). Three steps are kept, which is as far as ranks can be apart; each is sealed once it
-is whole, so that a note that was being written when the rank was killed counts for nothing.
+random numbers (that is compared).
 """
 
 import ctypes
+import os
 import random
 from pathlib import Path
 
@@ -15,11 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.staying.slots import SlotFile
-
-SLOTS = 3
+KEPT = 3  # steps, which is as far as ranks can be apart
 _MT19937_BYTES = 4 * 624 + 4  # the words, and how many of them were used
-_SPARE = 1 << 15  # for what a step's losses take
 
 
 class Drawn(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +42,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 decoded = msgspec.msgpack.Decoder(Note).decode
 encoded = msgspec.msgpack.Encoder().encode
+_decoded = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
 
 class NumpyDraws:
@@ -95,43 +93,71 @@ def draw_on(drawn: Drawn) -> None:
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(drawn.gpu), dtype=torch.uint8))
 
 
-def room_for(buffers: int) -> int:
-    """How much one note may take at most."""
-    return len(encoded(Note(0, drawn_now()))) + buffers + _SPARE
-
-
 class NoteFile:
-    """One rank's. Only it writes, and its successor reads."""
+    """The notes of a rank's last few steps, each in a file in memory that only the rank writes and its successor reads.
 
-    def __init__(self, slots: SlotFile) -> None:
-        self.life, self.path, self._slots = slots.life, slots.path, slots
+    A file takes the place of the one of an older step at once, so that what a killed rank was writing is not there.
+    """
+
+    def __init__(self, path: Path, life: str, kept: dict[int, bytes]) -> None:
+        self.path, self.life, self._kept = path, life, kept
 
     @classmethod
-    def begin(cls, path: Path, life: str, room: int) -> "NoteFile":
-        """A new one, in the place of what is there. Raises OSError."""
-        return cls(SlotFile.begin(path, life, SLOTS, room))
+    def begin(cls, path: Path, life: str) -> "NoteFile":
+        """Start without notes: what is there goes. Raises OSError."""
+        file = cls(path, life, {})
+        file.remove()
+        return file
 
     @classmethod
     def found(cls, path: Path) -> "NoteFile | None":
-        """That of the rank whose place is taken; None where there is none."""
-        slots = SlotFile.found(path)
-        return None if slots is None else cls(slots)
+        """Return the notes of the rank whose place is taken, or None if there are none."""
+        found = [one for slot in range(KEPT) if (one := _read(_file(path, slot))) is not None]
+        lives = {life for life, _, _ in found}
+        return cls(path, lives.pop(), {step: data for _, step, data in found}) if len(lives) == 1 else None
 
     def write(self, step: int, data: bytes) -> bool:
-        """A note's bytes. False where they do not fit."""
-        if len(data) > self._slots.room:
+        """Keep a note's bytes. Return False if there is no memory for them."""
+        target = _file(self.path, step % KEPT)
+        draft = target.with_suffix(".new")
+        try:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb", buffering=0) as file:
+                whole = encoded((self.life, step, data))
+                if file.write(whole) != len(whole):
+                    return False
+            draft.rename(target)
+        except OSError:
             return False
-        self._slots.copy(step, data)
+        self._kept[step] = data
+        for old in sorted(self._kept)[:-KEPT]:
+            del self._kept[old]
         return True
 
     def read(self, step: int) -> Note | None:
-        """The note of that step, if it is whole."""
-        data = self._slots.read(step)
+        """Return the note of that step, or None if there is none."""
+        data = self._kept.get(step)
         return None if data is None else decoded(data)
 
     def steps(self) -> tuple[int, ...]:
-        """Those of which the note is whole."""
-        return self._slots.steps()
+        """Return the steps that there are notes of."""
+        return tuple(sorted(self._kept))
+
+    def remove(self) -> None:
+        """Raises OSError."""
+        for slot in range(KEPT):
+            _file(self.path, slot).unlink(missing_ok=True)
+
+
+def _file(path: Path, slot: int) -> Path:
+    return path.with_name(f"{path.name}.{slot}")
+
+
+def _read(path: Path) -> tuple[str, int, bytes] | None:
+    try:
+        return _decoded(path.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def bytes_of(tensors: list[Tensor]) -> bytes:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trainer.staying import process_memory
-from trainer.staying.process_memory import read, readable
+from trainer.recovery import process_memory
+from trainer.recovery.process_memory import read, readable
 
 SIZES = (0, 1, 4096, 5_000_001, *range(1, 3000))  # more than a call takes
 

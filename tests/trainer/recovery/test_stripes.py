@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.staying.stripes import givers_of, stripes
+from trainer.recovery.stripes import givers_of, stripes
 
 LEAST = 1 << 20
 

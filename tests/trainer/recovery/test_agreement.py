@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.staying.agreement import Agreement, Standing, agree, keeper_of
-from trainer.staying.notes import SLOTS
+from trainer.recovery.agreement import Agreement, Standing, agree, keeper_of
+from trainer.recovery.notes import KEPT
 
 
 class Rank:
@@ -19,7 +19,7 @@ class Rank:
         self.given = 0  # the newest step whose gradients it has let out
 
     def note(self) -> None:
-        self.notes = [*self.notes, self.step + 1][-SLOTS:]
+        self.notes = [*self.notes, self.step + 1][-KEPT:]
 
     def said(self, *, new: bool) -> Standing:
         return Standing("life", None if new else self.step, tuple(self.notes))
@@ -60,93 +60,6 @@ def test_all_interleavings_end_in_the_newest_step_that_somebody_has_done(
     assert set(agreed.takers) == {n for n, rank in enumerate(ranks) if n == victim or rank.step < agreed.step}
 
 
-class Sharing:
-    """One rank of a training that shares the optimizer out: after its gradients it steps its own part, sends that and
-    takes those of the others, writes its share down, and knows the step to be done."""
-
-    def __init__(self) -> None:
-        self.step: int | None = 0  # that its weights are of
-        self.done = 0
-        self.notes, self.knows = [0], [0]
-        self.shares: list[int | None] = [0, None]
-        self.given = self.sent = 0  # the newest step whose gradients, and whose part of the weights, it has let out
-
-    def said(self, *, new: bool) -> Standing:
-        shares = tuple(sorted(one for one in self.shares if one is not None))
-        notes = tuple(self.notes[-SLOTS:])
-        return Standing("life", None if new else self.step, notes, shares, () if new else tuple(self.knows[-2:]))
-
-    @property
-    def is_writing_down(self) -> bool:
-        return self.step is not None and self.step > self.done
-
-    def turn(self, others: list["Sharing"]) -> None:
-        """Whatever comes next, if it can be done."""
-        step = self.done + 1
-        if self.given < step:
-            self.notes.append(step)
-            self.given = step
-        elif self.sent < step:
-            if all(one.given >= step for one in others):
-                self.step, self.sent = None, step
-        elif self.step is None:
-            if all(one.sent >= step for one in others):
-                self.step = step
-        elif self.shares[step % 2] is not None and self.shares[step % 2] != step:
-            self.shares[step % 2] = None  # being written
-        elif self.shares[step % 2] is None:
-            self.shares[step % 2] = step
-        else:
-            self.knows.append(step)
-            self.done = step
-
-    def go_on_after(self, step: int) -> None:
-        self.step = self.done = self.given = self.sent = step
-        self.notes = [one for one in self.notes if one <= step]
-        self.shares = [None if one is not None and one > step else one for one in self.shares]
-        self.knows = [step]
-
-
-@given(st.data(), st.integers(2, 4))
-def test_with_shares_all_interleavings_end_in_a_step_that_lost_nothing(data: st.DataObject, size: int) -> None:
-    """One after the other is killed: at once after what it did, while the others do what they still can."""
-    ranks = [Sharing() for _ in range(size)]
-    for _ in range(3):
-        victim = data.draw(st.integers(0, size - 1))
-        for who in data.draw(st.lists(st.integers(0, size - 1), max_size=80)):
-            ranks[who].turn(ranks)
-        for who in data.draw(st.lists(st.integers(0, size - 1), max_size=40)):
-            if who != victim:
-                ranks[who].turn(ranks)
-        stay = [rank for number, rank in enumerate(ranks) if number != victim]
-        for rank in stay:
-            while rank.is_writing_down:  # who lives fails only in what it does with others
-                rank.turn(ranks)
-        agreed = agree([rank.said(new=number == victim) for number, rank in enumerate(ranks)])
-        assert isinstance(agreed, Agreement), agreed
-        assert agreed.step >= max(rank.done for rank in ranks) - 1
-        assert agreed.step >= min(rank.done for rank in ranks)
-        assert agreed.takers == (victim,)
-        assert agreed.goes_back == any(rank.step != agreed.step for rank in stay)
-        for rank in ranks:
-            assert agreed.step in rank.shares
-            rank.go_on_after(agreed.step)
-
-
-def test_with_shares_the_newest_that_all_have_counts() -> None:
-    said = [
-        Standing("x", 6, (5, 6, 7), (5, 6), (5, 6)),
-        Standing("x", None, (4, 5, 6), (4, 5)),
-        Standing("x", None, (5, 6), (5, 6), (4, 5)),
-    ]
-    assert agree(said) == Agreement(5, 0, (1,), goes_back=True)
-
-
-def test_with_shares_that_no_step_has_of_all_there_is_no_way() -> None:
-    said = agree([Standing("x", 6, (5, 6), (5, 6), (5, 6)), Standing("x", None, (5, 6), ())])
-    assert said == "there is no step of which the memory has the shares of all ranks"
-
-
 def test_several_new_ranks_take_from_one_that_has_it() -> None:
     said = [
         Standing("x", None, (4, 5)),
@@ -183,7 +96,7 @@ class OfANode(Rank):
         self.kept: list[int] = [0]
 
     def said_of_both(self) -> Standing:
-        return Standing("life", self.step, tuple(self.notes), kept=tuple(self.kept[-SLOTS:]))
+        return Standing("life", self.step, tuple(self.notes), kept=tuple(self.kept[-KEPT:]))
 
 
 def train_on_nodes(data: st.DataObject, nodes: int, each: int, after: int) -> tuple[list[OfANode], range]:
@@ -241,7 +154,7 @@ def test_ranks_that_are_left_go_on_from_the_newest_step_of_theirs_as_fewer(
     if isinstance(agreed, Agreement):
         assert (agreed.step, agreed.resized, agreed.lent) == (newest, True, ())
         assert agreed.takers == tuple(place for place, who in enumerate(left) if ranks[who].step < newest)
-        assert all(newest in ranks[who - each].kept[-SLOTS:] for who in dead)
+        assert all(newest in ranks[who - each].kept[-KEPT:] for who in dead)
     else:
         assert "is lost, and nobody has a copy" in agreed
         assert any(ranks[who - each].step < newest for who in dead)
@@ -259,7 +172,6 @@ def test_one_that_is_left_of_two_goes_on_alone() -> None:
     [
         ([replace(OF_TWO, kept=(4,))], "what rank 1 of 2 noted after step 5 is lost, and nobody has a copy"),
         ([replace(OF_TWO, notes=(4,))], "rank 0 of 2 has not noted what was its own after step 5"),
-        ([replace(OF_TWO, shares=(5,), knows=(5,))], "share of the optimizer"),
         ([replace(OF_TWO, was=(0, 3)), replace(OF_TWO, was=(1, 2), life="y")], "had not met the others"),
         ([Standing("", None, ()), replace(OF_TWO, was=(0, 3))], "the first rank is new"),
         ([replace(OF_TWO, was=(1, 2))], "the first rank is new"),

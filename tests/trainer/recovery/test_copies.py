@@ -2,7 +2,7 @@
 
 from ranks import Ranks
 
-from trainer.staying.copies import Copies
+from trainer.recovery.copies import Copies
 from trainer.world import join
 
 FRAME = (1 << 14) - 16  # what the first message takes

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.checkpoint.contents import Subjects
-from trainer.staying import parts
-from trainer.staying.parts import Part, Source
-from trainer.staying.replica import Snapshot
+from trainer.recovery import parts
+from trainer.recovery.parts import Part, Source
+from trainer.recovery.replica import Snapshot
 from trainer.world import World
 
 
