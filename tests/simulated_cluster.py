@@ -32,11 +32,11 @@ from launcher.agent.coordination.effects import (
 from launcher.agent.coordination.nodes import NOBODY_VOTES
 from launcher.agent.messages import (
     CheckLink,
+    ContinueInPlace,
     End,
     Exited,
     Fault,
     Follow,
-    GoOn,
     Join,
     Leads,
     LinkSeen,
@@ -97,7 +97,7 @@ class SimRank:
     step: int | None = None
     active_at: float = 0.0
     frozen: bool = False
-    stays: bool | None = None
+    can_continue: bool | None = None
     resizes: bool = False
     goes_back: bool = False
     waits: bool = False
@@ -224,7 +224,7 @@ class Cluster:
                 if isinstance(message, Start):
                     self._check_clean(node, message)
                     self.open_starts[message.generation].append((node, message))
-                if isinstance(message, GoOn):
+                if isinstance(message, ContinueInPlace):
                     self.open_starts[message.start.generation].append((node, message.start))
                 if agent is not None and agent.alive and agent.connected and agent.introduced:
                     self.down[node].append(message)
@@ -412,7 +412,7 @@ class Cluster:
                 self._measure(agent, message)
             case Start():
                 self._start(agent, message)
-            case GoOn():
+            case ContinueInPlace():
                 self._go_on(agent, message)
             case Follow(generation=generation):
                 if agent.opens is not None and agent.opens.generation == generation and not agent.mute_start:
@@ -441,7 +441,7 @@ class Cluster:
         if start.group_rank == 0 or start.joins:
             self.fork(agent.index)
 
-    def _go_on(self, agent: Agent, word: GoOn) -> None:
+    def _go_on(self, agent: Agent, word: ContinueInPlace) -> None:
         """Keep those that stay, fork the others."""
         start, agent.told, kept = word.start, [], {rank.local: rank for rank in agent.ranks}
         assert agent.generation < start.generation
@@ -450,11 +450,11 @@ class Cluster:
         agent.generation, agent.ranks = start.generation, []
         for local in range(start.local_world_size):
             number, rank = start.first_rank + local, kept[local]
-            if number in word.stay:
+            if number in word.survivors:
                 rank.number = number
                 agent.ranks.append(rank)
             else:
-                assert rank.exit is not None or not rank.stays, "the place of a rank that stays"
+                assert rank.exit is not None or not rank.can_continue, "the place of a rank that stays"
                 agent.ranks.append(SimRank(number, local, next(_pids), None, self.mono))
         pids = tuple(rank.pid for rank in agent.ranks)
         told: list[ToCoordinator] = [Started(agent.index, start.generation, pids, 30_000 + next(_pids))]
@@ -540,7 +540,7 @@ class Cluster:
     def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
         idle_s = self.mono - rank.active_at
         fields = {"reported": rank.step is not None, "step": rank.step, "checkpoint": self.checkpoint, **how}
-        can: dict[str, Any] = {"stays": rank.stays, "resizes": rank.resizes}
+        can: dict[str, Any] = {"can_continue": rank.can_continue, "resizes": rank.resizes}
         can["goes_back"] = rank.goes_back
         return RankPulse(rank.number, idle_s, frozen=rank.frozen, waits=rank.waits, **can, **fields)
 

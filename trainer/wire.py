@@ -59,7 +59,7 @@ class Launched:
     memory_copied: bool = False  # into another node's memory, by launch
     progress: Path | None = None
     control: Path | None = None  # where launch says that ranks meet anew
-    stays_by_itself: bool = False  # nobody asked for it: only where that loses no step and costs next to nothing
+    in_place_unasked: bool = False  # nobody asked for it: only where that loses no step and costs next to nothing
     notes_dir: Path | None = None  # in memory, for what is this rank's alone at each step
     joins: bool = False  # the other ranks are in the middle of the training, and have its state
     notes_copied: bool = False  # another node may take the place of a lost one: each note has a copy elsewhere
@@ -88,7 +88,7 @@ class Launched:
             memory_copied=environ.get("LAUNCH_CHECKPOINT_BUDDY") == "1",
             progress=path("LAUNCH_PROGRESS"),
             control=path("LAUNCH_CONTROL"),
-            stays_by_itself=environ.get("LAUNCH_STAYS") == "auto",
+            in_place_unasked=environ.get("LAUNCH_STAYS") == "auto",
             notes_dir=path("LAUNCH_NOTES_DIR"),
             joins=environ.get("LAUNCH_JOINS") == "1",
             notes_copied=environ.get("LAUNCH_NOTES_COPIED") == "1",

@@ -110,7 +110,7 @@ class Lifeline:
                 while (message := await wire.receive()) is not None:
                     if isinstance(message, messages.Start):
                         check_start(message, self._home.plan)
-                    elif isinstance(message, messages.GoOn):
+                    elif isinstance(message, messages.ContinueInPlace):
                         check_start(message.start, self._home.plan)
                     elif isinstance(message, messages.CheckLink):
                         check_peer(message.peer, self._home.plan)

@@ -98,10 +98,10 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
     breakpoint: str = ""  # where it waits for a debugger
     malformed: Count = 0  # lines on its progress wire that were no reports
-    stays: bool | None = None  # it can go on here when another rank is replaced; None: it has not said so far
+    can_continue: bool | None = None  # it can go on here when another rank is replaced; None: it has not said so far
     address: str = ""  # where it answers requests
-    resizes: bool = False  # beside `stays`: it can go on among fewer or more ranks, too
-    goes_back: bool = False  # beside `stays`: to what was saved, among fewer ranks too
+    resizes: bool = False  # beside `can_continue`: it can go on among fewer or more ranks, too
+    goes_back: bool = False  # beside `can_continue`: to what was saved, among fewer ranks too
     waits: bool = False  # it was started to join others, and waits for them
     slow: SlowRank | None = None  # as it has reported in this generation
     went_back: WentBack | None = None  # as it has reported in this generation
@@ -261,7 +261,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     joins: bool = False  # ranks on other nodes are in the middle of the training, and wait for these
 
 
-class GoOn(msgspec.Struct, frozen=True, tag="go_on", tag_field="t"):
+class ContinueInPlace(msgspec.Struct, frozen=True, tag="continue_in_place", tag_field="t"):
     """coordinator → agent: a new generation in which this node has ranks again, some of them in the same processes.
 
     The others are forked. Where nodes before this one are gone for good, its ranks have other numbers from now on.
@@ -269,9 +269,8 @@ class GoOn(msgspec.Struct, frozen=True, tag="go_on", tag_field="t"):
     """
 
     start: Start
-    stay: tuple[int, ...]  # of this node's ranks, by their numbers from now on, those that keep their processes
-    new: tuple[int, ...] = ()  # of all ranks those that do not
-    calm: bool = False  # no rank is gone: others join at the end of a step
+    survivors: tuple[int, ...]  # of this node's ranks, by their numbers from now on, those that keep their processes
+    at_step_end: bool = False  # no rank is gone: others join once the step under way is over
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
@@ -309,7 +308,7 @@ ToCoordinator = (
     Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
     | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails
 )  # fmt: skip
-ToAgent = Welcome | CheckLink | Start | GoOn | Follow | Stop | PulseAck | End
+ToAgent = Welcome | CheckLink | Start | ContinueInPlace | Follow | Stop | PulseAck | End
 
 TO_COORDINATOR: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
 TO_AGENT: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)

@@ -211,8 +211,8 @@ class NodeAgent:
                 self._go(self._check_link(message))
             case messages.Start():
                 self._starting = self._go(self._start(message))
-            case messages.GoOn():
-                self._starting = self._go(self._go_on(message))
+            case messages.ContinueInPlace():
+                self._starting = self._go(self._continue_in_place(message))
             case messages.Follow(generation=generation):
                 self._led = generation
                 self._leader.set()
@@ -246,7 +246,7 @@ class NodeAgent:
         self._group, self._opens = group, 0
         await self._begin(start, group.begin())
 
-    async def _go_on(self, word: messages.GoOn) -> None:
+    async def _continue_in_place(self, word: messages.ContinueInPlace) -> None:
         """A new generation in which ranks that run here keep their processes."""
         group = self._group
         if group is None or group.generation >= word.start.generation:
@@ -258,7 +258,7 @@ class NodeAgent:
         if not await self._is_still_fit(group.suspects):
             return  # this generation will be closed
         keep, waiting = self._not_of_ranks
-        await self._begin(word.start, group.go_on(word, self._preparation.starter, keep, waiting))
+        await self._begin(word.start, group.continue_in_place(word, self._preparation.starter, keep, waiting))
 
     async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
         node = self._home.node.index

@@ -5,7 +5,18 @@ from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.effects import Drain, Move
-from launcher.agent.messages import DeviceFails, Fault, GoOn, Pulse, RankPulse, SlowRank, Start, Started, Stop, WentBack
+from launcher.agent.messages import (
+    ContinueInPlace,
+    DeviceFails,
+    Fault,
+    Pulse,
+    RankPulse,
+    SlowRank,
+    Start,
+    Started,
+    Stop,
+    WentBack,
+)
 from launcher.clock import ENDING_S
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
@@ -14,13 +25,13 @@ HOT, AUTO, WARM = Recovery(mode="hot"), Recovery(), Recovery(mode="warm")
 
 
 def running(
-    nodes: int = 2, *, rules: Recovery = HOT, stays: bool = True, least: int | None = None, spares: int = 0
+    nodes: int = 2, *, rules: Recovery = HOT, can_continue: bool = True, least: int | None = None, spares: int = 0
 ) -> Cluster:
     cluster = Cluster(plan_of(nodes, least=least, rules=rules, spares=spares))
     cluster.boot()
     cluster.advance(3)
     assert cluster.state().state is State.RUNNING
-    if stays:
+    if can_continue:
         all_stay(cluster)
     return cluster
 
@@ -28,14 +39,14 @@ def running(
 def all_stay(cluster: Cluster, *, resizes: bool = False) -> None:
     for agent in cluster.agents.values():
         for rank in agent.live:
-            rank.stays, rank.resizes = True, resizes
+            rank.can_continue, rank.resizes = True, resizes
     cluster.advance(2)
 
 
 def all_shrink(cluster: Cluster) -> None:
     for agent in cluster.agents.values():
         for rank in agent.live:
-            rank.stays = rank.goes_back = True
+            rank.can_continue = rank.goes_back = True
     cluster.advance(2)
 
 
@@ -53,7 +64,7 @@ def test_ranks_that_live_keep_their_processes_and_the_dead_one_is_replaced(rules
     before = pids(cluster)
     cluster.end_rank(2, signal=9)
     cluster.settle()
-    assert [(node, word.stay) for node, word in words(cluster, GoOn)] == [(0, (0, 1)), (1, (3,))]  # type: ignore[attr-defined]
+    assert [(node, word.survivors) for node, word in words(cluster, ContinueInPlace)] == [(0, (0, 1)), (1, (3,))]  # type: ignore[attr-defined]
     assert not words(cluster, Stop)
     state, after = cluster.state(), pids(cluster)
     assert (state.state, state.generation, state.restarts) == (State.RUNNING, 2, {"killed": 1})
@@ -68,7 +79,7 @@ def test_the_new_generation_has_a_port_that_node_0_holds_for_it() -> None:
     ports = [message.port for message in cluster.agents[0].told if isinstance(message, Started)]
     cluster.end_rank(3, signal=9)
     cluster.settle()
-    starts = [word.start for _, word in words(cluster, GoOn)]  # type: ignore[attr-defined]
+    starts = [word.start for _, word in words(cluster, ContinueInPlace)]  # type: ignore[attr-defined]
     assert {start.master_port for start in starts} == set(ports)
     assert [(start.first_rank, start.world_size, start.restarts) for start in starts] == [(0, 4, 1), (2, 4, 1)]
 
@@ -80,7 +91,7 @@ def test_a_rank_is_replaced_again_once_all_have_said_again_that_they_stay() -> N
         cluster.settle()
         assert cluster.state().generation == generation
         all_stay(cluster)
-    assert len(words(cluster, GoOn)) == 6
+    assert len(words(cluster, ContinueInPlace)) == 6
     assert not words(cluster, Stop)
 
 
@@ -95,7 +106,7 @@ def test_only_a_rank_that_was_killed_is_replaced_alone(how: dict[str, object], w
     cluster = running()
     cluster.end_rank(2, **how)
     cluster.advance(2)
-    assert not words(cluster, GoOn)
+    assert not words(cluster, ContinueInPlace)
     assert f"warm because {why}" in cluster.recorded("regroup")[0].text
     assert cluster.state().generation == 2
 
@@ -104,28 +115,28 @@ def test_why_all_are_replaced_is_told_to_who_has_asked() -> None:
     cluster = running(rules=AUTO)
     cluster.end_rank(2, code=1, error="ValueError: no")
     cluster.advance(2)
-    assert not words(cluster, GoOn)
+    assert not words(cluster, ContinueInPlace)
     assert "warm" not in cluster.recorded("regroup")[0].text
 
 
 def test_one_rank_that_has_not_said_that_it_stays_has_all_replaced() -> None:
-    cluster = running(stays=False)
+    cluster = running(can_continue=False)
     for rank in cluster.agents[0].live:
-        rank.stays = True
+        rank.can_continue = True
     cluster.advance(2)
     cluster.end_rank(0, signal=9)
     cluster.settle()
-    assert not words(cluster, GoOn)
+    assert not words(cluster, ContinueInPlace)
     assert [node for node, _ in words(cluster, Stop)] == [0, 1]
     assert "warm because rank 2 has not said" in cluster.recorded("regroup")[0].text
 
 
 @pytest.mark.parametrize(("rules", "stays"), [(WARM, True), (WARM, False), (AUTO, False)])
 def test_warm_is_as_ever_and_so_is_auto_where_no_rank_says_that_it_stays(rules: Recovery, stays: bool) -> None:
-    cluster = running(rules=rules, stays=stays)
+    cluster = running(rules=rules, can_continue=stays)
     cluster.end_rank(0, signal=9)
     cluster.settle()
-    assert not words(cluster, GoOn)
+    assert not words(cluster, ContinueInPlace)
     assert cluster.recorded("regroup")[0].text == "a new generation follows: restart 1 of 20 for killed"
 
 
@@ -136,9 +147,9 @@ def test_a_kill_while_ranks_meet_replaces_who_was_yet_to_meet_too() -> None:
     cluster.settle()
     cluster.end_rank(0, signal=9)
     cluster.settle()
-    told = [(node, word.stay, word.new) for node, word in words(cluster, GoOn)]  # type: ignore[attr-defined]
-    assert told[:2] == [(0, (0, 1), (2,)), (1, (3,), (2,))]
-    assert told[2:] == [(0, (1,), (0, 2)), (1, (3,), (0, 2))]
+    told = [(node, word.survivors) for node, word in words(cluster, ContinueInPlace)]  # type: ignore[attr-defined]
+    assert told[:2] == [(0, (0, 1)), (1, (3,))]
+    assert told[2:] == [(0, (1,)), (1, (3,))]
     assert not words(cluster, Stop)
     assert (cluster.state().state, cluster.state().generation) == (State.RUNNING, 3)
     assert "hot: ranks 0, 2 are started anew, the other 2 stay" in cluster.recorded("regroup")[1].text
@@ -161,7 +172,7 @@ def test_kills_again_and_again_without_a_step_have_all_replaced() -> None:
         assert not words(cluster, Stop)
         cluster.end_rank(rank, signal=9)
         cluster.settle()
-    assert len(words(cluster, GoOn)) == 8
+    assert len(words(cluster, ContinueInPlace)) == 8
     assert [node for node, _ in words(cluster, Stop)] == [0, 1]
     assert "warm because there were several kills without a step" in cluster.recorded("regroup")[4].text
 
@@ -180,11 +191,11 @@ def test_steps_made_since_all_were_replaced_allow_going_on_in_place_again() -> N
     cluster.advance(30)
     assert len(words(cluster, Stop)) == 2, "the fifth kill has all replaced"
     all_stay(cluster)
-    step, before = cluster.state().step, len(words(cluster, GoOn))
+    step, before = cluster.state().step, len(words(cluster, ContinueInPlace))
     assert step is not None and step < 40, "it has not come as far as it was"
     cluster.end_rank(2, signal=9)
     cluster.settle()
-    assert len(words(cluster, GoOn)) == before + 2
+    assert len(words(cluster, ContinueInPlace)) == before + 2
     assert len(words(cluster, Stop)) == 2
     assert cluster.state().state is State.RUNNING
 
@@ -197,10 +208,10 @@ def test_a_wait_that_is_not_waited_for_does_not_forbid_going_on_in_place() -> No
         cluster.end_rank(2, code=1, error="torch.distributed.DistNetworkError: peer closed")
         cluster.advance(70)
         all_stay(cluster)
-    assert not words(cluster, GoOn)
+    assert not words(cluster, ContinueInPlace)
     cluster.end_rank(2, signal=9)
     cluster.settle()
-    assert len(words(cluster, GoOn)) == 2
+    assert len(words(cluster, ContinueInPlace)) == 2
 
 
 def test_who_has_its_state_and_takes_back_that_it_stays_has_all_replaced() -> None:
@@ -209,11 +220,11 @@ def test_who_has_its_state_and_takes_back_that_it_stays_has_all_replaced() -> No
     cluster.settle()
     all_stay(cluster)
     for rank in cluster.agents[1].live:
-        rank.stays = rank.number != 2
+        rank.can_continue = rank.number != 2
     cluster.advance(2)
     cluster.end_rank(0, signal=9)
     cluster.settle()
-    assert len(words(cluster, GoOn)) == 2
+    assert len(words(cluster, ContinueInPlace)) == 2
 
 
 def test_where_only_ranks_are_left_that_were_yet_to_meet_all_are_replaced() -> None:
@@ -244,7 +255,7 @@ def test_a_node_that_was_cut_off_has_all_replaced() -> None:
     cluster.settle()
     cluster.end_rank(0, signal=9)
     cluster.settle()
-    assert not words(cluster, GoOn)
+    assert not words(cluster, ContinueInPlace)
 
 
 def test_a_node_that_is_lost_right_after_the_word_has_all_replaced() -> None:
@@ -267,7 +278,7 @@ def test_where_the_budget_is_used_up_it_ends() -> None:
     cluster.advance(2)
     assert cluster.end is not None
     assert cluster.end.state is State.FAILED
-    assert len(words(cluster, GoOn)) == 2
+    assert len(words(cluster, ContinueInPlace)) == 2
 
 
 def test_steps_that_nothing_was_lost_of_are_progress() -> None:
@@ -279,15 +290,15 @@ def test_steps_that_nothing_was_lost_of_are_progress() -> None:
         all_stay(cluster)
         cluster.advance(3)
     assert cluster.end is None
-    assert len(words(cluster, GoOn)) == 12
+    assert len(words(cluster, ContinueInPlace)) == 12
 
 
 def test_what_a_rank_had_said_counts_for_nothing_once_it_takes_it_back() -> None:
     cluster = running()
-    cluster.feed(Pulse(1, 999, 1, (RankPulse(3, 0.0, True, False, stays=False),)))
+    cluster.feed(Pulse(1, 999, 1, (RankPulse(3, 0.0, True, False, can_continue=False),)))
     cluster.end_rank(0, signal=9)
     cluster.settle()
-    assert not words(cluster, GoOn)
+    assert not words(cluster, ContinueInPlace)
 
 
 # -- a lost node, and a spare
@@ -315,7 +326,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_others_stay(proof: bool)
     cluster.kill(1, proof=proof)
     cluster.advance(0.1 if proof else HOT.lease_s + 3)
     assert joined(cluster) == [(3, 1, 2)]
-    assert [(node, word.stay) for node, word in words(cluster, GoOn)] == [(0, (0, 1)), (2, (4, 5))]  # type: ignore[attr-defined]
+    assert [(node, word.survivors) for node, word in words(cluster, ContinueInPlace)] == [(0, (0, 1)), (2, (4, 5))]  # type: ignore[attr-defined]
     assert not words(cluster, Stop)
     state, after = cluster.state(), pids(cluster)
     assert (state.state, state.generation, state.restarts) == (State.RUNNING, 2, {"node_lost": 1})
@@ -377,7 +388,7 @@ def test_an_agent_that_comes_back_at_once_has_its_own_place_again() -> None:
     cluster.boot(1)
     cluster.advance(HOT.lease_s + 3)
     assert joined(cluster) == [(1, 1, 2)]
-    assert [(node, word.stay) for node, word in words(cluster, GoOn)] == [(0, (0, 1))]  # type: ignore[attr-defined]
+    assert [(node, word.survivors) for node, word in words(cluster, ContinueInPlace)] == [(0, (0, 1))]  # type: ignore[attr-defined]
     assert cluster.state().state is State.RUNNING
 
 
@@ -419,7 +430,7 @@ def test_a_spare_that_is_not_ready_is_not_waited_for_in_place() -> None:
 
 
 def test_a_rank_that_cannot_stay_has_all_started_anew_on_the_spare_too() -> None:
-    cluster = running(2, spares=1, stays=False)
+    cluster = running(2, spares=1, can_continue=False)
     cluster.kill(1)
     cluster.advance(2)
     assert not joined(cluster)
@@ -432,7 +443,7 @@ def test_a_rank_is_killed_and_its_node_is_lost_before_it_has_started_another() -
     cluster = running(2, spares=1)
     cluster.end_rank(2, signal=9)
     cluster.deliver(1, up=True)
-    assert words(cluster, GoOn)
+    assert words(cluster, ContinueInPlace)
     cluster.kill(1)
     cluster.advance(2)
     assert joined(cluster) == [(2, 1, 2)]
@@ -464,8 +475,8 @@ def elastic(nodes: int = 2, least: int = 1, **how: object) -> Cluster:
 
 def stayed(cluster: Cluster) -> list[tuple[int, int, tuple[int, ...], int]]:
     """Who was told to go on: node, first rank, ranks that stay, ranks in all."""
-    found = [(node, word) for node, word in words(cluster, GoOn) if isinstance(word, GoOn)]
-    return [(node, word.start.first_rank, word.stay, word.start.world_size) for node, word in found]
+    found = [(node, word) for node, word in words(cluster, ContinueInPlace) if isinstance(word, ContinueInPlace)]
+    return [(node, word.start.first_rank, word.survivors, word.start.world_size) for node, word in found]
 
 
 @pytest.mark.parametrize("proof", [True, False])
@@ -616,7 +627,7 @@ def test_a_node_that_comes_has_its_ranks_started_while_the_others_train() -> Non
     cluster = with_one_that_comes()
     before = pids(cluster)
     assert joined(cluster) == [(1, 1, 2)]
-    assert not words(cluster, GoOn)
+    assert not words(cluster, ContinueInPlace)
     state = cluster.state()
     assert (state.state, state.generation, state.world_size) == (State.RUNNING, 1, 2)
     assert cluster.recorded("joining")[0].text == "node 1: ranks 2, 3 start, to join the others"
@@ -686,7 +697,7 @@ def test_what_befalls_the_one_that_comes_is_nothing_to_the_others(how: str) -> N
     cluster.advance(2)
     state = cluster.state()
     assert (state.state, state.generation, state.world_size, state.restarts) == (State.RUNNING, 1, 2, {})
-    assert not words(cluster, GoOn)
+    assert not words(cluster, ContinueInPlace)
     assert len(cluster.recorded("joining_failed")) == 1
     assert not cluster.agents[1].live or how in ("its agent", "its connection")
     if how in ("its rank", "its disk"):
@@ -761,7 +772,7 @@ def test_ranks_of_a_drained_node_move_to_the_spare_and_the_others_stay() -> None
     cluster.settle()
     assert [(node, word.generation, word.grace_s) for node, word in words(cluster, Stop)] == [(1, 1, 0.0)]  # type: ignore[attr-defined]
     assert joined(cluster) == [(3, 1, 2)]
-    assert [node for node, _ in words(cluster, GoOn)] == [0, 2]
+    assert [node for node, _ in words(cluster, ContinueInPlace)] == [0, 2]
     state, after = cluster.state(), pids(cluster)
     assert (state.state, state.generation) == (State.RUNNING, 2)
     assert was_planned(cluster) == "node 1 is drained"
@@ -882,7 +893,7 @@ def test_a_new_rank_that_has_met_nobody_yet_does_not_keep_the_others_from_going_
     cluster.advance(0.1)
     for agent in cluster.agents.values():
         for rank in agent.live:
-            rank.stays, rank.resizes = True if rank.number else None, rank.number > 0
+            rank.can_continue, rank.resizes = True if rank.number else None, rank.number > 0
     cluster.advance(2)
     assert cluster.state().generation == 2
     cluster.end_rank(1, signal=9)
@@ -924,7 +935,7 @@ def test_a_rank_that_is_killed_while_a_node_is_drained_is_replaced_with_its_rank
     cluster.end_rank(0, signal=9)
     cluster.settle()
     cluster.advance(1)
-    assert [(node, word.stay) for node, word in words(cluster, GoOn)] == [(0, (1,))]  # type: ignore[attr-defined]
+    assert [(node, word.survivors) for node, word in words(cluster, ContinueInPlace)] == [(0, (1,))]  # type: ignore[attr-defined]
     assert joined(cluster) == [(2, 1, 2)]
     assert cluster.state().state is State.RUNNING
     assert cluster.state().restarts == {"killed": 1}
@@ -1123,7 +1134,7 @@ def test_a_device_that_falls_sick_after_a_kill_takes_its_node_and_the_others_sta
     cluster.settle()
     assert [(node, word.generation) for node, word in words(cluster, Stop)] == [(1, 2)]  # type: ignore[attr-defined]
     assert joined(cluster) == [(3, 1, 2)]
-    assert [(node, word.stay) for node, word in words(cluster, GoOn)][-2:] == [(0, (0, 1)), (2, (4, 5))]  # type: ignore[attr-defined]
+    assert [(node, word.survivors) for node, word in words(cluster, ContinueInPlace)][-2:] == [(0, (0, 1)), (2, (4, 5))]  # type: ignore[attr-defined]
     state, after = cluster.state(), pids(cluster)
     assert (state.state, state.generation, state.restarts) == (State.RUNNING, 3, {"killed": 1, "node_lost": 1})
     assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}

@@ -181,7 +181,7 @@ class Storm(RuleBasedStateMachine):
     def all_ranks_can_stay(self, resizes: bool, goes_back: bool) -> None:
         for agent in self.cluster.agents.values():
             for rank in agent.live:
-                rank.stays, rank.resizes, rank.goes_back = True, resizes, goes_back
+                rank.can_continue, rank.resizes, rank.goes_back = True, resizes, goes_back
         self.cluster.advance(2.0)
 
     @rule()

@@ -25,15 +25,15 @@ def test_words_with_a_meaning_and_metrics_are_kept_apart():
 
 def test_a_rank_that_takes_back_that_it_stays_takes_back_that_ranks_may_be_fewer():
     progress = Progress()
-    progress.take(b'{"stays": 2, "resizes": true}')
-    assert (progress.stays, progress.resizes, progress.goes_back) == (2, True, False)
-    progress.take(b'{"stays": 2, "goes_back": true}')
-    assert (progress.stays, progress.resizes, progress.goes_back) == (2, False, True)
-    progress.take(b'{"stays": 2, "resizes": true}')
+    progress.take(b'{"can_continue": 2, "resizes": true}')
+    assert (progress.can_continue, progress.resizes, progress.goes_back) == (2, True, False)
+    progress.take(b'{"can_continue": 2, "goes_back": true}')
+    assert (progress.can_continue, progress.resizes, progress.goes_back) == (2, False, True)
+    progress.take(b'{"can_continue": 2, "resizes": true}')
     progress.take(b'{"step": 7}')
-    assert (progress.stays, progress.resizes, progress.waits) == (2, True, False)
-    progress.take(b'{"stays": 0}')
-    assert (progress.stays, progress.resizes) == (0, False)
+    assert (progress.can_continue, progress.resizes, progress.waits) == (2, True, False)
+    progress.take(b'{"can_continue": 0}')
+    assert (progress.can_continue, progress.resizes) == (0, False)
     progress.take(b'{"waits": true}')
     assert progress.waits
     assert not progress.metrics

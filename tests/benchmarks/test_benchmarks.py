@@ -126,7 +126,7 @@ TABLES = [
         ["`launch serve`, requests a second", "p99, of that"],
     ),
     (
-        "staying_cost",
+        "in_place_cost",
         ["--jobs", "mlp", "--strategies", "zero1", "--pairs", "1", "--steps", "5"],
         ["mlp | zero1 | 63"],
     ),

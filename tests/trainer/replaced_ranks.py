@@ -50,7 +50,7 @@ def _entry(environ, log, words, launchs_ends):
 
 def _control(path):
     """Both: for words that cannot wait for the end of a step, and for those that can."""
-    return _fifo(path), _fifo(Path(f"{path}.calm"))
+    return _fifo(path), _fifo(Path(f"{path}.step-end"))
 
 
 def _fifo(path):
@@ -215,11 +215,11 @@ class Launched:
                     self._steps[rank] = word.get("step", self._steps.get(rank, 0))
                     if "waits" in word and self._waiting is not None:
                         self._waiting.discard(rank)
-                    if "stays" in word:
+                    if "can_continue" in word:
                         self._joining.discard(rank)
-                    if word.get("stays") == 0:
+                    if word.get("can_continue") == 0:
                         self.stayed_until.setdefault(rank, self._steps[rank])
-                    if word.get("stays"):
+                    if word.get("can_continue"):
                         self.resizes = self.resizes | {rank} if word.get("resizes") else self.resizes - {rank}
                         self.stayed_at.setdefault(rank, self._steps[rank])
                     if word.get("goes_back"):
@@ -258,7 +258,7 @@ class Launched:
         self._waiting = None
         for rank in range(self.size):
             if rank not in self._joining:
-                self._tell(rank, self.log(rank, self.generation - 1), calm=True)
+                self._tell(rank, self.log(rank, self.generation - 1), at_step_end=True)
         (self.folder / "slow").unlink()
 
     def _shrink(self, ranks, dead):
@@ -287,10 +287,10 @@ class Launched:
     def _can_all_be_fewer(self):
         return self.resizes.union(self.goes_back_at).issuperset(range(self.size))
 
-    def _tell(self, rank, log_before, *, new=(), calm=False):
-        word = {"generation": self.generation, "environment": self._environment(rank), "new": new}
+    def _tell(self, rank, log_before, *, at_step_end=False):
+        word = {"generation": self.generation, "environment": self._environment(rank)}
         word |= {"log": str(self.log(rank)), "log_before": str(log_before)}
-        os.write(self._controls[rank][calm], json.dumps(word).encode() + b"\n")
+        os.write(self._controls[rank][at_step_end], json.dumps(word).encode() + b"\n")
 
     def _replace(self, ranks, dead):
         """Those too that were yet to meet the others."""
@@ -310,7 +310,7 @@ class Launched:
         self.replaced.append(dead)
         for rank in range(self.size):
             if rank not in dead:
-                self._tell(rank, self.log(rank, before), new=dead)
+                self._tell(rank, self.log(rank, before))
         for rank in dead:
             ranks[rank] = self._start(rank, joins=True)
 

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint.generators import seed_all
-from trainer.loop.keeping import Keeping
 from trainer.loop.loop import Loop
+from trainer.loop.step_snapshots import StepSnapshots
 from trainer.loop.sums import gathered
 from trainer.recovery.agreement import Agreement, agree
-from trainer.recovery.notes import Note, draw_on, put_bytes
-from trainer.recovery.parts import Part
+from trainer.recovery.rank_states import RankState, draw_on, put_bytes
 from trainer.recovery.replica import Replica, Taker
+from trainer.recovery.shard_states import ShardState
 from trainer.strategies.replicas import made_anew
 
 CANNOT = "the training cannot go on in place: "  # what an error begins with that no other meeting mends
@@ -27,26 +27,26 @@ def cannot(why: str) -> dist.DistBackendError:
     return dist.DistBackendError(CANNOT + why)
 
 
-def arrive(loop: Loop, keeping: Keeping) -> tuple[int, int | None] | str:
+def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str:
     """On all ranks, in new groups: be where the training goes on from. Gives the step, and how many samples it had; or
     why there is no way but back to what was saved.
     """
     world = loop.training.world
-    keeping.find(loop)
-    said = gathered(keeping.standing(loop), world)
+    snapshots.find(loop)
+    said = gathered(snapshots.standing(loop), world)
     agreed = agree(said, world.local_size)
     if isinstance(agreed, str):
-        keeping.part = None
+        snapshots.part = None
         return agreed
-    keeping.hands_over = True
+    snapshots.hands_over = True
     if not agreed.resized:
-        _lend(loop, keeping, agreed, said[agreed.source].life)
-    elif not keeping.note_anew(loop, agreed.step):
+        _lend(loop, snapshots, agreed, said[agreed.source].life)
+    elif not snapshots.note_anew(loop, agreed.step):
         raise cannot("what ranks have noted takes too much room in memory")
-    keeping.copy_anew(loop, agreed.step)
+    snapshots.copy_anew(loop, agreed.step)
     loop.checkpointer.go_on(agreed.step)
-    values = (_with_part if keeping.loads else _with_weights)(loop, keeping, agreed)
-    _put_back(loop, keeping, agreed.step, values)
+    values = (_with_part if snapshots.loads else _with_weights)(loop, snapshots, agreed)
+    _put_back(loop, snapshots, agreed.step, values)
     step_samples: int | None = values["step_samples"]
     who = ", ".join(map(str, agreed.takers)) or "none"
     step = f"step {agreed.step}" + (f" on {world.size} rank{'s' if world.size > 1 else ''}" if agreed.resized else "")
@@ -54,14 +54,14 @@ def arrive(loop: Loop, keeping: Keeping) -> tuple[int, int | None] | str:
     return agreed.step, step_samples
 
 
-def _with_weights(loop: Loop, keeping: Keeping, agreed: Agreement) -> dict[str, Any]:
+def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
     """Models stay, and each rank has all of the weights, or takes all of them. Gives where the loop stood."""
     world, subjects = loop.training.world, loop.checkpointer.subjects
     if world.rank in agreed.takers:
-        keeping.snapshot = None  # until it has all of it
+        snapshots.snapshot = None  # until it has all of it
         values = Taker(agreed, subjects, world).take()
     else:
-        snapshot = keeping.snapshot
+        snapshot = snapshots.snapshot
         if snapshot is None:
             raise cannot(f"this rank has no snapshot of step {agreed.step}")
         if agreed.takers:
@@ -75,40 +75,40 @@ def _with_weights(loop: Loop, keeping: Keeping, agreed: Agreement) -> dict[str, 
     return values
 
 
-def _with_part(loop: Loop, keeping: Keeping, agreed: Agreement) -> dict[str, Any]:
+def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
     """Models were made anew: each rank puts its shards into its own, or those of another rank. Gives where the loop
     stood.
     """
     world = loop.training.world
     for giver in dict.fromkeys(one for one, _ in agreed.handed):
         takers = [rank for one, rank in agreed.handed if one == giver]
-        if world.rank == giver and keeping.part is not None:
-            keeping.part.give(takers, world)
+        if world.rank == giver and snapshots.part is not None:
+            snapshots.part.give(takers, world)
         elif world.rank in takers:
-            keeping.part = Part.take(giver, world)
-    part = keeping.part
+            snapshots.part = ShardState.take(giver, world)
+    part = snapshots.part
     if part is None or part.step != agreed.step:
         raise cannot(f"this rank has no shards of step {agreed.step}")
     part.put_back(loop.checkpointer.subjects)
     return dict(part.snapshot.loop)
 
 
-def _lend(loop: Loop, keeping: Keeping, agreed: Agreement, life: str) -> None:
+def _lend(loop: Loop, snapshots: StepSnapshots, agreed: Agreement, life: str) -> None:
     """To a rank whose notes were lost with its node: that of the step, from who kept it."""
     world = loop.training.world
     for keeper, rank in agreed.lent:
-        if world.rank == keeper and keeping.copies is not None:
-            dist.send_object_list([keeping.copies.kept[agreed.step]], dst=rank, group=world.control)
+        if world.rank == keeper and snapshots.copies is not None:
+            dist.send_object_list([snapshots.copies.kept[agreed.step]], dst=rank, group=world.control)
         elif world.rank == rank:
             said: list[Any] = [None]
             dist.recv_object_list(said, src=keeper, group=world.control)
-            if not keeping.take_note(loop, life, agreed.step, said[0]):
+            if not snapshots.take_note(loop, life, agreed.step, said[0]):
                 raise cannot(f"there is no memory for the note of step {agreed.step}")
 
 
-def _put_back(loop: Loop, keeping: Keeping, step: int, values: dict[str, Any]) -> None:
+def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str, Any]) -> None:
     """Weights, optimizer and objects are those of the step; now for where the loop stood, and what was noted of it."""
-    note = keeping.notes.read(step) if keeping.notes is not None else None
+    note = snapshots.notes.read(step) if snapshots.notes is not None else None
     if note is None:
         raise cannot(f"the note of step {step} is gone")
     _put_buffers_back(loop, note)
@@ -118,13 +118,13 @@ def _put_back(loop: Loop, keeping: Keeping, step: int, values: dict[str, Any]) -
     loop.norm = None if values["norm"] is None else torch.tensor(values["norm"], dtype=torch.float64)
     _put_back_losses(loop, note)
     draw_on(note.drawn)
-    keeping.resized = note.resized
+    snapshots.resized = note.resized
     if note.resized:  # batches of a validation are cut by the number of ranks: what it has found stays
-        found = gathered(keeping.validated, loop.training.world)
+        found = gathered(snapshots.validated, loop.training.world)
         loop.validated = next((one for one in found if one[0] == note.step), loop.validated)
 
 
-def _put_buffers_back(loop: Loop, note: Note) -> None:
+def _put_buffers_back(loop: Loop, note: RankState) -> None:
     buffers = loop.strategy.buffers
     if not buffers or (loop.strategy.is_sharded and not note.resized):  # each rank has noted its own
         put_bytes(note.buffers, buffers)
@@ -134,7 +134,7 @@ def _put_buffers_back(loop: Loop, note: Note) -> None:
     put_bytes(flat.numpy().tobytes(), buffers)
 
 
-def _put_back_losses(loop: Loop, note: Note) -> None:
+def _put_back_losses(loop: Loop, note: RankState) -> None:
     if note.names:
         loop.losses.put_back(note.names, note.losses, note.others)
 

@@ -35,7 +35,7 @@ _HALVINGS = 16  # from the scale that fp16 begins with to 1
 Info = dict[str, str | int | float | bool | None]
 
 
-class Noting(Protocol):
+class StepListener(Protocol):
     """Hears of each step what it takes to go on in place when a rank was killed."""
 
     step_samples: int | None  # of the step after which that is; None: before the first one
@@ -66,11 +66,11 @@ class Loop:
     own_step: OwnStep | None = None
     flops: Flops | None = None
     average: Average | None = None
-    stay: Noting | None = None  # it notes what it takes to go on in place
+    survivor: StepListener | None = None  # it notes what it takes to go on in place
     updating: Callable[[], None] | None = (
         None  # where ranks may go on in place: is told that the weights are about to be changed
     )
-    begin_to_stay: Callable[["Loop"], None] = lambda _loop: None
+    begin_in_place: Callable[["Loop"], None] = lambda _loop: None
 
     strategy: Strategy = field(init=False)
     piped: Piped | None = field(init=False, default=None)  # where the model is in stages
@@ -118,14 +118,14 @@ class Loop:
         """True: asked to stop, and all is saved."""
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
-        if self.stay is not None:
+        if self.survivor is not None:
             self.phases.go_on_from(self.spent)
-            if self._go_on_after_step(self.stay):
+            if self._go_on_after_step(self.survivor):
                 return True
         else:
             self._catch_up()
             self._begin_step()
-            self.begin_to_stay(self)
+            self.begin_in_place(self)
         while not self._is_over():
             if self.progress.epoch < self.data.epoch:
                 self._end_epoch()  # of data without a length: that this was the last batch is known only now
@@ -133,12 +133,12 @@ class Loop:
                 return True
         return False
 
-    def _go_on_after_step(self, stay: Noting) -> bool:
+    def _go_on_after_step(self, survivor: StepListener) -> bool:
         """In place, after a step's update. True: asked to stop, and all is saved."""
-        if stay.step_samples is None:
-            stay.step_ended(self)
+        if survivor.step_samples is None:
+            survivor.step_ended(self)
             return False
-        return self._end_step(stay.step_samples, before_saving=lambda: stay.step_ended(self))
+        return self._end_step(survivor.step_samples, before_saving=lambda: survivor.step_ended(self))
 
     def _catch_up(self) -> None:
         """What a start before this one was to do after its last step, which it saved before it validated."""
@@ -177,8 +177,8 @@ class Loop:
         self.phases.lap("forward")
         if self.gathers:
             self.losses.add(answer, batch)
-        if self.stay is not None and batch.ends_step:
-            self.stay.note(self)
+        if self.survivor is not None and batch.ends_step:
+            self.survivor.note(self)
         if self.own_step is None:
             self.strategy.backward(self.count.weighted(answer, batch))
         self.phases.lap("backward")
@@ -229,8 +229,8 @@ class Loop:
         self.progress.step += 1
         if self.average is not None:
             self.average.update(self.progress.step, self.strategy.skips.learned)
-        if self.stay is not None:
-            self.stay.updated(self, batch.step_samples)
+        if self.survivor is not None:
+            self.survivor.updated(self, batch.step_samples)
         self.phases.lap("optimizer")
 
     def _is_spike(self) -> bool:
@@ -274,8 +274,8 @@ class Loop:
         self.phases.lap("other")
         stop = self.checkpointer.after_step(self.progress.step, self.info)
         self.phases.lap("checkpoint")
-        if self.stay is not None and not stop:
-            self.stay.step_over(self)
+        if self.survivor is not None and not stop:
+            self.survivor.step_over(self)
         return stop
 
     def _begin_step(self) -> None:

@@ -45,8 +45,8 @@ from trainer.loop.schedules import MakeSchedules, Schedules
 from trainer.loop.settings import Settings, first_and_last
 from trainer.loop.sources import epoch_samples, is_several, refuse_no_data_set, train_data
 from trainer.loop.spikes import Spikes
-from trainer.loop.staying import Stay
 from trainer.loop.stragglers import Stragglers
+from trainer.loop.survivor import Survivor
 from trainer.loop.trials import begin_anew, first_batches, in_short
 from trainer.loop.wrong_kinds import refuse_wrong_callbacks, refuse_wrong_kinds
 from trainer.recovery.reserve import become_a_rank
@@ -151,14 +151,14 @@ class Trainer:
             past: dict[str, Any] | None = None
             starts: list[int] = []
             made = not isinstance(self._model, nn.Module)
-            stay = Stay.of(met, self.settings, made=made)
-            here = dataclasses.replace(met, anew=False) if stay.loads else met
+            survivor = Survivor.of(met, self.settings, made=made)
+            here = dataclasses.replace(met, anew=False) if survivor.loads else met
             restored = not here.anew and self._has_checkpoints()
             while True:
                 loop: Loop | None = None
                 try:
                     with self._loop(here, trains=True, restored=restored) as loop:
-                        start = self._begin(loop, past, stay)
+                        start = self._begin(loop, past, survivor)
                         if start is None:
                             restored = False
                             continue
@@ -166,25 +166,25 @@ class Trainer:
                         code = loop.run()
                         if not loop.goes_back:
                             self.fingerprint = loop.fingerprint
-                            stay.close()
+                            survivor.close()
                             return code
                         self._check_that_it_leads_on(loop, starts)
                         past = loop.data.state_dict()
                 except Exception as error:  # noqa: BLE001 - raised again where it is about no other rank
-                    here = stay.meet_anew(error, self._built, loop)
+                    here = survivor.meet_anew(error, self._built, loop)
                     restored = not here.anew and self._has_checkpoints()
 
-    def _begin(self, loop: Loop, past: Mapping[str, Any] | None, stay: Stay) -> int | None:
+    def _begin(self, loop: Loop, past: Mapping[str, Any] | None, survivor: Survivor) -> int | None:
         """Everything up to the first step; `past`: the place in the data that the same fit() has come to before. None:
         there are no weights, neither drawn nor loaded.
         """
-        loop.begin_to_stay = lambda loop: stay.begin(loop, self.settings, self._dataset)
-        if stay.arrives and (step := stay.arrive(loop)) is not None:
-            stay.go_on(loop)
+        loop.begin_in_place = lambda loop: survivor.begin(loop, self.settings, self._dataset)
+        if survivor.arrives and (step := survivor.arrive(loop)) is not None:
+            survivor.go_on(loop)
             return step
         start = self._resume(loop, again=past is not None)
-        if stay.arrives:
-            stay.have_loaded(loop)
+        if survivor.arrives:
+            survivor.have_loaded(loop)
         if start is None:
             return None
         if past is not None:

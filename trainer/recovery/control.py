@@ -20,7 +20,6 @@ class MeetAnew(msgspec.Struct, frozen=True):
     log: str
     log_before: str
     environment: dict[str, str]
-    new: tuple[int, ...] = ()  # of all ranks those that are in other processes than before
 
 
 _words = msgspec.json.Decoder(MeetAnew)
@@ -33,11 +32,11 @@ class Control:
         """Raises OSError."""
         self._urgent = os.open(path, _FLAGS)
         try:
-            self._calm = os.open(f"{path}.calm", _FLAGS)
+            self._at_step_end = os.open(f"{path}.step-end", _FLAGS)
         except OSError:
             os.close(self._urgent)
             raise
-        self._rest = {self._urgent: b"", self._calm: b""}
+        self._rest = {self._urgent: b"", self._at_step_end: b""}
 
     def wait(self, within_s: float) -> MeetAnew | None:
         """The newest word of both kinds; None where none comes in time, or what comes is none."""
@@ -55,16 +54,10 @@ class Control:
         words = [word for fd in self._rest if (word := self._taken(fd)) is not None]
         return max(words, key=lambda word: word.generation, default=None)
 
-    def peek(self) -> MeetAnew | None:
-        """The newest that cannot wait, if one is there; it is still to be waited for."""
-        while self._ready(0, self._urgent) and self._read(self._urgent):
-            pass
-        return _newest(self._rest[self._urgent].rpartition(b"\n")[0])
-
     @property
-    def has_calm_word(self) -> bool:
+    def has_message_for_step_end(self) -> bool:
         """Whether there is one that can wait for the end of a step."""
-        return bool(self._ready(0, self._calm))
+        return bool(self._ready(0, self._at_step_end))
 
     def fileno(self) -> int:
         """Where there is something to read once there is a word that cannot."""

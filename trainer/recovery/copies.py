@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.recovery.agreement import keeper_of
-from trainer.recovery.notes import KEPT
+from trainer.recovery.rank_states import KEPT
 from trainer.world import World
 
 _HEAD = struct.Struct("<QQ")  # step, length

@@ -18,8 +18,8 @@ from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.attendance import Attendance, Loss
 from launcher.agent.coordination.closing import Aftermath, Closer
 from launcher.agent.coordination.effects import Disconnected, Drain, In, Move, Now, Out, ProvenDead, StoodStill, Tick
+from launcher.agent.coordination.in_place.continuing import HotOpener
 from launcher.agent.coordination.in_place.draining import Drainer
-from launcher.agent.coordination.in_place.going_on import HotOpener
 from launcher.agent.coordination.in_place.joining import Joiner
 from launcher.agent.coordination.links import Links
 from launcher.agent.coordination.nodes import NOBODY_VOTES, KnownNode

@@ -23,7 +23,7 @@ class Rank:
     breakpoint: str = ""  # where it waits for a debugger
     address: str = ""  # where it answers requests
     malformed: int = 0  # lines on its progress wire that were no reports
-    stays: bool | None = None  # it can go on in its process when another one is replaced; None: it has not said so far
+    can_continue: bool | None = None  # in its process when another one is replaced; None: it has not said so far
     resizes: bool = False  # and among fewer or more ranks, too
     goes_back: bool = False  # to what was saved, among fewer ranks too
     joins: bool = False  # it was started anew, to meet others that have the state of the training
@@ -123,8 +123,8 @@ class Generation:
             rank.reported, rank.frozen = rank.reported or news.reported, news.frozen
             rank.malformed, rank.breakpoint, rank.address = news.malformed, news.breakpoint, news.address
             rank.waits = news.waits
-            if news.stays is not None:
-                rank.stays, rank.resizes, rank.goes_back = news.stays, news.resizes, news.goes_back
+            if news.can_continue is not None:
+                rank.can_continue, rank.resizes, rank.goes_back = news.can_continue, news.resizes, news.goes_back
             if rank.breakpoint:
                 self._debugged_at = mono
             idle_s = min(news.idle_s, mono - self._debugged_at)

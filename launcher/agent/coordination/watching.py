@@ -7,7 +7,7 @@ from launcher.agent import messages
 from launcher.agent.coordination import verdict
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.closing import Aftermath, Closer
-from launcher.agent.coordination.in_place.going_on import HotOpener
+from launcher.agent.coordination.in_place.continuing import HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.opening import START_S
 from launcher.agent.coordination.verdict import Verdict
@@ -96,7 +96,7 @@ class Watch:
             attempt.phase = AttemptPhase.RUNNING
             attempt.standing.state, attempt.standing.message = State.RUNNING, ""
             attempt.awaited = None
-            if (attempt.lost or attempt.current.failures) and not self._in_place.go_on():
+            if (attempt.lost or attempt.current.failures) and not self._in_place.continue_in_place():
                 self._closer.close(attempt.lost)
 
     # -- running
@@ -109,7 +109,7 @@ class Watch:
         self._go_on_without()
 
     def _go_on_without(self) -> None:
-        if self._in_place.go_on():
+        if self._in_place.continue_in_place():
             self._all_started()  # the one that is gone was the last that they waited for
         else:
             self._closer.close(self._attempt.lost)
@@ -216,7 +216,7 @@ class Watch:
         if generation.finished:
             self._finished()
         elif fenced(end) or verdict.is_by_itself(end) or (generation.failures and not generation.live):
-            if fenced(end) or not self._in_place.go_on():
+            if fenced(end) or not self._in_place.continue_in_place():
                 self._closer.close()
         elif generation.failures:
             attempt.blame_at = min(attempt.blame_at, attempt.mono + BLAME_S)

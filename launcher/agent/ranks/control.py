@@ -1,11 +1,10 @@
 """The agent → rank wire, with recovery.mode hot: a FIFO per rank, named by LAUNCH_CONTROL, one JSON object a line.
 
-The one word there is: the rank is one of a new generation now, in which it meets the others again. It comes there where
-a rank is gone, so that the others leave whatever they do, as they would wait for that one. Where none is gone, and more
-are to join, it comes on a second FIFO, whose name ends in `.calm`: all leave together, at the end of a step.
+The only message tells a rank that it is one of a new generation, in which it meets the others again. If a rank is gone,
+the survivors leave at once what they do, as they would wait for that one. If none is gone and others are to join, the
+message comes on a second FIFO, whose name ends in `.step-end`: all leave together, at the end of a step.
 
-    {"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...},
-     "new": [0]}
+    {"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...}}
 """
 
 import contextlib
@@ -21,21 +20,21 @@ def control_of(progress: Path) -> Path:
     return progress.with_suffix(".control")
 
 
-def calm_of(control: Path) -> Path:
-    """Where words are that can wait for the end of a step."""
-    return control.with_name(f"{control.name}.calm")
+def step_end_of(control: Path) -> Path:
+    """Return the FIFO for messages that can wait for the end of a step."""
+    return control.with_name(f"{control.name}.step-end")
 
 
 class ControlPipe:
     """The agent's end of it."""
 
     def __init__(self, path: Path) -> None:
-        self._fds = {one: _fifo(one) for one in (path, calm_of(path))}
+        self._fds = {one: _fifo(one) for one in (path, step_end_of(path))}
         self._path = path
 
-    def say(self, word: Mapping[str, object], *, calm: bool) -> None:
+    def say(self, word: Mapping[str, object], *, at_step_end: bool) -> None:
         """A rank that takes nothing any more does not meet the others: they fail, and all are replaced."""
-        fd = self._fds.get(calm_of(self._path) if calm else self._path)
+        fd = self._fds.get(step_end_of(self._path) if at_step_end else self._path)
         if fd is not None:
             with contextlib.suppress(BlockingIOError):
                 os.write(fd, msgspec.json.encode(word) + b"\n")

@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from launcher.agent.environment import hot_words, rank_environment
-from launcher.agent.messages import Exited, GoOn, RankPulse, Start
+from launcher.agent.messages import ContinueInPlace, Exited, RankPulse, Start
 from launcher.agent.processes import end_all, is_stopped, orphans, signal_process
 from launcher.agent.ranks.control import ControlPipe, control_of
 from launcher.agent.ranks.reaper import Death
@@ -141,8 +141,10 @@ class RankGroup:
                 raise error  # of what has begun all the same the end is heard, and seen to
         return tuple(rank.pid for rank in self._ranks)
 
-    async def go_on(self, word: GoOn, starter: Starter, keep: Collection[int], waiting: Pids) -> tuple[int, ...]:
-        """Be the ranks of another generation: those that stay are told of it, the others are started anew.
+    async def continue_in_place(
+        self, word: ContinueInPlace, starter: Starter, keep: Collection[int], waiting: Pids
+    ) -> tuple[int, ...]:
+        """Be the ranks of another generation: survivors are told of it, the others are started anew.
 
         What the dead ones have left behind is ended first; `keep` and `waiting` are as for `stop`. Raises OSError.
         """
@@ -157,7 +159,7 @@ class RankGroup:
         living: list[int] = []
         for rank in self._ranks:
             rank.number = start.first_rank + rank.local
-            if rank.number not in word.stay:
+            if rank.number not in word.survivors:
                 rank.replaced = True  # it may live, if it was yet to meet the others
             elif rank.exit is not None:  # it ended a moment ago, and was told of as one of the generation before
                 end = replace(rank.exit, generation=start.generation, rank=rank.number)
@@ -179,7 +181,7 @@ class RankGroup:
                 raise error
         return tuple(rank.pid for rank in self._ranks)
 
-    def _keep(self, rank: _Rank, word: GoOn) -> None:
+    def _keep(self, rank: _Rank, word: ContinueInPlace) -> None:
         """Tell a rank of its new generation; its log is another one from now on."""
         before = str(rank.log.path)
         path = self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number)
@@ -189,8 +191,8 @@ class RankGroup:
         self._note_process(rank, environment)
         if rank.control is not None:
             logs = {"log": str(rank.log.path), "log_before": before}
-            said = {"generation": self.generation, **logs, "environment": environment, "new": word.new}
-            rank.control.say(said, calm=word.calm)
+            said = {"generation": self.generation, **logs, "environment": environment}
+            rank.control.say(said, at_step_end=word.at_step_end)
 
     def _prepare(self, local: int) -> _Rank:
         number = self.start.first_rank + local
@@ -255,7 +257,7 @@ class RankGroup:
             fingerprint=progress.fingerprint,
             not_finite=progress.not_finite,
             malformed=progress.dropped_lines,
-            stays=None if progress.stays is None or not self._home.hot else progress.stays > 0,
+            can_continue=None if progress.can_continue is None or not self._home.hot else progress.can_continue > 0,
             breakpoint=progress.breakpoint,
             address=progress.address,
             resizes=progress.resizes,

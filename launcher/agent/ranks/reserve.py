@@ -122,7 +122,7 @@ class Reserve:
         logs = {"log": str(log), "log_before": str(self._log)}
         word = {"generation": self._asked_in, **logs, "environment": dict(environment)}
         give_up(process.pid, first=False)
-        process.control.say(word, calm=False)
+        process.control.say(word, at_step_end=False)
         process.pipe.close()
         return process.pid
 

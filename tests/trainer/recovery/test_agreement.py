@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.recovery.agreement import Agreement, Standing, agree, keeper_of
-from trainer.recovery.notes import KEPT
+from trainer.recovery.rank_states import KEPT
 
 
 class Rank:

@@ -18,7 +18,7 @@ def fifo(tmp_path):
     """For words that cannot wait for the end of a step; beside it is the one for those that can."""
     path = tmp_path / "control"
     ends = []
-    for one in (path, tmp_path / "control.calm"):
+    for one in (path, tmp_path / "control.step-end"):
         os.mkfifo(one)
         ends.append(os.open(one, os.O_RDWR | os.O_NONBLOCK))
     yield path, ends[0]
@@ -26,8 +26,8 @@ def fifo(tmp_path):
         os.close(end)
 
 
-def say_calmly(path, generation):
-    end = os.open(f"{path}.calm", os.O_WRONLY | os.O_NONBLOCK)
+def say_for_step_end(path, generation):
+    end = os.open(f"{path}.step-end", os.O_WRONLY | os.O_NONBLOCK)
     os.write(end, json.dumps(WORD | {"generation": generation}).encode() + b"\n")
     os.close(end)
 
@@ -35,35 +35,22 @@ def say_calmly(path, generation):
 def test_a_word_that_can_wait_is_seen_by_who_looks_and_wakes_nobody(fifo):
     path, _ = fifo
     control = Control(path)
-    assert not control.has_calm_word
-    say_calmly(path, 3)
-    assert control.has_calm_word
+    assert not control.has_message_for_step_end
+    say_for_step_end(path, 3)
+    assert control.has_message_for_step_end
     assert not select.select([control], [], [], 0)[0]
     assert control.wait(5).generation == 3
-    assert not control.has_calm_word
+    assert not control.has_message_for_step_end
 
 
 def test_of_both_kinds_the_newest_word_counts_and_the_other_is_gone(fifo):
     path, end = fifo
     control = Control(path)
-    say_calmly(path, 3)
+    say_for_step_end(path, 3)
     os.write(end, json.dumps(WORD | {"generation": 4}).encode() + b"\n")
     assert control.wait(5).generation == 4
-    assert not control.has_calm_word
+    assert not control.has_message_for_step_end
     assert control.wait(0.01) is None
-
-
-def test_a_word_that_was_peeked_at_is_still_to_be_waited_for(fifo):
-    path, end = fifo
-    control = Control(path)
-    assert control.peek() is None
-    for generation in (3, 4):
-        os.write(end, json.dumps(WORD | {"generation": generation, "new": [generation]}).encode() + b"\n")
-        assert (control.peek().generation, control.peek().new) == (generation, (generation,))
-    os.write(end, b'{"generation": 5')
-    assert control.peek().generation == 4
-    assert control.wait(5).generation == 4
-    assert control.peek() is None
 
 
 def test_a_word_that_came_before_anybody_waited_is_heard(fifo):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.closing import Closer
 from launcher.agent.coordination.effects import Drain, Move
-from launcher.agent.coordination.in_place.going_on import HotOpener
+from launcher.agent.coordination.in_place.continuing import HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.verdict import Verdict
 from launcher.agent.messages import Pulse, ToCoordinator
@@ -60,7 +60,7 @@ class Drainer:
         return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
 
     def _tell_that_asked(self, node: KnownNode, why: str, stays: str) -> None:
-        """`stays`: why nothing comes of it."""
+        """`can_continue`: why nothing comes of it."""
         text = f"node {node.index} is to be drained{f' ({why})' if why else ''}"
         if stays:
             text += f", but {stays}: it stays"

@@ -1,7 +1,7 @@
 """recovery.mode hot: nodes that come while ranks train get ranks, too, for which the others hardly stop.
 
     a node is usable, and there may be more ranks ─► Start(joins) to it ─► its ranks import, and wait to meet the others
-      ─► GoOn to the others: they leave the step under way, and all go on from the one before it
+      ─► ContinueInPlace to the others: they leave the step under way, and all go on from the one before it
 
 Till that last word the training has heard nothing of them: whatever goes wrong before, they alone are stopped.
 """
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase, Joining
 from launcher.agent.coordination.generation import Generation, Rank
-from launcher.agent.coordination.in_place.going_on import WARM, HotOpener
+from launcher.agent.coordination.in_place.continuing import WARM, HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.opening import START_S, copies_in_memory, place, preferred, silence_of, starts
 from launcher.agent.messages import Exited, Pulse, Started, Stop, ToCoordinator
@@ -85,7 +85,7 @@ class Joiner:
             return False
         there = map(attempt.nodes.__getitem__, attempt.current.members)
         return all(node.hears_us for node in there) and all(
-            rank.live and rank.stays and rank.resizes for rank in attempt.current.ranks
+            rank.live and rank.can_continue and rank.resizes for rank in attempt.current.ranks
         )
 
     def _begin(self, members: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ A script needs three lines to use it:
 
 Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
 happens after it is not a failure), asked_to_stop (by a signal, say: it leaves with exit code 75 to be started again),
-address (where it answers requests; "": no more), stays (the generation in which
+address (where it answers requests; "": no more), can_continue (the generation in which
 it can go on when another rank is replaced; 0: no more), remembered (a step that is in the node's memory), slow_rank
 (that all others wait for, with slow_s and usual_s: what its own work takes of a step, and the usual rank's), exception
 (written by the rank's starter). Every other number is a metric. A line stays under 4096 bytes, so that lines of several
@@ -58,9 +58,9 @@ class Report(msgspec.Struct, frozen=True):
     exception: ExceptionReport | None = None
     breakpoint: str | None = None  # where it waits for a debugger; "": no more
     address: str | None = None  # where it answers requests; "": no more
-    stays: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
-    resizes: bool = False  # beside `stays`: among fewer or more ranks, too
-    goes_back: bool = False  # beside `stays`: to what was saved, among fewer ranks too
+    can_continue: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
+    resizes: bool = False  # beside `can_continue`: among fewer or more ranks, too
+    goes_back: bool = False  # beside `can_continue`: to what was saved, among fewer ranks too
     waits: bool = False  # for ranks that are in the middle of the training, to meet them
     remembered: int | None = None  # a step of which this node's ranks have a snapshot in its memory
     slow_rank: int | None = None  # that all others wait for: what its own work takes of a step, and the usual rank's
@@ -87,7 +87,7 @@ class Progress:
         self.start_failed = ""
         self.exception: ExceptionReport | None = None
         self.breakpoint = self.address = ""
-        self.stays: int | None = None
+        self.can_continue: int | None = None
         self.resizes = self.goes_back = self.waits = False
         self.remembered: int | None = None
         self.slow: SlowRank | None = None
@@ -106,8 +106,8 @@ class Progress:
             self.dropped_lines += 1
             return False
         counts = (
-            report.step, report.total_steps, report.checkpoint, report.stays, report.remembered, report.slow_rank,
-            report.went_back_to, report.lost_steps,
+            report.step, report.total_steps, report.checkpoint, report.can_continue, report.remembered,
+            report.slow_rank, report.went_back_to, report.lost_steps,
         )  # fmt: skip
         if not all(map(_is_step, counts)):
             self.dropped_lines += 1
@@ -138,8 +138,8 @@ class Progress:
         self.start_failed = self.start_failed or report.start_failed
         self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
         self.address = report.address[:_LONGEST_PLACE] if report.address is not None else self.address
-        if report.stays is not None:
-            self.stays, self.resizes, self.goes_back = report.stays, report.resizes, report.goes_back
+        if report.can_continue is not None:
+            self.can_continue, self.resizes, self.goes_back = report.can_continue, report.resizes, report.goes_back
         self.waits = self.waits or report.waits
         self.remembered = report.remembered if report.remembered is not None else self.remembered
         if report.slow_rank is not None:

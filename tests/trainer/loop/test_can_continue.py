@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 from trainer.connections import made_here
-from trainer.loop import can_stay
+from trainer.loop import can_continue
 from trainer.loop.callbacks import Callback, Callbacks
-from trainer.loop.can_stay import Pace, PlainState, reasons
-from trainer.loop.keeping import Keeping
+from trainer.loop.can_continue import Pace, PlainState, reasons
 from trainer.loop.settings import Settings
-from trainer.loop.staying import Stay
+from trainer.loop.step_snapshots import StepSnapshots
+from trainer.loop.survivor import Survivor
 from trainer.strategies.settings import StrategySettings
 from trainer.wire import Launched, Wire
 from trainer.world import World
@@ -66,7 +66,7 @@ def test_not_where_torch_itself_acts_on_the_end_of_another_rank(monkeypatch, hee
 def test_what_is_noted_is_felt_where_it_is_a_part_of_each_step(monkeypatch, noted_s, felt):
     """The first ones count for nothing, and it is asked once."""
     pace, now, spent, found = Pace(), 0.0, [0.0], []
-    monkeypatch.setattr(can_stay.time, "thread_time", lambda: spent[0])
+    monkeypatch.setattr(can_continue.time, "thread_time", lambda: spent[0])
     for step in range(1, 101):
         now += 1.0
         with pace.noting():
@@ -176,30 +176,30 @@ def test_a_number_that_a_module_counts_up_is_found_within_a_few_steps(steps, fou
 def test_a_pass_is_left_at_the_word_until_the_training_is_over(monkeypatch):
     monkeypatch.setattr(Wire, "report", lambda *_, **__: None)
     member = SimpleNamespace(world=World(0, 2, 0, 2, torch.device("cpu")))
-    keeping = Keeping(Launched.from_environment({}), loads=False, hands_over=True, made=True, suffices=True)
-    stay, module = Stay(Wire(None), member, arrives=False, keeping=keeping), torch.nn.Linear(2, 2)
-    stay._have_arrived(SimpleNamespace(strategy=SimpleNamespace(module=module)))
+    snapshots = StepSnapshots(Launched.from_environment({}), loads=False, hands_over=True, made=True, suffices=True)
+    survivor, module = Survivor(Wire(None), member, arrives=False, snapshots=snapshots), torch.nn.Linear(2, 2)
+    survivor._have_arrived(SimpleNamespace(strategy=SimpleNamespace(module=module)))
     monkeypatch.setattr(made_here, "given_up", True)
     module(torch.ones(2))
     counters.clear()  # of what other tests have compiled
-    stay._leave()
+    survivor._leave()
     with pytest.raises(dist.DistNetworkError):
         module(torch.ones(2))
-    keeping.updating = True
+    snapshots.updating = True
     module(torch.ones(2))
-    stay.close()
-    keeping.updating = False
+    survivor.close()
+    snapshots.updating = False
     module(torch.ones(2))
 
 
 def test_gradients_that_were_cut_off_make_no_update(monkeypatch):
-    keeping = SimpleNamespace(copied=lambda: None, updating=False)
+    snapshots = SimpleNamespace(copied=lambda: None, updating=False)
     member = SimpleNamespace(world=World(0, 2, 0, 2, torch.device("cpu")))
-    stay = Stay(None, member, arrives=False, keeping=keeping)
+    survivor = Survivor(None, member, arrives=False, snapshots=snapshots)
     monkeypatch.setattr(made_here, "given_up", True)
     with pytest.raises(dist.DistNetworkError):
-        stay.updating()
-    assert not keeping.updating
+        survivor.updating()
+    assert not snapshots.updating
     monkeypatch.setattr(made_here, "given_up", False)
-    stay.updating()
-    assert keeping.updating
+    survivor.updating()
+    assert snapshots.updating

@@ -28,7 +28,7 @@ class Drawn(msgspec.Struct, frozen=True, array_like=True):
     gpu: bytes = b""  # torch's of the GPU, where there is one
 
 
-class Note(msgspec.Struct, frozen=True, array_like=True):
+class RankState(msgspec.Struct, frozen=True, array_like=True):
     """What is a rank's alone after a step."""
 
     step: int
@@ -40,7 +40,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     resized: bool = False  # the ranks became others before the end of the step, after which all draw anew
 
 
-decoded = msgspec.msgpack.Decoder(Note).decode
+decoded = msgspec.msgpack.Decoder(RankState).decode
 encoded = msgspec.msgpack.Encoder().encode
 _decoded = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
@@ -93,7 +93,7 @@ def draw_on(drawn: Drawn) -> None:
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(drawn.gpu), dtype=torch.uint8))
 
 
-class NoteFile:
+class RankStateFile:
     """The notes of a rank's last few steps, each in a file in memory that only the rank writes and its successor reads.
 
     A file takes the place of the one of an older step at once, so that what a killed rank was writing is not there.
@@ -103,14 +103,14 @@ class NoteFile:
         self.path, self.life, self._kept = path, life, kept
 
     @classmethod
-    def begin(cls, path: Path, life: str) -> "NoteFile":
+    def begin(cls, path: Path, life: str) -> "RankStateFile":
         """Start without notes: what is there goes. Raises OSError."""
         file = cls(path, life, {})
         file.remove()
         return file
 
     @classmethod
-    def found(cls, path: Path) -> "NoteFile | None":
+    def found(cls, path: Path) -> "RankStateFile | None":
         """Return the notes of the rank whose place is taken, or None if there are none."""
         found = [one for slot in range(KEPT) if (one := _read(_file(path, slot))) is not None]
         lives = {life for life, _, _ in found}
@@ -134,7 +134,7 @@ class NoteFile:
             del self._kept[old]
         return True
 
-    def read(self, step: int) -> Note | None:
+    def read(self, step: int) -> RankState | None:
         """Return the note of that step, or None if there is none."""
         data = self._kept.get(step)
         return None if data is None else decoded(data)

@@ -37,7 +37,7 @@ class Sharded:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardState:
     """After the step of its snapshot."""
 
     snapshot: Snapshot
@@ -73,15 +73,15 @@ class Part:
             for key, some in self.states.items()
         }
         for rank in ranks:
-            dist.send_object_list([Part(self.snapshot, empty, states)], dst=rank, group=world.control)
+            dist.send_object_list([ShardState(self.snapshot, empty, states)], dst=rank, group=world.control)
         send([(ranks, [*self._tensors()])], world)
 
     @classmethod
-    def take(cls, rank: int, world: World) -> "Part":
+    def take(cls, rank: int, world: World) -> "ShardState":
         """What that rank gives."""
         said: list[Any] = [None]
         dist.recv_object_list(said, src=rank, group=world.control)
-        described: Part = said[0]
+        described: ShardState = said[0]
         weights = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in described.weights.items()}
         states = {
             key: {name: {part: _room(value) for part, value in state.items()} for name, state in some.items()}
@@ -122,7 +122,7 @@ class Source:
         }
         return cls(weights, optimizers)
 
-    def part(self, snapshot: Snapshot) -> Part:
+    def part(self, snapshot: Snapshot) -> ShardState:
         """Where it lies: nothing is copied. Raises CannotHandOver."""
         states = {
             key: {
@@ -132,7 +132,7 @@ class Source:
             }
             for key, (optimizer, parameters) in self.optimizers.items()
         }
-        return Part(snapshot, self.weights, states)
+        return ShardState(snapshot, self.weights, states)
 
 
 def _piece(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A rank is killed and replaced while the others stay: the numbers and the weights are those of a run left alone."""
+"""A rank is killed and replaced while the others survive: the numbers and the weights are those of a run left alone."""
 
 import re
 import shutil
@@ -9,8 +9,8 @@ from replaced_ranks import Launched
 from tests.sizes import one_in
 from trainer.checkpoint_files import catalog
 from trainer.loop import arriving
-from trainer.loop.can_stay import Pace
-from trainer.recovery.parts import CannotHandOver, Source
+from trainer.loop.can_continue import Pace
+from trainer.recovery.shard_states import CannotHandOver, Source
 
 STEPS = 24
 LEASE_S = 40  # on a busy machine a word may come late

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.checkpoint.generators import seed_all
-from trainer.recovery.notes import (
-    Note,
-    NoteFile,
+from trainer.recovery.rank_states import (
     NumpyDraws,
+    RankState,
+    RankStateFile,
     bytes_of,
     draw_on,
     drawn_now,
@@ -24,7 +24,7 @@ LIFE = "a0001.g0001"
 
 
 def note(step, **more):
-    return step, encoded(Note(step, drawn_now(), **more))
+    return step, encoded(RankState(step, drawn_now(), **more))
 
 
 def draws():
@@ -32,10 +32,10 @@ def draws():
 
 
 def test_the_last_ones_are_found_by_a_successor(tmp_path):
-    file = NoteFile.begin(tmp_path / "rank", LIFE)
+    file = RankStateFile.begin(tmp_path / "rank", LIFE)
     for step in range(7):
         assert file.write(*note(step, names=("loss",), losses=[0.1 + step, 2.0]))
-    found = NoteFile.found(tmp_path / "rank")
+    found = RankStateFile.found(tmp_path / "rank")
     assert (found.life, found.steps()) == (LIFE, (4, 5, 6))
     assert found.read(5).losses == [5.1, 2.0]
     assert found.read(3) is None
@@ -44,11 +44,11 @@ def test_the_last_ones_are_found_by_a_successor(tmp_path):
 def test_generators_go_on_as_noted(tmp_path):
     seed_all(5, 1)
     random.gauss(0, 1)  # the second of two is kept for the next call
-    file = NoteFile.begin(tmp_path / "rank", LIFE)
+    file = RankStateFile.begin(tmp_path / "rank", LIFE)
     file.write(*note(1))
     wanted = [draws() for _ in range(3)]
     seed_all(7)
-    draw_on(NoteFile.found(tmp_path / "rank").read(1).drawn)
+    draw_on(RankStateFile.found(tmp_path / "rank").read(1).drawn)
     assert [draws() for _ in range(3)] == wanted
 
 
@@ -99,38 +99,38 @@ def test_the_generator_of_a_gpu_goes_on_as_noted_too(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_rng_state", gpu.get_state)
     monkeypatch.setattr(torch.cuda, "set_rng_state", gpu.set_state)
     gpu.manual_seed(5)
-    file = NoteFile.begin(tmp_path / "rank", LIFE)
+    file = RankStateFile.begin(tmp_path / "rank", LIFE)
     assert file.write(*note(1))
     wanted = torch.rand(3, generator=gpu).tolist()
     gpu.manual_seed(7)
-    draw_on(NoteFile.found(tmp_path / "rank").read(1).drawn)
+    draw_on(RankStateFile.found(tmp_path / "rank").read(1).drawn)
     assert torch.rand(3, generator=gpu).tolist() == wanted
 
 
 def test_without_memory_for_it_the_older_ones_are_kept(tmp_path):
-    file = NoteFile.begin(tmp_path / "rank", LIFE)
+    file = RankStateFile.begin(tmp_path / "rank", LIFE)
     assert file.write(*note(1))
     (tmp_path / "rank.new").mkdir()  # nothing can be written there
     assert not file.write(*note(2))
-    assert file.steps() == NoteFile.found(tmp_path / "rank").steps() == (1,)
+    assert file.steps() == RankStateFile.found(tmp_path / "rank").steps() == (1,)
 
 
 def test_what_a_killed_rank_was_writing_is_not_there(tmp_path):
-    file = NoteFile.begin(tmp_path / "rank", LIFE)
+    file = RankStateFile.begin(tmp_path / "rank", LIFE)
     assert file.write(*note(1))
     (tmp_path / "rank.new").write_bytes((tmp_path / "rank.1").read_bytes()[:100])
-    assert NoteFile.found(tmp_path / "rank").read(1).step == 1
+    assert RankStateFile.found(tmp_path / "rank").read(1).step == 1
 
 
 def test_no_file_or_a_damaged_one_is_none(tmp_path):
-    assert NoteFile.found(tmp_path / "rank") is None
+    assert RankStateFile.found(tmp_path / "rank") is None
     (tmp_path / "rank.0").write_bytes(b"short")
-    assert NoteFile.found(tmp_path / "rank") is None
+    assert RankStateFile.found(tmp_path / "rank") is None
 
 
 def test_a_new_file_knows_nothing_of_the_one_before(tmp_path):
-    NoteFile.begin(tmp_path / "rank", LIFE).write(*note(3))
-    assert NoteFile.begin(tmp_path / "rank", "a0002.g0001").steps() == ()
+    RankStateFile.begin(tmp_path / "rank", LIFE).write(*note(3))
+    assert RankStateFile.begin(tmp_path / "rank", "a0002.g0001").steps() == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool])

@@ -98,7 +98,7 @@ def reasons(
     `met_once`: the ranks have met for this training, and can meet anew. `loads`: nothing is handed over, all go back to
     what was saved. `made`: the model was, by a function.
     """
-    if launched.stays_by_itself and not _is_free(loop, loads=loads):
+    if launched.in_place_unasked and not _is_free(loop, loads=loads):
         yield "recovery.mode hot would have to ask for it"
     yield from _of_its_ranks(loop, launched, met_once=met_once, made=made)
     if loop.own_step is not None:

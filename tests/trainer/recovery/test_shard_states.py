@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.checkpoint.contents import Subjects
-from trainer.recovery import parts
-from trainer.recovery.parts import Part, Source
+from trainer.recovery import shard_states
 from trainer.recovery.replica import Snapshot
+from trainer.recovery.shard_states import ShardState, Source
 from trainer.world import World
 
 
@@ -28,7 +28,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.step()
 
 
-def part_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> tuple[Part, Subjects]:
+def part_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> tuple[ShardState, Subjects]:
     subjects = Subjects({"": model}, {"": optimizer}, {}, {})
     return Source.of(subjects).part(Snapshot.of(step, {}, subjects.optimizers, {"steps": step})), subjects
 
@@ -77,11 +77,11 @@ def test_another_rank_takes_what_is_given(monkeypatch: pytest.MonkeyPatch) -> No
     wire: list[Any] = []
     monkeypatch.setattr(dist, "send_object_list", lambda said, **_: wire.append(said[0]))
     monkeypatch.setattr(dist, "recv_object_list", lambda said, **_: said.__setitem__(0, wire.pop(0)))
-    monkeypatch.setattr(parts, "send", lambda parcels, *_: wire.append([one.clone() for one in parcels[0][1]]))
-    monkeypatch.setattr(parts, "receive", lambda parcels, *_: [*map(Tensor.copy_, parcels[0], wire.pop(0))])
+    monkeypatch.setattr(shard_states, "send", lambda parcels, *_: wire.append([one.clone() for one in parcels[0][1]]))
+    monkeypatch.setattr(shard_states, "receive", lambda parcels, *_: [*map(Tensor.copy_, parcels[0], wire.pop(0))])
     alone = World(0, 1, 0, 1, torch.device("cpu"))
     part.give([1], alone)
-    taken = Part.take(0, alone)
+    taken = ShardState.take(0, alone)
     assert not wire
     new, its = made(2)
     taken.put_back(Subjects({"": new}, {"": its}, {}, {}))

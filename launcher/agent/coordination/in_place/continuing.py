@@ -17,7 +17,7 @@ from launcher.agent.coordination.closing import Aftermath
 from launcher.agent.coordination.generation import Generation, Rank
 from launcher.agent.coordination.nodes import KnownNode, Presence
 from launcher.agent.coordination.opening import START_S, copies_in_memory, place, preferred, silence_of, starts
-from launcher.agent.messages import GoOn
+from launcher.agent.messages import ContinueInPlace
 from launcher.recovery.classify import classify, failed
 from launcher.words import Cause
 
@@ -31,7 +31,7 @@ class HotOpener:
         self._attempt = attempt
         self._aftermath = aftermath
 
-    def go_on(self) -> bool:
+    def continue_in_place(self) -> bool:
         """After a rank has failed by itself, or its node was lost.
 
         False: all have to be replaced; why is told with what follows.
@@ -73,7 +73,7 @@ class HotOpener:
     @property
     def _nobody_asked(self) -> bool:
         """Neither the spec for it by name, nor a rank: why it cannot be is of no interest then."""
-        return self._attempt.rules.mode == AUTO and not any(rank.stays for rank in self._attempt.current.ranks)
+        return self._attempt.rules.mode == AUTO and not any(rank.can_continue for rank in self._attempt.current.ranks)
 
     @property
     def _starts_in_place(self) -> bool:
@@ -134,10 +134,10 @@ class HotOpener:
             if cause is not Cause.KILLED and not (_is_to_meet(rank) and cause is Cause.COMMUNICATION):
                 return f"rank {rank.number} was not killed"
         live = [rank for rank in generation.ranks if rank.live and rank.node not in lost]
-        unable = next((rank for rank in live if not rank.stays and not _is_to_meet(rank)), None)
+        unable = next((rank for rank in live if not rank.can_continue and not _is_to_meet(rank)), None)
         if unable is not None:
             return f"rank {unable.number} has not said that its training can go on in place"
-        return "" if any(rank.stays for rank in live) else "no rank is left that has the state of the training"
+        return "" if any(rank.can_continue for rank in live) else "no rank is left that has the state of the training"
 
     def _no_spare(self, lost: Iterable[int]) -> str:
         return f"no spare is ready to take the place of {_names(self._attempt.nodes[index] for index in sorted(lost))}"
@@ -150,7 +150,7 @@ class HotOpener:
         if not set(members) <= set(generation.members):
             return ", only of some of them"
         left = [rank for rank in generation.ranks if rank.node not in lost]
-        if any(not _stays(rank) for rank in left):
+        if any(not _survives(rank) for rank in left):
             return ", and not all others stay"
         unable = next((rank for rank in left if not (rank.resizes or rank.goes_back)), None)
         return "" if unable is None else f", and rank {unable.number} cannot go on among fewer ranks"
@@ -169,10 +169,10 @@ class HotOpener:
         """`started`: members whose ranks were, before it is opened."""
         attempt, before = self._attempt, self._attempt.current
         number, members, lost = generation.number, generation.members, before.lost
-        staying = {(rank.node, rank.local): rank for rank in before.ranks if _stays(rank)}
+        lived = {(rank.node, rank.local): rank for rank in before.ranks if _survives(rank)}
         for rank in generation.ranks:
-            was = staying.get((rank.node, rank.local))
-            rank.stays, rank.joins = (None, True) if was is None else (True, False)
+            was = lived.get((rank.node, rank.local))
+            rank.can_continue, rank.joins = (None, True) if was is None else (True, False)
             rank.active_at = attempt.mono
             if was is not None:
                 rank.resizes, rank.goes_back = was.resizes, was.goes_back
@@ -188,7 +188,6 @@ class HotOpener:
         newcomers = [index for index in members if index in lost or index not in before.members]
         each = attempt.plan.ranks_per_node
         chosen = [attempt.nodes[index] for index in members]
-        new = tuple(rank.number for rank in generation.ranks if rank.joins)
         words = starts(number, chosen, each, restarts, copies_in_memory(attempt.plan, chosen))
         for index, start in sorted(words, key=lambda word: word[0] in newcomers):
             if index in started:
@@ -198,8 +197,8 @@ class HotOpener:
             if index in newcomers:
                 ledger.send(index, msgspec.structs.replace(start, joins=True))
             else:
-                stay = tuple(rank.number for rank in generation.of_node(index) if _stays(rank))
-                ledger.send(index, GoOn(start, stay, new, calm=bool(started)))
+                survivors = tuple(rank.number for rank in generation.of_node(index) if _survives(rank))
+                ledger.send(index, ContinueInPlace(start, survivors, at_step_end=bool(started)))
 
 
 def _who(generation: Generation, members: Sequence[int]) -> str:
@@ -209,7 +208,7 @@ def _who(generation: Generation, members: Sequence[int]) -> str:
         who = f"the {left} ranks that live stay and go on" if left > 1 else "the rank that lives stays and goes on"
         without = ", ".join(str(node) for node in generation.members if node not in members)
         return f"{who} without node {without}"
-    gone = [str(rank.number) for rank in generation.ranks if not _stays(rank)]
+    gone = [str(rank.number) for rank in generation.ranks if not _survives(rank)]
     new = f"rank {gone[0]} is" if len(gone) == 1 else f"ranks {', '.join(gone)} are"
     moved = [
         f"node {now} takes the place of node {was}"
@@ -223,10 +222,10 @@ def _names(nodes: Iterable[KnownNode]) -> str:
     return ", ".join(map(str, nodes))
 
 
-def _stays(rank: Rank) -> bool:
-    return rank.live and rank.stays is True
+def _survives(rank: Rank) -> bool:
+    return rank.live and rank.can_continue is True
 
 
 def _is_to_meet(rank: Rank) -> bool:
     """It was started to meet ranks that have the state of the training, and has not taken it from them so far."""
-    return rank.joins and rank.stays is None
+    return rank.joins and rank.can_continue is None

@@ -65,7 +65,7 @@ def train(folder, job, strategy, steps, hot):
     os.chdir(folder)  # metrics go there too
     rank = os.environ["RANK"]
     if hot:
-        for name in (f"control-{rank}", f"control-{rank}.calm"):
+        for name in (f"control-{rank}", f"control-{rank}.step-end"):
             os.mkfifo(folder / name)
         os.environ |= {"LAUNCH_CONTROL": str(folder / f"control-{rank}"), "LAUNCH_NOTES_DIR": str(folder)}
     make, batch = JOBS[job]
@@ -120,7 +120,7 @@ def main():
         "|---|---|---|---|---|---|",
         *(rows(job, strategy, args.steps, args.pairs) for job in args.jobs for strategy in args.strategies),
     ]
-    publish("staying_cost", "\n".join(lines), write=args.write)
+    publish("in_place_cost", "\n".join(lines), write=args.write)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from trainer.loop.phases import Spent
 from trainer.loop.sums import gathered
 from trainer.recovery.agreement import Standing
 from trainer.recovery.copies import Copies
-from trainer.recovery.notes import (
+from trainer.recovery.rank_states import (
     Drawn,
-    Note,
-    NoteFile,
+    RankState,
+    RankStateFile,
     bytes_of,
     decoded,
     drawn_now,
@@ -25,8 +25,8 @@ from trainer.recovery.notes import (
     numpy_draws,
     torch_state,
 )
-from trainer.recovery.parts import CannotHandOver, Part, Source
 from trainer.recovery.replica import Snapshot
+from trainer.recovery.shard_states import CannotHandOver, ShardState, Source
 from trainer.wire import Launched
 from trainer.world import World
 
@@ -35,7 +35,7 @@ _OF_LOOP = ("steps", "samples", "left", "info", "logs", "gathers", "rates", "mea
 
 
 @dataclass(slots=True)
-class Keeping:
+class StepSnapshots:
     """One rank's, over all groups that it meets the others in."""
 
     launched: Launched
@@ -43,11 +43,11 @@ class Keeping:
     hands_over: bool  # another rank has it too; with `loads` as well: another rank may have it
     made: bool  # the model was, by a function: it can be made anew
     suffices: bool  # the ranks of a node have all of the parameters between them
-    notes: NoteFile | None = None
+    notes: RankStateFile | None = None
     copies: Copies | None = None  # of what the ranks of another node note, where a spare may take its place
     snapshot: Snapshot | None = None  # of the last step
     source: Source | None = None  # with hsdp: what its part can be taken from
-    part: Part | None = None
+    part: ShardState | None = None
     updating: bool = False  # the weights are of no step
     drawn: Drawn | None = None  # what was noted last of this rank's random generators
     was: tuple[int, int] | None = None  # which rank, and of how many, it is in its notes
@@ -60,7 +60,7 @@ class Keeping:
         numpy_draws.forget()  # what was loaded has put its state back
         self.snapshot = None
         self.let_go()
-        self.notes = NoteFile.begin(self._path(loop.training.world), self._life())
+        self.notes = RankStateFile.begin(self._path(loop.training.world), self._life())
         self.was = loop.training.world.rank, loop.training.world.size
         self._know_source(loop)
 
@@ -80,7 +80,7 @@ class Keeping:
         """What the ranks of a node have is enough. Not unasked: a script may have made something of the number of
         ranks, which is not asked again here.
         """
-        return self.launched.notes_copied and self.suffices and not self.launched.stays_by_itself
+        return self.launched.notes_copied and self.suffices and not self.launched.in_place_unasked
 
     @property
     def goes_back(self) -> bool:
@@ -91,7 +91,7 @@ class Keeping:
         """What the rank whose place is taken has left in this node's memory."""
         path = self._path(loop.training.world)
         if self.notes is None:
-            self.notes = NoteFile.found(path)
+            self.notes = RankStateFile.found(path)
 
     @property
     def copies_notes(self) -> bool:
@@ -107,7 +107,7 @@ class Keeping:
             names, losses = loop.losses.noted() if loop.gathers else ((), [])
             self.drawn = drawn_now()
             buffers = bytes_of(loop.strategy.buffers) if _has_buffers(loop) else b""
-            data = encoded(Note(step, self.drawn, names, losses, buffers))
+            data = encoded(RankState(step, self.drawn, names, losses, buffers))
             fits = self.notes.write(step, data)
         if self.copies is not None:
             self.copies.exchange(step, data)
@@ -135,7 +135,7 @@ class Keeping:
         """Take the note of that step, which was lost with its node, from the rank that kept a copy of it. Return False
         if there is no memory for it. Raises OSError.
         """
-        self.notes = NoteFile.begin(self._path(loop.training.world), life)
+        self.notes = RankStateFile.begin(self._path(loop.training.world), life)
         return self.notes.write(step, data)
 
     def note_anew(self, loop: Loop, step: int) -> bool:
@@ -149,9 +149,9 @@ class Keeping:
         names, others = next(told for *_, told in said if told is not None)
         there = {was for was, *_ in said}
         gone = [losses for was, kept, _ in said for rank, losses in kept.items() if (rank, was[1]) not in there]
-        mine = own or Note(step, drawn_now())  # who is new took no part in the step
-        note = Note(step, mine.drawn, names, mine.losses, mine.buffers, [*others, *gone], resized=True)
-        self.notes = NoteFile.begin(self._path(world), self._life())
+        mine = own or RankState(step, drawn_now())  # who is new took no part in the step
+        note = RankState(step, mine.drawn, names, mine.losses, mine.buffers, [*others, *gone], resized=True)
+        self.notes = RankStateFile.begin(self._path(world), self._life())
         self.was, self.copies = (world.rank, world.size), None
         if before is not None and before.path != self.notes.path:
             before.remove()

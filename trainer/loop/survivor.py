@@ -36,11 +36,11 @@ import torch.distributed as dist
 
 from trainer.connections import Lookout, made_here
 from trainer.loop.arriving import CANNOT, arrive, cannot, draw_anew
-from trainer.loop.can_stay import Pace, PlainState, reasons
-from trainer.loop.keeping import Keeping
+from trainer.loop.can_continue import Pace, PlainState, reasons
 from trainer.loop.loop import Loop
 from trainer.loop.passes import Passes
 from trainer.loop.settings import Settings
+from trainer.loop.step_snapshots import StepSnapshots
 from trainer.loop.sums import gathered
 from trainer.recovery.control import Control, take_place
 from trainer.recovery.copies import Copies
@@ -56,13 +56,13 @@ _LOST = "another rank was lost"  # what a team says that has lost one
 
 
 @dataclass(slots=True)
-class Stay:
+class Survivor:
     """One rank's part in it, over all groups that it meets the others in."""
 
     wire: Wire
     member: Membership | None
     arrives: bool  # the others are in the middle of the training
-    keeping: Keeping
+    snapshots: StepSnapshots
     active: bool = False
     control: Control | None = None
     step_samples: int | None = None  # of the step after which it goes on; None: before the first one
@@ -74,23 +74,23 @@ class Stay:
     _plain: PlainState = field(default_factory=PlainState)
 
     @classmethod
-    def of(cls, world: World, settings: Settings, *, made: bool) -> "Stay":
+    def of(cls, world: World, settings: Settings, *, made: bool) -> "Survivor":
         """`made`: the model was, by a function."""
         launched, loads = Launched.from_environment(), settings.strategy in PARTITIONED
         member = Membership.only_use(world)
         arrives = world.anew and member is not None
         in_node = settings.strategy == "hsdp" and world.local_size % (settings.shard_size or world.local_size) == 0
-        keeping = Keeping(launched, loads, hands_over=not loads, made=made, suffices=in_node or not loads)
-        return cls(Wire(launched.progress), member, arrives, keeping)
+        snapshots = StepSnapshots(launched, loads, hands_over=not loads, made=made, suffices=in_node or not loads)
+        return cls(Wire(launched.progress), member, arrives, snapshots)
 
     @property
     def loads(self) -> bool:
         """Models are made anew where ranks meet anew, and what no other rank has is loaded."""
-        return self.keeping.loads
+        return self.snapshots.loads
 
     @property
     def launched(self) -> Launched:
-        return self.keeping.launched
+        return self.snapshots.launched
 
     # -- in each step
 
@@ -100,48 +100,48 @@ class Stay:
         if self.active or (launched.control is None and not launched.notes_copied):
             return
         able, world = self._is_able(loop, settings, dataset), loop.training.world
-        copies_notes = self.keeping.copies_notes
+        copies_notes = self.snapshots.copies_notes
         if copies_notes:
             able = all(gathered(able, world))  # ranks that keep copies for each other begin together
         if not able or launched.control is None:
-            self.keeping.let_go()
+            self.snapshots.let_go()
             return
-        if not self.keeping.hands_over:
+        if not self.snapshots.hands_over:
             self._begin_to_load(loop)
             return
         self.active = True
         self._be_told(loop)
         if copies_notes:
-            self.keeping.copies = Copies(world)
+            self.snapshots.copies = Copies(world)
         self._note(loop, loop.progress.step)
-        self.keeping.copied()
+        self.snapshots.copied()
         self._take_snapshot(loop, None)
         if self.active:
             self._have_arrived(loop)
 
     def _is_able(self, loop: Loop, settings: Settings, dataset: Any) -> bool:
         """It has what it takes; where not, that is said."""
-        how = {"met_once": self.member is not None, "made": self.keeping.made}
+        how = {"met_once": self.member is not None, "made": self.snapshots.made}
         why_not = partial(reasons, loop, settings, dataset, self.launched, **how)
         if self.loads:
-            self.keeping.hands_over = self._may_be_handed(loop) and not any(why_not(loads=False))
-        if why := next(why_not(loads=not self.keeping.hands_over), ""):
+            self.snapshots.hands_over = self._may_be_handed(loop) and not any(why_not(loads=False))
+        if why := next(why_not(loads=not self.snapshots.hands_over), ""):
             self._say_not(loop, f"a killed rank will have all ranks started anew: {why}")
             return False
-        if self.launched.control is None or not self.keeping.hands_over:
-            return not self.keeping.hands_over
+        if self.launched.control is None or not self.snapshots.hands_over:
+            return not self.snapshots.hands_over
         try:
             self._await_words()
-            self.keeping.begin(loop)
+            self.snapshots.begin(loop)
         except OSError as error:
-            level = logging.DEBUG if self.launched.stays_by_itself else logging.WARNING
+            level = logging.DEBUG if self.launched.in_place_unasked else logging.WARNING
             log.log(level, "a killed rank will have all ranks started anew: %s", error)
             return False
         return True
 
     def _may_be_handed(self, loop: Loop) -> bool:
         """What this rank has of the parameters is on another rank too, or may be once there are more ranks."""
-        return bool(loop.strategy.copies) or self.keeping.may_resize
+        return bool(loop.strategy.copies) or self.snapshots.may_resize
 
     def _begin_to_load(self, loop: Loop) -> None:
         """Nothing has to be noted: what is saved has all that it takes. Without anything there is no way but anew."""
@@ -165,27 +165,27 @@ class Stay:
         """From here on until `updated` the weights are of no step. Raises DistNetworkError where the gradients are not
         what the ranks have made together: the others meet elsewhere.
         """
-        self.keeping.copied()
+        self.snapshots.copied()
         self._check_arrived()
-        self.keeping.updating = True
+        self.snapshots.updating = True
 
     def updated(self, loop: Loop, step_samples: int) -> None:
         if not self.active:
             return
-        if self.keeping.has_drawn():
+        if self.snapshots.has_drawn():
             self.end(loop, "the backward pass, or the optimizer, draws random numbers")
         if changing := self._plain.changing(model=loop.strategy.module, loss=loop.loss):
             self.end(loop, f"{changing} changes from step to step, and a new rank would not have it")
-        if self.launched.stays_by_itself and self._pace.is_felt(time.monotonic()):
+        if self.launched.in_place_unasked and self._pace.is_felt(time.monotonic()):
             self.end(loop, "what it takes would be felt")
         self._take_snapshot(loop, step_samples)
-        self.keeping.updating = False
+        self.snapshots.updating = False
 
     def step_ended(self, loop: Loop) -> None:
         """The one after which it goes on, before it is saved."""
-        if self.keeping.resized:
+        if self.snapshots.resized:
             draw_anew(loop)
-            self.keeping.resized = False
+            self.snapshots.resized = False
 
     def step_over(self, loop: Loop) -> None:
         """With all that follows it: where others wait to join, all leave together."""
@@ -197,11 +197,11 @@ class Stay:
         """No more: launch may start all ranks anew."""
         if self.active:
             self.active = False
-            if self.keeping.copies is None:  # else ranks of other nodes wait for its notes, if only to hear of none
-                self.keeping.let_go()
-                loop.stay = loop.updating = None
+            if self.snapshots.copies is None:  # else ranks of other nodes wait for its notes, if only to hear of none
+                self.snapshots.let_go()
+                loop.survivor = loop.updating = None
             self._look_no_more()
-            self.wire.report(stays=0)
+            self.wire.report(can_continue=0)
             self._say_not(loop, f"a killed rank will have all ranks started anew from now on: {why}")
 
     def close(self) -> None:
@@ -209,13 +209,13 @@ class Stay:
         if self.active:
             self.active = False
             self._look_no_more()
-            self.wire.report(stays=0)
+            self.wire.report(can_continue=0)
         if self.member is not None:
             self.member.world = replace(self.member.world, anew=False)
 
     def _say_not(self, loop: Loop, text: str) -> None:
         """To people who asked for it."""
-        if not self.launched.stays_by_itself:
+        if not self.launched.in_place_unasked:
             loop.training.say(text)
 
     def _take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
@@ -224,19 +224,19 @@ class Stay:
             return
         try:
             with self._pace.noting():
-                self.keeping.take_snapshot(loop, step_samples)
+                self.snapshots.take_snapshot(loop, step_samples)
         except Exception as error:  # noqa: BLE001 - of any kind
             self.end(loop, f"a state that is kept of each step cannot be had: {type(error).__name__}: {error}")
 
     def _note(self, loop: Loop, step: int) -> None:
         with self._pace.noting():
-            fits = self.keeping.note(loop, step, known=self.active)
+            fits = self.snapshots.note(loop, step, known=self.active)
         if not fits:
             self.end(loop, "what a rank has to note of a step takes too much room in memory")
 
     def _be_told(self, loop: Loop) -> None:
         """Of each step from now on."""
-        loop.stay, loop.updating, loop.checkpointer.leaves_for_others = self, self.updating, self._others_wait
+        loop.survivor, loop.updating, loop.checkpointer.leaves_for_others = self, self.updating, self._others_wait
 
     def _check_arrived(self) -> None:
         """What goes into the update under way, from all ranks."""
@@ -255,7 +255,7 @@ class Stay:
 
     def _check_still_met(self) -> None:
         """In the middle of a pass. An update is to come to its end."""
-        if not self.keeping.updating:
+        if not self.snapshots.updating:
             made_here.check()
 
     def _look_no_more(self) -> None:
@@ -265,12 +265,12 @@ class Stay:
         self._lookout = self._passes = None
 
     def _say(self) -> None:
-        keeping = self.keeping
-        can = {"resizes": keeping.resizes, "goes_back": keeping.goes_back}
-        self.wire.report(stays=self.launched.generation, **can)
+        snapshots = self.snapshots
+        can = {"resizes": snapshots.resizes, "goes_back": snapshots.goes_back}
+        self.wire.report(can_continue=self.launched.generation, **can)
 
     def _others_wait(self) -> bool:
-        return self.active and self.control is not None and self.control.has_calm_word
+        return self.active and self.control is not None and self.control.has_message_for_step_end
 
     # -- after a rank was killed
 
@@ -285,21 +285,21 @@ class Stay:
                 raise error
             self._look_no_more()
             made_here.cut()  # whoever waits for this rank leaves too
-            patience_s = _WORD_UNASKED_S if self.launched.stays_by_itself else _WORD_S
+            patience_s = _WORD_UNASKED_S if self.launched.in_place_unasked else _WORD_S
             word = self.control.wait(patience_s + self.launched.lease_s)
             if word is None:
                 raise error
             if self.loads and loop is not None and self.active:
-                self.keeping.take_part()
+                self.snapshots.take_part()
             if loop is not None:
                 self.was_at = loop.progress.step if self.active else self.was_at
-                self.keeping.validated = loop.progress.validated, loop.progress.values
+                self.snapshots.validated = loop.progress.validated, loop.progress.values
                 loop.checkpointer.abandon()
-                self.keeping.believed |= loop.checkpointer.believed
+                self.snapshots.believed |= loop.checkpointer.believed
             self.active, self.arrives = False, True
             take_place(word)
             os.environ["LAUNCH_JOINS"] = "1"
-            self.keeping.launched = Launched.from_environment()
+            self.snapshots.launched = Launched.from_environment()
             try:
                 world = self.member.meet_anew(self.control.fileno())
                 self._look_out()
@@ -316,14 +316,14 @@ class Stay:
     @property
     def _may_meet(self) -> bool:
         """In the middle of an update there is no way but back."""
-        return (self.active or self.arrives) and (not self.keeping.updating or self.loads)
+        return (self.active or self.arrives) and (not self.snapshots.updating or self.loads)
 
     def arrive(self, loop: Loop) -> int | None:
         """On all ranks, in new groups: be where the training goes on from. Gives the step; None where all load."""
         try:
             if self.loads and not self._may_be_handed(loop):
                 return None
-            arrived = arrive(loop, self.keeping)
+            arrived = arrive(loop, self.snapshots)
         except Exception as error:
             if _is_of_peers(error) or CANNOT in str(error):
                 raise
@@ -339,7 +339,7 @@ class Stay:
         """All is put back."""
         self._await_words()
         self._be_told(loop)
-        self.keeping.go_on_from(loop, self.step_samples)
+        self.snapshots.go_on_from(loop, self.step_samples)
         self._believe(loop, loop.progress.step)
         self._have_arrived(loop)
 
@@ -362,7 +362,7 @@ class Stay:
 
     def _believe(self, loop: Loop, step: int) -> None:
         """In checkpoints of this step and before: what is newer is of a past that did not happen."""
-        loop.checkpointer.believe({one: finite for one, finite in self.keeping.believed.items() if one <= step})
+        loop.checkpointer.believe({one: finite for one, finite in self.snapshots.believed.items() if one <= step})
 
     def _await_words(self) -> None:
         if self.control is None and self.launched.control is not None:
@@ -370,7 +370,7 @@ class Stay:
 
     def _have_arrived(self, loop: Loop) -> None:
         os.environ.pop("LAUNCH_JOINS", None)
-        self.arrives, self.active, self.keeping.updating = False, True, False
+        self.arrives, self.active, self.snapshots.updating = False, True, False
         self._passes = Passes(self._check_still_met, loop.strategy.module.parameters())
         self._look_out()
         self._say()
