@@ -22,20 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launcher.clusters.kinds import kind_named, of_kind
-from launcher.clusters.protocol import (
-    CancelReport,
-    Discovers,
-    Forgives,
-    GivesUpHosts,
-    KeepsFilesElsewhere,
-    KeptThere,
-    ListsCheckpoints,
-    Mends,
-    Preview,
-    Reaches,
-    Releases,
-    Tunnels,
-)
+from launcher.clusters.place import CancelReport, KeptRemote, Place, Preview
 from launcher.errors import BadInput, LaunchError, NoSuchRun, NothingToDo, Refused, Unreachable, said_by_the_system
 from launcher.ids import LAST, RunId, parse_run_id
 from launcher.rundir import registry
@@ -155,7 +142,7 @@ class Run:
 
         run = RunDir(self.path)
         place = _carrier(newest(run))
-        if isinstance(place, ListsCheckpoints):
+        if place is not None and place.lists_checkpoints:
             return iter(place.checkpoints(run, verify=verify))
         return checkpoints(run, verify=verify)
 
@@ -240,8 +227,8 @@ class Run:
         shape = Shape(dtype, model, most_bytes_per_file, overwrite)
         wish = exporting.Wish(Path(target), shape, step, best)
         exporting.look_at(wish)
-        away = isinstance(_carrier(newest(run)), KeepsFilesElsewhere)
-        if away and (step is None or not exporting.is_here(run, step)):
+        place = _carrier(newest(run))
+        if place is not None and place.remote and (step is None or not exporting.is_here(run, step)):
             for line in self.fetch("newest" if step is None else str(step)):
                 news.say(line)
         return exporting.export(run, wish)
@@ -250,7 +237,7 @@ class Run:
     def elsewhere(self) -> bool:
         """Its checkpoints are on other machines, and only what was fetched is listed here."""
         place = _carrier(newest(RunDir(self.path)))
-        return isinstance(place, KeepsFilesElsewhere) and not isinstance(place, ListsCheckpoints)
+        return place is not None and place.remote and not place.lists_checkpoints
 
     def saved_by_script(self, step: int | None) -> bool:
         """Whether the checkpoint that the run reported is the script's own: the run never had one of the trainer's.
@@ -261,7 +248,7 @@ class Run:
 
         run = RunDir(self.path)
         place = _carrier(newest(run))
-        if step is None or isinstance(place, KeepsFilesElsewhere | ListsCheckpoints):
+        if step is None or (place is not None and place.remote):
             return False
         try:
             there = kept(run)
@@ -277,8 +264,8 @@ class Run:
 
         run = RunDir(self.path)
         place = _carrier(newest(run))
-        if isinstance(place, Forgives) and not self.status().state.ended:
-            place.forgive(run, hosts)
+        if place is not None and not self.status().state.ended:
+            place.include_nodes(run, hosts)
         return pardon(run, hosts)
 
     def nodes_of_ranks(self) -> dict[int, int]:
@@ -302,8 +289,8 @@ class Run:
         """That program, for who passes on what it says."""
         run = RunDir(self.path)
         place, state = _carrier(newest(run)), readable(run.state, RunState)
-        if state is None or not isinstance(place, Reaches):
-            raise Refused(f"{self.id}: no program can be started beside its ranks where it runs")
+        if state is None or place is None:
+            raise Refused(f"{self.id}: it has no ranks yet", f"hint: launch status {self.id}")
         return place.reach(run, run.attempt(state.attempt), node)
 
     def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
@@ -316,8 +303,6 @@ class Run:
         place = of_kind(left.kind)
         if not gone:
             return place.cancel(run, left.attempt, left.plan)
-        if not isinstance(place, GivesUpHosts):
-            raise Refused("only the hosts of a pool can be given up", "hint: the cluster itself knows of its nodes")
         return place.cancel_without(run, left.attempt, gone)
 
     def resume(
@@ -391,7 +376,7 @@ def release(one: Run) -> None:
     attempt = newest(run)
     place = _carrier(attempt)
     held = attempt is not None and not status.state.ended and read_plan(run, attempt.number).spec.queue.hold
-    if attempt is None or not held or not isinstance(place, Releases):
+    if attempt is None or place is None or not held:
         raise Refused(f"{one.id} is {status.state}, and not held", f"hint: launch status {one.id}")
     place.release(run, attempt)
 
@@ -438,7 +423,8 @@ def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
     attempt, hint = newest(RunDir(one.path)), f"hint: launch status {one.id}"
     if attempt is None or status.state.ended:
         raise Refused(f"{one.id} is {status.state}", hint)
-    if isinstance(_carrier(attempt), KeepsFilesElsewhere):
+    place = _carrier(attempt)
+    if place is not None and place.remote:
         raise Refused(f"{one.id}: where it runs each node has a disk of its own, and none can be {done}", hint)
     return attempt, status
 
@@ -460,7 +446,7 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
     raise Refused(f"{one.id} has no node {name!r}: {expected}", f"hint: launch status {one.id}")
 
 
-def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptThere]:
+def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
     """Take away these, which have ended: first on other machines, then here; but none that lives somewhere after all,
     nor, unless `anyway`, one of which a silent machine may keep something. Gives what other machines say."""
     from launcher.clusters.elsewhere import kept_elsewhere, remove_elsewhere  # late: only for tidying
@@ -479,7 +465,7 @@ def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptThere]:
     return [*told, *living]
 
 
-def still_there(kept: KeptThere) -> str:
+def still_there(kept: KeptRemote) -> str:
     """What was not taken away of a machine, in a line."""
     if kept.silent:
         return f"{kept.where} was not asked: what it may keep of {', '.join(kept.runs)} stays there ({kept.silent})"
@@ -520,11 +506,8 @@ def _carried_on(fact: RunFacts) -> "RunStatus":
     status = derive(fact)
     if status.state is not State.LOST or not fact.asks or _is_asked(fact):
         return status
-    place = of_kind(fact.asks)
-    if not isinstance(place, Mends):
-        return status
     try:
-        place.mend([fact.attempt_dir])
+        of_kind(fact.asks).mend([fact.attempt_dir])
     except (LaunchError, OSError) as error:
         why = said_by_the_system(error) if isinstance(error, OSError) else str(error)
         return msgspec.structs.replace(status, message=f"{status.message}; it cannot go on by itself: {why}")
@@ -557,21 +540,21 @@ def line_to(one: Run, node: int) -> "Line":
     """Return the connection to the machine that this node of a run is. Raises Unreachable, and Refused."""
     run = RunDir(one.path)
     place = _carrier(newest(run))
-    if not isinstance(place, Tunnels):
-        raise Refused(f"{one.id}: where it runs there is no connection to a node that could carry others")
+    if place is None:
+        raise Refused(f"{one.id}: it has no nodes yet", f"hint: launch status {one.id}")
     return place.line_to(run, node)
 
 
-def _carrier(attempt: "AttemptDir | None") -> object:
-    """The cluster that an attempt went to, to be asked for what it is capable of."""
+def _carrier(attempt: "AttemptDir | None") -> Place | None:
+    """Return the place that an attempt went to."""
     return of_kind(read_intent(attempt).cluster_kind) if attempt is not None else None
 
 
-def _places_of(run: RunDir) -> list[KeepsFilesElsewhere]:
+def _places_of(run: RunDir) -> list[Place]:
     """The kinds of clusters where an attempt of it, not only the newest, has left files."""
     kinds = dict.fromkeys(read_intent(attempt).cluster_kind for attempt in attempts(run) if attempt.intent.exists())
     asked = (of_kind(kind) for kind in kinds if (known := kind_named(kind)) is not None and known.asked)
-    return [place for place in asked if isinstance(place, KeepsFilesElsewhere)]
+    return [place for place in asked if place.remote]
 
 
 def _words(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterWord | None]":
@@ -585,8 +568,7 @@ def _words(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: floa
     if all(one is not None and now - one[0] < fresh_s for one in heard):
         return [one[1] for one in heard if one is not None]
     place = of_kind(kind)
-    if isinstance(place, Mends):
-        place.mend(attempts)
+    place.mend(attempts)
     words = place.look(attempts)
     _heard.update({attempt.path: (now, word) for (_, attempt), word in zip(attempts, words, strict=True)})
     return words
@@ -733,7 +715,7 @@ def _discovered(ref: str) -> Path | None:
     if clusters_file() is None:
         return None
     places = (of_kind(kind) for kind in dict.fromkeys(entry.kind for entry in named_clusters().values()))
-    found = (place.discover(ref) for place in places if isinstance(place, Discovers))
+    found = (place.discover(ref) for place in places)
     return next((path for path in found if path is not None), None)
 
 

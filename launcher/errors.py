@@ -112,6 +112,10 @@ class Refused(LaunchError):
     exit_code = Exit.REFUSED
 
 
+class NotSupported(Refused):
+    """The kind of cluster cannot do it."""
+
+
 class NothingToDo(LaunchError):
     exit_code = Exit.OK
 

@@ -54,7 +54,7 @@ from launcher.clusters.login.records import events_after
 from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.holders import keep_file
 from launcher.clusters.mirror.logs import FOLDERS
-from launcher.clusters.protocol import HasQueue, KeepsFilesElsewhere, KeptThere
+from launcher.clusters.place import KeptRemote
 from launcher.errors import BadInput, Exit, LaunchError, NoSuchRun, Refused
 from launcher.hostlink.rpc.once import Runs, Token, tidy
 from launcher.hostlink.rpc.server import folder_of, projects_in, serve, take_stdio
@@ -63,7 +63,6 @@ from launcher.hostlink.shipping import kept_trees
 from launcher.ids import RunId, parse_run_id
 from launcher.plan.facts import Misfit
 from launcher.plan.model import Plan
-from launcher.plan.queueing import not_taken
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, read_intent, read_plan
 from launcher.rundir.code import outputs
@@ -176,8 +175,6 @@ def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) 
 def _queue_problems(request: AskQueue) -> list[Misfit]:
     place = entry(request.on)
     cluster = of_kind(place.kind)
-    if not isinstance(cluster, HasQueue):
-        return not_taken(request.queue, (), cluster.kind)
     awaited, unknown = awaited_by(request.to_follow)
     spec = merged(place, JobSpec("queue", RunOptions(command="true"), queue=request.queue))
     return [*unknown, *cluster.queue_problems(spec, awaited)]
@@ -318,7 +315,7 @@ def _outputs(request: AskOutputs) -> LogNews:
     """Who knows nothing yet is the first to ask, and is told of what is there now; that is listed once."""
     run = RunDir(_run(request.run).path)
     last = attempts(run)[-1]
-    if isinstance(of_kind(read_intent(last).cluster_kind), KeepsFilesElsewhere):
+    if of_kind(read_intent(last).cluster_kind).remote:
         hint = f"hint: on the login node: launch fetch {run.id} --outputs"
         raise Refused("what ranks have written is on other machines behind the login node", hint)
     if not request.known or run.id not in _listed:
@@ -348,7 +345,7 @@ def _piece(request: GivePiece) -> bytes:
         return file.read(PIECE_BYTES)
 
 
-def _tidy(request: TidyRuns) -> list[KeptThere]:
+def _tidy(request: TidyRuns) -> list[KeptRemote]:
     known = dict(registry.registered())
     there = [api.Run(run_id, known[run_id]) for run_id in request.runs if run_id in known and known[run_id].is_dir()]
     live = {one.run for one in api.statuses(there) if not one.state.ended}
@@ -360,7 +357,7 @@ def _tidy(request: TidyRuns) -> list[KeptThere]:
     if request.remove:
         for tree in projects:
             remove_tree(tree)
-    return [KeptThere("", sizes, code, tuple(one.id for one in there if one.id in live)), *further]
+    return [KeptRemote("", sizes, code, tuple(one.id for one in there if one.id in live)), *further]
 
 
 def _run(run_id: RunId) -> api.Run:

@@ -12,6 +12,7 @@ from launcher.cli.main import main
 from launcher.clusters import kinds
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import write_end
+from launcher.clusters.place import Place
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused, Unreachable
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
@@ -33,22 +34,22 @@ pool2: {kind: ssh, hosts: [b1, b2], user: bob}
 """
 
 
-class Engagement:
+class Prepared:
     """Notes down which attempts are to be carried out."""
 
     went: list[int]
     refusals: list[Exception | None]  # what becomes of the next ones
 
-    def go(self, attempt):
+    def start(self, attempt):
         self.went.append(attempt)
         if self.refusals and (refusal := self.refusals.pop(0)) is not None:
             raise refusal
 
-    def abandon(self):
+    def drop(self):
         pass
 
 
-class Noted:
+class Noted(Place):
     """A cluster that notes down."""
 
     kind = "ssh"
@@ -56,8 +57,20 @@ class Noted:
     def machine(self, _spec):
         return Machine(4, (), apart=True)
 
-    def engage(self, _plan):
-        return Engagement()
+    def prepare(self, _plan):
+        return Prepared()
+
+    def start(self, _plan, _attempt):
+        pass
+
+    def preview(self, _plan):
+        return None
+
+    def look(self, attempts):
+        return [None for _ in attempts]
+
+    def cancel(self, _run, _attempt, _plan):
+        raise AssertionError
 
 
 class Copying(Noted):
@@ -70,8 +83,8 @@ class Copying(Noted):
 def job(tmp_path, monkeypatch):
     """A project whose job goes to pools of the clusters file."""
     monkeypatch.setitem(kinds.OURS, "ssh", replace(kinds.OURS["ssh"], path=f"{__name__}:Noted"))
-    monkeypatch.setattr(Engagement, "went", [], raising=False)
-    monkeypatch.setattr(Engagement, "refusals", [], raising=False)
+    monkeypatch.setattr(Prepared, "went", [], raising=False)
+    monkeypatch.setattr(Prepared, "refusals", [], raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("LAUNCH_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("LAUNCH_CLUSTERS", str(tmp_path / "clusters.yaml"))
@@ -178,10 +191,10 @@ def test_of_two_resumes_that_saw_the_same_end_one_goes_on(job, monkeypatch):
     monkeypatch.setattr(reopening, "of_kind", lambda _: SlowToLook())
     with pytest.raises(Refused, match="was resumed meanwhile, as attempt 2"):
         resume()
-    assert (Engagement.went, read_plan(run, 2).nodes_max) == ([1, 2], 1)
+    assert (Prepared.went, read_plan(run, 2).nodes_max) == ([1, 2], 1)
     end(run)
     resume()
-    assert Engagement.went == [1, 2, 3]
+    assert Prepared.went == [1, 2, 3]
 
 
 def test_a_plan_of_before_there_were_defaults_is_read(job):
@@ -211,7 +224,7 @@ def test_from_elsewhere_the_options_of_the_cluster_there_win(job):
 
 def refused(job, *refusals, repeat=3):
     """The error of a submit where the first ones meet with these."""
-    Engagement.refusals[:] = refusals
+    Prepared.refusals[:] = refusals
     with pytest.raises(LaunchError) as raised:
         open_runs([job], on="pool1", overrides=(), repeat=repeat)
     return raised.value
@@ -241,7 +254,7 @@ def test_where_a_later_one_is_refused_those_that_exist_are_named(job, refusal, k
 
 def test_a_run_that_nobody_knows_to_be_handed_over_is_named(job, capsys, monkeypatch):
     monkeypatch.chdir(job.parent)
-    Engagement.refusals[:] = [Unreachable("the controller does not answer")]
+    Prepared.refusals[:] = [Unreachable("the controller does not answer")]
     assert main(["submit", "job.yaml", "--on", "pool1"]) == Exit.UNREACHABLE
     said = capsys.readouterr()
     [(run, _)] = registry.registered()

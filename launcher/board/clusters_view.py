@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_struct
 
 from launcher import api
 from launcher.board.rows import BoardRow
-from launcher.clusters.protocol import HostNow
+from launcher.clusters.place import HostNow
 from launcher.doctor.last import CheckUp, last_check_up
 from launcher.errors import BadInput, LaunchError
 from launcher.rundir.attempts import newest, read_plan

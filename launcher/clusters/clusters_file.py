@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.clusters.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, of_kind, plugins
-from launcher.clusters.protocol import HostNow, ShowsHosts
+from launcher.clusters.place import HostNow
 from launcher.errors import BadInput
 from launcher.rundir.ownership import refuse_strangers
 from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH
@@ -124,8 +124,7 @@ def login_of(place: ClusterEntry) -> Login:
 
 def hosts_of(place: ClusterEntry, spec: JobSpec) -> list[HostNow]:
     """What of its machines is free, and who has the others; none where its kind cannot say. Raises LaunchError."""
-    cluster = of_kind(place.kind)
-    return cluster.hosts_now(merged(place, spec)) if isinstance(cluster, ShowsHosts) else []
+    return of_kind(place.kind).hosts_now(merged(place, spec))
 
 
 def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:

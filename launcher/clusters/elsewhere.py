@@ -3,35 +3,30 @@
 from collections.abc import Sequence
 
 from launcher.clusters.kinds import kind_named, of_kind
-from launcher.clusters.protocol import KeptThere, TidiesElsewhere
+from launcher.clusters.place import KeptRemote
 from launcher.rundir.attempts import attempts
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Intent
 
 
-def kept_elsewhere(runs: Sequence[RunDir]) -> list[KeptThere]:
+def kept_elsewhere(runs: Sequence[RunDir]) -> list[KeptRemote]:
     """What each machine keeps of these runs; a machine that does not answer is named."""
     return _tidy(runs, remove=False)
 
 
-def remove_elsewhere(runs: Sequence[RunDir]) -> list[KeptThere]:
+def remove_elsewhere(runs: Sequence[RunDir]) -> list[KeptRemote]:
     """Take it away there, but for what lives; gives what was there, and who did not answer."""
     return _tidy(runs, remove=True)
 
 
-def _tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptThere]:
+def _tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
     by_kind: dict[str, list[RunDir]] = {}
     for run in runs:
         for kind in kinds_of(run):
             by_kind.setdefault(kind, []).append(run)
     places = {kind: of_kind(kind) for kind in by_kind}
-    return [
-        kept
-        for kind, place in places.items()
-        if isinstance(place, TidiesElsewhere)
-        for kept in place.tidy(by_kind[kind], remove=remove)
-    ]
+    return [kept for kind, place in places.items() for kept in place.tidy(by_kind[kind], remove=remove)]
 
 
 def kinds_of(run: RunDir) -> list[str]:

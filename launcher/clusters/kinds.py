@@ -13,9 +13,7 @@ from launcher.errors import BadInput
 from launcher.words import LOCAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from launcher.clusters.protocol import Cluster
+    from launcher.clusters.place import Place
 
 GROUP = "launch.clusters"
 
@@ -57,7 +55,7 @@ def plugins() -> dict[str, ClusterKind]:
     return {point.name: ClusterKind(point.value) for point in found if point.name not in OURS}
 
 
-def of_kind(name: str) -> "Cluster":
+def of_kind(name: str) -> "Place":
     """The cluster of this kind, whatever it is called. Raises BadInput where nothing installed has it."""
     kind = kind_named(name)
     if kind is None:
@@ -65,9 +63,13 @@ def of_kind(name: str) -> "Cluster":
     return made(kind)
 
 
-def made(kind: ClusterKind) -> "Cluster":
+def made(kind: ClusterKind) -> "Place":
     module, _, name = kind.path.partition(":")
-    return cast("Callable[[], Cluster]", getattr(import_module(module), name))()
+    place = getattr(import_module(module), name)()
+    if not hasattr(place, "not_supported"):
+        hint = "hint: derive it from launcher.clusters.place.Place: see launcher/clusters/README.md"
+        raise BadInput(f"{kind.path}: expected a Place, got a class of another launch version", hint)
+    return cast("Place", place)
 
 
 def is_here(name: str) -> bool:

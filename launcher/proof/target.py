@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from launcher.clusters.protocol import Reaches
 from launcher.errors import Refused
 from launcher.repeated import RepeatedJob, gives, is_ours, steps_override
 from launcher.spec.model import RunOptions
@@ -22,7 +21,7 @@ _ALWAYS = (
 def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> RepeatedJob:
     """With what is set for all of its runs alike, before what the user sets: that wins. Raises BadInput."""
     wish = target.request(_ALWAYS)
-    if not isinstance(wish.cluster, Reaches):
+    if not wish.cluster.supports_reach:
         raise Refused(f"--on {target.on}: no rank can be killed there", "hint: prove it on another cluster")
     words = [*_ALWAYS, *_logged(wish.spec.run)]
     if steps is not None:

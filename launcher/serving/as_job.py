@@ -1,6 +1,6 @@
 """A run of a run: a server of its model wherever runs go, by its frozen code and a checkpoint that goes along.
 
-here    RUN ─ the chosen checkpoint, the code, the arguments ─► a run of one rank ─ engage ─► CLUSTER
+here    RUN ─ the chosen checkpoint, the code, the arguments ─► a run of one rank ─ start ─► CLUSTER
 there   launch serve RUN --in-job ARGS ─► its own checkpoint, its own code ─► address ─► launch status
 
 With `--watch` it looks into the folder where RUN saves, as its place sees that: on this disk, or where RUN was trained.
@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.api import WATCH_S, Run, line_to
-from launcher.clusters.protocol import KeepsRunsElsewhere, Tunnels
 from launcher.errors import BadInput, LaunchError, Refused
 from launcher.hostlink.running import Channel
 from launcher.repeated import as_it_ran, name_of
@@ -69,13 +68,13 @@ def open_server(
     wish = asked(args)
     if watch:
         wish = asked([*args, "--watch", "--watched", _watched(one, found, wish, on, trained_there=ran.on == on)])
-    if found.app.startswith("/") and isinstance(wish.cluster, KeepsRunsElsewhere):
+    if found.app.startswith("/") and wish.cluster.remote:
         hint = "hint: --app MODULE, one of the run's code"
         raise BadInput(f"--app: {on} does not see this machine's disk, where {found.app} is", hint)
-    if tls and isinstance(wish.cluster, KeepsRunsElsewhere):
+    if tls and wish.cluster.remote:
         hint = "hint: --tunnel asks it through SSH"
         raise BadInput(f"--tls-cert: {on} does not see this machine's disk, where {tls[0]} is", hint)
-    if tunnel and not isinstance(wish.cluster, Tunnels):
+    if tunnel and not wish.cluster.supports_tunnel:
         hint = "hint: without --tunnel others reach it by `launch status`; or ssh -L to its node"
         raise BadInput(f"--tunnel: not supported on {wish.cluster.kind}: expected a pool of hosts", hint)
     run_id = name_of(wish)
@@ -84,7 +83,7 @@ def open_server(
 
 def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: bool) -> str:
     """The folder of the run's checkpoints, as the place of the server sees it. Raises BadInput where it does not."""
-    if not isinstance(wish.cluster, KeepsRunsElsewhere):
+    if not wish.cluster.remote:
         return str(found.checkpoints)
     inside = found.checkpoints.is_relative_to(one.path)
     if not (trained_there and inside):

@@ -18,7 +18,6 @@ from launcher.clusters.keeping.queued import say_queued
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.kinds import CARRIED, of_kind
-from launcher.clusters.protocol import KeepsFilesElsewhere
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import newest, read_intent, read_plan
@@ -112,9 +111,7 @@ def bring_what_it_is_given(run: RunDir) -> None:
         attempt = newest(other)
         if attempt is None:
             continue
-        place = of_kind(read_intent(attempt).cluster_kind)
-        if isinstance(place, KeepsFilesElsewhere):
-            place.fetch(other, "newest")
+        of_kind(read_intent(attempt).cluster_kind).fetch(other, "newest")
 
 
 if __name__ == "__main__":

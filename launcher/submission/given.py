@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from launcher.clusters.protocol import KeepsFilesElsewhere, KeepsRunsElsewhere
 from launcher.plan.facts import Misfit
 from launcher.spec.graph.order import needed_by
 from launcher.spec.graph.reading import GraphSpec, StepSpec
@@ -35,7 +34,7 @@ def _problems(
     mine, theirs = wishes[step], wishes[other]
     if mine.on == theirs.on:
         yield from _on_its_disks(step, needs, wishes)
-    elif isinstance(mine.cluster, KeepsRunsElsewhere):
+    elif mine.cluster.remote:
         hint = f"run {step} where this machine's disk is seen, or {other} on {mine.on} too"
         yield f"{mine.on} does not see this machine's disk, to which files of {theirs.on} are brought", hint
     elif word == "run_dir" and _writes_elsewhere(theirs):
@@ -67,4 +66,4 @@ def _on_its_disks(
 
 
 def _writes_elsewhere(wish: Request) -> bool:
-    return isinstance(wish.cluster, KeepsFilesElsewhere)
+    return wish.cluster.remote

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from launcher.clusters.clusters_file import entry, merged, plugin_sections
 from launcher.clusters.kinds import of_kind
-from launcher.clusters.protocol import KeepsRunsElsewhere
 from launcher.errors import BadInput, LaunchError, some_exist
 from launcher.ids import RunId, new_run_id
 from launcher.plan.model import Plan
@@ -220,7 +219,7 @@ def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
             continue
         place = entry(name)
         cluster = of_kind(place.kind)
-        if isinstance(cluster, KeepsRunsElsewhere):
+        if cluster.remote:
             far[name] = cluster.runs_folder(merged(place, step.spec))
     return _Places(here, named, far)
 

@@ -18,7 +18,6 @@ import msgspec
 
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import first_state
-from launcher.clusters.protocol import CopiesCode, KeepsOrder, SubmitsTogether
 from launcher.errors import BadInput, LaunchError, NotStarted, Refused, Unreachable, some_exist, with_runs
 from launcher.ids import RunId, new_run_id, new_ticket
 from launcher.plan.model import Plan
@@ -134,15 +133,17 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
 
 def _most_together(wish: Request) -> int:
     place = wish.cluster
-    if isinstance(place, SubmitsTogether):
-        return place.most_together()
-    return place.most_in_order if wish.spec.queue.max_parallel and isinstance(place, KeepsOrder) else 1
+    return place.most_in_order if wish.spec.queue.max_parallel and _keeps_order(wish) else place.most_together()
+
+
+def _keeps_order(wish: Request) -> bool:
+    return wish.cluster.most_in_order > 1
 
 
 def _demands(wish: Request) -> tuple[object, ...]:
     spec = wish.spec
     options = [getattr(spec, kind) for kind in OPTIONS_OF]
-    if isinstance(wish.cluster, KeepsOrder):
+    if _keeps_order(wish):
         return wish.on, wish.project.path, spec.queue.max_parallel
     return (
         wish.on,
@@ -172,21 +173,21 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
     choose(opened)
     batch = root / f"{BATCH_PREFIX}{ticket}" if len(group) > 1 else None
     plans = [plan_of(wish, *one, time.time()) for wish, one in zip(group, opened, strict=True)]
-    engagements = [wish.cluster.engage(plan) for wish, plan in zip(group, plans, strict=True)]
+    starts = [wish.cluster.prepare(plan) for wish, plan in zip(group, plans, strict=True)]
     try:
         if batch is not None:
             make_dir(batch)
             write_record(BatchDir(batch).runs, [str(path) for _, path in opened])
         _make(root, group, plans, ticket, batch)
     except BaseException:
-        for engagement in engagements:
-            engagement.abandon()
+        for each in starts:
+            each.drop()
         _unmake((), batch)
         raise
     try:
-        as_one = batch is not None and isinstance(group[0].cluster, SubmitsTogether)
-        for engagement in engagements[:1] if as_one else engagements:
-            engagement.go(first)
+        as_one = batch is not None and not _keeps_order(group[0])
+        for each in starts[:1] if as_one else starts:
+            each.start(first)
     except NotStarted:
         _unmake(opened, batch)
         raise
@@ -280,7 +281,8 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Pat
 
 def _is_copied_later(wish: Request) -> bool:
     """Whether the store is all that has the code when the submit is over."""
-    return isinstance(wish.cluster, CopiesCode) and len(wish.code.files) > wish.cluster.most_files_at_once
+    most = wish.cluster.most_files_at_once
+    return most is not None and len(wish.code.files) > most
 
 
 def counted(files: Sequence[CodeFile]) -> Iterator[CodeFile]:

@@ -5,7 +5,6 @@ import posixpath
 import shutil
 from pathlib import Path
 
-from launcher.clusters.protocol import KeepsRunsElsewhere
 from launcher.errors import BadInput, Refused
 from launcher.ids import RunId, new_run_id
 from launcher.project import ProjectCode
@@ -57,7 +56,7 @@ def open_prediction(
         return looked_at_first(run.spec, on=on, overrides=words, root=Path(plan.project), frozen=code)
 
     wish, sent = look(f"run.args.predict={output.absolute()}", f"run.args.checkpoint={chosen}"), None
-    if isinstance(wish.cluster, KeepsRunsElsewhere):
+    if wish.cluster.remote:
         if output.exists():
             raise Refused(f"{output}: is there already", "hint: give another name, or remove it")
         sent = next(iter(candidates(chosen)), None)

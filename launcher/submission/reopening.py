@@ -10,7 +10,7 @@ from launcher.clusters.clusters_file import ClusterEntry, as_reached_now, entry
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import write_end
 from launcher.clusters.kinds import CARRIED, of_kind
-from launcher.clusters.protocol import Cluster, CopiesCode, KeepsFilesElsewhere
+from launcher.clusters.place import Place
 from launcher.errors import BadInput, Exit, NotStarted, Refused
 from launcher.interpreter import interpreter
 from launcher.notify.record import Notifying
@@ -77,9 +77,9 @@ def reopen(
     wish = _asked_again(run, before, _place(before, on, defaults), overrides, renew=renew)
     plan = _plan_again(wish, run, before, renew=renew)
     was = of_kind(before.cluster_kind)
-    if was.kind != wish.cluster.kind and isinstance(was, KeepsFilesElsewhere):
+    if was.kind != wish.cluster.kind and was.remote:
         was.bring_newest(run)
-    engagement = wish.cluster.engage(plan)
+    prepared = wish.cluster.prepare(plan)
     try:
         attempt, _ = new_attempt(run, wish.on, "resume", None, plan, kind=wish.cluster.kind, after=after)
         gone = any(one.attempt >= after for one in read_record(run.gone, list[Gone]) or [])
@@ -87,10 +87,10 @@ def reopen(
         if renew:
             _take(run, attempt, wish.code, before)
     except BaseException:
-        engagement.abandon()
+        prepared.drop()
         raise
     try:
-        engagement.go(attempt.number)
+        prepared.start(attempt.number)
     except NotStarted as refusal:
         end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(refusal))
         write_end(run, attempt, end, plan)
@@ -161,7 +161,9 @@ def _has_code(run: RunDir) -> bool:
     plan = readable(run.plan, Plan)
     if run.code.is_dir() or plan is None:
         return run.code.is_dir()
-    return isinstance(of_kind(plan.cluster_kind), CopiesCode) and folder_as_frozen(run, plan.code.digest).is_dir()
+    return (
+        of_kind(plan.cluster_kind).most_files_at_once is not None and folder_as_frozen(run, plan.code.digest).is_dir()
+    )
 
 
 def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool) -> None:
@@ -175,11 +177,11 @@ def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool
         append_line(run.events, Event(time.time(), attempt.number, ANEW, text))
 
 
-def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Cluster) -> None:
+def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Place) -> None:
     if not renew and spec.code != before.spec.code:
         hint = f"hint: launch resume {run.id} --code takes the code as it is now"
         raise BadInput("code: its options say what is frozen, and the code of this run is frozen already", hint)
-    if renew and isinstance(where, KeepsFilesElsewhere):
+    if renew and where.remote:
         hint = "hint: `--on` a cluster that has the run's folder in common with this machine, or submit anew"
         raise Refused("other code cannot be brought to where the files of this run are", hint)
 

@@ -14,7 +14,7 @@ from launcher.clusters.clusters_file import entry, plugin_sections, with_default
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.others import ended_as
 from launcher.clusters.kinds import of_kind
-from launcher.clusters.protocol import ChecksFirst, Cluster, HasQueue
+from launcher.clusters.place import Place
 from launcher.errors import BadInput
 from launcher.ids import RunId, new_run_id
 from launcher.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
@@ -24,7 +24,6 @@ from launcher.plan.build import build, check, check_code, crowded, ranks_per_nod
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import AwaitedRun, FrozenCode, Plan
 from launcher.plan.placement import crosses_nodes, tensor_parallel
-from launcher.plan.queueing import not_taken
 from launcher.project import ProjectCode, code_of, live_imports, look_at, project_of
 from launcher.rundir import registry
 from launcher.rundir.code.listing import CodeList
@@ -75,7 +74,7 @@ class Request:
     spec: JobSpec
     overrides: tuple[str, ...]
     on: str
-    cluster: Cluster
+    cluster: Place
     project: Project
     code: CodeList
     python: str
@@ -143,7 +142,7 @@ def looked_at_first(
         file, spec, overrides, on, where, project, code.listed, python,
         shipped=shipped, defaults=defaults, notifying=notifying, live=live,
     )  # fmt: skip
-    if isinstance(where, ChecksFirst):
+    if where.checks_first:
         where.check_first(code.listed)
         refuse(file, [*check_code(spec, project, own_python=True), *secret_problems(_unset(wish))])
     return wish
@@ -183,10 +182,7 @@ def _are_going_on(awaited: Sequence[AwaitedRun], keys: Sequence[str]) -> bool:
 def queue_problems(wish: Request) -> list[Misfit]:
     """What the cluster cannot do of what the run is to wait for."""
     queue, where = wish.spec.queue, wish.cluster
-    if isinstance(where, HasQueue):
-        problems = where.queue_problems(wish.spec, wish.awaited)
-    else:
-        problems = not_taken(queue, (), where.kind)
+    problems = where.queue_problems(wish.spec, wish.awaited)
     starts_at = None if queue.at is None or wish.shipped is not None else moment(queue.at, time.time())
     if starts_at is not None and starts_at < time.time():
         problems.append(Misfit("queue.at", f"{queue.at} is over"))
@@ -310,7 +306,7 @@ def prepare(
 
 def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = False) -> list[Request]:
     wishes, problems = _each(looks, alone=len(looks) == 1)
-    if not problems or not any(isinstance(wish.cluster, ChecksFirst) for wish in wishes):
+    if not problems or not any(wish.cluster.checks_first for wish in wishes):
         wishes, more = _each(
             [partial(able, replace(wish, together=together)) for wish in wishes], alone=len(looks) == 1
         )

@@ -8,11 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from launcher import api
 from launcher.api import WATCH_S, Run
-from launcher.clusters.protocol import WarmsUp
 from launcher.errors import LaunchError
 from launcher.ids import RunId, parse_run_id
 from launcher.project import ProjectCode
@@ -26,6 +25,9 @@ from launcher.submission.requests import Request, able, looked_at_first, plan_of
 from launcher.sweeps.decide import TrialRun
 from launcher.sweeps.folder import SweepDir, SweepRecord
 from launcher.words import State
+
+if TYPE_CHECKING:
+    from launcher.clusters.place import Place
 
 _GLANCE_S, _MANY = 0.02, 20  # at so many files: at more of them more seldom
 _ARGUMENTS = "run.args."  # what they change is seen by no import
@@ -74,7 +76,7 @@ class RunsOfTrials:
         self._sweep, self._record = sweep, record
         self._root = sweep.runs
         self._code = ProjectCode(list_frozen(sweep.code), record.own_folders, ())
-        self._readier: WarmsUp | None = None  # once a run was started there
+        self._readier: Place | None = None  # once a run was started there
         self._ends: Sequence[Path] = ()  # what will be there once they have ended
         self._cancels: dict[str, subprocess.Popen[bytes]] = {}
         self._revivals = Counter[str]()
@@ -158,9 +160,7 @@ class RunsOfTrials:
         return able(looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code))
 
     def _is_warm(self, wish: Request, named: RunId) -> bool:
-        self._readier = wish.cluster if isinstance(wish.cluster, WarmsUp) else None
-        if self._readier is None:
-            return True
+        self._readier = wish.cluster
         return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)
 
     def _run(self, run_id: str) -> Run | None:

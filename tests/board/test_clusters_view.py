@@ -11,7 +11,7 @@ from run_folder import plan_of
 from launcher.agent import machine
 from launcher.board.clusters_view import Survey
 from launcher.clusters.local import cluster as local
-from launcher.clusters.protocol import HostNow
+from launcher.clusters.place import HostNow
 from launcher.clusters.slots.take import Demand, Slots
 from launcher.clusters.ssh import pool
 from launcher.doctor import last

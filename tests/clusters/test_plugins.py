@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.clusters import kinds
+from launcher.clusters.place import Place
+from launcher.errors import BadInput, NotSupported
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "launcher" / "clusters" / "README.md"
@@ -114,6 +116,26 @@ def test_a_run_of_a_kind_that_is_gone_is_told_of(toy):
 def test_ours_are_registered_as_those_of_others():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"][kinds.GROUP] == {name: kind.path for name, kind in kinds.OURS.items()}
+
+
+@pytest.mark.parametrize(
+    ("method", "values"),
+    [
+        ("reach", (None, None, 0)),
+        ("line_to", (None, 0)),
+        ("release", (None, None)),
+        ("cancel_without", (None, None, ())),
+    ],
+)
+def test_what_a_kind_cannot_do_is_said_in_one_way(method, values):
+    place = kinds.of_kind(kinds.CARRIED)
+    with pytest.raises(NotSupported, match="not supported on carried"):
+        getattr(Place, method)(place, *values)
+
+
+def test_a_class_that_is_no_place_is_refused():
+    with pytest.raises(BadInput, match=r"derive it from launcher\.clusters\.place\.Place"):
+        kinds.made(kinds.ClusterKind("collections:Counter"))
 
 
 @pytest.mark.parametrize("kind", sorted(kinds.OURS))

@@ -12,6 +12,7 @@ from launcher.submission.requests import Request
 class Place:
     most: int
     kind: str = "slurm"
+    most_in_order: int = 1
     asked: list = field(default_factory=list)
 
     def most_together(self):

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.clusters.login.messages import LogNews, PreviewThere, Request, RunNews
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters.place import CancelReport
 from launcher.errors import BadInput, LaunchError
 from launcher.hostlink import known_hosts, target
 from launcher.hostlink.bounds import OutOfBounds, within_bounds

@@ -71,7 +71,7 @@ def begun_by_a_keeper(lab, run):
     """Its next attempt, by a keeper that nobody has asked a thing before."""
     keeper = KeeperStandingBy(lab.run_dir(run))
     attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
-    keeper.go(attempt.number)
+    keeper.start(attempt.number)
     found = lab.until(
         "its end", lambda: (now := lab.status(run))["attempt"] == 2 and now["exit_code"] is not None and now
     )

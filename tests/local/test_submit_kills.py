@@ -99,7 +99,7 @@ def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
     lab.wait(run)
     keeper = KeeperStandingBy(lab.run_dir(run))
     new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
-    keeper.abandon()
+    keeper.drop()
     status = lab.until(
         "attempt 2", lambda: (found := lab.status(run))["attempt"] == 2 and found["state"] == "succeeded" and found
     )
@@ -114,7 +114,7 @@ def test_two_keepers_carry_one_attempt_out_once(lab):
     keepers = [KeeperStandingBy(lab.run_dir(run)) for _ in range(2)]
     attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
     for keeper in keepers:
-        keeper.go(attempt.number)
+        keeper.start(attempt.number)
     lab.until("the end", lambda: not lab.processes())
     assert lab.status(run)["state"] == "succeeded"
     assert len([event for event in lab.events(run, "generation_opened") if event["attempt"] == 2]) == 1

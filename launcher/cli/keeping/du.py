@@ -10,7 +10,7 @@ from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.looking.selection import everywhere, runs_like, runs_named
 from launcher.cli.terminal import columns, fitting, paint, safe, to_json, width_of
 from launcher.clusters.elsewhere import kept_elsewhere
-from launcher.clusters.protocol import KeptThere
+from launcher.clusters.place import KeptRemote
 from launcher.errors import Exit
 from launcher.rundir.layout import RunDir
 from launcher.rundir.removal import Usage, size_of, unused_code
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _show_there(there: Sequence[KeptThere]) -> None:
+def _show_there(there: Sequence[KeptRemote]) -> None:
     """What other machines keep, the most first; who is silent last."""
     kept = [(size, run, one.where) for one in there if not one.silent for run, size in one.runs.items()]
     if kept:
@@ -75,7 +75,7 @@ def _show_there(there: Sequence[KeptThere]) -> None:
         print(f"{safe(where)} was not asked: {safe(why)}", file=sys.stderr)
 
 
-def _plain_there(one: api.Run, there: Sequence[KeptThere]) -> list[dict[str, object]]:
+def _plain_there(one: api.Run, there: Sequence[KeptRemote]) -> list[dict[str, object]]:
     kept = [machine for machine in there if one.id in machine.runs]
     return [
         {"on": machine.where, "total": None if machine.silent else machine.runs[one.id], "silent": machine.silent}

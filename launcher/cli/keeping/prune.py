@@ -15,7 +15,7 @@ from launcher.cli.looking.run_columns import RunRow, with_about
 from launcher.cli.looking.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import columns, paint, safe
 from launcher.clusters.elsewhere import kept_elsewhere
-from launcher.clusters.protocol import KeptThere
+from launcher.clusters.place import KeptRemote
 from launcher.errors import BadInput, Exit, Refused
 from launcher.rundir.layout import RunDir
 from launcher.rundir.removal import forget_gone, remove_tree, remove_unused_code, size_of, unused_code
@@ -115,7 +115,7 @@ def _others(one: api.Run, keep: str | int) -> list[Path]:
     return [Path(checkpoint.path) for checkpoint in there if checkpoint not in kept] if kept else []
 
 
-def _row(one: Going, now: float, there: Sequence[KeptThere]) -> tuple[str, ...]:
+def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]:
     over = one.status.ended_at or one.status.submitted_at
     goes = "all of it" if one.whole else figures.count(len(one.folders), "checkpoint")
     cells = (safe(one.run.id), state_text(one.status), figures.duration(now - over), goes, figures.size(one.size))

@@ -10,7 +10,7 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.looking.selection import runs_like
 from launcher.cli.terminal import safe
 from launcher.clusters.elsewhere import kept_elsewhere
-from launcher.clusters.protocol import KeptThere
+from launcher.clusters.place import KeptRemote
 from launcher.errors import Exit, Refused
 from launcher.rundir.graphs import find_graph, remove_empty_graph
 from launcher.rundir.layout import RunDir
@@ -49,23 +49,23 @@ def run(options: argparse.Namespace) -> int:
     return say_what_stays(runs, told)
 
 
-def _refuse_live_there(told: Sequence[KeptThere]) -> None:
+def _refuse_live_there(told: Sequence[KeptRemote]) -> None:
     for one in told:
         if one.live:
             raise Refused(api.still_there(one), f"hint: launch cancel {one.live[0]} ends them first")
 
 
-def there_too(one: api.Run, told: Sequence[KeptThere]) -> str:
+def there_too(one: api.Run, told: Sequence[KeptRemote]) -> str:
     """What was taken away of it on other machines."""
     words = [f"{figures.size(kept.runs[one.id])} on {safe(kept.where)}" for kept in told if _went(one, kept)]
     return f", and {', '.join(words)}" if words else ""
 
 
-def _went(one: api.Run, kept: KeptThere) -> bool:
+def _went(one: api.Run, kept: KeptRemote) -> bool:
     return not kept.silent and one.id in kept.runs and one.id not in kept.live
 
 
-def say_what_stays(runs: Sequence[api.Run], told: Sequence[KeptThere]) -> int:
+def say_what_stays(runs: Sequence[api.Run], told: Sequence[KeptRemote]) -> int:
     """Name the machines that keep their part, and the runs that stay known for it; gives the exit code."""
     stays = [one for one in told if one.silent or one.live]
     for one in stays:

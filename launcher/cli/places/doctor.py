@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments, seconds
@@ -17,7 +17,6 @@ from launcher.cli.places.collectives import MANY, declare_collectives, refuse_wi
 from launcher.cli.terminal import columns, is_terminal, paint, safe, size, tell
 from launcher.clusters.clusters_file import ClusterEntry, entry, named_clusters
 from launcher.clusters.kinds import kind_named, of_kind
-from launcher.clusters.protocol import Doctor, HasDoctor
 from launcher.doctor.findings import Finding, Level, exit_code
 from launcher.doctor.last import keep
 from launcher.doctor.wish import OF_THIS_MACHINE, DoctorWish
@@ -27,6 +26,9 @@ from launcher.project import project_of
 from launcher.rundir.registry import runs_root
 from launcher.spec.model import JobSpec, RunOptions
 from launcher.words import LOCAL
+
+if TYPE_CHECKING:
+    from launcher.clusters.place import Doctor
 
 EXAMPLES = """
   launch doctor                  this machine
@@ -107,7 +109,7 @@ def _place(name: str, file: Path | None) -> ClusterEntry:
 
 def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Finding]:
     cluster = of_kind(place.kind)
-    if not isinstance(cluster, HasDoctor):
+    if not cluster.doctor:
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
     doctor = cast("Doctor", import_module(cluster.doctor))
     return doctor.check_up(_wish(place, options), tell)

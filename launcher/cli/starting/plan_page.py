@@ -5,7 +5,7 @@ import shlex
 
 from launcher.cli import figures
 from launcher.cli.terminal import columns, paint, safe
-from launcher.clusters.protocol import Preview
+from launcher.clusters.place import Preview
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.placement import (
     crosses_nodes,

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.clusters.batch.hand_over import ThisCluster, ticket_on, tickets_of
 from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
 from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters.place import CancelReport
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import newest

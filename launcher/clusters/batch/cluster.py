@@ -9,10 +9,10 @@ from launcher.clusters.batch.cancelling import Cancelling
 from launcher.clusters.batch.dependencies import dependency_problems
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
 from launcher.clusters.batch.look import look, of_each
-from launcher.clusters.batch.mend import forgive, mend
+from launcher.clusters.batch.mend import include_nodes, mend
 from launcher.clusters.batch.queue import Queue, Ticket
 from launcher.clusters.kinds import of_kind
-from launcher.clusters.protocol import CancelReport, Preview
+from launcher.clusters.place import CancelReport, Place, Preview
 from launcher.errors import Refused, Unreachable
 from launcher.plan.facts import Misfit
 from launcher.plan.model import AwaitedRun, Plan
@@ -26,22 +26,10 @@ if TYPE_CHECKING:
     from launcher.hostlink.running import Running
 
 
-class QueueEngagement:
-    """A run that is to be handed over as soon as it exists."""
-
-    def __init__(self, queue: Queue, run: RunDir) -> None:
-        self._queue, self._run = queue, run
-
-    def go(self, attempt: int) -> None:
-        hand_over(self._queue, batch_job_of(self._run, self._run.attempt(attempt)))
-
-    def abandon(self) -> None:
-        """Nothing was begun."""
-
-
-class BatchCluster:
+class BatchCluster(Place):
     """What a kind adds: what a node offers, and where it has arrays how many runs may share a job."""
 
+    supports_reach = True
     takes: Sequence[str] = ()  # of what a spec says of waiting, `after` and `max_parallel` among it
 
     def __init__(self, queue: Queue) -> None:
@@ -49,8 +37,9 @@ class BatchCluster:
         self.kind = queue.kind
         self._heard: tuple[list[tuple[RunDir, AttemptDir]], list[ClusterWord | None]] = ([], [])
 
-    def engage(self, plan: Plan) -> QueueEngagement:
-        return QueueEngagement(self.queue, RunDir(Path(plan.run_dir)))
+    def start(self, plan: Plan, attempt: int) -> None:
+        run = RunDir(Path(plan.run_dir))
+        hand_over(self.queue, batch_job_of(run, run.attempt(attempt)))
 
     def preview(self, plan: Plan) -> Preview:
         """The script, and what the scheduler says of it without taking it."""
@@ -74,8 +63,8 @@ class BatchCluster:
         (asked, words), self._heard = self._heard, ([], [])
         return words if asked == list(attempts) else of_each(attempts, lambda whole: look(self.queue, whole))
 
-    def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
-        forgive(self.queue, run, hosts)
+    def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
+        include_nodes(self.queue, run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         """Raises Refused on any other machine, where a scheduler starts nothing beside a job but from inside of it."""

@@ -97,7 +97,7 @@ def _let_wait_for_fewer(
             forget(run, now)
 
 
-def forgive(queue: Queue, run: RunDir, hosts: Collection[str]) -> None:
+def include_nodes(queue: Queue, run: RunDir, hosts: Collection[str]) -> None:
     """A job of the run that waits may have these nodes, or all, from now on."""
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None

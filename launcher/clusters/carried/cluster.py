@@ -12,7 +12,7 @@ from launcher.clusters.keeping.attempt_end import has_ended
 from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.kinds import CARRIED
 from launcher.clusters.local.cluster import end_here
-from launcher.clusters.protocol import CancelReport, Cluster
+from launcher.clusters.place import CancelReport, Place
 from launcher.errors import LaunchError, Refused
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
@@ -33,22 +33,22 @@ class CarrierStandingBy:
     def __init__(self, run_dir: Path) -> None:
         self._keeper = StandbyKeeper("launcher.submission.carrier", run_dir)
 
-    def go(self, attempt: int) -> None:
+    def start(self, attempt: int) -> None:
         self._keeper.report(_BOOT_S)
         self._keeper.tell(f"{attempt}\n".encode())
         self._keeper.close()
 
-    def abandon(self) -> None:
+    def drop(self) -> None:
         self._keeper.close()
 
 
-class CarriedCluster:
+class CarriedCluster(Place):
     """`there`: the cluster that the run is for, which is asked what it offers."""
 
     kind = CARRIED
     most_in_order = 10_000
 
-    def __init__(self, there: Cluster | None = None) -> None:
+    def __init__(self, there: Place | None = None) -> None:
         self._there = there
 
     def machine(self, spec: JobSpec) -> Machine:
@@ -59,8 +59,11 @@ class CarriedCluster:
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody yet."""
 
-    def engage(self, plan: Plan) -> CarrierStandingBy:
+    def prepare(self, plan: Plan) -> CarrierStandingBy:
         return CarrierStandingBy(Path(plan.run_dir))
+
+    def start(self, plan: Plan, attempt: int) -> None:
+        self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         return [None for _ in attempts]  # the process of this machine is looked at by whoever asks
@@ -70,7 +73,7 @@ class CarriedCluster:
         for run, attempt in attempts:
             if newest(run) == attempt and not has_ended(run, attempt) and _is_left_lying(attempt):
                 try:
-                    CarrierStandingBy(run.path).go(attempt.number)
+                    CarrierStandingBy(run.path).start(attempt.number)
                 except (LaunchError, OSError):
                     continue  # whoever looks next tries again, and sees meanwhile that nobody carries it
 

@@ -7,7 +7,7 @@ from launcher.clusters.batch.queue import Phase, QueuedJob
 from launcher.clusters.gridengine.queries import ExecHost, all_hosts_of, hosts_of
 from launcher.clusters.gridengine.queue import GridEngineQueue, rule_of
 from launcher.clusters.gridengine.script import check_rule
-from launcher.clusters.protocol import HostNow
+from launcher.clusters.place import HostNow
 from launcher.errors import BadInput
 from launcher.plan.facts import Machine
 from launcher.spec.model import JobSpec

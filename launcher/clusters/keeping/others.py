@@ -7,7 +7,6 @@ from pathlib import Path
 
 from launcher.clusters.keeping.turn import OtherRun
 from launcher.clusters.kinds import kind_named, of_kind
-from launcher.clusters.protocol import Mends
 from launcher.errors import LaunchError
 from launcher.plan.model import AwaitedRun
 from launcher.rundir.attempts import newest
@@ -56,16 +55,13 @@ class OtherRuns:
 def _mend_here(facts: RunFacts) -> None:
     """Have a lost run of this machine go on; where it cannot, whoever asks for its status is told why."""
     with contextlib.suppress(LaunchError, OSError):
-        place = of_kind(facts.asks)
-        if isinstance(place, Mends):
-            place.mend([facts.attempt_dir])
+        of_kind(facts.asks).mend([facts.attempt_dir])
 
 
 def _asked(facts: RunFacts) -> ClusterWord | None:
     try:
         place = of_kind(facts.asks)
-        if isinstance(place, Mends):  # whoever submitted it may be gone, and nobody else look
-            place.mend([facts.attempt_dir])
+        place.mend([facts.attempt_dir])  # whoever submitted it may be gone, and nobody else look
         return place.look([facts.attempt_dir])[0]
     except LaunchError as error:
         return ClusterWord("unknown", "", 0.0, silent=str(error))

@@ -14,7 +14,7 @@ from launcher.agent.memory.tier import close_tier
 from launcher.agent.processes import descendants, end_all, open_process, signal_process, tagged
 from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.clusters.local.shared_zygote import expect, keeper_of, warm_up
-from launcher.clusters.protocol import CancelReport, HostNow
+from launcher.clusters.place import CancelReport, HostNow, Place
 from launcher.clusters.slots.table import CPU, GPU, occupancy
 from launcher.errors import LaunchError
 from launcher.plan.facts import Machine, Misfit
@@ -38,22 +38,23 @@ class KeeperStandingBy:
     def __init__(self, run_dir: Path) -> None:
         self._keeper = keeper_of(run_dir)
 
-    def go(self, attempt: int) -> None:
+    def start(self, attempt: int) -> None:
         self._keeper.report(_BOOT_S)
         self._keeper.tell(f"{attempt}\n".encode())
         self._keeper.close()
 
-    def abandon(self) -> None:
+    def drop(self) -> None:
         self._keeper.close()
 
 
-class LocalCluster:
+class LocalCluster(Place):
     """This machine, with as many nodes as the spec asks for."""
 
     kind = "local"
     doctor = "launcher.clusters.local.doctor"
     most_files_at_once = 2_000  # copied in a tenth of a second
     most_in_order = 10_000
+    supports_reach = True
 
     def machine(self, _spec: JobSpec) -> Machine:
         return this_machine(os.environ)
@@ -89,8 +90,11 @@ class LocalCluster:
     def expect(self, run_dir: Path) -> None:
         expect(run_dir)
 
-    def engage(self, plan: Plan) -> KeeperStandingBy:
+    def prepare(self, plan: Plan) -> KeeperStandingBy:
         return KeeperStandingBy(Path(plan.run_dir))
+
+    def start(self, plan: Plan, attempt: int) -> None:
+        self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         return [None for _ in attempts]  # the processes of this machine are looked at by whoever asks

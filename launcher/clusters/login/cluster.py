@@ -31,7 +31,7 @@ from launcher.clusters.login.messages import (
     PreviewThere,
     RunNews,
 )
-from launcher.clusters.protocol import CancelReport, HostNow, KeptThere, Preview
+from launcher.clusters.place import CancelReport, HostNow, KeptRemote, Place, Preview
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.hostlink.parallel import failures, for_all
 from launcher.hostlink.rpc.client import FarLaunch, started
@@ -59,24 +59,15 @@ _TREE_S = 600.0
 _MANY = 10_000
 
 
-class LoginEngagement:
-    """An attempt that is to be handed to the login node as soon as it exists."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._run = RunDir(Path(plan.run_dir))
-
-    def go(self, attempt: int) -> None:
-        hand_over(handover_of(self._run, self._run.attempt(attempt)))
-
-    def abandon(self) -> None:
-        """Nothing was begun."""
-
-
-class LoginCluster:
+class LoginCluster(Place):
     """Runs are asked of the login node, which starts each of them once, and mirrored into their folders here."""
 
     kind = KIND
     doctor = "launcher.clusters.login.doctor"
+    remote = True
+    checks_first = True
+    supports_reach = True
+    lists_checkpoints = True
 
     def __init__(self) -> None:
         self._offered: tuple[JobSpec, Machine] | None = None
@@ -133,8 +124,9 @@ class LoginCluster:
         where = f"its folder there would be {address.login}:{there.run_dir}"
         return Preview(handed.script, "; ".join(filter(None, (handed.answer, where))))
 
-    def engage(self, plan: Plan) -> LoginEngagement:
-        return LoginEngagement(plan)
+    def start(self, plan: Plan, attempt: int) -> None:
+        run = RunDir(Path(plan.run_dir))
+        hand_over(handover_of(run, run.attempt(attempt)))
 
     # -- runs that are there
 
@@ -196,7 +188,7 @@ class LoginCluster:
         self.look([(run, attempt)])
         return report
 
-    def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
+    def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
         attempt = newest(run)
         if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
             request = ForgiveNodes(there, tuple(hosts))
@@ -226,7 +218,7 @@ class LoginCluster:
     def bring_newest(self, run: RunDir) -> None:
         files.bring_newest(run)
 
-    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptThere]:
+    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
         from launcher.clusters.login import tidying  # late: of use for tidying alone
 
         return tidying.tidy(runs, remove=remove)

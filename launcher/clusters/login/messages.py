@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from launcher.clusters.mirror.tails import Tail
-from launcher.clusters.protocol import Preview
+from launcher.clusters.place import Preview
 from launcher.ids import RunId
 from launcher.notify.record import Notifying
 from launcher.rundir.records import AttemptEnd, Blame, RunState, StopRequest
@@ -237,7 +237,7 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
 
 
 class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
-    """What do these runs take of disks there, and code that no other run there needs? → list of KeptThere"""
+    """What do these runs take of disks there, and code that no other run there needs? → list of KeptRemote"""
 
     folder: str
     runs: tuple[RunId, ...]

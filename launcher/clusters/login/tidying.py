@@ -6,7 +6,7 @@ from launcher.clusters.login.address import Address
 from launcher.clusters.login.files import stays
 from launcher.clusters.login.lines import ask
 from launcher.clusters.login.messages import TidyRuns
-from launcher.clusters.protocol import KeptThere
+from launcher.clusters.place import KeptRemote
 from launcher.hostlink.parallel import answers, failures, for_all
 from launcher.ids import RunId
 from launcher.rundir.layout import RunDir
@@ -17,30 +17,30 @@ _MOST_WHERE = 200
 Names = dict[RunId, RunId]  # by what runs are called there: what they are called here
 
 
-def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptThere]:
+def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
     asked: dict[Address, Names] = {}
     for run in runs:
         for stay in stays(run):
             asked.setdefault(stay.address, {})[stay.there] = run.id
     addresses = {str(address): address for address in asked}
 
-    def work(_: str, address: Address) -> list[KeptThere]:
+    def work(_: str, address: Address) -> list[KeptRemote]:
         request = TidyRuns(address.folder, tuple(asked[address]), remove)
-        return ask(address, request, list[KeptThere], timeout_s=_LONG_S)
+        return ask(address, request, list[KeptRemote], timeout_s=_LONG_S)
 
     results = for_all(addresses, work)
     found = [
         _named(addresses[name], one, asked[addresses[name]]) for name, told in answers(results).items() for one in told
     ]
     return found + [
-        KeptThere(addresses[name].login, dict.fromkeys(asked[addresses[name]].values(), 0), silent=why.lines[0])
+        KeptRemote(addresses[name].login, dict.fromkeys(asked[addresses[name]].values(), 0), silent=why.lines[0])
         for name, why in failures(results).items()
     ]
 
 
-def _named(address: Address, told: KeptThere, names: Names) -> KeptThere:
+def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
     """As the runs are called here; of others it was not asked."""
-    return KeptThere(
+    return KeptRemote(
         f"{address.login}:{told.where[:_MOST_WHERE]}" if told.where else address.login,
         {names[run]: size for run, size in told.runs.items() if run in names},
         told.code,

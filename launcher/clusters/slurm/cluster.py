@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.clusters.batch.cluster import BatchCluster, job_of
 from launcher.clusters.batch.queue import Phase, QueuedJob
-from launcher.clusters.protocol import HostNow
+from launcher.clusters.place import HostNow
 from launcher.clusters.slurm.container import container_problems
 from launcher.clusters.slurm.queries.nodes import (
     Node,

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters.protocol import CancelReport, Engagement, HostNow, KeptThere
+from launcher.clusters.place import CancelReport, HostNow, KeptRemote, Place, PreparedStart
 from launcher.clusters.slots.table import GPU
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.comeback import ask
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from launcher.hostlink.running import Running
 
 
-class SshCluster:
+class SshCluster(Place):
     """A pool of hosts. Each command makes one of these, which asks the hosts what they have only once."""
 
     kind = "ssh"
     doctor = "launcher.clusters.ssh.doctor"
+    remote = True
+    supports_reach = True
+    supports_tunnel = True
 
     def __init__(self) -> None:
         self._pool = Ssh()
@@ -72,11 +75,14 @@ class SshCluster:
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody else here."""
 
-    def engage(self, plan: Plan) -> Engagement:
+    def prepare(self, plan: Plan) -> PreparedStart:
         from launcher.clusters.ssh.submit.handover import PoolHandover  # late: `launch status` needs none of it
 
         self.machine(plan.spec)  # whoever asked this object before has made it known already
         return PoolHandover(Path(plan.run_dir), self._found, agent=plan.spec.ssh.agent)
+
+    def start(self, plan: Plan, attempt: int) -> None:
+        self.prepare(plan).start(attempt)
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         left = [(run, attempt) for run, attempt in attempts if is_unfinished(attempt)]
@@ -97,7 +103,7 @@ class SshCluster:
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
         return cancel.cancel(run, attempt, gone=gone)
 
-    def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
+    def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
         cancel.pardon(run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
@@ -130,7 +136,7 @@ class SshCluster:
 
         fetch.bring_newest(run)
 
-    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptThere]:
+    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
         from launcher.clusters.ssh.results import tidying  # late: `launch status` needs none of it
 
         return tidying.tidy(runs, remove=remove)

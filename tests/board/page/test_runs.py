@@ -4,7 +4,7 @@ import pytest
 from browser import again_if_cut_off, needs_browser
 
 from launcher.clusters.local.cluster import LocalCluster
-from launcher.clusters.protocol import HostNow
+from launcher.clusters.place import HostNow
 from launcher.doctor.findings import ok, problem
 from launcher.doctor.last import keep
 from launcher.rundir.records import Labels

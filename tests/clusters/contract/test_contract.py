@@ -25,9 +25,9 @@ def test_a_run_from_its_submit_to_its_end_and_on(site):
     assert site.desk.wait(run)["step"] == 40
 
 
-def test_abandoned_it_does_nothing(site):
+def test_dropped_it_does_nothing(site):
     run = site.ended()
-    assert site.verb("engage_and_abandon", run) == 0
+    assert site.verb("prepare_and_drop", run) == 0
     site.desk.until("its processes to go", lambda: not site.everything())
     assert site.state(run) == "succeeded"
 
@@ -39,7 +39,7 @@ def test_told_to_go_it_carries_the_attempt_out_and_cancel_ends_it(site):
     report = site.verb("cancel", run)
     assert report["ended"] and not report["already"]
     assert site.state(run) == "cancelled"
-    attempt = site.verb("engage_and_go", run)
+    attempt = site.verb("prepare_and_start", run)
     site.until_running(run)
     assert (site.desk.status(run)["attempt"], site.state(run)) == (attempt, "running")
     report = site.verb("cancel", run)

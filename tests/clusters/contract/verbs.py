@@ -7,7 +7,6 @@ from pathlib import Path
 from launcher.api import run as find_run
 from launcher.clusters.clusters_file import entry, with_defaults
 from launcher.clusters.kinds import of_kind
-from launcher.clusters.protocol import Mends
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.spec.read import read_spec
@@ -25,19 +24,19 @@ def machine(on):
     return of_kind(place.kind).machine(read_spec(spec, with_defaults(place.defaults, spec, []))).cpus
 
 
-def engage_and_abandon(on, ref):
+def prepare_and_drop(on, ref):
     place, run, attempt = opened(on, ref)
-    place.engage(read_plan(run, attempt.number)).abandon()
+    place.prepare(read_plan(run, attempt.number)).drop()
     return newest(run).number - attempt.number
 
 
-def engage_and_go(on, ref):
+def prepare_and_start(on, ref):
     """The attempt that a resume would make, with nobody who looked at the cluster before."""
     place, run, before = opened(on, ref)
     plan = read_plan(run, before.number)
-    engagement = place.engage(plan)
+    prepared = place.prepare(plan)
     attempt, _ = new_attempt(run, on, "resume", None, kind=place.kind, after=before.number)
-    engagement.go(attempt.number)
+    prepared.start(attempt.number)
     return attempt.number
 
 
@@ -55,8 +54,6 @@ def look(on, ref):
 
 def mend(on, ref):
     place, run, attempt = opened(on, ref)
-    if not isinstance(place, Mends):
-        return False
     place.mend([(run, attempt)])
     return True
 

@@ -8,7 +8,7 @@ from launcher.api import Run
 from launcher.clusters.keeping import news
 from launcher.clusters.local import cluster as local
 from launcher.clusters.mirror.fetch import settle_for
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters.place import CancelReport
 from launcher.clusters.ssh import host_clients, run_hosts
 from launcher.clusters.ssh.host import courier
 from launcher.clusters.ssh.host_client import HostClient

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters.place import CancelReport
 from launcher.clusters.ssh.host.server import HostServer
 from launcher.clusters.ssh.host_client import HostClient, Place
 from launcher.clusters.ssh.messages import Opened, OpenedByHosts, Request, RunReport, Submitted, Tails

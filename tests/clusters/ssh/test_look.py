@@ -411,10 +411,10 @@ def test_a_submitter_that_lives_and_has_given_up_is_not_waited_for(hosts):
 def test_who_comes_late_hands_nothing_over_and_who_cannot_lets_go(hosts):
     """Somebody has withdrawn it meanwhile; or its submitter found no host, and lives."""
     late = PoolHandover(hosts.run.path, {}, agent=False)
-    late.go(1)
+    late.start(1)
     attempt = unhanded(hosts, this_process())
     with pytest.raises(NotStarted):
-        late.go(1)
+        late.start(1)
     assert not unfinished.in_hand(attempt)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters.place import CancelReport
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.messages import (
     MOST_OF_A_REPORT,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launcher.clusters.protocol import KeptThere
+from launcher.clusters.place import KeptRemote
 from launcher.clusters.ssh.host_client import HostClient, Place
 from launcher.clusters.ssh.host_clients import ask_all
 from launcher.clusters.ssh.messages import Tidied, Tidy
@@ -32,19 +32,19 @@ class _Disks(msgspec.Struct, frozen=True):
     disks_apart: bool
 
 
-def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptThere]:
+def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
     """Of runs on one disk that all their hosts see, the word of one host that answers is enough."""
     shared = {run.id for run in runs if not _disks_apart(run)}
     settled: set[RunId] = set()
-    found: list[KeptThere] = []
+    found: list[KeptRemote] = []
     for name, asked, one in sorted(_told(runs, remove), key=_most_first):
         left = [run for run in asked if run not in settled]
         if isinstance(one, LaunchError):
-            found += [KeptThere(name, dict.fromkeys(left, 0), silent=one.lines[0])] if left else []
+            found += [KeptRemote(name, dict.fromkeys(left, 0), silent=one.lines[0])] if left else []
             continue
         live = tuple(run for run in asked if run in one.live)  # of others it was not asked
         sizes = {run: one.runs[run] for run in left if run in one.runs}
-        found += [KeptThere(name, sizes, one.code, live)] if left or live else []
+        found += [KeptRemote(name, sizes, one.code, live)] if left or live else []
         settled |= shared & {*asked}
     return found
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import cancelled, write_end
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters.place import CancelReport
 from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.host_clients import ask_all

@@ -40,7 +40,7 @@ _CARRIED = ("spec.yaml", "secrets.json", "notify.json", "events.jsonl", "avoided
 
 
 class PoolHandover:
-    """The engagement of an attempt on a pool. Hosts are made ready while the submitter still freezes the code."""
+    """An attempt that can be started on a pool. Hosts are made ready while the submitter still freezes the code."""
 
     def __init__(self, run_dir: Path, found: Mapping[str, Surveyed], *, agent: bool) -> None:
         self._run = RunDir(run_dir)
@@ -50,7 +50,7 @@ class PoolHandover:
         self._getting_ready = threading.Thread(target=self._get_ready, daemon=True)
         self._getting_ready.start()
 
-    def go(self, attempt: int) -> None:
+    def start(self, attempt: int) -> None:
         """The intent is on disk: carry the attempt out, unless whoever looked meanwhile did, or withdrew it."""
         there = self._run.attempt(attempt)
         with locked(there.job_lock, wait=True) as lock:
@@ -80,7 +80,7 @@ class PoolHandover:
             troubles |= failed
             ready = {name: one for name, one in ready.items() if name not in failed}
 
-    def abandon(self) -> None:
+    def drop(self) -> None:
         self._getting_ready.join()
 
     def _get_ready(self) -> None:
