@@ -220,7 +220,7 @@ class Run:
         folder as Hugging Face reads it. What is on other machines is fetched first.
         """
         from launcher import exporting  # late: of no use to `status`
-        from launcher.clusters.keeping import news  # late: `status` does not fetch
+        from launcher.supervisor import news  # late: `status` does not fetch
         from trainer.checkpoint_files.export import Shape  # late: of no use to `status`
 
         run = RunDir(self.path)

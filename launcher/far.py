@@ -74,9 +74,9 @@ from launcher.spec.model import JobSpec, RunOptions
 from launcher.status.checkpoints import checkpoint_folder
 from launcher.status.derive import RunStatus
 from launcher.submission.opening import open_shipped
-from launcher.submission.predecessors import awaited_by
 from launcher.submission.reopening import reopen
 from launcher.submission.requests import Shipped, ShippedRun, prepare
+from launcher.supervisor.waiting import awaited_by
 from launcher.words import State
 from trainer.checkpoint_files.partial import inventory, open_file, read_manifest
 

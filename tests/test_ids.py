@@ -12,7 +12,7 @@ from launcher.ids import RunId, is_run_id, new_run_id, new_token, parse_run_id
 from launcher.plan.model import Plan
 from launcher.rundir.records import Handle
 from launcher.spec.model import Predecessor
-from launcher.submission.predecessors import awaited_by
+from launcher.supervisor.waiting import awaited_by
 
 NO_IDS = ["", "last", ".", "..", "../x", "/etc", "a/b", "a\0b", "a\n", "x\u0660", "-rf", "_x", "Big", "é", "x" * 129]
 LAUNCHER = Path(__file__).parents[1] / "launcher"

@@ -10,8 +10,6 @@ import pytest
 from launcher.api import Run
 from launcher.cli.main import main
 from launcher.clusters import kinds
-from launcher.clusters.keeping import news
-from launcher.clusters.keeping.attempt_end import write_end
 from launcher.clusters.place import Place
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused, Unreachable
 from launcher.plan.facts import Machine
@@ -26,6 +24,8 @@ from launcher.submission import reopening
 from launcher.submission.opening import open_runs
 from launcher.submission.reopening import reopen
 from launcher.submission.requests import Shipped, prepare
+from launcher.supervisor import news
+from launcher.supervisor.attempt_end import write_end
 from launcher.words import Cause, State
 
 POOLS = """

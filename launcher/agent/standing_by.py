@@ -1,7 +1,7 @@
 """An agent that boots before there is anything for it to do: `python -m launcher.agent RUN_DIR @FD NODE`.
 
 On that descriptor, a socket, it hears what it is to be: the words and descriptors that `AgentPlace.take`
-(`clusters/keeping/agent_processes.py`) tells it.
+(`supervisor/agent_processes.py`) tells it.
 """
 
 import json

@@ -41,7 +41,7 @@ def tell(text: str) -> None:
 
 def show_news() -> None:
     """What people who wait for a cluster are told, on stderr from now on."""
-    from launcher.clusters.keeping import news  # late: of no use to commands that do not wait
+    from launcher.supervisor import news  # late: of no use to commands that do not wait
 
     watching = is_terminal(sys.stderr)
     news.listen(tell, watching=watching)

@@ -7,17 +7,10 @@ attempt is for one; the number of the next attempt is given once.
 """
 
 import sys
-import time
 from pathlib import Path
 
-from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end
-from launcher.clusters.keeping.before_start import BeforeStart
-from launcher.clusters.keeping.others import OtherRuns
-from launcher.clusters.keeping.own_log import log_to
-from launcher.clusters.keeping.queued import say_queued
-from launcher.clusters.keeping.standby import detach, report
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.kinds import CARRIED, of_kind
+from launcher.clusters.other_runs import OtherRuns
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import newest, read_intent, read_plan
@@ -27,12 +20,15 @@ from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import AttemptEnd, Handle
+from launcher.rundir.records import Handle
 from launcher.submission.reopening import reopen
-from launcher.words import Cause, State
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
+from launcher.supervisor.own_log import log_to
+from launcher.supervisor.standby import detach, report
+from launcher.supervisor.waiting import Turn, Waiter
+from launcher.supervisor.wakeup import Wakeup
 
 _LOOK_S = 1.0
-_AGAIN_S = 20.0  # after a cluster did not answer
 
 
 def main() -> int:
@@ -58,34 +54,16 @@ class Carrier:
 
     def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, wakeup: Wakeup) -> None:
         self._run, self._attempt, self._plan, self._wakeup = run, attempt, plan, wakeup
-        self._waits = BeforeStart(run, attempt, plan, OtherRuns().look)
 
     def carry(self) -> None:
-        """Until the run goes on elsewhere, or has ended here. Where it is only told to leave, the wait stays open."""
-        again_at = 0.0
-        while not self._wakeup.stop_asked:
-            hopeless, reasons = self._waits.look()
-            if hopeless:
-                return self._end(cancelled(hopeless))
-            if not reasons and time.monotonic() >= again_at:
-                try:
-                    return self._start()
-                except Unreachable as error:
-                    reasons, again_at = [f"waits for its cluster: {error.lines[0]}"], time.monotonic() + _AGAIN_S
-                except LaunchError as error:
-                    at = time.time()
-                    return self._end(
-                        AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, at, str(error))
-                    )
-            if reasons:
-                say_queued(self._run, self._attempt, "; ".join(reasons))
-            self._wakeup.sleep(_LOOK_S)
-        if is_cancelled(self._attempt):
-            self._end(cancelled())
-        return None
+        """Return once the run goes on elsewhere, or has ended here. If only told to leave, the wait stays open."""
+        waiter = Waiter(self._run, self._attempt, self._plan, OtherRuns().look)
+        turn = waiter.wait(self._wakeup, every_s=_LOOK_S, place=self._start)
+        if turn is Turn.STOPPED and is_cancelled(self._attempt):
+            write_end(self._run, self._attempt, cancelled(), self._plan)
 
-    def _start(self) -> None:
-        """Its next attempt, on its own cluster. Raises LaunchError only where there is none."""
+    def _start(self) -> str:
+        """Open the next attempt, on the run's own cluster, and return "". Raises LaunchError only if there is none."""
         try:
             bring_what_it_is_given(self._run)
             reopen(self._run, after=self._attempt.number, on=self._plan.cluster, overrides=())
@@ -99,9 +77,7 @@ class Carrier:
         if follower is not None and follower != self._attempt and is_cancelled(self._attempt):
             plan = read_plan(self._run, follower.number)  # a person did not know yet that it had gone on
             of_kind(plan.cluster_kind).cancel(self._run, follower, plan)
-
-    def _end(self, end: AttemptEnd) -> None:
-        write_end(self._run, self._attempt, end, self._plan)
+        return ""
 
 
 def bring_what_it_is_given(run: RunDir) -> None:

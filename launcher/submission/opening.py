@@ -16,8 +16,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from launcher.clusters.keeping import news
-from launcher.clusters.keeping.attempt_end import first_state
 from launcher.errors import BadInput, LaunchError, NotStarted, Refused, Unreachable, some_exist, with_runs
 from launcher.ids import RunId, new_run_id, new_ticket
 from launcher.plan.model import Plan
@@ -48,6 +46,8 @@ from launcher.submission.requests import (
     plan_of,
     taken,
 )
+from launcher.supervisor import news
+from launcher.supervisor.attempt_end import first_state
 
 Opened = Sequence[tuple[RunId, Path]]  # ids and folders
 

@@ -7,8 +7,6 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.clusters_file import ClusterEntry, as_reached_now, entry
-from launcher.clusters.keeping import news
-from launcher.clusters.keeping.attempt_end import write_end
 from launcher.clusters.kinds import CARRIED, of_kind
 from launcher.clusters.place import Place
 from launcher.errors import BadInput, Exit, NotStarted, Refused
@@ -36,7 +34,6 @@ from launcher.rundir.ownership import is_ours_alone
 from launcher.rundir.records import ANEW, AttemptEnd, Event, Gone
 from launcher.spec.model import JobSpec
 from launcher.submission.opening import counted
-from launcher.submission.predecessors import awaited_by
 from launcher.submission.requests import (
     Defaults,
     Request,
@@ -47,6 +44,9 @@ from launcher.submission.requests import (
     refuse,
     waiting,
 )
+from launcher.supervisor import news
+from launcher.supervisor.attempt_end import write_end
+from launcher.supervisor.waiting import awaited_by
 from launcher.words import Cause, State
 
 _CHANGES = 8

@@ -11,8 +11,6 @@ import msgspec
 
 from launcher.clusters.carried.cluster import CarriedCluster
 from launcher.clusters.clusters_file import entry, plugin_sections, with_defaults
-from launcher.clusters.keeping import news
-from launcher.clusters.keeping.others import ended_as
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.place import Place
 from launcher.errors import BadInput
@@ -32,7 +30,8 @@ from launcher.spec.fields import JOB, with_plugins
 from launcher.spec.kinds.queueing import moment
 from launcher.spec.model import JobSpec
 from launcher.spec.read import position, read_spec
-from launcher.submission.predecessors import awaited_by
+from launcher.supervisor import news
+from launcher.supervisor.waiting import awaited_by, ended_as
 from launcher.umask import users_umask
 
 _AT_ONCE = "queue.max_parallel"

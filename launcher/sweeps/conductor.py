@@ -13,12 +13,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters.keeping.own_log import log_to
-from launcher.clusters.keeping.standby import detach, report
 from launcher.rundir.durable import write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.locks import locked
 from launcher.rundir.patience import waiting_for_disks
+from launcher.supervisor.own_log import log_to
+from launcher.supervisor.standby import detach, report
 from launcher.sweeps.folder import SweepDir, SweepRecord, SweepState, record_of
 from launcher.sweeps.trial_runs import RunsOfTrials
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from launcher.api import Spec, as_files
-from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.errors import BadInput, Refused
 from launcher.ids import RunId
 from launcher.rundir.durable import readable, write_record
 from launcher.rundir.locks import locked
+from launcher.supervisor.standby import StandbyKeeper
 from launcher.sweeps.beginning import begin
 from launcher.sweeps.folder import (
     SweepDir,

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from run_folder import plan_of
 
-from launcher.clusters.keeping.attempt_end import first_state
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import create_record, write_record
@@ -16,6 +15,7 @@ from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Handle
+from launcher.supervisor.attempt_end import first_state
 
 
 @dataclass

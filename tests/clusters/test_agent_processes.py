@@ -12,7 +12,7 @@ import pytest
 from launcher.agent.processes import descendants, end_all
 from launcher.agent.ranks.lease import Lease, Slept
 from launcher.clock import lease_of_places, lease_of_ranks
-from launcher.clusters.keeping.agent_processes import RETURN_AT_ONCE_S, AgentProcess, SupervisedLease
+from launcher.supervisor.agent_processes import RETURN_AT_ONCE_S, AgentProcess, SupervisedLease
 
 
 def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_them():

@@ -5,11 +5,11 @@ import pytest
 from run_folder import plan_of
 
 from launcher.agent.coordinator_server import time_used
-from launcher.clusters.keeping.attempt_end import ask_to_stop, first_state, is_cancelled, write_failure
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import append_line, read_lines, read_record, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event, RunState
+from launcher.supervisor.attempt_end import ask_to_stop, first_state, is_cancelled, write_failure
 from launcher.words import Cause, State
 
 

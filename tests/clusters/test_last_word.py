@@ -8,14 +8,14 @@ from run_folder import dead_process, plan_of
 from launcher.agent.coordinator_server import CoordinatorServer
 from launcher.agent.messages import Exited, Join, Pulse, RankPulse, Ready, Started
 from launcher.agent.scribe import Scribe
-from launcher.clusters.keeping import allocation
-from launcher.clusters.keeping.allocation import Allocation
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import read_lines, read_record, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import AttemptEnd, Event, Handle, RankExit, RunState
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
+from launcher.supervisor import allocation
+from launcher.supervisor.allocation import Allocation
 from launcher.words import State
 
 _LAST_WRITES = 4  # how it stood, how it ended, the event, the state

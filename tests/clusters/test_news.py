@@ -1,6 +1,6 @@
 import pytest
 
-from launcher.clusters.keeping import news
+from launcher.supervisor import news
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ SABOTAGES = {
         "agent/test_ranks.py", "late_fork",
     ),
     "two keepers carry out one attempt": (
-        "clusters/keeping/allocation.py",
+        "supervisor/allocation.py",
         "FileExistsError:\n        return False", "FileExistsError:\n        return True",
         "local/test_submit_kills.py", "two_keepers",
     ),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lab import command, environment, parent
 
-from launcher.clusters.keeping.agent_processes import AgentPlace
+from launcher.supervisor.agent_processes import AgentPlace
 
 # What it does to each agent that boots ahead: {DEED}.
 MEDDLER = """

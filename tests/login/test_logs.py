@@ -3,13 +3,13 @@
 import pytest
 from run_folder import RunFolder
 
-from launcher.clusters.keeping import news
 from launcher.clusters.login import files
 from launcher.clusters.login.address import Address
 from launcher.clusters.login.messages import LogNews
 from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.logs import FOLDERS
 from launcher.hostlink.rpc.wire import decoded, encoded
+from launcher.supervisor import news
 
 HPC = Address("hpc", "me@hpc", "~/launch", "~/launch", "slurm")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from launcher.clusters.batch.hand_over import ThisCluster, ticket_on, tickets_of
 from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
-from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.clusters.place import CancelReport
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
@@ -21,6 +20,7 @@ from launcher.rundir.locks import locked
 from launcher.rundir.records import AttemptEnd, Handle, Intent
 from launcher.rundir.registry import registered
 from launcher.spec.model import Recovery
+from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 
 _SURE_S = 10.0
 _GONE_S = 60.0

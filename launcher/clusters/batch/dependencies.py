@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.clusters.batch.queue import Scheduler
-from launcher.clusters.keeping.others import ended_as, has_happened
 from launcher.errors import Refused
 from launcher.plan.facts import Misfit
 from launcher.plan.model import AwaitedRun
@@ -12,9 +11,9 @@ from launcher.rundir.attempts import newest
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Handle, Intent
+from launcher.supervisor.waiting import WAITS_HERE, ended_as, has_happened
 
 _KNOWN = ("succeeded", "ended")
-_HINT = "one that waits on this machine can: `--on local`"
 
 
 def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]]:
@@ -32,7 +31,7 @@ def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]
 def dependency_problems(scheduler: Scheduler, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
     """Of the runs to follow, those that it cannot wait for, and those for which it is too late."""
     found = ((index, _problem(scheduler, one)) for index, one in enumerate(awaited))
-    return [Misfit(f"queue.after.{index}", why, _HINT) for index, why in found if why]
+    return [Misfit(f"queue.after.{index}", why, WAITS_HERE) for index, why in found if why]
 
 
 def _problem(scheduler: Scheduler, one: AwaitedRun) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.batch.queue import Following, Phase, Queue, QueuedJob, Scheduler, Submitting, Ticket
-from launcher.clusters.keeping.attempt_end import is_cancelled
 from launcher.plan.queueing import begun
 from launcher.rundir.attempts import attempts, read_intent, read_plan
 from launcher.rundir.avoided import avoided
@@ -22,6 +21,7 @@ from launcher.rundir.durable import create_records, read_record, readable, write
 from launcher.rundir.layout import BATCH_PREFIX, AttemptDir, BatchDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle, Intent, Site
+from launcher.supervisor.attempt_end import is_cancelled
 
 _STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be put back, and then it is the one that goes on
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from launcher.clusters.batch.hand_over import ThisCluster, batch_job_of, hand_over, tickets_of
 from launcher.clusters.batch.look import Asked, is_left_lying, silence, words_on
 from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
-from launcher.clusters.keeping.attempt_end import write_end
 from launcher.errors import Exit, NotStarted, Unreachable
 from launcher.rundir.attempts import newest, read_intent, read_plan
 from launcher.rundir.avoided import avoided, forget, is_over
@@ -19,6 +18,7 @@ from launcher.rundir.durable import read_record, readable, write_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.patience import DISK_ERRORS
 from launcher.rundir.records import AttemptEnd, ClusterWord, Handle
+from launcher.supervisor.attempt_end import write_end
 from launcher.words import Cause, State
 
 _SEEN_AGAIN_S = 60.0

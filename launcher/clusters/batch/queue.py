@@ -18,8 +18,8 @@ from launcher.rundir.layout import AttemptDir
 from launcher.words import Cause, State
 
 if TYPE_CHECKING:
-    from launcher.clusters.keeping.agent_processes import AgentProcess
     from launcher.plan.model import Plan
+    from launcher.supervisor.agent_processes import AgentProcess
 
 LIMIT_S, SUBMIT_S = 10.0, 60.0  # how long a scheduler may take to answer, and to take a job
 _MARK = "launch:"

@@ -8,8 +8,6 @@ carries the wait starts that process again; of two the one goes on that has the 
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.clusters.keeping.attempt_end import has_ended
-from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.kinds import CARRIED
 from launcher.clusters.local.cluster import end_here
 from launcher.clusters.place import CancelReport, Place
@@ -23,6 +21,8 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import ClusterWord
 from launcher.spec.model import JobSpec
+from launcher.supervisor.attempt_end import has_ended
+from launcher.supervisor.standby import StandbyKeeper
 
 _BOOT_S = 30.0
 

@@ -25,10 +25,10 @@ from launcher.clusters.batch.queue import (
 )
 from launcher.clusters.gridengine import queries, script
 from launcher.clusters.gridengine.queries import CALLED, NO_SUBMIT_HOST, ask
-from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process, starter_process
 from launcher.errors import LaunchError, NotStarted, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
+from launcher.supervisor.agent_processes import AgentProcess, agent_process, starter_process
 
 _WARNINGS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)  # our own clock's, and Grid Engine's
 

@@ -10,7 +10,6 @@ them go on.
 import time
 
 from launcher.agent.memory.tier import close_tier
-from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, settle, write_end, write_failure
 from launcher.clusters.local.shared_zygote import keeper_of
 from launcher.errors import BadInput, Exit, Refused
 from launcher.plan.model import Plan
@@ -24,6 +23,7 @@ from launcher.rundir.ownership import is_ours_alone
 from launcher.rundir.records import AttemptEnd, Event, Handle, ProcessId, RankExit, RunState
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, settle, write_end, write_failure
 from launcher.words import LOCAL, Cause, State
 
 _BOOT_S = 30.0

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from launcher.agent.machine import this_machine
 from launcher.agent.memory.tier import close_tier
 from launcher.agent.processes import descendants, end_all, open_process, signal_process, tagged
-from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.clusters.local.shared_zygote import expect, keeper_of, warm_up
 from launcher.clusters.place import CancelReport, HostNow, Place
 from launcher.clusters.slots.table import CPU, GPU, occupancy
@@ -24,6 +23,7 @@ from launcher.rundir.identity import alive, host, process_id, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AgentRecord, ClusterWord, Handle, ProcessId, RunState
 from launcher.spec.model import JobSpec
+from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 
 if TYPE_CHECKING:
     from launcher.hostlink.running import Running

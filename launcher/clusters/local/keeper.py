@@ -15,13 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent.memory.tier import close_tier
-from launcher.clusters.keeping.agent_processes import AgentPlace, agent_process
-from launcher.clusters.keeping.allocation import Allocation, StopSignal, claim_attempt
-from launcher.clusters.keeping.attempt_end import cut_short, say_damage, write_end
-from launcher.clusters.keeping.messenger import Messenger
-from launcher.clusters.keeping.own_log import log_to
-from launcher.clusters.keeping.standby import detach, report
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import BadInput, Exit, LaunchError
 from launcher.plan.model import Plan
 from launcher.plan.queueing import may_wait_here
@@ -32,6 +25,13 @@ from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.patience import patiently, waiting_for_disks
 from launcher.rundir.records import AttemptEnd, Handle
+from launcher.supervisor.agent_processes import AgentPlace, agent_process
+from launcher.supervisor.allocation import Allocation, StopSignal, claim_attempt
+from launcher.supervisor.attempt_end import cut_short, say_damage, write_end
+from launcher.supervisor.messenger import Messenger
+from launcher.supervisor.own_log import log_to
+from launcher.supervisor.standby import detach, report
+from launcher.supervisor.wakeup import Wakeup
 from launcher.words import Cause, State
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from launcher.agent.environment import cleaned, node_environment
 from launcher.agent.interfaces import interface_of
 from launcher.agent.processes import TAG
 from launcher.agent.standing_by import tell
-from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.plan.model import Plan
 from launcher.rundir.patience import say
+from launcher.supervisor.standby import StandbyKeeper
 
 _ROOM, _ROOM_BYTES = "LAUNCH_TAG_ROOM", 4200  # for the longest path, where the kernel shows it
 _IMPORT_S = 120.0  # then runs start without it

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.clusters.clusters_file import login_of, named_clusters
-from launcher.clusters.keeping.attempt_end import grace_s_of
 from launcher.clusters.login import files, records, waiting
 from launcher.clusters.login.address import KIND, Address, address_of, as_planned, now
 from launcher.clusters.login.handover import (
@@ -49,6 +48,7 @@ from launcher.rundir.locks import locked
 from launcher.rundir.records import Blame, ClusterWord, Handle
 from launcher.spec.model import JobSpec, Login
 from launcher.status.checkpoints import Checkpoint
+from launcher.supervisor.attempt_end import grace_s_of
 
 if TYPE_CHECKING:
     from launcher.ids import RunId

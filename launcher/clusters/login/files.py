@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import msgspec
 
-from launcher.clusters.keeping import news
 from launcher.clusters.login.address import KIND, Address, address_of
 from launcher.clusters.login.lines import ask
 from launcher.clusters.login.messages import (
@@ -33,6 +32,7 @@ from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir, parse_log_folder
 from launcher.rundir.records import AttemptEnd, Handle, Intent
 from launcher.status.checkpoints import Checkpoint
+from launcher.supervisor import news
 from trainer.checkpoint_files.partial import Held
 
 _STEP_S = 0.5  # a login node is not asked for logs more often than that

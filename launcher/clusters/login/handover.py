@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.clusters.keeping.attempt_end import cancelled, write_end
 from launcher.clusters.login.address import KIND, Address, address_of
 from launcher.clusters.login.files import LoginDisk, holders_of
 from launcher.clusters.login.lines import ask, persistently
@@ -31,6 +30,7 @@ from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import ANEW, AttemptEnd, Event, Handle
+from launcher.supervisor.attempt_end import cancelled, write_end
 from launcher.words import Cause, State
 from trainer.checkpoint_files.partial import Held
 

@@ -17,6 +17,7 @@ from launcher.rundir.durable import readable
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Handle
 from launcher.spec.model import Predecessor, QueueOptions
+from launcher.supervisor.waiting import WAITS_HERE, not_followed
 
 _ANSWER_S = 120.0
 _USUAL = QueueOptions()
@@ -31,7 +32,7 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
         try:
             follows.append(_there(one, address))
         except LaunchError as error:
-            problems.append(Misfit(f"queue.after.{index}", *(line.removeprefix("hint: ") for line in error.lines[:2])))
+            problems.append(not_followed(index, error))
     if problems:
         return problems
     question = AskQueue(address.on, queue, tuple(follows))
@@ -73,7 +74,7 @@ def _there(one: AwaitedRun, address: Address) -> Predecessor:
     if attempt is None or there is None or not _is_at(address_of(run, attempt), address):
         raise Refused(
             f"{one.run_id} is not on {address.login}, which waits for its own runs alone",
-            "hint: one that waits on this machine can: `--on local`",
+            f"hint: {WAITS_HERE}",
         )
     return replace(Predecessor(there), until=one.until, step=one.step)
 

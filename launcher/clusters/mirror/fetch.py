@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.clusters.keeping import news
 from launcher.clusters.mirror import logs
 from launcher.clusters.mirror.holders import Holders, NotTransferred, first_that_comes
 from launcher.clusters.mirror.logs import Theirs
@@ -14,6 +13,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.records import ANEW, Event, RunState
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
+from launcher.supervisor import news
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.layout import Kind, folder_name
 from trainer.checkpoint_files.partial import Held

@@ -7,10 +7,10 @@ from typing import Protocol, TypeVar
 
 from launcher.agent.replication.files import ReplicaFiles, digest_of
 from launcher.agent.replication.protocol import Save
-from launcher.clusters.keeping import news
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.hostlink.parallel import reasons
 from launcher.rundir.durable import make_dir
+from launcher.supervisor import news
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.layout import Kind, folder_name
 from trainer.checkpoint_files.manifest import decode

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from launcher.clusters.batch.client import deaf
 from launcher.clusters.batch.queue import LIMIT_S, SUBMIT_S, Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket
-from launcher.clusters.keeping.agent_processes import AgentProcess
 from launcher.clusters.slurm import script, steps
 from launcher.clusters.slurm.dependencies import dependency_of
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of
@@ -47,6 +46,7 @@ from launcher.clusters.slurm.reach import CALLED, ask, clean_environment
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
+from launcher.supervisor.agent_processes import AgentProcess
 
 _EXECUTOR = "launcher.clusters.slurm.executor"
 _DEPENDS = ("Dependency", "DependencyNeverSatisfied")

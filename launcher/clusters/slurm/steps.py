@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.clusters.batch.queue import node_command
-from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process, starter_process
 from launcher.clusters.slurm.container import Container, container_of
 from launcher.clusters.slurm.script import gres_of
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
+from launcher.supervisor.agent_processes import AgentProcess, agent_process, starter_process
 
 _NO_INPUT = "--input=none"
 # A warning would end a keeper, or an agent, while its Python starts: it hears none until it can.

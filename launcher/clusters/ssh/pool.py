@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from launcher.clusters.keeping import news
 from launcher.clusters.ssh.facts import Surveyed, completed, survey
 from launcher.errors import LaunchError
 from launcher.hostlink import connections
@@ -12,6 +11,7 @@ from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import failures, for_all
 from launcher.hostlink.target import Target, target_of
 from launcher.spec.model import Ssh, SshHost
+from launcher.supervisor import news
 
 _troubles: dict[SshHost, LaunchError] = {}
 _lock = threading.Lock()

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from run_folder import dead_process, plan_of
 
-from launcher.clusters.keeping.attempt_end import first_state
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import create_record, make_dir, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Handle
+from launcher.supervisor.attempt_end import first_state
 
 FIELD, ROW = "\x1f", "\x1e"
 CONFIG = "Configuration data as of 2026-11-22T02:00:00\nClusterName             = {}\n"

@@ -10,7 +10,6 @@ from launcher import api
 from launcher.clusters.batch import cancelling
 from launcher.clusters.batch.cancelling import Cancelling
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
-from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, first_state, is_cancelled
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.errors import Exit, Unreachable
 from launcher.rundir.attempts import new_attempt
@@ -19,6 +18,7 @@ from launcher.rundir.identity import this_process
 from launcher.rundir.layout import BatchDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import AttemptEnd, Handle, Site, StopRequest
+from launcher.supervisor.attempt_end import ask_to_stop, cancelled, first_state, is_cancelled
 from launcher.words import Cause, State
 
 

@@ -5,7 +5,6 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.api import Run
-from launcher.clusters.keeping import news
 from launcher.clusters.local import cluster as local
 from launcher.clusters.mirror.fetch import settle_for
 from launcher.clusters.place import CancelReport
@@ -25,6 +24,7 @@ from launcher.rundir.durable import append_line, read_lines
 from launcher.rundir.identity import this_process
 from launcher.rundir.records import ANEW, ClusterWord, Event
 from launcher.spec.model import Recovery
+from launcher.supervisor import news
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import RunFolder, dead_process, plan_of

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from launcher.api import Run
-from launcher.clusters.keeping import news
 from launcher.clusters.mirror import logs, tails
 from launcher.clusters.mirror.holders import NotTransferred
 from launcher.clusters.ssh import host_clients
@@ -24,6 +23,7 @@ from launcher.rundir import registry
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import Ssh, SshHost
+from launcher.supervisor import news
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import dead_process, plan_of

@@ -27,16 +27,16 @@ from launcher.clusters.batch.job.nodes import seated
 from launcher.clusters.batch.job.predecessors import wait_for_predecessors
 from launcher.clusters.batch.job.wishes import BatchWishes
 from launcher.clusters.batch.queue import JobStart, Queue
-from launcher.clusters.keeping.allocation import Allocation
-from launcher.clusters.keeping.attempt_end import say_damage
-from launcher.clusters.keeping.own_log import log_to
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit, LaunchError
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.durable import Damaged, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 from launcher.rundir.patience import waiting_for_disks
+from launcher.supervisor.allocation import Allocation
+from launcher.supervisor.attempt_end import say_damage
+from launcher.supervisor.own_log import log_to
+from launcher.supervisor.wakeup import Wakeup
 from launcher.words import State
 
 # What a scheduler sets for the batch process alone, and would take to the other hosts: they are not this one.

@@ -6,8 +6,6 @@ import sys
 
 from launcher.clusters.batch.job.nodes import what_took_the_node
 from launcher.clusters.batch.queue import InTheJob
-from launcher.clusters.keeping.allocation import claim_attempt
-from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, settle, write_end, write_failure
 from launcher.errors import Refused
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest, read_intent, read_plan
@@ -15,6 +13,8 @@ from launcher.rundir.durable import create_record, read_record, readable, write_
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Handle
+from launcher.supervisor.allocation import claim_attempt
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, settle, write_end, write_failure
 from launcher.words import Cause, State
 
 

@@ -11,8 +11,6 @@ from launcher.clusters.batch.hand_over import batch_job_of, hand_over
 from launcher.clusters.batch.job.claims import cancel, next_attempt, owner_of
 from launcher.clusters.batch.job.nodes import is_back, lost_nodes, unfit_nodes
 from launcher.clusters.batch.queue import Fate, Queue
-from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit, NotStarted, Refused, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest
@@ -20,6 +18,8 @@ from launcher.rundir.avoided import avoid, avoided
 from launcher.rundir.durable import append_line, read_lines, read_record, readable
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import EXPLAINED, AttemptEnd, Blame, Event, Failure, Handle, RunState
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
+from launcher.supervisor.wakeup import Wakeup
 from launcher.words import Cause, State, exit_of
 
 _TAKEN = (Cause.PREEMPTED, Cause.TIME_LIMIT)  # the allocation will be gone, so the run has to move

@@ -18,9 +18,6 @@ from launcher.clusters.batch.cluster import queue_of
 from launcher.clusters.batch.job.next_job import start_again
 from launcher.clusters.batch.job.nodes import index_of
 from launcher.clusters.batch.queue import Queue
-from launcher.clusters.keeping.agent_processes import RETURN_AT_ONCE_S, AgentProcesses, agent_process
-from launcher.clusters.keeping.own_log import log_to
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_plan
@@ -29,6 +26,9 @@ from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import AgentRecord, Handle
+from launcher.supervisor.agent_processes import RETURN_AT_ONCE_S, AgentProcesses, agent_process
+from launcher.supervisor.own_log import log_to
+from launcher.supervisor.wakeup import Wakeup
 
 _STEP_S = 0.1
 _SURE_S = 3.0

@@ -9,11 +9,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.batch.queue import Fate, Queue
-from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end
-from launcher.clusters.keeping.before_start import BeforeStart
-from launcher.clusters.keeping.others import OtherRuns
-from launcher.clusters.keeping.queued import say_queued
-from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.other_runs import OtherRuns
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.plan.queueing import begun
@@ -21,6 +17,9 @@ from launcher.rundir.attempts import newest, read_intent, read_plan
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Handle
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
+from launcher.supervisor.waiting import Turn, Waiter
+from launcher.supervisor.wakeup import Wakeup
 
 _LOOK_S = 5.0
 
@@ -34,20 +33,18 @@ def wait_for_predecessors(queue: Queue, run: RunDir, job: str, wakeup: Wakeup) -
     plan = read_plan(run, attempt.number)
     if not plan.awaited or read_intent(attempt).reason == "requeue":
         return None
-    waits = BeforeStart(run, attempt, msgspec.structs.replace(begun(plan), awaited=plan.awaited), OtherRuns().look)
-    while not is_cancelled(attempt):
-        hopeless, reasons = waits.look()
-        if hopeless:
-            write_end(run, attempt, cancelled(hopeless), plan)
-        if hopeless or not reasons:
-            return None
-        say_queued(run, attempt, "; ".join(reasons))
-        if wakeup.stop_asked or wakeup.warned:
-            return _put_back(queue, run, attempt, plan, job)
-        if queue.leaves_with is not None and queue.follow(job, _jobs_of(plan)):
-            return queue.leaves_with
-        wakeup.sleep(_LOOK_S)
-    return None
+    awaited = msgspec.structs.replace(begun(plan), awaited=plan.awaited)
+    follows = False
+
+    def leaves() -> bool:
+        nonlocal follows
+        follows = queue.leaves_with is not None and queue.follow(job, _jobs_of(plan))
+        return follows or wakeup.warned or is_cancelled(attempt)
+
+    turn = Waiter(run, attempt, awaited, OtherRuns().look).wait(wakeup, every_s=_LOOK_S, leaves=leaves)
+    if turn is not Turn.STOPPED or is_cancelled(attempt):
+        return None
+    return queue.leaves_with if follows else _put_back(queue, run, attempt, plan, job)
 
 
 def _put_back(queue: Queue, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:

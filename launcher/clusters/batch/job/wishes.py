@@ -4,13 +4,13 @@ import math
 import time
 
 from launcher.clusters.batch.queue import Queue
-from launcher.clusters.keeping.attempt_end import ask_to_stop
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.records import StopRequest
+from launcher.supervisor.attempt_end import ask_to_stop
+from launcher.supervisor.wakeup import Wakeup
 
 _LOOK_S = 2.0
 _EARLIEST_S = 120.0

@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 
 from launcher.agent.wire import wire_key
-from launcher.clusters.keeping.standby import detach, report
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.host.keeper import carry_on, slots_for, to_its_end
 from launcher.clusters.ssh.host.keeper_messages import Propose, Rejoin
@@ -25,6 +23,8 @@ from launcher.errors import Exit, LaunchError
 from launcher.hostlink.rpc.wire import encoded
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import RunDir
+from launcher.supervisor.standby import detach, report
+from launcher.supervisor.wakeup import Wakeup
 
 _AGAIN_S = 1.0
 

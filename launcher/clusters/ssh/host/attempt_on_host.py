@@ -6,10 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
-from launcher.clusters.keeping.allocation import claim_attempt
-from launcher.clusters.keeping.attempt_end import first_state, pass_on_stop, write_end
-from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.ssh.host.keeper_messages import Propose
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan, Plan
@@ -20,6 +16,10 @@ from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Handle, Intent, RunState
+from launcher.supervisor.agent_processes import AgentProcess, agent_process
+from launcher.supervisor.allocation import claim_attempt
+from launcher.supervisor.attempt_end import first_state, pass_on_stop, write_end
+from launcher.supervisor.own_log import log_to
 from launcher.words import LOCAL, Cause, State
 
 

@@ -4,9 +4,6 @@ import time
 from collections.abc import Mapping
 
 from launcher.clock import boottime
-from launcher.clusters.keeping.agent_processes import RETURN_AT_ONCE_S, AgentProcesses
-from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_failure
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host.courier import GIVE_UP_WAITS
 from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Promise, granted, statuses
 from launcher.clusters.ssh.host.keeper_state import KeeperState
@@ -16,6 +13,9 @@ from launcher.rundir.attempts import attempts, newest
 from launcher.rundir.avoided import avoid
 from launcher.rundir.durable import readable
 from launcher.rundir.records import AttemptEnd, Blame
+from launcher.supervisor.agent_processes import RETURN_AT_ONCE_S, AgentProcesses
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_failure
+from launcher.supervisor.wakeup import Wakeup
 from launcher.words import Cause, State
 
 _SURE_S = 8.0

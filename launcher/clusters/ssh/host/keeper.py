@@ -22,11 +22,6 @@ import msgspec
 from launcher.agent.memory.tier import close_tier
 from launcher.agent.wire import wire_key
 from launcher.clock import boottime
-from launcher.clusters.keeping.attempt_end import cancelled, cut_short
-from launcher.clusters.keeping.before_start import BeforeStart
-from launcher.clusters.keeping.queued import say_queued
-from launcher.clusters.keeping.standby import detach, report
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.slots.take import Demand, Slots
 from launcher.clusters.ssh.host import courier
 from launcher.clusters.ssh.host.disk.runs_here import RunsOnHost
@@ -43,6 +38,10 @@ from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import AttemptEnd
+from launcher.supervisor.attempt_end import cancelled, cut_short
+from launcher.supervisor.standby import detach, report
+from launcher.supervisor.waiting import Waiter, say_queued
+from launcher.supervisor.wakeup import Wakeup
 
 _WORDS = msgspec.json.Decoder(Keepers | GoAhead)
 _TURN_S = 0.5
@@ -174,16 +173,16 @@ def waits_first(plan: Plan) -> bool:
 def wait_for_turn(keeper: KeeperState, wakeup: Wakeup) -> bool:
     """Until nothing holds the run back; False where its turn never comes. Its leader looks, and is asked by the others:
     until it is their turn none of them wants slots."""
-    waits = BeforeStart(keeper.run, keeper.attempt, keeper.plan, RunsOnHost().look)
+    waits = Waiter(keeper.run, keeper.attempt, keeper.plan, RunsOnHost().look)
     watch, keeper.ready.held_back = QueueWatch(keeper), True
     while keeper.ready.held_back:
         if wakeup.stop_asked:
             _stopped(keeper)
             return False
         if keeper.leads:
-            hopeless, reasons = waits.look()
-            if hopeless:
-                keeper.here.end(cancelled(hopeless))
+            never, reasons = waits.look()
+            if never:
+                keeper.here.end(cancelled(never))
                 tell_others(keeper)
                 return False
             keeper.ready.held_back = bool(reasons)

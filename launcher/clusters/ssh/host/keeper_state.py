@@ -8,9 +8,6 @@ from math import inf
 import msgspec
 
 from launcher.clock import boottime
-from launcher.clusters.keeping.agent_processes import AgentProcess
-from launcher.clusters.keeping.attempt_end import ask_to_stop
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.slots.take import Alone, Slots
 from launcher.clusters.ssh.host import record_copies
 from launcher.clusters.ssh.host.attempt_on_host import AttemptOnHost
@@ -41,6 +38,9 @@ from launcher.rundir.fence import check_fence, fence, raise_fence
 from launcher.rundir.identity import boot_id
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, RunState
+from launcher.supervisor.agent_processes import AgentProcess
+from launcher.supervisor.attempt_end import ask_to_stop
+from launcher.supervisor.wakeup import Wakeup
 
 _ToBeDone = Begin | Begun | Cancelled | Members | Promise | Propose | Rejoin | Replica
 

@@ -7,9 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from launcher.clock import WakingClock, boottime
-from launcher.clusters.keeping.allocation import Allocation, StopSignal
-from launcher.clusters.keeping.attempt_end import cut_short
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host.attempt_on_host import reseated
 from launcher.clusters.ssh.host.courier import GIVE_UP_WAITS
 from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Members, Propose, granted, statuses
@@ -22,6 +19,9 @@ from launcher.rundir.durable import append_line, make_dir, read_lines, readable,
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import NODE_UNFIT, AttemptEnd, Blame, Event, Rolls, RunState
+from launcher.supervisor.allocation import Allocation, StopSignal
+from launcher.supervisor.attempt_end import cut_short
+from launcher.supervisor.wakeup import Wakeup
 from launcher.words import Cause, State
 
 _AGAIN_S = 1.0

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.keeping.attempt_end import has_ended
-from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.host.presence import Seat
 from launcher.clusters.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened
@@ -25,6 +23,8 @@ from launcher.rundir.durable import create_record, make_dir, read_record, record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
+from launcher.supervisor.attempt_end import has_ended
+from launcher.supervisor.standby import StandbyKeeper
 
 _KEEPER, _COMES_BACK = "launcher.clusters.ssh.host.keeper", "launcher.clusters.ssh.comeback.keeper"
 _STARTS_S = 30.0

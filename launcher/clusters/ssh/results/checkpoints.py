@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from launcher.clusters.keeping import news
 from launcher.clusters.mirror.fetch import checkpoint_folder
 from launcher.clusters.mirror.holders import Holders
 from launcher.clusters.ssh.host_client import HostClient
@@ -15,6 +14,7 @@ from launcher.errors import LaunchError
 from launcher.hostlink.parallel import answers, failures, for_all
 from launcher.ids import RunId
 from launcher.rundir.layout import RunDir
+from launcher.supervisor import news
 from trainer.checkpoint_files.partial import Held
 
 T = TypeVar("T")

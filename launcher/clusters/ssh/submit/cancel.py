@@ -3,8 +3,6 @@ nobody waits for some of them any more."""
 
 from collections.abc import Collection, Mapping, Sequence
 
-from launcher.clusters.keeping import news
-from launcher.clusters.keeping.attempt_end import cancelled, write_end
 from launcher.clusters.place import CancelReport
 from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.host_client import HostClient
@@ -24,6 +22,8 @@ from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import AttemptEnd, Blame, ClusterWord
+from launcher.supervisor import news
+from launcher.supervisor.attempt_end import cancelled, write_end
 
 _MOST_NAMED, _LONGEST_NAME = 8, 100
 

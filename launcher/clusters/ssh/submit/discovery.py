@@ -11,7 +11,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from launcher.clusters.clusters_file import named_pools
-from launcher.clusters.keeping import news
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import WORKDIR
 from launcher.clusters.ssh.host_client import Place
@@ -30,6 +29,7 @@ from launcher.rundir.durable import make_dir, write_bytes, write_record
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import Ssh
 from launcher.spec.read import parse_spec
+from launcher.supervisor import news
 
 _LONGEST_SPEC = 1 << 20
 _LONGEST_GRACE_S = 3600.0  # that a cancel waits

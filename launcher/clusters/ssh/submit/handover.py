@@ -9,8 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.keeping import news
-from launcher.clusters.keeping.others import has_happened
 from launcher.clusters.mirror.fetch import bring_what_it_goes_on_from
 from launcher.clusters.mirror.holders import lacking
 from launcher.clusters.mirror.tails import Tail, parts_of
@@ -33,6 +31,8 @@ from launcher.rundir.durable import write_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle, Intent
+from launcher.supervisor import news
+from launcher.supervisor.waiting import has_happened
 from launcher.words import LOCAL
 from trainer.checkpoint_files.partial import Held
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.clusters.keeping.others import has_happened
 from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.host_clients import ask_all
@@ -16,8 +15,7 @@ from launcher.rundir.attempts import newest
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.model import Ssh
-
-_HINT = "one that waits on this machine can: `--on local`"
+from launcher.supervisor.waiting import WAITS_HERE, has_happened
 
 
 def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
@@ -29,13 +27,15 @@ def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
         seen = _seen_by(ssh, one)
         if not seen:
             return [
-                Misfit(f"queue.after.{index}", f"{one.run_id} is on no host of this pool, which would see it", _HINT)
+                Misfit(
+                    f"queue.after.{index}", f"{one.run_id} is on no host of this pool, which would see it", WAITS_HERE
+                )
             ]
         common = seen if common is None else common & seen
         if not common:
             others = ", ".join(before.run_id for before in awaited[:index])
             why = f"no host sees both {one.run_id} and {others}: each has a disk of its own"
-            return [Misfit(f"queue.after.{index}", why, _HINT)]
+            return [Misfit(f"queue.after.{index}", why, WAITS_HERE)]
     return []
 
 

@@ -2,13 +2,13 @@
 
 import os
 
-from launcher.clusters.keeping.attempt_end import cancelled, write_end
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import write_record
 from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle
+from launcher.supervisor.attempt_end import cancelled, write_end
 
 
 def is_unfinished(attempt: AttemptDir) -> bool:

@@ -9,7 +9,6 @@ import pytest
 from run_folder import plan_of
 
 from launcher.agent.wire import wire_key
-from launcher.clusters.keeping.attempt_end import write_end
 from launcher.clusters.ssh.host import courier
 from launcher.clusters.ssh.host.keeper_messages import Agreed, Cancelled, Declined
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
@@ -21,6 +20,7 @@ from launcher.rundir.durable import write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import AttemptEnd
 from launcher.spec.model import Recovery
+from launcher.supervisor.attempt_end import write_end
 from launcher.words import State
 
 SECRET = "5e" * 32

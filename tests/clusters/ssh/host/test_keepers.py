@@ -12,8 +12,6 @@ from run_folder import dead_process, plan_of, state_of
 from launcher.agent.environment import node_environment
 from launcher.agent.wire import proof_of
 from launcher.clock import boottime
-from launcher.clusters.keeping.allocation import StopSignal
-from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
 from launcher.clusters.ssh.comeback import keeper as comeback
 from launcher.clusters.ssh.host import follower, keeper, leader, presence
 from launcher.clusters.ssh.host.follower import Follower, TakeOver
@@ -45,6 +43,8 @@ from launcher.rundir.identity import boot_id, this_process
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import AttemptEnd, Blame, Event, Intent, ProcessId, Rolls, RunState
 from launcher.spec.model import Budget, Recovery
+from launcher.supervisor.allocation import StopSignal
+from launcher.supervisor.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
 from launcher.words import Cause, State
 
 ENDED = AttemptEnd(State.QUEUED, Cause.NODE_LOST, Exit.NODE_LOST, 0.0, "restart 1 of 20")

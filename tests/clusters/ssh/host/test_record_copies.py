@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from run_folder import state_of
 
-from launcher.clusters.keeping.attempt_end import cancelled
 from launcher.clusters.ssh.host.keeper_messages import Replica
 from launcher.clusters.ssh.host.record_copies import EVENTS, RecordReplicator, put, replicated
 from launcher.errors import LaunchError
 from launcher.rundir.durable import append_line, make_dir, read_lines, read_record, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.records import AttemptEnd, Endpoint, Event, RunState
+from launcher.supervisor.attempt_end import cancelled
 from tests.clusters.ssh.host.test_keepers import Table
 from tests.run_folder import RunFolder
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.keeping.turn import OtherRun
 from launcher.rundir.attempts import newest, plan_as
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd
 from launcher.status.derive import derive, state_text
 from launcher.status.facts import read_facts
+from launcher.supervisor.waiting import OtherRun
 from launcher.words import State
 
 

@@ -5,16 +5,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.clusters.keeping.turn import OtherRun
 from launcher.clusters.kinds import kind_named, of_kind
 from launcher.errors import LaunchError
-from launcher.plan.model import AwaitedRun
-from launcher.rundir.attempts import newest
-from launcher.rundir.durable import readable
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import ClusterWord, RunState
+from launcher.rundir.records import ClusterWord
 from launcher.status.derive import derive, state_text
 from launcher.status.facts import RunFacts, read_facts
+from launcher.supervisor.waiting import OtherRun
 from launcher.words import State
 
 _ASK_S = 15.0  # how old the word of a cluster may be
@@ -65,17 +61,3 @@ def _asked(facts: RunFacts) -> ClusterWord | None:
         return place.look([facts.attempt_dir])[0]
     except LaunchError as error:
         return ClusterWord("unknown", "", 0.0, silent=str(error))
-
-
-def has_happened(one: AwaitedRun) -> bool:
-    """What one waits for, by what the folder of the other here says: what that has not is unknown here."""
-    state = ended_as(one)
-    return state is State.SUCCEEDED or (state is not None and one.until == "ended")
-
-
-def ended_as(one: AwaitedRun) -> State | None:
-    """None: it has not, or it was resumed since."""
-    run = RunDir(Path(one.run_dir))
-    said, attempt = readable(run.state, RunState), newest(run)
-    resumed = said is not None and attempt is not None and attempt.number > said.attempt
-    return said.state if said is not None and said.state.ended and not resumed else None

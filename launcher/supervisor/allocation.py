@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from launcher.clusters.keeping.agent_processes import AgentProcess, AgentProcesses
-from launcher.clusters.keeping.attempt_end import (
+from launcher.errors import Exit
+from launcher.plan.model import Plan
+from launcher.rundir.durable import create_record, readable
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd
+from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
+from launcher.supervisor.attempt_end import (
     cancelled,
     is_cancelled,
     pass_on_stop,
@@ -16,14 +22,8 @@ from launcher.clusters.keeping.attempt_end import (
     write_end,
     write_failure,
 )
-from launcher.clusters.keeping.messenger import LINGER_S, Messenger
-from launcher.clusters.keeping.wakeup import Wakeup
-from launcher.errors import Exit
-from launcher.plan.model import Plan
-from launcher.rundir.durable import create_record, readable
-from launcher.rundir.identity import this_process
-from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd
+from launcher.supervisor.messenger import LINGER_S, Messenger
+from launcher.supervisor.wakeup import Wakeup
 from launcher.words import Cause, State
 
 _FAREWELL_S = 5.0

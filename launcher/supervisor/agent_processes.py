@@ -23,12 +23,12 @@ from launcher.agent.processes import (
 from launcher.agent.ranks.lease import FAREWELL_S, Lease, LeaseWatch, Slept, shared_memory, slept_through
 from launcher.agent.standing_by import heard_at, tell
 from launcher.clock import ENDING_S, boottime
-from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.rundir.durable import make_dir
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.patience import patiently, say
+from launcher.supervisor.wakeup import Wakeup
 
 _NO_LOG = Path(os.devnull)  # of one that boots before its run has a folder
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW

@@ -1,0 +1,234 @@
+"""Why a run does not start yet, for every place: a person, a moment, other runs, its number, and what its place lacks.
+
+Waiter.wait ─┬─ held, too early, behind other runs ─► the reason is in `state.json`, where status and board read it
+             ├─ what it waits for cannot happen ────► its end is written
+             └─ nothing holds it back ──────────────► `place`: take what the place has, or say what it lacks
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from launcher.errors import Exit, LaunchError, NoSuchRun, Unreachable
+from launcher.plan.facts import Misfit
+from launcher.plan.model import AwaitedRun, Plan
+from launcher.rundir import registry
+from launcher.rundir.attempts import newest, read_intent, used_s_of
+from launcher.rundir.durable import readable, write_record
+from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
+from launcher.rundir.records import AttemptEnd, RunState
+from launcher.spec.model import Predecessor
+from launcher.supervisor.attempt_end import cancelled, write_end
+from launcher.supervisor.wakeup import Wakeup
+from launcher.words import Cause, State
+
+WAITS_HERE = "one that waits on this machine can: `--on local`"
+_AGAIN_S = 20.0  # after a place did not answer
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRun:
+    """Another run as it is now; the state is None if its folder was removed."""
+
+    state: State | None
+    text: str = ""  # its state and the cause of that, for people
+    step: int | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state is None or self.state.ended
+
+
+def has_come_to_it(wish: AwaitedRun, other: OtherRun) -> bool:
+    """Return whether what is waited for has happened; a run that succeeded in fewer steps has made all of its steps."""
+    match wish.until:
+        case "ended":
+            return other.over
+        case "step" if other.step is not None and other.step >= wish.step:
+            return True
+        case _:
+            return other.state is State.SUCCEEDED
+
+
+def never_will(wish: AwaitedRun, other: OtherRun) -> str:
+    """Return why it cannot happen any more, or "" if it can or has."""
+    if has_come_to_it(wish, other) or not other.over:
+        return ""
+    how = "was taken away" if other.state is None else f"is {other.text}"
+    return f"{wish.run_id}, which it was to follow, {how}"
+
+
+def waits_for(wish: AwaitedRun, other: OtherRun) -> str:
+    """Return what is waited for, for people."""
+    wanted = {"ended": "to end", "step": f"to come to step {wish.step}"}.get(wish.until, "to succeed")
+    match other.state:
+        case State.RUNNING if wish.until == "step" and other.step is not None:
+            how = f"at step {other.step}"
+        case None:
+            how = "gone"
+        case (
+            State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING | State.UNKNOWN
+            | State.SUCCEEDED | State.FAILED | State.CANCELLED | State.LOST
+        ):  # fmt: skip
+            how = f"it is {other.text}"
+        case _:
+            assert_never(other.state)
+    return f"waits for {wish.run_id} {wanted} ({how})"
+
+
+def has_happened(one: AwaitedRun) -> bool:
+    """Return whether what is waited for has happened, as far as the other run's folder on this machine tells."""
+    state = ended_as(one)
+    return state is State.SUCCEEDED or (state is not None and one.until == "ended")
+
+
+def ended_as(one: AwaitedRun) -> State | None:
+    """Return the state in which the other run ended, or None if it has not ended or was resumed since."""
+    run = RunDir(Path(one.run_dir))
+    said, attempt = readable(run.state, RunState), newest(run)
+    resumed = said is not None and attempt is not None and attempt.number > said.attempt
+    return said.state if said is not None and said.state.ended and not resumed else None
+
+
+def awaited_by(after: Sequence[Predecessor]) -> tuple[tuple[AwaitedRun, ...], list[Misfit]]:
+    """Return the runs that a new one is to follow, and one problem for each that does not exist."""
+    found, problems = list[AwaitedRun](), list[Misfit]()
+    for index, one in enumerate(after):
+        try:
+            run_id, path = registry.find(one.run)
+        except NoSuchRun as error:
+            problems.append(not_followed(index, error))
+        else:
+            found.append(AwaitedRun(run_id, str(path), one.until, one.step))
+    return tuple(found), problems
+
+
+def not_followed(index: int, error: LaunchError) -> Misfit:
+    """Return the problem with the `index`th of the runs to follow."""
+    said, *more = error.lines
+    return Misfit(f"queue.after.{index}", said, more[0].removeprefix("hint: ") if more else "")
+
+
+def say_queued(run: RunDir, attempt: AttemptDir, why: str) -> None:
+    """Record that the run waits, and why; written once for each reason."""
+    _say(run, attempt, State.QUEUED, why)
+
+
+def say_starting(run: RunDir, attempt: AttemptDir) -> None:
+    """Record that the run waits no more."""
+    _say(run, attempt, State.STARTING, "starting agents")
+
+
+def _say(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
+    last = readable(run.state, RunState)
+    if last is None or (last.attempt, last.state, last.message) == (attempt.number, state, text):
+        return
+    used_s = used_s_of(run, attempt, last)
+    said = msgspec.structs.replace(last, attempt=attempt.number, state=state, message=text, used_s=used_s)
+    if last.attempt != attempt.number:  # how the one before ended is not how this one is
+        said = msgspec.structs.replace(said, cause=None, exit_code=None, ended_at=None)
+    write_record(run.state, msgspec.structs.replace(said, updated_at=time.time()))
+
+
+class Turn(Enum):
+    """How a wait has ended."""
+
+    COME = auto()  # the run starts
+    NEVER = auto()  # it cannot start, and its end is written
+    STOPPED = auto()  # the wait was cut off
+
+
+class Waiter:
+    """The wait of one attempt, for its supervisor. What has happened once is not looked at again."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, other: Callable[[Path], OtherRun]) -> None:
+        self._run, self._attempt, self._plan, self._other = run, attempt, plan, other
+        self._hold, self._starts_at, self._awaited = plan.spec.queue.hold, plan.starts_at, [*plan.awaited]
+        self._at_once = plan.spec.queue.max_parallel or 0
+        self._earlier = _submitted_before(run, attempt) if self._at_once else []
+        self.held_back = False  # it has waited for anything but its place
+        self.waited = False
+
+    def wait(
+        self,
+        wakeup: Wakeup,
+        *,
+        every_s: float,
+        place: Callable[[], str] = str,  # lacks nothing
+        leaves: Callable[[], bool] = lambda: False,
+        at_first: Callable[[], None] | None = None,
+    ) -> Turn:
+        """Return once the run may start, or never will, or a stop is asked of this process, or `leaves` after a look.
+
+        `place` takes what the place has to give and returns "", or what it lacks; it is asked again later if it raises
+        Unreachable, and another LaunchError is the end of the run. `at_first` is called once if there is a wait.
+        """
+        again_at = 0.0
+        while not wakeup.stop_asked:
+            try:
+                never, reasons = self.look()
+                self.held_back = self.held_back or bool(reasons)
+                if never:
+                    return self._end(cancelled(never))
+                why = "; ".join(reasons)
+                if not why and time.monotonic() >= again_at:
+                    why = place()
+                    if not why:
+                        return Turn.COME
+            except Unreachable as error:
+                why, again_at = f"waits for its cluster: {error.lines[0]}", time.monotonic() + _AGAIN_S
+            except LaunchError as error:
+                fault = Cause.LAUNCHER_FAULT
+                return self._end(AttemptEnd(State.FAILED, fault, Exit.LAUNCHER_FAULT, time.time(), str(error)))
+            if why:
+                say_queued(self._run, self._attempt, why)
+            if at_first is not None and not self.waited:
+                at_first()
+            self.waited = True
+            if leaves():
+                break
+            wakeup.sleep(every_s)
+        return Turn.STOPPED
+
+    def look(self) -> tuple[str, list[str]]:
+        """Return why the run's turn can never come, and what it waits for: nothing holds it back if both are empty."""
+        seen = [(one, self._other(Path(one.run_dir))) for one in self._awaited]
+        left = [(one, other) for one, other in seen if not has_come_to_it(one, other)]
+        self._awaited = [one for one, _ in left]
+        never = filter(None, (never_will(one, other) for one, other in left))
+        reasons = [*self._by_itself(), *(waits_for(one, other) for one, other in left), *self._by_its_number()]
+        return "; ".join(never), reasons
+
+    def _end(self, end: AttemptEnd) -> Turn:
+        write_end(self._run, self._attempt, end, self._plan)
+        return Turn.NEVER
+
+    def _by_itself(self) -> Iterator[str]:
+        if self._hold and not self._attempt.released.exists():
+            yield f"held until `launch release {self._run.id}`"
+        if self._starts_at is not None and time.time() < self._starts_at:
+            yield f"starts at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self._starts_at))}"
+
+    def _by_its_number(self) -> Iterator[str]:
+        """Of the runs submitted together and before this one, so many must have ended that its number may start."""
+        going = list[Path]()
+        for number, path in enumerate(self._earlier):
+            if not self._other(path).over:
+                going.append(path)
+            if len(going) == self._at_once:
+                self._earlier = [*going, *self._earlier[number + 1 :]]
+                names = ", ".join(one.name for one in going)
+                yield f"{self._at_once} of the runs that were submitted with it go on: {names}"
+                return
+        self._earlier = going
+
+
+def _submitted_before(run: RunDir, attempt: AttemptDir) -> list[Path]:
+    batch = read_intent(attempt).batch
+    together = [Path(path) for path in readable(BatchDir(Path(batch)).runs, list[str]) or []] if batch else []
+    return together[: together.index(run.path)] if run.path in together else []
