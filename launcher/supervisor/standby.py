@@ -1,4 +1,4 @@
-"""A keeper is started before it is needed: it boots meanwhile, reports, and begins when it gets the word.
+"""A supervisor is started before it is needed: it boots meanwhile, reports, and begins when it is told to.
 
 Two pipes connect it with whoever starts it: on one it writes a line once it is up, on the other it reads the word.
 It is no child of that process afterwards, and outlives it.
@@ -23,12 +23,17 @@ _LAST_LINES = 10
 _SETTINGS = ("LAUNCH_CLUSTERS", "LAUNCH_RUNS", "LAUNCH_SSH_CONFIG")  # by which one that waits looks at other runs
 
 
+def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
+    """Return the command of a supervisor with this strategy, MODULE:CLASS."""
+    return [sys.executable, "-P", "-m", "launcher.supervisor", strategy, str(run_dir), *words]
+
+
 class StandbyKeeper:
-    """The side of whoever starts the keeper. `keep`: descriptors that it inherits; `start`: who may start it for us."""
+    """A supervisor as its starter has it. `keep`: descriptors that it inherits; `start`: who may start it for us."""
 
     def __init__(
         self,
-        module: str,
+        strategy: str,  # MODULE:CLASS
         run_dir: Path,
         words: Sequence[str] = (),
         keep: Sequence[int] = (),
@@ -37,7 +42,7 @@ class StandbyKeeper:
         up_read, up_write = os.pipe()
         go_read, self._go = os.pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
-        argv = [sys.executable, "-P", "-m", module, str(run_dir), *words, str(up_write), str(go_read)]
+        argv = [*supervisor_command(strategy, run_dir, *words), str(up_write), str(go_read)]
         env, fds = {**cleaned(os.environ), **_settings(os.environ), TAG: str(run_dir)}, (up_write, go_read, *keep)
         self._child: subprocess.Popen[bytes] | None = None
         try:

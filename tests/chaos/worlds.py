@@ -649,7 +649,7 @@ class Slurm(World):
         "record": harmed_record,
         **CUTS,
     }
-    own: ClassVar = {"agent": b"launcher.agent\0", "batch": b"job.batch_process\0"}
+    own: ClassVar = {"agent": b"launcher.agent\0", "batch": b"job.batch_process:"}
     where = ("--on", "slurm")
 
     def __init__(self, desk: Lab, folder: Path, slurm: SlurmLab) -> None:

@@ -22,15 +22,15 @@ def hear(number, _frame):
     if number == signal.SIGTERM:
         sys.exit(7)
 
-note("begun", *sys.argv[3:])
-if sys.argv[1] == "slow":
+note("begun", *sys.argv[4:])
+if sys.argv[3] == "slow":
     while not os.path.exists(sys.argv[2] + ".go"):
         pass
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, hear)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 note("pid", os.getpid())
-if sys.argv[1] == "brief":
+if sys.argv[3] == "brief":
     os.kill(os.getppid(), signal.SIGUSR1)
     sys.exit(5)
 while True:
@@ -47,7 +47,10 @@ def guard(tmp_path):
         (folder / "__init__.py").touch()
     ours = Path(__file__).parents[2] / "launcher" / "clusters" / "batch" / "job" / "guard.py"
     (package / "guard.py").write_bytes(ours.read_bytes())
-    (package / "batch_process.py").write_text(KEEPER)
+    supervisor = tmp_path / "launcher" / "supervisor"
+    supervisor.mkdir()
+    (supervisor / "__init__.py").touch()
+    (supervisor / "__main__.py").write_text(KEEPER)
     made = []
 
     def begin(kind):

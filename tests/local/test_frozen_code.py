@@ -6,7 +6,7 @@ import package_layouts as layouts
 import pytest
 
 from launcher.clusters.local.cluster import KeeperStandingBy, LocalCluster
-from launcher.clusters.local.keeper import have_code
+from launcher.clusters.local.local_supervisor import have_code
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.words import State

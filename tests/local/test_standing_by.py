@@ -28,7 +28,7 @@ def test_the_first_agent_booted_ahead_and_is_what_it_would_be_otherwise(lab):
     *_, where, attempt, node, _ = command(agent).decode().split("\0")
     assert (where, attempt[:1], node) == (str(lab.run_dir(run)), "@", "0")
     assert f"LAUNCH_RUN_DIR={lab.run_dir(run)}".encode() in environment(agent)
-    assert b"launcher.clusters.local.keeper" in command(parent(agent))
+    assert b"launcher.supervisor" in command(parent(agent))
     opened = [os.readlink(f"/proc/{agent}/fd/{number}") for number in (0, 1, 2)]
     assert opened == [os.devnull, *[str(agent_log(lab, run))] * 2]
     lab.let_go()

@@ -49,7 +49,7 @@ def by_accounts(slurm, job):
 
 def batch_process(desk, run):
     """It carries no tag of the run: its command line tells whose it is, and is for a moment that of what it forks."""
-    words = f"launcher.clusters.batch.job.batch_process\0slurm\0{desk.run_dir(run)}\0".encode()
+    words = f"launcher.clusters.batch.job.batch_process:BatchSupervisor\0{desk.run_dir(run)}\0slurm\0".encode()
     found = [pid for pid in all_pids() if words in command(pid)]
     (pid,) = [pid for pid in found if parent(pid) not in found]
     return pid

@@ -127,7 +127,7 @@ def test_whoever_is_killed_takes_its_own_along_and_nobody_elses(warm):
     lab.until("two runs", lambda: running(lab, first) and running(lab, second))
     (shared,) = warm.importers()
     rank, zygote, agent, keeper = chain(lab, first)
-    assert words_of(agent)[3:4] == ["launcher.agent"] and words_of(keeper)[3:4] == ["launcher.clusters.local.keeper"]
+    assert words_of(agent)[3:4] == ["launcher.agent"] and words_of(keeper)[3:4] == ["launcher.supervisor"]
     assert {rank, zygote, agent, keeper} <= set(tagged(str(lab.run_dir(first)), os.getuid()))
     assert shared not in tagged(str(lab.run_dir(first)), os.getuid())
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from launcher.rundir.layout import AttemptDir
+from launcher.supervisor.standby import supervisor_command
 from launcher.words import Cause, State
 
 if TYPE_CHECKING:
@@ -44,10 +45,16 @@ def tickets_in(text: str) -> frozenset[str]:
     return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
 
 
-def keeper_command(kind: str, where: Path, module: str = "batch_process") -> str:
-    """The only command of a script. `where`: the run's folder, or an array's list of them. `module`: the batch process,
-    or `guard`, which has it below itself."""
-    return f"exec {shlex.join([sys.executable, '-P', '-m', f'launcher.clusters.batch.job.{module}', kind, str(where)])}"
+def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
+    """Return the only command of a script: the batch process, or the guard that has it below itself.
+
+    `where` is the run's folder, or an array's list of them.
+    """
+    if guarded:
+        words = [sys.executable, "-P", "-m", "launcher.clusters.batch.job.guard", kind, str(where)]
+    else:
+        words = supervisor_command("launcher.clusters.batch.job.batch_process:BatchSupervisor", where, kind)
+    return f"exec {shlex.join(words)}"
 
 
 def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
@@ -140,7 +147,7 @@ class Submitting(Scheduler, Protocol):
     """How jobs go in."""
 
     def script(self, plan: "Plan", ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
-        """The whole batch script. It runs `keeper_command(kind, where)` alone. Nodes to avoid may yet be insisted on
+        """The whole batch script. It runs `batch_command(kind, where)` alone. Nodes to avoid may yet be insisted on
         by the spec. `where`: the run's folder, or an array's; what the job writes before it has a log goes there."""
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:

@@ -31,7 +31,7 @@ class CarrierStandingBy:
     """The process that will carry the wait: it boots, and begins once the attempt is on disk."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._keeper = StandbyKeeper("launcher.submission.carrier", run_dir)
+        self._keeper = StandbyKeeper("launcher.submission.deferred_start:DeferredStart", run_dir)
 
     def start(self, attempt: int) -> None:
         self._keeper.report(_BOOT_S)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.clusters.batch.job.environment import with_it
-from launcher.clusters.batch.queue import Ticket, keeper_command, nodes_asked, warned_before_s
+from launcher.clusters.batch.queue import Ticket, batch_command, nodes_asked, warned_before_s
 from launcher.clusters.gridengine.queries import TICKET
 from launcher.errors import BadInput
 from launcher.plan.model import AwaitedRun, Plan
@@ -33,7 +33,7 @@ def script_of(
     # A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end.
     limit_s = plan.spec.resources.time_s
     environment = shlex.join(with_it(None if limit_s is None else limit_s - warn_before_s(plan)))
-    keeper = keeper_command("gridengine", where).removeprefix("exec ")
+    keeper = batch_command("gridengine", where).removeprefix("exec ")
     return "\n".join(["#!/bin/sh", *lines, f"exec {environment} {keeper}", ""])
 
 

@@ -32,6 +32,7 @@ from launcher.rundir.patience import say
 from launcher.supervisor.standby import StandbyKeeper
 
 _ROOM, _ROOM_BYTES = "LAUNCH_TAG_ROOM", 4200  # for the longest path, where the kernel shows it
+_SUPERVISOR = "launcher.clusters.local.local_supervisor:LocalSupervisor"
 _IMPORT_S = 120.0  # then runs start without it
 _ANSWER_S = 10.0  # for what takes milliseconds
 _MOST = 3  # are started, one after another, by one process
@@ -182,4 +183,4 @@ def keeper_of(run_dir: Path) -> StandbyKeeper:
         before[1].close()
     zygote = _lending.zygote
     start = zygote.start_keeper if zygote is not None and zygote.ready else None
-    return StandbyKeeper("launcher.clusters.local.keeper", run_dir, start=start)
+    return StandbyKeeper(_SUPERVISOR, run_dir, start=start)

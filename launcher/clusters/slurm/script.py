@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters.batch.queue import Ticket, keeper_command, nodes_asked, warned_before_s
+from launcher.clusters.batch.queue import Ticket, batch_command, nodes_asked, warned_before_s
 from launcher.clusters.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
 
@@ -103,7 +103,7 @@ def signal_before_s(plan: Plan) -> float:
 def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], dependency: str = "") -> str:
     """The text that sbatch gets. `where`: what the batch process is told, and where its own words go."""
     chosen = options(plan, ticket, _output(ticket, str(where)), avoid, dependency)
-    return render(chosen, f"{_DEAF}\n{keeper_command('slurm', where, 'guard')}")
+    return render(chosen, f"{_DEAF}\n{batch_command('slurm', where, guarded=True)}")
 
 
 def _output(ticket: Ticket, folder: str) -> str:

@@ -62,8 +62,8 @@ def unpack(packages: str) -> None:
 
 
 def check(python: str) -> None:
-    parts = ["agent.node", "clusters.ssh.host.keeper", "clusters.ssh.host.server", "clusters.ssh.host.receive"]
-    names = [*("launcher." + part for part in parts), "msgspec", "xxhash"]
+    on_host = [f"launcher.clusters.ssh.host.{part}" for part in ("keeper", "server", "receive")]
+    names = ["launcher.agent.node", "launcher.supervisor.__main__", *on_host, "msgspec", "xxhash"]
     words = [python, "-P", "-c", "import " + ", ".join(names)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -54,9 +54,10 @@ def test_two_hosts(tmp_path):
         sys.executable,
         "-P",
         "-m",
-        "launcher.clusters.batch.job.batch_process",
-        "gridengine",
+        "launcher.supervisor",
+        "launcher.clusters.batch.job.batch_process:BatchSupervisor",
         str(RUN),
+        "gridengine",
     ]
 
 
@@ -103,7 +104,7 @@ def test_odd_folders_and_names(tmp_path):
     odd = Path("/runs/a b,c:d$(touch x)'")
     found = lines(tmp_path, "resources: {gpus_per_node: 0}\n", rule=None, where=odd, run_id="7b-x")
     assert "#$ -o /dev/null" in found and "#$ -N run-7b-x" in found  # a job's name begins with a letter
-    assert shlex.split(found[-1])[-1] == str(odd)
+    assert shlex.split(found[-2])[-1] == str(odd)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A batch process that cannot go on without a record that a disk has damaged: what it leaves for those who ask."""
 
+import io
+
 import pytest
 
 from launcher.clusters.batch.job import batch_process
@@ -10,6 +12,8 @@ from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import Damaged, read_record, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.records import AttemptEnd, Handle, RunState
+from launcher.supervisor.__main__ import supervise
+from launcher.supervisor.strategy import Strategy
 from launcher.words import Cause, State
 
 
@@ -20,10 +24,20 @@ def queue(monkeypatch):
     return SlurmQueue()
 
 
+def supervised(queue, begun):
+    """One start of the job."""
+
+    class Job(Strategy):
+        def supervise(self, go):
+            return batch_process.keep(queue, self.run, JobStart(begun.job, None), None, None)
+
+    return supervise(Job(begun.run.path, []), io.BytesIO())
+
+
 def again(queue, begun):
     """The job starts after an attempt that is to be followed by another."""
     write_record(begun.attempt.end, AttemptEnd(State.QUEUED, Cause.KILLED, Exit.KILLED, 12.0, "a new attempt follows"))
-    return batch_process.kept(queue, begun.run, JobStart(begun.job, None), None, None)
+    return supervised(queue, begun)
 
 
 def test_a_damaged_fence_is_named_by_the_last_word(queue, begun):
@@ -56,6 +70,6 @@ def test_of_an_attempt_that_is_another_s_a_damaged_record_ends_nothing(queue, be
         path.write_bytes(path.read_bytes().replace(this_process().boot_id.encode(), b"another-boot"))
     attempt.handle.write_bytes(b"")
     with pytest.raises(Damaged):
-        batch_process.kept(queue, begun.run, JobStart(begun.job, None), None, None)
+        supervised(queue, begun)
     assert not attempt.end.exists()
     assert read_record(begun.attempt.handle, Handle) is not None

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from launcher.clusters.batch.queue import Ticket, keeper_command
+from launcher.clusters.batch.queue import Ticket, batch_command
 from launcher.clusters.slurm.script import gres_of, options, render, script_of, signal_before_s
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -261,7 +261,7 @@ def test_a_value_of_several_lines_is_never_written(tmp_path, sign):
 
 @pytest.mark.parametrize("name", ["with spaces", "q'uo\"te", "$(touch canary)", "`x`;y", "#x", "é漢字", "a\\b", "a\nb"])
 def test_the_command_survives_any_folder(name):
-    assert shlex.split(keeper_command("slurm", Path(f"/runs/{name}")))[-1] == f"/runs/{name}"
+    assert shlex.split(batch_command("slurm", Path(f"/runs/{name}")))[-2] == f"/runs/{name}"
 
 
 def test_a_percent_sign_of_a_folder_is_no_pattern(tmp_path):

@@ -1,9 +1,9 @@
-"""The batch process of a job, and the keeper of the run's attempts in it. It is all that the script runs.
+"""The batch process of a job: it supervises the run's attempts in it, and is all that the script runs.
 
-    python -m launcher.clusters.batch.job.batch_process KIND RUN_DIR [SIGNAL]
+    python -m launcher.supervisor launcher.clusters.batch.job.batch_process:BatchSupervisor RUN_DIR KIND [SIGNAL]
 
-RUN_DIR is in an array the folder with the list of runs. SIGNAL has killed the keeper before this one, in the same start
-of the job.
+RUN_DIR is in an array the folder with the list of runs. SIGNAL has killed the supervisor before this one, in the same
+start of the job.
 
 A start of the job claims the attempt that it was submitted for; a start after a requeue opens the next attempt, behind
 the fence. When an attempt ends and another is to follow, it follows in this allocation where that can be, else in the
@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from launcher.agent.memory.tier import close_tier
 from launcher.agent.processes import die_with, end_all, tagged
@@ -27,15 +28,15 @@ from launcher.clusters.batch.job.nodes import seated
 from launcher.clusters.batch.job.predecessors import wait_for_predecessors
 from launcher.clusters.batch.job.wishes import BatchWishes
 from launcher.clusters.batch.queue import JobStart, Queue
-from launcher.errors import Exit, LaunchError
+from launcher.errors import Exit
 from launcher.rundir.attempts import read_plan
-from launcher.rundir.durable import Damaged, write_record
+from launcher.rundir.durable import write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
-from launcher.rundir.patience import waiting_for_disks
+from launcher.supervisor.__main__ import main
 from launcher.supervisor.allocation import Allocation
-from launcher.supervisor.attempt_end import say_damage
 from launcher.supervisor.own_log import log_to
+from launcher.supervisor.strategy import Strategy
 from launcher.supervisor.wakeup import Wakeup
 from launcher.words import State
 
@@ -44,32 +45,26 @@ _OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
 _TOLD_WITHIN_S = 30.0  # so long the job of a run that has ended stays for those who are to hear of it
 
 
-def main() -> int:
-    """Gives the run's exit code; the scheduler's records then say what ours do."""
-    os.umask(0o077)
-    for name in _OF_THIS_HOST:
-        os.environ.pop(name, None)
-    try:
-        queue = queue_of(sys.argv[1])
+class BatchSupervisor(Strategy):
+    """Words: KIND [SIGNAL]."""
+
+    stands_by = False
+
+    def supervise(self, go: BinaryIO) -> int:
+        """Return the run's exit code; the scheduler's records then say what ours do."""
+        go.close()
+        die_with(os.getppid())  # else Slurm's end of a job without its guard would seem to be a person's
+        for name in _OF_THIS_HOST:
+            os.environ.pop(name, None)
+        queue = queue_of(self.words[0])
         wakeup = Wakeup(queue.warnings)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
         start = queue.this_start()
-        run = run_of_element(Path(sys.argv[2]), start.element)
-        killed_by = int(sys.argv[3]) if len(sys.argv) > 3 else None
-        with waiting_for_disks():
-            return kept(queue, run, start, wakeup, killed_by) if run is not None else Exit.OK
-    except LaunchError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-
-
-def kept(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
-    """As `keep`; where that cannot go on without a record that is damaged, the run's last word says which one."""
-    try:
-        return keep(queue, run, start, wakeup, killed_by)
-    except Damaged as error:
-        say_damage(run, error)
-        raise
+        run = run_of_element(self.run.path, start.element)
+        if run is None:
+            return Exit.OK
+        self.run = run
+        return keep(queue, run, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
 
 
 def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
@@ -96,6 +91,6 @@ def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: 
     return code
 
 
-if __name__ == "__main__":
-    die_with(os.getppid())  # else Slurm's end of a job without its guard would seem to be a person's
-    sys.exit(main())
+if __name__ == "__main__":  # scripts of an older version, which wait in a queue, have KIND RUN_DIR [SIGNAL]
+    kind, folder, *killed_by = sys.argv[1:]
+    sys.exit(main(["launcher.clusters.batch.job.batch_process:BatchSupervisor", folder, kind, *killed_by]))

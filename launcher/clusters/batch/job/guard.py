@@ -11,15 +11,17 @@ import signal
 import sys
 
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_STRATEGY = "launcher.clusters.batch.job.batch_process:BatchSupervisor"
 _LIVES = 10  # a batch process that dies before it has an attempt has no other budget
 
 
 def main() -> int:
     """Gives the batch process's exit code, which for one that was killed is that of a shell."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {*HEARD, signal.SIGCHLD})
+    kind, folder = sys.argv[1:]
     killed_by: list[str] = []
     for _ in range(_LIVES):
-        words = [sys.executable, "-P", "-m", "launcher.clusters.batch.job.batch_process", *sys.argv[1:], *killed_by]
+        words = [sys.executable, "-P", "-m", "launcher.supervisor", _STRATEGY, folder, kind, *killed_by]
         code, told = _watch(os.posix_spawn(sys.executable, words, os.environ, setsigmask=HEARD))
         if code >= 0:
             return code

@@ -1,16 +1,11 @@
-"""The keeper of a run on a host that was lost: started again there, it takes part in the attempt that goes on.
-
-    python -m launcher.clusters.ssh.comeback.keeper RUN_DIR ATTEMPT UP_FD GO_FD
+"""The supervisor of a run on a host that was lost: started again there, it takes part in the attempt that goes on.
 
 It never leads what it led before, and opens no attempt by itself: where nobody goes on there is nothing to come back
 to. It knows whom it counted and what it had promised (votes.json), and listens where the others know it.
-ATTEMPT is the one that keepers were started with.
 """
 
-import os
-import sys
 import time
-from pathlib import Path
+from typing import BinaryIO
 
 from launcher.agent.wire import wire_key
 from launcher.clusters.ssh.host import presence
@@ -22,30 +17,34 @@ from launcher.clusters.ssh.messages import Opened, Peer
 from launcher.errors import Exit, LaunchError
 from launcher.hostlink.rpc.wire import encoded
 from launcher.rundir.durable import read_record
-from launcher.rundir.layout import RunDir
-from launcher.supervisor.standby import detach, report
+from launcher.supervisor.strategy import Strategy
 from launcher.supervisor.wakeup import Wakeup
 
 _AGAIN_S = 1.0
 
 
-def main() -> int:
-    """Detach, report, take part for as long as somebody leads."""
-    run, number, up_fd, go_fd = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    os.close(go_fd)
-    detach()
-    seat = presence.taken(run.attempt(number))
-    peers = read_record(run.attempt(number).keepers, tuple[Peer, ...])
-    if seat is None or peers is None:
-        raise LaunchError(f"{run.attempt(number).path}: does not say as whom this host takes part")
-    keeper, wakeup = KeeperState(run, number, seat.node), Wakeup()
-    keeper.returning = True
-    key = wire_key(keeper.secret, WIRE, keeper.plan.run_id, number)
-    me = peers[seat.node]
-    keeper.rpc = KeeperRpc(me.address, key, keeper.answering(wakeup), me.port)
-    keeper.rpc.join(peers, seat.node)
-    report(up_fd, encoded(Opened(keeper.rpc.port)))
-    return to_its_end(keeper, lambda: come_back(keeper, wakeup, seat.gpus))
+class ReturningSupervisor(Strategy):
+    """Words: ATTEMPT, the one that the run's supervisors were started with."""
+
+    def boot(self) -> bytes:
+        """Return where this supervisor listens, which is where it did before."""
+        number = int(self.words[0])
+        attempt = self.run.attempt(number)
+        seat, peers = presence.taken(attempt), read_record(attempt.keepers, tuple[Peer, ...])
+        if seat is None or peers is None:
+            raise LaunchError(f"{attempt.path}: does not say as whom this host takes part")
+        self._keeper, self._wakeup, self._gpus = KeeperState(self.run, number, seat.node), Wakeup(), seat.gpus
+        self._keeper.returning = True
+        key = wire_key(self._keeper.secret, WIRE, self._keeper.plan.run_id, number)
+        me = peers[seat.node]
+        self._keeper.rpc = KeeperRpc(me.address, key, self._keeper.answering(self._wakeup), me.port)
+        self._keeper.rpc.join(peers, seat.node)
+        return encoded(Opened(self._keeper.rpc.port))
+
+    def supervise(self, go: BinaryIO) -> int:
+        """Take part for as long as somebody leads."""
+        go.close()
+        return to_its_end(self._keeper, lambda: come_back(self._keeper, self._wakeup, self._gpus))
 
 
 def come_back(keeper: KeeperState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
@@ -78,7 +77,3 @@ def _take_part(keeper: KeeperState, wakeup: Wakeup) -> int:
     keeper.ready.told = keeper.ready.pledged = keeper.ready.began = True
     keeper.returning = False
     return carry_on(keeper, wakeup, again=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,8 @@
-"""The keeper of a run on one host: holds the host's slots, has the host's agent, and with the others keeps the run.
+"""The supervisor of a run on one host: it holds the host's slots, has its agent, and carries the run with the others.
 
-    python -m launcher.clusters.ssh.host.keeper RUN_DIR ATTEMPT NODE GPUS UP_FD GO_FD
-
-It boots while the submitter is connected, says on UP_FD where it listens, hears on GO_FD who the others are and that it
-is to go on, and from then on needs no submitter. Without that word nothing is started; whoever has heard of the others
-and not the word asks them whether they have.
+It boots while the submitter is connected, reports where it listens, is told who the others are and to go on, and from
+then on needs no submitter. Until it is told to go on it starts nothing; one that was told of the others and no more
+asks them whether they were told to.
 
     wait for slots ─► all hosts have theirs (Begin) ─► leader: Allocation with the coordinator's agent ─┐
                                                        others: the agent of their node                  ├─► next attempt
@@ -15,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -35,11 +33,9 @@ from launcher.errors import Exit, Fenced, LaunchError
 from launcher.hostlink.rpc.wire import decoded, encoded
 from launcher.plan.model import Plan
 from launcher.rundir.durable import readable, write_record
-from launcher.rundir.layout import RunDir
-from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import AttemptEnd
 from launcher.supervisor.attempt_end import cancelled, cut_short
-from launcher.supervisor.standby import detach, report
+from launcher.supervisor.strategy import Strategy
 from launcher.supervisor.waiting import Waiter, say_queued
 from launcher.supervisor.wakeup import Wakeup
 
@@ -51,32 +47,37 @@ _NOBODY_TIMES = 3  # so often in a row must nobody answer before that is taken f
 _LEADER_EVERY_S, _LEADER_ASK_S = 2.0, 1.0
 
 
-def main() -> int:
-    """Detach, report, wait for the word, keep the run."""
-    run, number, node, gpus = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    up_fd, go_fd = int(sys.argv[5]), int(sys.argv[6])
-    detach()
-    keeper = KeeperState(run, number, node)
-    wakeup = Wakeup()
-    key = wire_key(keeper.secret, WIRE, keeper.plan.run_id, number)
-    keeper.rpc = KeeperRpc(keeper.plan.nodes[node].address, key, keeper.answering(wakeup))
-    report(up_fd, encoded(Opened(keeper.rpc.port)))
+class HostSupervisor(Strategy):
+    """Words: ATTEMPT NODE GPUS."""
 
-    def stay() -> int:
-        if not _told_to_go(keeper, go_fd):
-            keeper.here.discard()
-            return Exit.OK
-        return keep(keeper, wakeup, tuple(name for name in gpus.split(",") if name))
+    def boot(self) -> bytes:
+        """Return where this supervisor listens."""
+        number, node = int(self.words[0]), int(self.words[1])
+        self._keeper, self._wakeup = KeeperState(self.run, number, node), Wakeup()
+        key = wire_key(self._keeper.secret, WIRE, self._keeper.plan.run_id, number)
+        address = self._keeper.plan.nodes[node].address
+        self._keeper.rpc = KeeperRpc(address, key, self._keeper.answering(self._wakeup))
+        return encoded(Opened(self._keeper.rpc.port))
 
-    return to_its_end(keeper, stay)
+    def supervise(self, go: BinaryIO) -> int:
+        """Carry the run if told to go on, else leave nothing here."""
+
+        def stay() -> int:
+            with go:
+                told = _told_to_go(self._keeper, go)
+            if not told:
+                self._keeper.here.discard()
+                return Exit.OK
+            return keep(self._keeper, self._wakeup, tuple(name for name in self.words[2].split(",") if name))
+
+        return to_its_end(self._keeper, stay)
 
 
 def to_its_end(keeper: KeeperState, work: Callable[[], int]) -> int:
     """The exit code of a keeper that does this."""
     try:
-        with waiting_for_disks():
-            keeper.here.log_to()
-            return _done(keeper, work)
+        keeper.here.log_to()
+        return _done(keeper, work)
     finally:
         keeper.rpc.close()
         courier.send(keeper.run, "end", [keeper.rpc.peer(number).host for number in keeper.to_be_told])
@@ -96,19 +97,18 @@ def _done(keeper: KeeperState, work: Callable[[], int]) -> int:
         return error.exit_code
 
 
-def _told_to_go(keeper: KeeperState, go_fd: int) -> bool:
+def _told_to_go(keeper: KeeperState, go: BinaryIO) -> bool:
     """Who the others are, then the word; where the submitter died in between, whether another keeper has had it."""
     knows = False
-    with open(go_fd, "rb") as words:
-        for line in words:
-            match decoded(line, _WORDS):
-                case Keepers(peers=peers):
-                    keeper.rpc.join(peers, keeper.node)
-                    write_record(keeper.attempt.keepers, peers)
-                    knows = True
-                case GoAhead():
-                    keeper.ready.told = True
-                    return True
+    for line in go:
+        match decoded(line, _WORDS):
+            case Keepers(peers=peers):
+                keeper.rpc.join(peers, keeper.node)
+                write_record(keeper.attempt.keepers, peers)
+                knows = True
+            case GoAhead():
+                keeper.ready.told = True
+                return True
     return knows and _others_were_told(keeper)
 
 
@@ -311,7 +311,3 @@ def _open_anew(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
     if number is not None:
         keeper.move(number)
         keeper.here.register()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,7 +26,8 @@ from launcher.rundir.records import Event
 from launcher.supervisor.attempt_end import has_ended
 from launcher.supervisor.standby import StandbyKeeper
 
-_KEEPER, _COMES_BACK = "launcher.clusters.ssh.host.keeper", "launcher.clusters.ssh.comeback.keeper"
+_SUPERVISOR = "launcher.clusters.ssh.host.keeper:HostSupervisor"
+_RETURNS = "launcher.clusters.ssh.comeback.keeper:ReturningSupervisor"
 _STARTS_S = 30.0
 
 
@@ -69,7 +70,7 @@ class AttemptReceiver:
             words = [str(_add_attempt(run, opening)), str(opening.node), ",".join(opening.gpus)]
             seat = presence.seat_of(run.attempt(opening.intent.attempt), apart=_disks(opening).disks_apart)
             write_record(seat, Seat(opening.node, opening.gpus, sys.executable))
-            self._keeper = StandbyKeeper(_KEEPER, run.path, words, keep=[lock.fileno()])
+            self._keeper = StandbyKeeper(_SUPERVISOR, run.path, words, keep=[lock.fileno()])
         return decoder_of(Opened).decode(self._keeper.report())
 
     def pass_on(self, word: Keepers | GoAhead) -> None:
@@ -89,7 +90,7 @@ def come_back(run: RunDir) -> str:
     if not presence.is_here(found[1][seat.node].address):
         return "the seat is another host's, which calls itself as this one does"
     with presence.held(run) as lock:
-        keeper = StandbyKeeper(_COMES_BACK, run.path, [str(found[0].number)], keep=[lock.fileno()])
+        keeper = StandbyKeeper(_RETURNS, run.path, [str(found[0].number)], keep=[lock.fileno()])
         keeper.report(_STARTS_S)
         keeper.close()
     return ""

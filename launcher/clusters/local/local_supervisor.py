@@ -1,0 +1,130 @@
+"""How a local run is supervised: one small process is the parent of all agents of an attempt.
+
+A submitter that dies closes GO_FD; the supervisor then looks whether the attempt's intent is on disk and, if so,
+carries it out all the same. So from the moment a run exists there is exactly one supervisor for it, and before that
+moment none that does anything.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from launcher.agent.memory.tier import close_tier
+from launcher.errors import BadInput, Exit
+from launcher.plan.model import Plan
+from launcher.plan.queueing import may_wait_here
+from launcher.rundir.attempts import new_attempt, newest, read_plan
+from launcher.rundir.durable import write_record
+from launcher.rundir.fence import raise_fence
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.patience import patiently
+from launcher.rundir.records import AttemptEnd, Handle
+from launcher.supervisor.agent_processes import AgentPlace, agent_process
+from launcher.supervisor.allocation import Allocation, StopSignal, claim_attempt
+from launcher.supervisor.attempt_end import cut_short, write_end
+from launcher.supervisor.messenger import Messenger
+from launcher.supervisor.own_log import log_to
+from launcher.supervisor.strategy import Strategy
+from launcher.supervisor.wakeup import Wakeup
+from launcher.words import Cause, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launcher.rundir.code.listing import CodeFile
+
+
+class LocalSupervisor(Strategy):
+    """Carries the attempts of one run on this machine."""
+
+    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+        super().__init__(folder, words)
+        self._place = AgentPlace.taken_from(os.environ)
+        self.detached = self._place is not None
+
+    def supervise(self, go: BinaryIO) -> int:
+        """Supervise the attempt that is named, or that a submitter which died left behind."""
+        place = AgentPlace.booting(self.run.path, os.environ, self._place)
+        with go:
+            attempt = _named(self.run, go.read()) or _left_behind(self.run)
+        if attempt is not None:
+            keep(self.run, attempt, place)
+        return Exit.OK
+
+
+def keep(run: RunDir, attempt: AttemptDir, place: AgentPlace | None) -> None:
+    """Carry out this attempt, and those that must follow it, until the run has ended."""
+    wakeup = Wakeup()
+    before, slots = None, tuple[int, ...]()
+    while claim_attempt(attempt.started):
+        log_to(attempt.keeper_log)
+        write_record(attempt.handle, Handle("local", keeper=this_process()))
+        raise_fence(run, attempt.number)
+        plan = read_plan(run, attempt.number)
+        if before is None and may_wait_here(plan):
+            from launcher.clusters.local.queue import TurnHere  # late: 20 ms that most runs without GPUs do not need
+
+            turn = TurnHere(run, attempt, plan, wakeup, os.environ)
+            waits = place.leave if place is not None and not place.warm else None  # that might be for days
+            come = turn.come(waits)
+            if come is None:
+                Messenger(run, attempt).close()  # no allocation has one
+                return
+            plan, slots = come, turn.fds
+        agents = [agent_process(plan, attempt, node.index, keep=slots) for node in plan.nodes]
+        agents[0].place, place = place, None
+        stop = StopSignal(wakeup, attempt, before)
+        prepare = partial(have_code, run, attempt, plan, stop)
+        end = Allocation(run, attempt, plan, wakeup, stop, agents, prepare=prepare).carry_out()
+        if end.state is State.QUEUED:
+            wakeup.wait(end.delay_s)
+            if wakeup.stop_asked:
+                end = cut_short(attempt, "it was to start again", end.ended_at)
+                write_end(run, attempt, end, plan)
+        if end.state is not State.QUEUED:
+            close_tier(Path(plan.run_dir), attempt.number)  # of agents that were killed
+            return
+        before = attempt
+        attempt, _ = new_attempt(run, plan.cluster, "requeue", end.cause)
+
+
+class _StopAsked(Exception):
+    """While the code was being copied."""
+
+
+def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) -> AttemptEnd | None:
+    """Copy the code, where the submit left that to us; gives how the attempt has ended where that cannot be."""
+    if run.code.is_dir():
+        return None
+    from launcher.rundir.code.freezing import bring_code  # late: few runs have so much code
+
+    def until_stopped(files: "Sequence[CodeFile]") -> "Iterator[CodeFile]":
+        for file in files:
+            if stop.to_end():
+                raise _StopAsked
+            yield file
+
+    try:
+        patiently(lambda: bring_code(run, plan.code.digest, until_stopped))
+    except _StopAsked:
+        end = cut_short(attempt, "its code was being copied", time.time())
+    except (BadInput, OSError) as error:
+        end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(error))
+    else:
+        return None
+    write_end(run, attempt, end, plan)
+    return end
+
+
+def _named(run: RunDir, word: bytes) -> AttemptDir | None:
+    return run.attempt(int(word)) if word.strip().isdigit() else None
+
+
+def _left_behind(run: RunDir) -> AttemptDir | None:
+    """The attempt whose submitter died between writing the intent and giving the word."""
+    attempt = newest(run) if run.plan.exists() else None
+    return attempt if attempt is not None and attempt.intent.exists() and not attempt.started.exists() else None

@@ -1,0 +1,80 @@
+"""How a run waits here whose own place cannot wait for it: a supervisor of this machine starts it there in time.
+
+It may be killed at any time: nothing is lost but the process, and `launch status` starts another. The lock of the
+attempt is for one; the number of the next attempt is given once.
+"""
+
+import sys
+from functools import partial
+from typing import BinaryIO
+
+from launcher.clusters.kinds import CARRIED, of_kind
+from launcher.clusters.other_runs import OtherRuns
+from launcher.errors import Exit, LaunchError, Unreachable
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import newest, read_intent, read_plan
+from launcher.rundir.durable import write_record
+from launcher.rundir.graphs import given_to
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.locks import locked
+from launcher.rundir.records import Handle
+from launcher.submission.reopening import reopen
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
+from launcher.supervisor.own_log import log_to
+from launcher.supervisor.strategy import Strategy
+from launcher.supervisor.waiting import Turn, Waiter
+from launcher.supervisor.wakeup import Wakeup
+
+_LOOK_S = 1.0
+
+
+class DeferredStart(Strategy):
+    """Waits for one run, and then has its next attempt opened at its own place."""
+
+    def supervise(self, go: BinaryIO) -> int:
+        """Return once the run goes on elsewhere, or has ended here. If only told to leave, the wait stays open."""
+        with go:
+            go.read()
+        attempt = newest(self.run) if self.run.plan.exists() else None  # else there was no submit after all
+        if attempt is None or read_intent(attempt).cluster_kind != CARRIED:
+            return Exit.OK
+        with locked(attempt.job_lock) as alone:
+            if alone is not None and newest(self.run) == attempt and not attempt.end.exists():
+                log_to(attempt.keeper_log)
+                write_record(attempt.handle, Handle(CARRIED, keeper=this_process()))
+                self._wait(attempt, read_plan(self.run, attempt.number))
+        return Exit.OK
+
+    def _wait(self, attempt: AttemptDir, plan: Plan) -> None:
+        wakeup, waiter = Wakeup(), Waiter(self.run, attempt, plan, OtherRuns().look)
+        turn = waiter.wait(wakeup, every_s=_LOOK_S, place=partial(self._start, attempt, plan.cluster))
+        if turn is Turn.STOPPED and is_cancelled(attempt):
+            write_end(self.run, attempt, cancelled(), plan)
+
+    def _start(self, attempt: AttemptDir, on: str) -> str:
+        """Open the next attempt, on the run's own cluster, and return "". Raises LaunchError only if there is none."""
+        try:
+            bring_what_it_is_given(self.run)
+            reopen(self.run, after=attempt.number, on=on, overrides=())
+        except LaunchError as error:
+            if newest(self.run) == attempt:
+                if error.exit_code == Exit.UNREACHABLE:
+                    raise Unreachable(*error.lines) from error
+                raise
+            sys.stderr.write(f"{error}\n")  # what is left to be done `launch status` sees to
+        follower = newest(self.run)
+        if follower is not None and follower != attempt and is_cancelled(attempt):
+            plan = read_plan(self.run, follower.number)  # a person did not know yet that it had gone on
+            of_kind(plan.cluster_kind).cancel(self.run, follower, plan)
+        return ""
+
+
+def bring_what_it_is_given(run: RunDir) -> None:
+    """Have checkpoints here that a step is given of others, which have written them elsewhere."""
+    for name in given_to(run):
+        other = RunDir(run.path.parent / name)
+        attempt = newest(other)
+        if attempt is None:
+            continue
+        of_kind(read_intent(attempt).cluster_kind).fetch(other, "newest")

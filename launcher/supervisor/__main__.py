@@ -1,0 +1,58 @@
+"""The supervisor: the one process that carries a run at its place, from before it starts to its last record.
+
+    python -m launcher.supervisor MODULE:STRATEGY RUN_DIR [WORD...] [UP_FD GO_FD]
+
+It boots while the submitter still freezes code, says so on UP_FD, and is told on GO_FD when to begin. What differs
+between places is the strategy: see `strategy.py` and `standby.py`.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from launcher.errors import LaunchError
+from launcher.rundir.durable import Damaged
+from launcher.rundir.patience import waiting_for_disks
+from launcher.supervisor.attempt_end import say_damage
+from launcher.supervisor.standby import detach, report
+
+if TYPE_CHECKING:
+    from launcher.supervisor.strategy import Strategy
+
+
+def main(argv: Sequence[str]) -> int:
+    """Boot, report, wait for the word, supervise; return the exit code."""
+    path, folder, *words = argv
+    module, _, name = path.partition(":")
+    try:
+        of_place = cast("type[Strategy]", getattr(import_module(module), name))
+        if not of_place.stands_by:
+            os.umask(0o077)
+            return supervise(of_place(Path(folder), words), io.BytesIO())
+        *words, up_fd, go_fd = words
+        strategy = of_place(Path(folder), words)
+        detach(already=strategy.detached)
+        report(int(up_fd), strategy.boot())
+        with open(int(go_fd), "rb") as go:
+            return supervise(strategy, go)
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def supervise(strategy: "Strategy", go: BinaryIO) -> int:
+    """Have the strategy carry its run; if that needs a record that is damaged, the run's last word says which."""
+    try:
+        with waiting_for_disks():
+            return strategy.supervise(go)
+    except Damaged as error:
+        say_damage(strategy.run, error)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
