@@ -305,7 +305,7 @@ def _without_keeper(facts: RunFacts, own: RunState | None) -> _Verdict:
     """The process that watches over the run is dead, but not everything of the run is."""
     if facts.living.coordinator:
         said = _said(own)
-        warning = "its keeper is gone: the run goes on, but no further attempt would follow"
+        warning = "its supervisor is gone: the run goes on, but no further attempt would follow"
         return msgspec.structs.replace(said, message=_joined(said.message, warning))
     if facts.living.agents:
         return _unknown("its coordinator is gone; the agents that are left will leave when their lease runs out")

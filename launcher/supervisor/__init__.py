@@ -1,1 +1,1 @@
-"""What the keepers of runs share: the attempt they carry out, its agents, and writing how it ended."""
+"""The supervisor of a run: its program, and what those of all places share."""

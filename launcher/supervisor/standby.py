@@ -74,7 +74,7 @@ class StandbyKeeper:
             self._said.seek(0)
             complaint = self._said.read().decode(errors="replace").strip().splitlines()
             self.close()
-            raise LaunchError("the keeper of the run did not start", *complaint[-_LAST_LINES:])
+            raise LaunchError("the supervisor of the run did not start", *complaint[-_LAST_LINES:])
         return line
 
     def tell(self, word: bytes) -> None:

@@ -1,51 +1,53 @@
 """The conductor of a sweep: one small process that has runs started, looks at them, and asks Optuna what comes next.
 
-    python -m launcher.sweeps.conductor SWEEP_DIR UP_FD GO_FD
-
-It says on UP_FD that it conducts, or that another one does. What it knows is in the sweep's folder and in the runs:
-killed at any instant, the next one goes on where it was.
+What it knows is in the sweep's folder and in the runs: killed at any instant, the next one goes on where it was.
 """
 
 import os
 import sys
 import time
 import traceback
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, BinaryIO
 
+from launcher.errors import Exit
 from launcher.rundir.durable import write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.locks import locked
-from launcher.rundir.patience import waiting_for_disks
+from launcher.supervisor.__main__ import main
 from launcher.supervisor.own_log import log_to
-from launcher.supervisor.standby import detach, report
+from launcher.supervisor.strategy import Strategy
 from launcher.sweeps.folder import SweepDir, SweepRecord, SweepState, record_of
 from launcher.sweeps.trial_runs import RunsOfTrials
 
 if TYPE_CHECKING:
     from launcher.sweeps.conducting import Round
 
-BUSY = b"busy\n"
 _LEAST_S, _MOST_S = 0.1, 1.0  # between two looks
 _BEGUN_S = 0.5  # after a trial was started it has the machine to itself: then the next one is made ready
 
 
-def main() -> int:
-    """Detach, take the lock, report, conduct."""
-    sweep, up_fd, go_fd = SweepDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
-    os.close(go_fd)
-    detach()
-    with locked(sweep.lock) as lock:
-        if lock is None:
-            report(up_fd, BUSY)
-            return 0
-        write_record(sweep.conductor, this_process())
-        record = record_of(sweep)
-        os.environ.update({**record.variables, "LAUNCH_RUNS": str(sweep.runs)})  # wherever it is resumed from
-        report(up_fd, b"up\n")
-        log_to(sweep.log)
-        with waiting_for_disks():
-            return _kept(sweep, record)
+class Conductor(Strategy):
+    """Conducts one sweep, whose folder it is given, unless another process does."""
+
+    def boot(self) -> bytes:
+        """Take the sweep's lock, if it is free: what was written before is read by whoever has it."""
+        self._alone, self._sweep = ExitStack(), SweepDir(self.run.path)
+        self._conducts = self._alone.enter_context(locked(self._sweep.lock)) is not None
+        if self._conducts:
+            write_record(self._sweep.conductor, this_process())
+        return super().boot()
+
+    def supervise(self, go: BinaryIO) -> int:
+        """Conduct until the sweep is over."""
+        go.close()
+        with self._alone:
+            if not self._conducts:
+                return Exit.OK
+            record = record_of(self._sweep)
+            os.environ.update({**record.variables, "LAUNCH_RUNS": str(self._sweep.runs)})  # as where it was begun
+            log_to(self._sweep.log)
+            return _kept(self._sweep, record)
 
 
 def _kept(sweep: SweepDir, record: SweepRecord) -> int:
@@ -81,5 +83,5 @@ def conduct(rounds: "Round") -> None:
             rounds.runs.rest(min(_MOST_S, max(_LEAST_S, (now - quiet_since) / 10)))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # the name by which a process of an older version starts it
+    sys.exit(main(["launcher.sweeps.conductor:Conductor", *sys.argv[1:]]))

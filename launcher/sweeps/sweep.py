@@ -33,7 +33,7 @@ from launcher.sweeps.folder import (
 from launcher.words import LOCAL
 
 _WAIT_STEP_S = 0.1
-_CONDUCTOR = "launcher.sweeps.conductor"
+_CONDUCTOR = "launcher.sweeps.conductor:Conductor"
 
 
 @dataclass(frozen=True, slots=True)

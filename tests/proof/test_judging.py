@@ -116,9 +116,9 @@ def test_it_explains_no_more_than_it_has_compared(tmp_path):
 
 def test_a_run_that_failed_proves_nothing(tmp_path):
     alone = FinishedRun(status(tmp_path, "alone"), ROWS, {})
-    lost = FinishedRun(status(tmp_path, "warm", state=State.LOST, message="its keeper is gone", exit_code=21), ROWS, {})
+    lost = FinishedRun(status(tmp_path, "warm", state=State.LOST, message="all is gone", exit_code=21), ROWS, {})
     found = judged("warm", HIT, lost, alone)
-    assert (found.verdict, found.exit_code, found.why) == (Judgement.FAILED, 21, "warm is lost: its keeper is gone")
+    assert (found.verdict, found.exit_code, found.why) == (Judgement.FAILED, 21, "warm is lost: all is gone")
 
 
 def test_all_that_a_run_has_left_is_read(tmp_path):

@@ -60,7 +60,7 @@ def test_a_new_attempt_takes_the_word_from_an_ended_one(folder):
 def test_a_dead_keeper_with_a_living_coordinator_is_no_loss(folder):
     folder.plan().intent().keeper(dead_process()).agent(this_process()).state()
     assert status(folder).state is State.RUNNING
-    assert "keeper is gone" in status(folder).message
+    assert "supervisor is gone" in status(folder).message
 
 
 def test_everything_dead_is_lost(folder):

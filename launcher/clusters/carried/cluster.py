@@ -1,8 +1,8 @@
 """Where an attempt waits for runs that its own cluster cannot see, or count: a process of this machine, which can.
 
 The attempt is over when that process opens the next one, on the cluster that the run is for, as `launch resume` does
-(`submission/carrier.py`): by its number there is one, whoever is killed when. Whoever looks at a run of which nobody
-carries the wait starts that process again; of two the one goes on that has the lock.
+(`submission/deferred_start.py`): by its number there is one, whoever is killed when. Whoever looks at a run whose wait
+nobody carries starts that process again; of two the one goes on that has the lock.
 """
 
 from collections.abc import Sequence

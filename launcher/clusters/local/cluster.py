@@ -165,7 +165,7 @@ def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
     for record in _agents(attempt):  # where several hosts share a disk, of another host's a pid means nothing here
         if alive(record.process):
             names[record.process.pid] = f"agent of node {record.node}, process"
-    return names | {keeper.pid: "keeper, process" for keeper in _keepers(attempt) if alive(keeper)}
+    return names | {keeper.pid: "supervisor, process" for keeper in _keepers(attempt) if alive(keeper)}
 
 
 def _agents(attempt: AttemptDir) -> list[AgentRecord]:

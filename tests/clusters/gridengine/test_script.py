@@ -104,7 +104,7 @@ def test_odd_folders_and_names(tmp_path):
     odd = Path("/runs/a b,c:d$(touch x)'")
     found = lines(tmp_path, "resources: {gpus_per_node: 0}\n", rule=None, where=odd, run_id="7b-x")
     assert "#$ -o /dev/null" in found and "#$ -N run-7b-x" in found  # a job's name begins with a letter
-    assert shlex.split(found[-2])[-1] == str(odd)
+    assert shlex.split(found[-1])[-2] == str(odd)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_host_that_does_not_lead_has_its_grace_and_leaves_the_last_word_to_the
     attempt = folder.attempt(keeper=of_another_machine()).run.attempt(1)
     folder.write(attempt.node_started(1), process_id(keeper.pid))
     report = server._cancel(folder.run)
-    assert (report.ended, report.already) == ((f"keeper, process {keeper.pid}",), False)
+    assert (report.ended, report.already) == ((f"supervisor, process {keeper.pid}",), False)
     assert keeper.stdout.read() == "saved\n"
     assert read_record(attempt.stop, StopRequest).kind == "cancel"
     assert end(folder) is None

@@ -77,7 +77,7 @@ def test_they_hear_nothing_and_are_told_nothing(run):
     names = names_of(run)
     with Squatter(names) as mallory:
         assert presence.is_held(run)
-        with pytest.raises(LaunchError, match="has its keeper there already"), presence.held(run, 0.0):
+        with pytest.raises(LaunchError, match="has its supervisor there already"), presence.held(run, 0.0):
             pass
         slots = Slots(RUN, STAMP, WANTED, [DEVICE], 1)
         with pytest.raises(LaunchError, match="waits here already, in another process"):

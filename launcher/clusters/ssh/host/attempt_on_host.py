@@ -67,7 +67,7 @@ class AttemptOnHost:
         if again:
             write_record(place, this_process())  # who ends the run here asks us
         elif not claim_attempt(place):
-            raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its keeper already")
+            raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its supervisor already")
         self.register()
         raise_fence(self.run, self.attempt.number)
         if self.leads:

@@ -1,6 +1,4 @@
-"""Tells keepers what they could not hear when it happened: hosts that are cut off, and can be reached again later.
-
-    python -m launcher.clusters.ssh.host.courier RUN_DIR cancel|end HOST...
+"""Tells supervisors what they could not hear when it happened: hosts that are cut off may be reached again later.
 
 `cancel`: a person has ended the run; `end`: it has ended by itself, as the records here say. It holds no slots and ends
 nothing here. Whoever cancels the run ends it.
@@ -8,12 +6,10 @@ nothing here. Whoever cancels the run ends it.
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG, forbid_core_dumps
@@ -23,9 +19,12 @@ from launcher.clusters.ssh.host.keeper_messages import Cancelled, Declined, Keep
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.clusters.ssh.host.record_copies import QUIET_S, RecordReplicator
 from launcher.clusters.ssh.messages import Peer
+from launcher.errors import Exit
 from launcher.rundir.attempts import newest, read_intent, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import Recovery
+from launcher.supervisor.standby import supervisor_command
+from launcher.supervisor.strategy import Strategy
 
 GIVE_UP_WAITS = 5  # so many times `recovery.wait` a keeper that hears no leader waits for more hosts
 _SURE_S = 60.0
@@ -46,7 +45,7 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
     if not hosts or presence.begun(run) is None:
         return
     subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, str(run.path), word, *hosts],
+        supervisor_command(f"{__name__}:Courier", run.path, word, *hosts),
         env={**cleaned(os.environ), TAG: str(run.path)},
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -56,11 +55,16 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
     )
 
 
-def main() -> int:
-    os.umask(0o077)
-    forbid_core_dumps()
-    deliver(RunDir(Path(sys.argv[1])), sys.argv[2], sys.argv[3:])
-    return 0
+class Courier(Strategy):
+    """Words: cancel|end HOST..."""
+
+    stands_by = False
+
+    def supervise(self, _go: BinaryIO) -> int:
+        """Return once all have been told, or each of them must have given up."""
+        forbid_core_dumps()
+        deliver(self.run, self.words[0], self.words[1:])
+        return Exit.OK
 
 
 def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
@@ -115,7 +119,3 @@ def _among(peers: Sequence[Peer], key: bytes) -> KeeperRpc:
 
 def _declined(_question: KeeperQuestion, _asker: str) -> KeeperReply:
     return Declined("the run has ended")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

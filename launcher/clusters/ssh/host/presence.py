@@ -43,7 +43,7 @@ def held(run: RunDir, leaves_s: float = _LEAVES_S) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
         while not _bound(name, run):
             if time.monotonic() > deadline:
-                raise LaunchError(f"{run.path.name} has its keeper there already")
+                raise LaunchError(f"{run.path.name} has its supervisor there already")
             time.sleep(_AGAIN_S)
         yield name
 
@@ -97,7 +97,7 @@ def decided(run: RunDir) -> AttemptDir | None:
         if not waits or (attempt is not None and began(attempt)):
             return attempt
         if time.monotonic() > deadline:
-            raise LaunchError(f"{run.path.name}: its keeper stands by and waits for the word to go")
+            raise LaunchError(f"{run.path.name}: its supervisor stands by and waits to be told to go")
         time.sleep(_AGAIN_S)
 
 

@@ -75,14 +75,14 @@ class AttemptReceiver:
 
     def pass_on(self, word: Keepers | GoAhead) -> None:
         if self._keeper is None:
-            raise LaunchError("there is no keeper that could be told")
+            raise LaunchError("there is no supervisor that could be told")
         self._keeper.tell(encoded(word))
 
 
 def come_back(run: RunDir) -> str:
     """Start the keeper of a run again that is gone, to take part in what goes on elsewhere; gives why not."""
     if presence.is_held(run):
-        return "its keeper is there"
+        return "its supervisor is there"
     found, last = presence.begun(run), newest(run)
     seat = presence.taken(found[0]) if found is not None else None
     if found is None or last is None or seat is None or has_ended(run, last):

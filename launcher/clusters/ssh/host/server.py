@@ -137,7 +137,7 @@ class HostServer:
             case CodeTree():
                 receive.take_code(_folder(request.workdir), request, body)
             case _ if self._arrival is None:
-                raise LaunchError("there is no keeper that could be told")
+                raise LaunchError("there is no supervisor that could be told")
             case _:
                 self._arrival.pass_on(request)
         return None
