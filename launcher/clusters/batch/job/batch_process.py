@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
 from launcher.agent.memory.tier import close_tier
 from launcher.agent.processes import die_with, end_all, tagged
 from launcher.clusters.batch.cluster import queue_of
@@ -25,23 +27,29 @@ from launcher.clusters.batch.job.drains import watched_for_drains
 from launcher.clusters.batch.job.guard import HEARD
 from launcher.clusters.batch.job.next_job import NextJob
 from launcher.clusters.batch.job.nodes import seated
-from launcher.clusters.batch.job.predecessors import wait_for_predecessors
 from launcher.clusters.batch.job.wishes import BatchWishes
-from launcher.clusters.batch.queue import JobStart, Queue
+from launcher.clusters.batch.queue import Fate, JobStart, Queue
+from launcher.clusters.other_runs import OtherRuns
 from launcher.errors import Exit
-from launcher.rundir.attempts import read_plan
-from launcher.rundir.durable import write_record
+from launcher.plan.model import Plan
+from launcher.plan.queueing import begun
+from launcher.rundir.attempts import newest, read_intent, read_plan
+from launcher.rundir.durable import readable, write_record
 from launcher.rundir.fence import raise_fence
-from launcher.rundir.layout import RunDir
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import Handle
 from launcher.supervisor.__main__ import main
 from launcher.supervisor.allocation import Allocation
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
 from launcher.supervisor.own_log import log_to
 from launcher.supervisor.strategy import Strategy
+from launcher.supervisor.waiting import Turn, Waiter
 from launcher.supervisor.wakeup import Wakeup
 from launcher.words import State
 
 # What a scheduler sets for the batch process alone, and would take to the other hosts: they are not this one.
 _OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
+_LOOK_S = 5.0
 _TOLD_WITHIN_S = 30.0  # so long the job of a run that has ended stays for those who are to hear of it
 
 
@@ -71,7 +79,7 @@ def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: 
     """Carry out one attempt after the other, as long as this allocation can."""
     if killed_by is not None:
         end_all(lambda: tagged(str(run.path), os.getuid()))
-    if (put_back := wait_for_predecessors(queue, run, start.job, wakeup)) is not None:
+    if (put_back := _wait_for_others(queue, run, start.job, wakeup)) is not None:
         return put_back
     attempt, code = claim(queue, run, start.job, killed_by), int(Exit.OK)
     hosts = queue.hosts()
@@ -89,6 +97,48 @@ def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: 
             return end.exit_code
         attempt, code = NextJob(queue, run, plan, start.job, wakeup).follow(attempt, end)
     return code
+
+
+def _wait_for_others(queue: Queue, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
+    """Return None once nothing is left to wait for, else the code to leave the job with, which starts again later.
+
+    A scheduler knows how jobs ended and not how runs did, which may have gone on in other jobs than those that it
+    waited for. So a start that no attempt has begun with yet looks at the runs themselves.
+    """
+    attempt = newest(run)
+    if attempt is None or attempt.started.exists() or attempt.end.exists():
+        return None
+    plan = read_plan(run, attempt.number)
+    if not plan.awaited or read_intent(attempt).reason == "requeue":
+        return None
+    awaited = msgspec.structs.replace(begun(plan), awaited=plan.awaited)
+    follows = False
+
+    def leaves() -> bool:
+        nonlocal follows
+        follows = queue.leaves_with is not None and queue.follow(job, _jobs_of(plan))
+        return follows or wakeup.warned or is_cancelled(attempt)
+
+    turn = Waiter(run, attempt, awaited, OtherRuns().look).wait(wakeup, every_s=_LOOK_S, leaves=leaves)
+    if turn is not Turn.STOPPED or is_cancelled(attempt):
+        return None
+    return queue.leaves_with if follows else _put_back(queue, run, attempt, plan, job)
+
+
+def _put_back(queue: Queue, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
+    """Have the job start again, whose nodes are taken from it while it waits on them."""
+    if queue.fate(job) is Fate.CANCELLED:
+        write_end(run, attempt, cancelled(f"its {queue.called} job was cancelled"), plan)
+        return Exit.OK
+    queue.requeue(job)
+    return Exit.OK if queue.leaves_with is None else queue.leaves_with
+
+
+def _jobs_of(plan: Plan) -> list[str]:
+    """Return the jobs of the runs that a plan follows, as far as they have any by now."""
+    newest_ones = (newest(RunDir(Path(one.run_dir))) for one in plan.awaited)
+    handles = (readable(one.handle, Handle) for one in newest_ones if one is not None)
+    return [handle.job_id for handle in handles if handle is not None and handle.job_id is not None]
 
 
 if __name__ == "__main__":  # scripts of an older version, which wait in a queue, have KIND RUN_DIR [SIGNAL]
