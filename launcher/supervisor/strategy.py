@@ -4,13 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.rundir.layout import RunDir
+from launcher.agent.memory.tier import close_tier
+from launcher.errors import Exit
+from launcher.rundir.fence import raise_fence
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd
+from launcher.supervisor.own_log import log_to
+from launcher.words import State
 
 
 class Strategy:
     """How the supervisor of one run works at one place. Starts nothing when made: the process has yet to detach."""
 
     stands_by = True  # it is started before it is needed, and told by its starter when to begin
+    leaves_with = int(Exit.OK)  # where the run goes on without it
     detached = False  # whoever started it has detached it already
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
@@ -26,4 +33,24 @@ class Strategy:
 
         `go` gives what the starter says; it ends when that has said all, or died.
         """
+        raise NotImplementedError
+
+    def carry(self, attempt: AttemptDir | None) -> int:
+        """Carry out this attempt and those that follow it here; return the exit code of the last, or `leaves_with`."""
+        while attempt is not None:
+            log_to(attempt.keeper_log)
+            raise_fence(self.run, attempt.number)
+            end = self.carry_out(attempt)
+            if end.state is not State.QUEUED:
+                close_tier(self.run.path, attempt.number)  # of agents that were killed
+                return end.exit_code
+            attempt = self.follow(attempt, end)
+        return self.leaves_with
+
+    def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
+        """Carry out one attempt, and return how it ended."""
+        raise NotImplementedError
+
+    def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
+        """Return the attempt that follows here, or None if none does."""
         raise NotImplementedError

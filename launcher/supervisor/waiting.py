@@ -136,10 +136,9 @@ def _say(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
 
 
 class Turn(Enum):
-    """How a wait has ended."""
+    """How a wait has ended, if not with the end of the run."""
 
     COME = auto()  # the run starts
-    NEVER = auto()  # it cannot start, and its end is written
     STOPPED = auto()  # the wait was cut off
 
 
@@ -162,8 +161,10 @@ class Waiter:
         place: Callable[[], str] = str,  # lacks nothing
         leaves: Callable[[], bool] = lambda: False,
         at_first: Callable[[], None] | None = None,
-    ) -> Turn:
-        """Return once the run may start, or never will, or a stop is asked of this process, or `leaves` after a look.
+    ) -> Turn | AttemptEnd:
+        """Return once the run may start, a stop is asked of this process, or `leaves` says so after a look.
+
+        The end of a run that cannot start is written and returned.
 
         `place` takes what the place has to give and returns "", or what it lacks; it is asked again later if it raises
         Unreachable, and another LaunchError is the end of the run. `at_first` is called once if there is a wait.
@@ -204,9 +205,9 @@ class Waiter:
         reasons = [*self._by_itself(), *(waits_for(one, other) for one, other in left), *self._by_its_number()]
         return "; ".join(never), reasons
 
-    def _end(self, end: AttemptEnd) -> Turn:
+    def _end(self, end: AttemptEnd) -> AttemptEnd:
         write_end(self._run, self._attempt, end, self._plan)
-        return Turn.NEVER
+        return end
 
     def _by_itself(self) -> Iterator[str]:
         if self._hold and not self._attempt.released.exists():

@@ -135,7 +135,7 @@ def test_what_its_place_lacks_is_said_once_nothing_else_holds_the_run_back(made)
 
 def test_a_run_whose_turn_cannot_come_ends_cancelled(made):
     one = waiter(made, awaited=[wish()], states=[other(State.FAILED)])
-    assert one.wait(Looks(), every_s=0) is Turn.NEVER
+    assert one.wait(Looks(), every_s=0) == ended(made)
     assert ended(made).state is State.CANCELLED
     assert ended(made).message == "prep-7k3f, which it was to follow, is failed"
 
@@ -149,7 +149,7 @@ def test_a_place_that_does_not_answer_is_waited_for_and_one_that_refuses_ends_th
 
     assert waiter(made).wait(Looks(), every_s=0, place=unreachable) is Turn.STOPPED
     assert said(made) == (State.QUEUED, "waits for its cluster: login1 does not answer") and ended(made) is None
-    assert waiter(made).wait(Looks(), every_s=0, place=refuses) is Turn.NEVER
+    assert waiter(made).wait(Looks(), every_s=0, place=refuses) == ended(made)
     assert (ended(made).state, ended(made).message) == (State.FAILED, "vit-9x2d: its code cannot be read")
 
 

@@ -18,7 +18,6 @@ from launcher.plan.model import Plan
 from launcher.plan.queueing import may_wait_here
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.durable import write_record
-from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.patience import patiently
@@ -27,7 +26,6 @@ from launcher.supervisor.agent_processes import AgentPlace, agent_process
 from launcher.supervisor.allocation import Allocation, StopSignal, claim_attempt
 from launcher.supervisor.attempt_end import cut_short, write_end
 from launcher.supervisor.messenger import Messenger
-from launcher.supervisor.own_log import log_to
 from launcher.supervisor.strategy import Strategy
 from launcher.supervisor.wakeup import Wakeup
 from launcher.words import Cause, State
@@ -35,6 +33,7 @@ from launcher.words import Cause, State
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from launcher.clusters.local.queue import TurnHere
     from launcher.rundir.code.listing import CodeFile
 
 
@@ -45,51 +44,49 @@ class LocalSupervisor(Strategy):
         super().__init__(folder, words)
         self._place = AgentPlace.taken_from(os.environ)
         self.detached = self._place is not None
+        self._before: AttemptDir | None = None
+        self._turn: TurnHere | None = None  # it holds the run's slots as long as it is there
 
     def supervise(self, go: BinaryIO) -> int:
-        """Supervise the attempt that is named, or that a submitter which died left behind."""
-        place = AgentPlace.booting(self.run.path, os.environ, self._place)
+        """Carry the attempt that is named, or that a submitter which died left behind, and those that follow it."""
+        self._place = AgentPlace.booting(self.run.path, os.environ, self._place)
         with go:
             attempt = _named(self.run, go.read()) or _left_behind(self.run)
-        if attempt is not None:
-            keep(self.run, attempt, place)
-        return Exit.OK
+        self._wakeup = Wakeup()
+        return self.carry(attempt if attempt is not None and claim_attempt(attempt.started) else None)
 
-
-def keep(run: RunDir, attempt: AttemptDir, place: AgentPlace | None) -> None:
-    """Carry out this attempt, and those that must follow it, until the run has ended."""
-    wakeup = Wakeup()
-    before, slots = None, tuple[int, ...]()
-    while claim_attempt(attempt.started):
-        log_to(attempt.keeper_log)
+    def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
+        """Wait for the run's turn, if it is its first attempt here, and for the coordinator's last word."""
+        run, place, self._place = self.run, self._place, None
         write_record(attempt.handle, Handle("local", keeper=this_process()))
-        raise_fence(run, attempt.number)
         plan = read_plan(run, attempt.number)
-        if before is None and may_wait_here(plan):
+        if self._before is None and may_wait_here(plan):
             from launcher.clusters.local.queue import TurnHere  # late: 20 ms that most runs without GPUs do not need
 
-            turn = TurnHere(run, attempt, plan, wakeup, os.environ)
-            waits = place.leave if place is not None and not place.warm else None  # that might be for days
-            come = turn.come(waits)
-            if come is None:
+            self._turn = TurnHere(run, attempt, plan, self._wakeup, os.environ)
+            leave = place.leave if place is not None and not place.warm else None  # the wait might be for days
+            come = self._turn.come(leave)
+            if isinstance(come, AttemptEnd):
                 Messenger(run, attempt).close()  # no allocation has one
-                return
-            plan, slots = come, turn.fds
+                return come
+            plan = come
+        slots = self._turn.fds if self._turn is not None else ()
         agents = [agent_process(plan, attempt, node.index, keep=slots) for node in plan.nodes]
-        agents[0].place, place = place, None
-        stop = StopSignal(wakeup, attempt, before)
+        agents[0].place = place
+        self._plan, stop = plan, StopSignal(self._wakeup, attempt, self._before)
         prepare = partial(have_code, run, attempt, plan, stop)
-        end = Allocation(run, attempt, plan, wakeup, stop, agents, prepare=prepare).carry_out()
-        if end.state is State.QUEUED:
-            wakeup.wait(end.delay_s)
-            if wakeup.stop_asked:
-                end = cut_short(attempt, "it was to start again", end.ended_at)
-                write_end(run, attempt, end, plan)
-        if end.state is not State.QUEUED:
-            close_tier(Path(plan.run_dir), attempt.number)  # of agents that were killed
-            return
-        before = attempt
-        attempt, _ = new_attempt(run, plan.cluster, "requeue", end.cause)
+        return Allocation(run, attempt, plan, self._wakeup, stop, agents, prepare=prepare).carry_out()
+
+    def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
+        """Open the next attempt, after a while, unless a stop is asked meanwhile."""
+        self._wakeup.wait(end.delay_s)
+        self._before = attempt
+        if self._wakeup.stop_asked:
+            write_end(self.run, attempt, cut_short(attempt, "it was to start again", end.ended_at), self._plan)
+            close_tier(self.run.path, attempt.number)
+            return None
+        following, _ = new_attempt(self.run, self._plan.cluster, "requeue", end.cause)
+        return following if claim_attempt(following.started) else None
 
 
 class _StopAsked(Exception):

@@ -14,6 +14,7 @@ from launcher.plan.queueing import devices_of, with_devices
 from launcher.rundir.attempts import read_intent
 from launcher.rundir.durable import write_record
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd
 from launcher.supervisor.attempt_end import cut_short, write_end
 from launcher.supervisor.waiting import Turn, Waiter, say_starting
 from launcher.supervisor.wakeup import Wakeup
@@ -38,17 +39,17 @@ class TurnHere:
         """What holds its slots, as long as any process has it."""
         return self._slots.fds if self._slots is not None else ()
 
-    def come(self, at_first: Callable[[], None] | None = None) -> Plan | None:
-        """Return the plan to follow once the run may start, or None if it has ended here, with its end written.
+    def come(self, at_first: Callable[[], None] | None = None) -> Plan | AttemptEnd:
+        """Return the plan to follow once the run may start, or how it has ended here.
 
         `at_first` is called once if it may not start at once.
         """
         turn = self._waiter.wait(self._wakeup, every_s=_TURN_S, place=self._take, at_first=at_first)
         if turn is Turn.STOPPED:
-            end = cut_short(self._attempt, "it waited for its turn", time.time())
-            write_end(self._run, self._attempt, end, self._plan)
-        if turn is not Turn.COME:
-            return None
+            turn = cut_short(self._attempt, "it waited for its turn", time.time())
+            write_end(self._run, self._attempt, turn, self._plan)
+        if isinstance(turn, AttemptEnd):
+            return turn
         if self._waiter.waited:
             say_starting(self._run, self._attempt)
         return self._with(self._devices)

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from launcher.clusters.batch.job import batch_process
+from launcher.clusters.batch.job.batch_process import BatchSupervisor
 from launcher.clusters.batch.queue import JobStart
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.errors import Exit
@@ -12,24 +12,24 @@ from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import Damaged, read_record, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.records import AttemptEnd, Handle, RunState
+from launcher.supervisor import strategy
 from launcher.supervisor.__main__ import supervise
-from launcher.supervisor.strategy import Strategy
 from launcher.words import Cause, State
 
 
 @pytest.fixture
 def queue(monkeypatch):
     monkeypatch.setattr(SlurmQueue, "hosts", lambda _: ["node0"])
-    monkeypatch.setattr(batch_process, "log_to", lambda _: None)
+    monkeypatch.setattr(strategy, "log_to", lambda _: None)
     return SlurmQueue()
 
 
 def supervised(queue, begun):
     """One start of the job."""
 
-    class Job(Strategy):
+    class Job(BatchSupervisor):
         def supervise(self, go):
-            return batch_process.keep(queue, self.run, JobStart(begun.job, None), None, None)
+            return self.keep(queue, JobStart(begun.job, None), None, None)
 
     return supervise(Job(begun.run.path, []), io.BytesIO())
 

@@ -35,17 +35,14 @@ from launcher.plan.model import Plan
 from launcher.plan.queueing import begun
 from launcher.rundir.attempts import newest, read_intent, read_plan
 from launcher.rundir.durable import readable, write_record
-from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Handle
+from launcher.rundir.records import AttemptEnd, Handle
 from launcher.supervisor.__main__ import main
 from launcher.supervisor.allocation import Allocation
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
-from launcher.supervisor.own_log import log_to
 from launcher.supervisor.strategy import Strategy
 from launcher.supervisor.waiting import Turn, Waiter
 from launcher.supervisor.wakeup import Wakeup
-from launcher.words import State
 
 # What a scheduler sets for the batch process alone, and would take to the other hosts: they are not this one.
 _OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
@@ -72,31 +69,34 @@ class BatchSupervisor(Strategy):
         if run is None:
             return Exit.OK
         self.run = run
-        return keep(queue, run, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
+        return self.keep(queue, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
 
+    def keep(self, queue: Queue, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
+        """Carry out one attempt after the other, as long as this allocation can."""
+        if killed_by is not None:
+            end_all(lambda: tagged(str(self.run.path), os.getuid()))
+        if (put_back := _wait_for_others(queue, self.run, start.job, wakeup)) is not None:
+            return put_back
+        attempt = claim(queue, self.run, start.job, killed_by)
+        self._queue, self._job, self._wakeup, self._hosts = queue, start.job, wakeup, queue.hosts()
+        return self.carry(attempt)
 
-def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
-    """Carry out one attempt after the other, as long as this allocation can."""
-    if killed_by is not None:
-        end_all(lambda: tagged(str(run.path), os.getuid()))
-    if (put_back := _wait_for_others(queue, run, start.job, wakeup)) is not None:
-        return put_back
-    attempt, code = claim(queue, run, start.job, killed_by), int(Exit.OK)
-    hosts = queue.hosts()
-    while attempt is not None:
-        log_to(attempt.keeper_log)
-        raise_fence(run, attempt.number)
-        plan = seated(read_plan(run, attempt.number), hosts)
+    def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
+        """Have the attempt's agents on the nodes of this job, until the coordinator's last word."""
+        run, queue, wakeup = self.run, self._queue, self._wakeup
+        self._plan = plan = seated(read_plan(run, attempt.number), self._hosts)
         write_record(attempt.plan, plan)
-        wishes = BatchWishes(queue, wakeup, attempt, plan, start.job)
+        wishes = BatchWishes(queue, wakeup, attempt, plan, self._job)
         agents = queue.processes(plan, attempt)
         with watched_for_drains(queue, attempt, plan):
-            end = Allocation(run, attempt, plan, wakeup, wishes, agents, told_within_s=_TOLD_WITHIN_S).carry_out()
-        close_tier(Path(plan.run_dir), attempt.number)
-        if end.state is not State.QUEUED:
-            return end.exit_code
-        attempt, code = NextJob(queue, run, plan, start.job, wakeup).follow(attempt, end)
-    return code
+            return Allocation(run, attempt, plan, wakeup, wishes, agents, told_within_s=_TOLD_WITHIN_S).carry_out()
+
+    def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
+        """Have the run go on in this process, in this job or in another one."""
+        close_tier(self.run.path, attempt.number)
+        next_job = NextJob(self._queue, self.run, self._plan, self._job, self._wakeup)
+        following, self.leaves_with = next_job.follow(attempt, end)
+        return following
 
 
 def _wait_for_others(queue: Queue, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
