@@ -316,7 +316,7 @@ class Run:
         """
         from launcher.submission.reopening import reopen  # late: it reads YAML, which `status` must not pay for
 
-        status = self.status()
+        (status,) = statuses([self], restart_lost=False)  # what it goes on with is for whoever resumes it to say
         if status.state is State.UNKNOWN:
             hint = f"hint: launch cancel {self.id} ends it where it can be asked; then it can be resumed"
             if self.elsewhere:
@@ -479,8 +479,11 @@ def refuse_live(status: "RunStatus") -> None:
         raise Refused(f"{status.run} is {status.state}{said}", f"hint: launch cancel {status.run} ends it first")
 
 
-def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
-    """The truth about each; a cluster is asked once about all of its runs that have not ended."""
+def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool = True) -> "list[RunStatus]":
+    """Return the truth about each; a cluster is asked once about all of its runs that have not ended.
+
+    `restart_lost`: a lost run of this machine goes on by itself, where its records allow that.
+    """
     facts = [read_facts(one.path) for one in runs_]
     left = list(range(len(runs_)))
     for _ in range(2):  # a word may be of the attempt before the one that turns out to be the newest
@@ -498,16 +501,20 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
                     facts[index] = replace(facts[index], word=word)
                 else:
                     left.append(index)
-    return [_carried_on(fact) for fact in facts]
+    return [_carried_on(fact, restart=restart_lost) for fact in facts]
 
 
-def _carried_on(fact: RunFacts) -> "RunStatus":
-    """The status; a run of this machine that is lost is finished, or goes on, where its records allow that."""
+def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
+    """Return the status of a run after its end was written, or it was restarted, if this machine lost it."""
     status = derive(fact)
     if status.state is not State.LOST or not fact.asks or _is_asked(fact):
         return status
+    place = of_kind(fact.asks)
     try:
-        of_kind(fact.asks).mend([fact.attempt_dir])
+        if restart:
+            place.mend([fact.attempt_dir])
+        else:
+            place.finish_lost(*fact.attempt_dir)
     except (LaunchError, OSError) as error:
         why = said_by_the_system(error) if isinstance(error, OSError) else str(error)
         return msgspec.structs.replace(status, message=f"{status.message}; it cannot go on by itself: {why}")

@@ -56,9 +56,12 @@ class Graph:
 
     def steps(self, fresh_s: float = 0.0) -> list[StepStatus]:
         """Each after those that it needs."""
+        return self._steps(fresh_s, restart_lost=True)
+
+    def _steps(self, fresh_s: float, *, restart_lost: bool) -> list[StepStatus]:
         steps = self._record().steps
         there = {run.id: run for run in self.runs()}
-        found = dict(zip(there, statuses([*there.values()], fresh_s), strict=True))
+        found = dict(zip(there, statuses([*there.values()], fresh_s, restart_lost=restart_lost), strict=True))
         return [StepStatus(one.name, one.needs, one.run, found.get(one.run)) for one in steps]
 
     def runs(self) -> list[Run]:
@@ -88,7 +91,7 @@ class Graph:
         cancelled for it follow again. Gives the runs that go on. Raises Refused where there is nothing to do."""
         from launcher.submission.graphs import start_missing  # late: it reads YAML, which `status` must not pay for
 
-        record, before = self._record(), self.steps()
+        record, before = self._record(), self._steps(0.0, restart_lost=False)
         if state_of(before) is State.SUCCEEDED:
             raise Refused(f"{self.id} has succeeded: there is nothing to resume", f"hint: launch status {self.id}")
         missing = [step for step in before if step.status is None]

@@ -171,6 +171,12 @@ class Place(ABC):
         """Finish what a killed submitter left: hand over what was not, end what was handed over twice, write a last
         word where nobody else will. By default nothing can be left."""
 
+    def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
+        """Write the end of a lost attempt that had finished or was asked to end, and start nothing: a person resumes it.
+
+        By default no end is written.
+        """
+
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
         """Let a run go that is held, whether it was or not."""
         raise self.not_supported("holding a run")

@@ -77,6 +77,10 @@ class AttemptDir:
     def agent(self, index: int) -> Path:
         return self.node(index) / "agent.json"
 
+    def node_exits(self, index: int) -> Path:
+        """The ranks that finished there, as its agent saw them end: the coordinator may not live to write it down."""
+        return self.node(index) / "exits.jsonl"
+
     def agent_log(self, index: int) -> Path:
         return self.node(index) / "agent.log"
 

@@ -15,12 +15,9 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 from launcher.supervisor.attempt_end import (
-    cancelled,
-    is_cancelled,
     pass_on_stop,
-    settle,
-    write_end,
     write_failure,
+    write_known_end,
 )
 from launcher.supervisor.messenger import LINGER_S, Messenger
 from launcher.supervisor.wakeup import Wakeup
@@ -107,11 +104,7 @@ class Allocation:
         if readable(self._attempt.end, AttemptEnd) is not None:
             self._agents.wait_for_others(_FAREWELL_S)
         self._agents.end()
-        end = readable(self._attempt.end, AttemptEnd)
-        if end is None:
-            return self._write_end(status)
-        settle(self._run, self._attempt, end, self._plan)
-        return end
+        return self._last_word(status)
 
     def _watch(self) -> int | None:
         """Until node 0's agent, the coordinator, has ended; gives its wait status, or None where it was cut short."""
@@ -126,14 +119,14 @@ class Allocation:
             if self._sure_at is not None and time.monotonic() >= self._sure_at:
                 return None
 
-    def _write_end(self, status: int | None) -> AttemptEnd:
-        """The coordinator is gone without a last word: say for it what happened, and what follows."""
-        if status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED:
+    def _last_word(self, status: int | None) -> AttemptEnd:
+        """Return the coordinator's, or write for it what happened, and what follows."""
+        fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
+        if fenced and not self._attempt.end.exists():
             text = "a newer attempt took over"
             return AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.FENCED, time.time(), text)
-        if is_cancelled(self._attempt):
-            end = cancelled()
-            write_end(self._run, self._attempt, end, self._plan)
+        end = write_known_end(self._run, self._attempt, self._plan)
+        if end is not None:
             return end
         lost = status is None or os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == Exit.LOST
         log = self._attempt.agent_log(0).relative_to(self._run.path)

@@ -9,6 +9,7 @@ import msgspec
 from launcher.clock import boottime
 from launcher.errors import Exit, LaunchError
 from launcher.plan.model import Plan
+from launcher.recovery.classify import finished
 from launcher.recovery.policy import decide, restarts_by_cause
 from launcher.rundir.attempts import newest, used_s_of
 from launcher.rundir.durable import (
@@ -24,7 +25,7 @@ from launcher.rundir.durable import (
 from launcher.rundir.fence import check_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Event, Failure, Intent, ProcessId, RunState, StopRequest
+from launcher.rundir.records import AttemptEnd, Event, Failure, Intent, ProcessId, RankExit, RunState, StopRequest
 from launcher.spec.model import Recovery
 from launcher.words import Action, Cause, State, exit_of
 
@@ -137,6 +138,45 @@ def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
     if is_cancelled(attempt):
         return cancelled()
     return AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, at, f"stopped from outside while {doing}")
+
+
+def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd | None:
+    """Write the end that the records of an attempt tell of whose coordinator is gone, and return it.
+
+    Return None where nobody had asked it to end and not every rank is known to have finished.
+    """
+    end = readable(attempt.end, AttemptEnd)
+    if end is not None:
+        settle(run, attempt, end, plan)
+        return end
+    if is_cancelled(attempt):
+        end = cancelled()
+    elif has_finished(run, attempt, plan):
+        end = AttemptEnd(State.SUCCEEDED, None, Exit.OK, time.time(), "all ranks have finished")
+    else:
+        return None
+    write_end(run, attempt, end, plan)
+    return end
+
+
+def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
+    """Return whether the exits of all ranks of the newest generation are on disk, and each had done all its work.
+
+    Always False where each node has a disk of its own: the result may lack its second copies.
+    """
+    history = read_lines(run.events, Event)
+    opened = [one.generation for one in history if one.attempt == attempt.number and one.kind == "generation_opened"]
+    if not opened or plan.disks_apart:
+        return False
+    newest_generation = max(opened)
+    last = readable(run.state, RunState)
+    size = plan.nodes_max * plan.ranks_per_node if plan.nodes_min == plan.nodes_max else None
+    if last is not None and (last.attempt, last.generation) == (attempt.number, newest_generation):
+        size = last.world_size
+    files = (attempt.exits, *(attempt.node_exits(node.index) for node in plan.nodes))
+    told = [one for file in files for one in read_lines(file, RankExit) if one.generation == newest_generation]
+    exits = {one.rank: one for one in told}
+    return len(exits) == size and all(map(finished, exits.values()))
 
 
 def write_failure(

@@ -20,6 +20,7 @@ from launcher.errors import LaunchError
 from launcher.umask import make_files_private
 
 _LAST_LINES = 10
+_BOOT_S = 30.0
 _SETTINGS = ("LAUNCH_CLUSTERS", "LAUNCH_RUNS", "LAUNCH_SSH_CONFIG")  # by which one that waits looks at other runs
 
 
@@ -79,6 +80,16 @@ class StandbyKeeper:
 
     def tell(self, word: bytes) -> None:
         os.write(self._go, word)
+
+    def start(self, attempt: int) -> None:
+        """Have it carry out this attempt. Raises LaunchError where it did not start."""
+        self.report(_BOOT_S)
+        self.tell(f"{attempt}\n".encode())
+        self.close()
+
+    def drop(self) -> None:
+        """Have it leave: there is no attempt for it."""
+        self.close()
 
     def close(self) -> None:
         """It hears no more of us: what it was told, or finds on disk, decides whether it begins."""

@@ -16,6 +16,8 @@ from launcher.agent.ranks import group as ranks
 from launcher.agent.ranks.group import RankGroup
 from launcher.agent.ranks.prepare import Preparation
 from launcher.agent.ranks.reaper import Reaper
+from launcher.rundir.durable import read_lines
+from launcher.rundir.records import RankExit
 from launcher.spec.model import Resources
 
 __all__ = ["processes_of_its_own"]
@@ -58,6 +60,26 @@ def test_all_are_started_and_all_are_ended(home):
         assert left(preparation) == []
         assert sorted(end.rank for end in ears.exits) == list(range(RANKS))
         assert all(end.stopping and end.signal == 9 for end in ears.exits)
+        await preparation.close()
+
+    play(scene)
+
+
+def test_each_agent_notes_which_of_its_ranks_have_finished(tmp_path):
+    """Nobody may live to see the coordinator's note."""
+    home = home_of(
+        tmp_path, "import os, sys\nsys.exit(int(os.environ['RANK']) == 1)\n", resources=Resources(ranks_per_node=3)
+    )
+
+    async def scene():
+        preparation, ears = await prepared(home), Ears()
+        group = RankGroup(home, Start(1, 0, 3, 3, 0, 1, "127.0.0.1", 20_000, 0), preparation.starter, ears)
+        await group.begin()
+        assert await group.wait(BOUND_S)
+        group.close()
+        noted = read_lines(home.attempt.node_exits(0), RankExit)
+        assert sorted(end.rank for end in noted) == [0, 2]
+        assert all(end in ears.exits for end in noted)
         await preparation.close()
 
     play(scene)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from run_folder import dead_process, plan_of
 
@@ -9,13 +10,14 @@ from launcher.agent.coordinator_server import CoordinatorServer
 from launcher.agent.messages import Exited, Join, Pulse, RankPulse, Ready, Started
 from launcher.agent.scribe import Scribe
 from launcher.rundir.attempts import new_attempt
-from launcher.rundir.durable import read_lines, read_record, write_record
+from launcher.rundir.durable import append_line, make_dir, read_lines, read_record, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import AttemptEnd, Event, Handle, RankExit, RunState
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
 from launcher.supervisor import allocation
 from launcher.supervisor.allocation import Allocation
+from launcher.supervisor.attempt_end import has_finished
 from launcher.words import State
 
 _LAST_WRITES = 4  # how it stood, how it ended, the event, the state
@@ -100,13 +102,36 @@ def test_a_finished_run_is_never_started_again(run, writes, monkeypatch):
     monkeypatch.setattr(allocation, "AgentProcesses", KilledAgent)
     end = Allocation(run, run.attempt(1), plan_of(run.path, ranks=1), None, NobodyAsks(), []).carry_out()
     over = writes >= 2
-    assert (shown.state, end.state) == ((State.SUCCEEDED,) * 2 if over else (State.LOST, State.QUEUED))
+    assert (shown.state, end.state) == (State.SUCCEEDED if over else State.LOST, State.SUCCEEDED)
     assert ("ended" in told) == (writes >= 3)
     kinds = [event.kind for event in read_lines(run.events, Event)]
-    assert [kind for kind in kinds if kind in ("ended", "requeue")] == ["ended" if over else "requeue"]
+    assert [kind for kind in kinds if kind in ("ended", "requeue")] == ["ended"]
     state = read_record(run.state, RunState)
     assert state.state is end.state and (not over or (state.step, state.fingerprint) == (7, "f00d"))
     assert read_record(run.attempt(1).end, AttemptEnd) == end
+
+
+@pytest.mark.parametrize("ends", [{"code": 0}, {"signal": 9}, None])
+def test_a_run_whose_agent_saw_all_ranks_finish_has_succeeded(run, ends, monkeypatch):
+    """The coordinator was killed before it wrote a word of it."""
+    attempt, plan = run.attempt(1), plan_of(run.path, ranks=2)
+    append_line(run.events, Event(1.0, 1, "generation_opened", "generation 1", generation=1))
+    append_line(attempt.exits, RankExit(1, 0, 0, 0, 17, code=0))
+    make_dir(attempt.node(0))
+    if ends is not None:
+        append_line(attempt.node_exits(0), RankExit(1, 1, 1, 0, 18, **ends))
+    monkeypatch.setattr(allocation, "AgentProcesses", KilledAgent)
+    end = Allocation(run, attempt, plan, None, NobodyAsks(), []).carry_out()
+    assert end.state is (State.SUCCEEDED if ends == {"code": 0} else State.QUEUED)
+
+
+def test_disks_of_their_own_prove_no_end_without_the_coordinator(run):
+    """The last checkpoint may lack its second copies."""
+    attempt, plan = run.attempt(1), plan_of(run.path, ranks=1)
+    append_line(run.events, Event(1.0, 1, "generation_opened", "generation 1", generation=1))
+    append_line(attempt.exits, RankExit(1, 0, 0, 0, 17, code=0))
+    assert has_finished(run, attempt, plan)
+    assert not has_finished(run, attempt, msgspec.structs.replace(plan, disks_apart=True))
 
 
 def test_nobody_hears_of_an_end_while_what_follows_from_it_is_being_written(run, monkeypatch):

@@ -5,8 +5,9 @@ import shutil
 import package_layouts as layouts
 import pytest
 
-from launcher.clusters.local.cluster import KeeperStandingBy, LocalCluster
+from launcher.clusters.local.cluster import LocalCluster
 from launcher.clusters.local.local_supervisor import have_code
+from launcher.clusters.local.shared_zygote import keeper_of
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.words import State
@@ -69,7 +70,7 @@ def of_many_files(lab):
 
 def begun_by_a_keeper(lab, run):
     """Its next attempt, by a keeper that nobody has asked a thing before."""
-    keeper = KeeperStandingBy(lab.run_dir(run))
+    keeper = keeper_of(lab.run_dir(run))
     attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
     keeper.start(attempt.number)
     found = lab.until(

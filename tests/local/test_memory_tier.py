@@ -128,6 +128,18 @@ def test_a_cancel_gives_it_back(lab, spec):
     assert folders(run) == []
 
 
+def test_what_a_lost_run_leaves_is_not_gone_on_with_by_a_resume(lab, spec):
+    """It is of a person's making, and another machine may have run it in between."""
+    run = lab.submit(spec())
+    started(lab, run, 1)
+    lab.tidy()
+    lab.launch("resume", run)
+    started(lab, run, 1, attempt=2)
+    let_go(lab, run)
+    assert lab.rank_logs(run).count("found 0") == 2
+    lab.until("the end of the folders", lambda: folders(run) == [])
+
+
 def test_a_cancel_gives_back_what_a_lost_run_has_left(lab, spec):
     run = lab.submit(spec())
     started(lab, run, 1)

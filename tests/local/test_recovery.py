@@ -341,12 +341,28 @@ def test_a_run_whose_supervisor_was_killed_with_others_is_carried_on_by_the_next
         assert lab.tidy()
     else:
         assert kill(keeper_of(lab, run)) and kill(agent if which == "agent" else watchdog)
+        lab.until("the end of the agent", lambda: process_id(agent) is None)  # else it may see the run to its end
     lab.let_go()
     goes_on = lab.until("another attempt", lambda: (found := lab.status(run))["attempt"] == 2 and found)
     assert goes_on["state"] != "lost"
     status = lab.wait(run)
     assert (status["fingerprint"], status["attempt"]) == (wanted, 2)
     assert status["restarts"]["by_cause"] == {"node_lost": 1}
+
+
+@pytest.mark.daily
+def test_a_resume_of_a_lost_run_opens_the_attempt_itself_and_follows_it(lab, undisturbed):
+    """Its look had the run go on by itself, and then there was nothing to resume."""
+    wanted = undisturbed()
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
+    lab.until_step(run, 7)
+    assert lab.tidy()
+    lab.let_go()
+    done = lab.launch("resume", run, "--follow")
+    assert done.stdout.startswith(run)
+    status = lab.status(run)
+    assert (status["state"], status["fingerprint"], status["attempt"]) == ("succeeded", wanted, 2)
+    assert status["restarts"]["total"] == 0 and len(lab.events(run, "resumed")) == 1
 
 
 @pytest.mark.daily

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from launcher.clusters.local.cluster import KeeperStandingBy
+from launcher.clusters.local.shared_zygote import keeper_of
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.layout import RunDir
 from tests.sizes import SCALE, SEED
@@ -97,7 +97,7 @@ def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
     """The moment between the rename and the word, held still: the keeper sees the pipe end and goes on alone."""
     run = lab.submit(lab.chain(args="steps: 5"))
     lab.wait(run)
-    keeper = KeeperStandingBy(lab.run_dir(run))
+    keeper = keeper_of(lab.run_dir(run))
     new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
     keeper.drop()
     status = lab.until(
@@ -111,7 +111,7 @@ def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
 def test_two_keepers_carry_one_attempt_out_once(lab):
     run = lab.submit(lab.chain(args="steps: 5"))
     lab.wait(run)
-    keepers = [KeeperStandingBy(lab.run_dir(run)) for _ in range(2)]
+    keepers = [keeper_of(lab.run_dir(run)) for _ in range(2)]
     attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
     for keeper in keepers:
         keeper.start(attempt.number)

@@ -29,9 +29,9 @@ from launcher.agent.ranks.zygote_link import OfferedZygote
 from launcher.clock import WakingClock
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
-from launcher.recovery.classify import classify, failed
+from launcher.recovery.classify import classify, failed, finished
 from launcher.rundir.code.left_out import left_out
-from launcher.rundir.durable import make_dir, write_record
+from launcher.rundir.durable import append_line, make_dir, write_record
 from launcher.rundir.identity import process_id
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ProcessId, RankExit, RankProcess
@@ -163,7 +163,7 @@ class RankGroup:
                 rank.replaced = True  # it may live, if it was yet to meet the others
             elif rank.exit is not None:  # it ended a moment ago, and was told of as one of the generation before
                 end = replace(rank.exit, generation=start.generation, rank=rank.number)
-                self._listener.ended(Exited(node, end))
+                self._tell(end)
             else:
                 living.append(rank.pid)
                 self._keep(rank, word)
@@ -311,10 +311,18 @@ class RankGroup:
         if rank.replaced:
             return
         rank.exit = self._exit_record(rank, death, tail)
-        self._listener.ended(Exited(self._home.node.index, rank.exit, tail))
+        self._tell(rank.exit, tail)
         if self.over:
             self._metrics.close()
             self._behind.close()
+
+    def _tell(self, end: RankExit, tail: tuple[str, ...] = ()) -> None:
+        """Tell the coordinator; that a rank finished is noted here too, in case nobody outlives it who could."""
+        node = self._home.node.index
+        if finished(end):
+            # Not synced: it is of use only for as long as this machine is up.
+            self._behind.do(lambda: append_line(self._home.attempt.node_exits(node), end, fsync=False))
+        self._listener.ended(Exited(node, end, tail))
 
     def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
         told = likeliest(rank.progress.exception, error_file_says(self._error_file(rank)))

@@ -24,22 +24,7 @@ from launcher.spec.model import JobSpec
 from launcher.supervisor.attempt_end import has_ended
 from launcher.supervisor.standby import StandbyKeeper
 
-_BOOT_S = 30.0
-
-
-class CarrierStandingBy:
-    """The process that will carry the wait: it boots, and begins once the attempt is on disk."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._keeper = StandbyKeeper("launcher.submission.deferred_start:DeferredStart", run_dir)
-
-    def start(self, attempt: int) -> None:
-        self._keeper.report(_BOOT_S)
-        self._keeper.tell(f"{attempt}\n".encode())
-        self._keeper.close()
-
-    def drop(self) -> None:
-        self._keeper.close()
+_CARRIER = "launcher.submission.deferred_start:DeferredStart"
 
 
 class CarriedCluster(Place):
@@ -59,8 +44,8 @@ class CarriedCluster(Place):
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody yet."""
 
-    def prepare(self, plan: Plan) -> CarrierStandingBy:
-        return CarrierStandingBy(Path(plan.run_dir))
+    def prepare(self, plan: Plan) -> StandbyKeeper:
+        return StandbyKeeper(_CARRIER, Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
         self.prepare(plan).start(attempt)
@@ -73,7 +58,7 @@ class CarriedCluster(Place):
         for run, attempt in attempts:
             if newest(run) == attempt and not has_ended(run, attempt) and _is_left_lying(attempt):
                 try:
-                    CarrierStandingBy(run.path).start(attempt.number)
+                    StandbyKeeper(_CARRIER, run.path).start(attempt.number)
                 except (LaunchError, OSError):
                     continue  # whoever looks next tries again, and sees meanwhile that nobody carries it
 

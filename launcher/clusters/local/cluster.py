@@ -24,27 +24,12 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AgentRecord, ClusterWord, Handle, ProcessId, RunState
 from launcher.spec.model import JobSpec
 from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
+from launcher.supervisor.standby import StandbyKeeper
 
 if TYPE_CHECKING:
     from launcher.hostlink.running import Running
 
-_BOOT_S = 30.0
 _SURE_S = 10.0
-
-
-class KeeperStandingBy:
-    """The keeper of a run to be, which boots and waits for its word."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._keeper = keeper_of(run_dir)
-
-    def start(self, attempt: int) -> None:
-        self._keeper.report(_BOOT_S)
-        self._keeper.tell(f"{attempt}\n".encode())
-        self._keeper.close()
-
-    def drop(self) -> None:
-        self._keeper.close()
 
 
 class LocalCluster(Place):
@@ -90,8 +75,8 @@ class LocalCluster(Place):
     def expect(self, run_dir: Path) -> None:
         expect(run_dir)
 
-    def prepare(self, plan: Plan) -> KeeperStandingBy:
-        return KeeperStandingBy(Path(plan.run_dir))
+    def prepare(self, plan: Plan) -> StandbyKeeper:
+        return keeper_of(Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
         self.prepare(plan).start(attempt)
@@ -104,6 +89,11 @@ class LocalCluster(Place):
 
         for run, attempt in attempts:
             carry_on(run, attempt)
+
+    def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
+        from launcher.clusters.local.carrying_on import finish  # late: likewise
+
+        finish(run, attempt)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         from launcher.clusters.inside.visit import host_here  # late: only who looks inside needs it
