@@ -1,6 +1,7 @@
 """Many hosts at once: a few connecting at a time, and whatever is done with each of them. A failure is a value."""
 
 import contextlib
+import itertools
 import queue
 import random
 import threading
@@ -17,7 +18,8 @@ from launcher.hostlink.target import Target
 
 AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStartups 10:30:100)
 _TURN_S = 1.0
-_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0, 2.0)  # before each further try
+_PATIENCE_S = 60.0  # with a host that hangs up at once: others who log in there have their turn meanwhile
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -28,19 +30,19 @@ def connect_all(
     tell: Callable[[str, str], None],
     *,
     at_once: int = AT_ONCE,
-    pauses_s: Sequence[float] = _PAUSES_S,
+    patience_s: float = _PATIENCE_S,
 ) -> dict[str, Line | LaunchError]:
     """Connect to all of these; return what came of it by name, in the order given.
 
     `tell` is called with what has become of each as soon as it is known, in this thread. A host that hung up before it
-    said a word is tried again after each of `pauses_s`.
+    said a word is tried again for `patience_s`.
     """
 
     def heard(name: str, result: Line | LaunchError) -> None:
         tell(name, "connected" if isinstance(result, Line) else result.lines[0])
 
     wanted = {target.name: target for target in targets}
-    work = {name: partial(_patiently, target, pauses_s) for name, target in wanted.items()}
+    work = {name: partial(_patiently, target, patience_s) for name, target in wanted.items()}
     return _at_once(work, at_once, heard, Line.close)
 
 
@@ -67,15 +69,21 @@ def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
     return [one.lines[0] for one in troubles.values()]
 
 
-def _patiently(target: Target, pauses_s: Sequence[float]) -> Line:
+def _patiently(target: Target, patience_s: float) -> Line:
     """Connect, again where the host hung up before it said a word; a refused key or login is final."""
-    for pause_s in pauses_s:
+    began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    for tries in itertools.count(1):
         try:
             return connect(target)
-        except Dropped:
-            # So that not all that were dropped together come again together.
-            time.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
-    return connect(target)
+        except Dropped as error:
+            took_s = time.monotonic() - began
+            if took_s >= patience_s:
+                error.lines = (f"{error.lines[0]}, {tries} times in {took_s:.0f} s", *error.lines[1:])
+                raise
+        # So that not all that were dropped together come again together.
+        time.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    raise AssertionError
 
 
 def _at_once(

@@ -187,7 +187,8 @@ def silent(target: Target) -> Unreachable:
 
 
 def dropped(target: Target, *words: str) -> Dropped:
-    return Dropped(f"{who(target)} hung up at once", *words, "hint: its sshd may have too many logins at the moment")
+    hint = "hint: its sshd may have too many logins at the moment; a larger `MaxStartups` there lets more in"
+    return Dropped(f"{who(target)} hung up at once", *words, hint)
 
 
 def earlier(limit_s: float, deadline: float | None) -> float:

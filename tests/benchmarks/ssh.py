@@ -28,6 +28,7 @@ from tests.lab.hosts import HostLab
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
+_ALL = ["submit", "many", "together", "start", "kill", "host"]
 TORCHRUN, WITH_VARIABLE = "ssh torchrun", "ssh torchrun, own store"
 SPEC = """name: race
 run:
@@ -145,16 +146,31 @@ def submits(folder, pairs, hosts):
         return middle(submitting), middle(asking), middle(connecting)
 
 
+def together(folder, submits, hosts):
+    """Seconds until all of these submits have returned that are made at once, to hosts with nothing of ours on them."""
+    with Bench(folder, hosts) as bench:
+        bench.hosts.empty(libraries=False)
+        body = (
+            "name: quick\nrun:\n  command: [sleep, '60']\nresources: {nodes: 1, ranks_per_node: 1, gpus_per_node: 0}\n"
+        )
+        words = [BIN / "launch", "submit", bench.desk.spec(body), "--on", "pool"]
+        environment, began = {**os.environ, **bench.desk.env}, time.monotonic()
+        running = [subprocess.Popen(words, cwd=bench.desk.project, env=environment) for _ in range(submits)]
+        if any(submit.wait() for submit in running):
+            raise SystemExit("not every submit was taken")
+        return time.monotonic() - began
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--many", type=int, default=32)
     parser.add_argument("--patience-s", type=float, default=60)
-    parser.add_argument("--only", nargs="+", choices=["submit", "many", "start", "kill", "host"])
+    parser.add_argument("--only", nargs="+", choices=_ALL)
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the lab comes down
-    chosen = args.only or ["submit", "many", "start", "kill", "host"]
+    chosen = args.only or _ALL
     rows = ["| what | launch | beside it | |", "|---|---|---|---|"]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
@@ -167,6 +183,12 @@ def main():
                 if what == "submit":
                     beside = f"`ssh HOST true` {ssh:.3f} s"
                     rows.append(f"| status of one run | {status:.3f} s | {beside} | + {status - ssh:.3f} s |")
+        if "together" in chosen:
+            times = []
+            for turn in range(args.pairs):
+                (folder / f"together-{turn}").mkdir()
+                times.append(together(folder / f"together-{turn}", 8, 4))
+            rows.append(f"| 8 submits at once return, 4 hosts with nothing of ours | {middle(times):.1f} s | | |")
         (folder / "races").mkdir()
         with Bench(folder / "races") as bench:
             races(bench, args, chosen, rows)

@@ -67,12 +67,14 @@ def test_who_is_always_dropped_is_said_to_be(opened, monkeypatch):
 
     def dropped(target):
         tried.append(target.name)
-        raise Dropped("it hung up at once")
+        raise Dropped(f"{target.name} hung up at once", "hint: more")
 
     monkeypatch.setattr(parallel, "connect", dropped)
-    (result,) = connect_all([opened().target()], quiet, pauses_s=[0.01] * 3).values()
+    (result,) = connect_all([opened().target()], quiet, patience_s=0.3).values()
     assert isinstance(result, Dropped)
-    assert len(tried) == 4
+    assert len(tried) >= 2
+    assert result.lines[0].startswith(f"{tried[0]} hung up at once, {len(tried)} times in ")
+    assert result.lines[1:] == ("hint: more",)
 
 
 @pytest.mark.parametrize("error", [UnknownKey, NoAccess])

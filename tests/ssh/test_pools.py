@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab import BOUND_S
 from ssh_desk import Desk, strike
 
 from tests.lab.fixtures import open_folder
@@ -46,6 +47,20 @@ def test_one_disk_for_all_hosts(pool_of):
     status = desk.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 3)
     assert status["fingerprint"] == desk.fingerprint_here(400)
+
+
+def test_eight_submits_at_once_to_hosts_with_nothing_of_ours(pool_of):
+    """All of them run; each host has one environment of ours afterwards, which one of them has made."""
+    desk = pool_of(hosts=2)
+    words = [sys.executable, "-m", "launcher.cli.main", "submit", desk.job(20, nodes="1"), "--on", "pool"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    submits = [subprocess.Popen(words, cwd=desk.project, env=desk.env, **pipes) for _ in range(8)]
+    said = [submit.communicate(timeout=BOUND_S) for submit in submits]
+    assert [submit.returncode for submit in submits] == [0] * 8, said
+    for index in range(2):
+        libraries = os.listdir(desk.hosts.home(index) / "launch" / "lib")
+        assert len([name for name in libraries if not name.startswith(".")]) == 1, libraries
+    desk.launch("wait", *(out.strip() for out, _ in said))
 
 
 def test_one_disk_that_the_pool_does_not_tell_of_is_noticed_at_submit(pool_of):

@@ -61,7 +61,8 @@ class ParamikoTransport:
         try:
             session = self._connection.open_session(timeout=AUTHENTICATION_S)
         except NoChannel as error:
-            raise Unreachable(f"{who(self._target)}: no more commands at the same time: {error.text}") from None
+            hint = "hint: a larger `MaxSessions` of its sshd_config allows more"
+            raise Unreachable(f"{who(self._target)}: no more commands at the same time: {error.text}", hint) from None
         except BROKEN as error:
             raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
         try:

@@ -4,6 +4,8 @@ virtual environment of its own that is named by its content. The standard librar
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import venv
 
 
@@ -20,6 +23,32 @@ def main(arguments: str) -> None:
     folder = os.path.join(asked["workdir"], "lib")
     os.makedirs(folder, exist_ok=True)
     place = os.path.join(folder, asked["digest"])
+    held = alone(os.path.join(folder, ".lock"))
+    if not os.path.isdir(place):
+        _make(place, folder, asked)
+    if held is not None:
+        os.close(held)
+    print("launch-there", flush=True)
+
+
+def alone(lock: str, patience_s: float = 60.0) -> int | None:
+    """Return the lock once nobody else has it: of several that come at once, one puts it there.
+
+    Return None where it cannot be had in time, or where locks do not work: two that work at the same time do no harm.
+    """
+    until, held = time.monotonic() + patience_s, os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return held
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() >= until:
+                os.close(held)
+                return None
+        time.sleep(0.1)
+
+
+def _make(place: str, folder: str, asked: dict[str, object]) -> None:
     draft = tempfile.mkdtemp(prefix=".tmp-", dir=folder)
     try:
         home = os.path.join(draft, "home")
@@ -36,7 +65,6 @@ def main(arguments: str) -> None:
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    print("launch-there", flush=True)
 
 
 def _borrow(packages: str) -> None:
