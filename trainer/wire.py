@@ -53,6 +53,7 @@ class Launched:
     checkpoint_every: str = ""
     checkpoint_keep: int | None = None
     disks_apart: bool = False  # each node has checkpoints on a disk of its own
+    checkpoint_copy_lag: str = ""  # how far second copies on other disks may be behind
     memory_dir: Path | None = None
     memory_every: str = ""
     memory_limit_bytes: int | None = None
@@ -82,6 +83,7 @@ class Launched:
             checkpoint_every=environ.get("LAUNCH_CHECKPOINT_EVERY", ""),
             checkpoint_keep=number("LAUNCH_CHECKPOINT_KEEP"),
             disks_apart=environ.get("LAUNCH_DISK") == "apart",
+            checkpoint_copy_lag=environ.get("LAUNCH_CHECKPOINT_COPY_LAG", ""),
             memory_dir=path("LAUNCH_CHECKPOINT_MEMORY_DIR"),
             memory_every=environ.get("LAUNCH_CHECKPOINT_MEMORY_EVERY", ""),
             memory_limit_bytes=number("LAUNCH_CHECKPOINT_MEMORY_LIMIT"),

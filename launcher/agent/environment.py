@@ -68,6 +68,9 @@ def node_environment(
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # torch's own default
     }
     ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
+    copy_lag = _every(checkpoint.copy_lag_steps, checkpoint.copy_lag_s)
+    if plan.disks_apart and copy_lag:
+        ours["LAUNCH_CHECKPOINT_COPY_LAG"] = copy_lag
     if memory is not None and plan.keeps_copies:
         ours["LAUNCH_CHECKPOINT_BUDDY"] = "1"
     if plan.ranks_may_stay and plan.nodes_vary:

@@ -122,6 +122,8 @@ CHECKPOINT = Section(
               "spare, a lost node costs no more than the steps since then", example="true"),
         Field("copy_limit", Size(), "The most that copies on other hosts take of a host's network, a second: those of "
               "`buddy`, and second copies where hosts have no disk in common", ("copy_limit_bytes",), "200MB"),
+        Field("copy_lag", Every(), "How far second copies may be behind, in steps or time, where hosts have no disk in "
+              "common: then the next save waits for them", ("copy_lag_steps", "copy_lag_s"), "500 steps"),
     ),
     checks=(checks.buddy_needs_snapshots,),
 )  # fmt: skip

@@ -64,6 +64,8 @@ class CheckpointOptions(Struct, frozen=True):
     memory_limit_bytes: int = 8_000_000_000  # `memory_limit:` of each node
     copy_limit_bytes: int | None = None  # `copy_limit:` a second; None: as fast as it goes
     buddy: bool = False  # what is in a node's memory has a copy in the next one's
+    copy_lag_steps: int | None = None  # `copy_lag: 500 steps`
+    copy_lag_s: float | None = None  # `copy_lag: 10m`
 
 
 class Budget(Struct, frozen=True):

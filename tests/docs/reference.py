@@ -44,6 +44,7 @@ OF_A_RANK = {
     "LAUNCH_CHECKPOINT_MEMORY_DIR": "where `checkpoint.memory_every` is set: the node's folder in memory",
     "LAUNCH_CHECKPOINT_MEMORY_EVERY": "how often the state is kept there, as `20 steps` or `5 s`",
     "LAUNCH_CHECKPOINT_MEMORY_LIMIT": "the bytes that it may take",
+    "LAUNCH_CHECKPOINT_COPY_LAG": "`checkpoint.copy_lag`: `500 steps` or `90 s`, where each node has a disk of its own",
     "LAUNCH_CHECKPOINT_BUDDY": "with `checkpoint.buddy`: 1, what is kept there is copied into another node's memory",
     "LAUNCH_DISK": "`apart` where each node has a disk of its own; absent where one disk is everybody's",
     "LAUNCH_GROUP_TIMEOUT_S": "how long to wait for the other ranks in one operation",

@@ -162,6 +162,7 @@ def test_the_environment_is_that_of_a_rank(lab):
     page = (DOCS / "environment.md").read_text()
     optional = {name for name in reference.OF_A_RANK if "MEMORY" in name} | {
         "LAUNCH_CHECKPOINT_BUDDY",
+        "LAUNCH_CHECKPOINT_COPY_LAG",
         "LAUNCH_REPEAT",
         "LAUNCH_DISK",
         "LAUNCH_JOINS",

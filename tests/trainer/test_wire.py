@@ -178,13 +178,13 @@ def test_what_launch_says(tmp_path):
             "LAUNCH_RUN_DIR": str(tmp_path), "LAUNCH_ATTEMPT": "3", "LAUNCH_GENERATION": "2",
             "LAUNCH_CHECKPOINT_DIR": "/c", "LAUNCH_CHECKPOINT_EVERY": "5 steps", "LAUNCH_CHECKPOINT_KEEP": "4",
             "LAUNCH_CHECKPOINT_MEMORY_DIR": "/m", "LAUNCH_CHECKPOINT_MEMORY_EVERY": "1 step",
-            "LAUNCH_CHECKPOINT_MEMORY_LIMIT": "1000", "LAUNCH_PROGRESS": "/p",
+            "LAUNCH_CHECKPOINT_MEMORY_LIMIT": "1000", "LAUNCH_PROGRESS": "/p", "LAUNCH_CHECKPOINT_COPY_LAG": "90 s",
         }
     )  # fmt: skip
     assert (launched.run_dir, launched.attempt, launched.generation) == (tmp_path, 3, 2)
     assert (str(launched.checkpoint_dir), launched.checkpoint_every, launched.checkpoint_keep) == ("/c", "5 steps", 4)
     assert (str(launched.memory_dir), launched.memory_every, launched.memory_limit_bytes) == ("/m", "1 step", 1000)
-    assert str(launched.progress) == "/p"
+    assert (str(launched.progress), launched.checkpoint_copy_lag) == ("/p", "90 s")
 
 
 def test_outside_of_launch_nothing_is_said():

@@ -15,6 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from trainer.checkpoint.contents import Stateful, Subjects, gather
+from trainer.checkpoint.copy_lag import CopyLag
 from trainer.checkpoint.fingerprint import fingerprint_together
 from trainer.checkpoint.loading import Loaded, Reader, read_patiently
 from trainer.checkpoint.memory import MemoryTier, open_memory_tier
@@ -77,6 +78,7 @@ class Checkpointer:
         models = {"": model} if isinstance(model, nn.Module) else model
         self._world = world or join(device=_device_of(models))
         self._every = Every.parse(launched.checkpoint_every if every is None else every)
+        self._copy_lag = Every.parse(launched.checkpoint_copy_lag, "checkpoint copy_lag")
         self._keep = next(number for number in (keep, launched.checkpoint_keep, _KEEP) if number is not None)
         if self._keep < 1:
             raise BadSettings(f"keep: expected at least 1 checkpoint, got {self._keep}")
@@ -100,6 +102,7 @@ class Checkpointer:
         self._saved_step = self._at = 0
         self._best_under_way = False
         self._prepared = False
+        self._leaving = False  # this is the last save: launch sees to its second copies
         self._goes_on_at: int | None = None  # after a step whose state came from other ranks, or was here
         self._believed: dict[int, bool] = {}  # from before the ranks met anew
         self._spoilt = False  # a damaged checkpoint was read into the objects: they are no longer what they began as
@@ -134,6 +137,8 @@ class Checkpointer:
             asynchronous=self._asynchronous,
             on_commit=self._committed,
             while_waiting=lambda: self.still_at(self._at),
+            copy_lag=CopyLag(self._copy_lag) if self._copy_lag != Every() else None,
+            in_a_hurry=lambda: self._stop.asked or self._leaving,
         )
         self.believe(self._believed)
         self._memory = open_memory_tier(
@@ -321,6 +326,7 @@ class Checkpointer:
 
     def _save_surely(self, step: int, info: Mapping[str, Value] | None) -> bool:
         """Save and wait, more than once if it must be. Raises Fenced."""
+        self._leaving = True
         for _ in range(_MOST_FAILURES):
             self.save(step, info)
             outcome = self.wait()

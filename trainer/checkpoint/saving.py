@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from trainer.checkpoint.contents import Contents
+from trainer.checkpoint.copy_lag import CopyLag, bytes_in
 from trainer.checkpoint.planning import WritePlan, make_plan, signature
 from trainer.checkpoint.staging import Staging, is_finite
 from trainer.checkpoint.team import Team
@@ -31,6 +32,7 @@ from trainer.errors import CheckpointDamaged, Fenced
 from trainer.world import World
 
 log = logging.getLogger("trainer")
+_COPIES_LOOK_S = 0.2  # a copy takes longer, where it is waited for
 _ABANDONED_S = 0.2  # for a save that comes to nothing: other ranks wait meanwhile
 
 
@@ -103,19 +105,23 @@ class Saver:
         on_commit: Callable[[int], None] = lambda _step: None,
         while_waiting: Callable[[], None] = lambda: None,
         look_s: float = 1.0,  # how often who waits for a save looks how far it is
+        copy_lag: CopyLag | None = None,  # None: no save waits for second copies
+        in_a_hurry: Callable[[], bool] = lambda: False,  # whether the training is about to end
     ) -> None:
         self.failures = 0  # in a row
         self.last: Outcome | None = None
         self._shelf, self._team, self._world, self._whole = shelf, team, world, whole
         self._asynchronous, self._on_commit = asynchronous, on_commit
         self._while_waiting, self._look_s = while_waiting, look_s
+        self._copy_lag, self._in_a_hurry = copy_lag, in_a_hurry
+        self._awaits_copies = False
         self._staging = Staging(world.device)
         self._plan: WritePlan | None = None
         self._thread: threading.Thread | None = None
         self._pieces = 0  # written of the save under way
         self._good: set[int] = set()
         self._spoilt: set[int] = set()  # saved by this start, with weights that are not finite
-        self._contents: dict[int, tuple[str, frozenset[str]]] = {}  # of checkpoints in this folder: nonce, names
+        self._contents: dict[int, tuple[str, frozenset[str], float]] = {}  # here: nonce, names, when it was saved
 
     def believe(self, step: int, *, finite: bool) -> None:
         """A checkpoint of this shelf was verified: it counts among those that are kept."""
@@ -154,7 +160,8 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        """Whether a save is being written."""
+        return self._thread is not None and self._thread.is_alive() and not self._awaits_copies
 
     def wait(self) -> Outcome | None:
         """How the last save ended, once it has. `while_waiting` is called as long as more and more is written."""
@@ -312,7 +319,7 @@ class Saver:
         try:
             if order.best:
                 self.keep_best(order.step, order.info)
-            stays = self._spared(order.step) if self._team.apart else set[int]()
+            stays = spared(self._near_enough_copies(order.step)) if self._team.apart else set[int]()
             if self._team.leads:
                 # What is good is on all disks, so that all let the same ones go.
                 steps = catalog.steps(self._shelf.folder)
@@ -323,12 +330,32 @@ class Saver:
             # Fenced, or another rank is gone: the next commit says so to all.
             log.warning("after the checkpoint of step %d: %s", order.step, error)
 
-    def _spared(self, step: int) -> set[int]:
-        """What stays for the sake of its copies on other disks. All ranks call it."""
-        stocks = self._team.exchange(self._stock(step) if self._team.leads else {})
-        if any(stock is None for stock in stocks):
-            raise OSError("nothing goes while a disk cannot be read")
-        return spared([stock for stock in stocks if stock])
+    def _near_enough_copies(self, step: int) -> list[Stock]:
+        """Return what the disks have, once second copies are as near as they have to be. All ranks call it."""
+        lag, waits = self._copy_lag, True
+        try:
+            while waits:
+                stock = self._stock(step) if self._team.leads else {}
+                size = bytes_in(self._shelf.folder) if lag is not None and self._team.leads else 0
+                saved_at = {step: saved for step, (_, _, saved) in self._contents.items()}
+                told = self._team.exchange((stock, size, saved_at, self._in_a_hurry()))
+                if any(stock is None for stock, _, _, _ in told):
+                    raise OSError("nothing goes while a disk cannot be read")
+                stocks = [stock for stock, _, _, _ in told if stock]
+                if lag is None or any(hurry for _, _, _, hurry in told):
+                    break
+                known = {step: saved for _, _, times, _ in told for step, saved in times.items()}
+                copied = sum(size for _, size, _, _ in told)
+                waits = self._team.tell(lag.waits(stocks, copied, known) if self._team.is_first else False)
+                if waits:
+                    self._awaits_copies = True
+                    self._pieces += 1  # it goes on: who waits for it says so
+                    if not self._asynchronous:
+                        self._while_waiting()
+                    time.sleep(_COPIES_LOOK_S)
+        finally:
+            self._awaits_copies = False
+        return stocks
 
     def _stock(self, newest: int) -> Stock | None:
         """What this disk has of which checkpoint; None where it cannot be read. Manifests are read once."""
@@ -337,8 +364,8 @@ class Saver:
             known, self._contents = self._contents, {}
             for step in catalog.steps(folder):
                 with contextlib.suppress(CheckpointDamaged):  # it has gone, or counts for nothing
-                    nonce, names = (known.get(step) if step != newest else None) or self._read(step)
-                    self._contents[step] = nonce, names
+                    nonce, names, saved_at = (known.get(step) if step != newest else None) or self._read(step)
+                    self._contents[step] = nonce, names, saved_at
                     here = names.intersection(catalog.names_in(folder / folder_name(step)))
                     stock[Save(step, nonce)] = Parts(here, names - here)
         except OSError as error:
@@ -346,9 +373,9 @@ class Saver:
             return None
         return stock
 
-    def _read(self, step: int) -> tuple[str, frozenset[str]]:
+    def _read(self, step: int) -> tuple[str, frozenset[str], float]:
         manifest = catalog.read_manifest(self._entry(step), partial=True)
-        return manifest.nonce, frozenset(file.name for file in manifest.files)
+        return manifest.nonce, frozenset(file.name for file in manifest.files), manifest.saved_unix_s
 
     def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         """Keep a committed checkpoint apart as the best one, in the place of the one before. All ranks call it."""

@@ -1,0 +1,69 @@
+"""How far second copies may be behind on nodes with a disk each, and for how long a save waits for them."""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainer.checkpoint_files.retention import Stock, safest
+from trainer.wire import Every
+
+log = logging.getLogger("trainer")
+
+
+class CopyLag:
+    """Decides for all ranks, on the first one, whether the next save waits for second copies.
+
+    It waits as long as more of a copy comes to any disk. Once nothing has come for `patience_s` it says so, and no save
+    waits again before copies are near enough.
+    """
+
+    def __init__(self, limit: Every, patience_s: float = 60.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._patience_s, self._now = limit, patience_s, now
+        self._seen: object = None
+        self._moved_at: float | None = None  # None: no save waits
+        self._gave_up = False
+
+    def waits(self, disks: Sequence[Stock], copied_bytes: int, saved_at: Mapping[int, float]) -> bool:
+        """Return whether to wait on. `saved_at`: when each step that is on one of the disks was saved."""
+        newest, safe = max(saved_at, default=0), safest(disks)
+        if len(disks) < 2 or not self._is_exceeded(newest, safe, saved_at):
+            self._gave_up, self._moved_at = False, None
+            return False
+        now, seen = self._now(), (safe, copied_bytes)
+        where = "no checkpoint has a second copy" if safe is None else f"the newest second copy is of step {safe}"
+        if self._moved_at is None or seen != self._seen:
+            if self._moved_at is None and not self._gave_up:
+                log.info("after step %d the next save waits for second copies: %s", newest, where)
+            self._seen, self._moved_at = seen, now
+        if not self._gave_up and now - self._moved_at >= self._patience_s:
+            self._gave_up = True
+            log.warning(
+                "step %d: %s, and for %.0f s nothing of one has come: saves wait no more",
+                newest,
+                where,
+                self._patience_s,
+            )
+        if self._gave_up:
+            self._moved_at = None
+        return not self._gave_up
+
+    def _is_exceeded(self, newest: int, safe: int | None, saved_at: Mapping[int, float]) -> bool:
+        if self._limit.steps is not None:
+            return newest - (safe or 0) > self._limit.steps
+        if self._limit.seconds is None or newest == safe:
+            return False
+        since = min(saved_at.values()) if safe is None else saved_at.get(safe, saved_at[newest])
+        return saved_at[newest] - since > self._limit.seconds
+
+
+def bytes_in(folder: Path) -> int:
+    """Return how much is in `folder`, finished or not: it grows while a copy comes."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # it has just got another name
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
