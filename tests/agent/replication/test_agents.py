@@ -189,6 +189,21 @@ def test_copies_slower_than_the_saves_that_are_kept_bound_what_a_lost_disk_costs
     assert lab.end()[0] == 0
 
 
+def test_with_a_copy_lag_saves_wait_for_copies_that_are_further_behind(hosts):
+    checkpoint = CheckpointOptions(every_steps=2, keep=2, copy_limit_bytes=8_000, copy_lag_steps=4)
+    lab = hosts(2, script=TRAINING, checkpoint=checkpoint, epochs=12, pause=0.1, hold=95)
+    lab.start(0, 1)
+    seen = []
+
+    def saved_enough():
+        state = lab.state()
+        seen.append((state.get("checkpoint") or 0) - (state.get("safe_checkpoint") or 0))
+        return (state.get("checkpoint") or 0) >= 24
+
+    until("twelve saves", saved_enough)
+    assert 4 <= max(seen) <= 8, "copies that take no time were not waited for; word of one may come a save late"
+
+
 def behind(state, checkpoint):
     """The state, where what a disk holds would have been pruned by number alone."""
     kept = checkpoint.every_steps * checkpoint.keep
