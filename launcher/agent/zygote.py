@@ -21,6 +21,7 @@ if __name__ == "__main__" and HAS_PATH_0:
 import atexit
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import fcntl
 import functools
@@ -43,7 +44,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Optional
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
+SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 MAX_LINE_BYTES = 1 << 22
 MAX_HANDED = 250  # descriptors that come with one word: the kernel lets no more through
 TAG, ROOM = "LAUNCH_RUN_DIR", "LAUNCH_TAG_ROOM"
@@ -116,7 +119,6 @@ class Born(NamedTuple):
     """A rank that the agent has not been told of."""
 
     pid: int
-    between: int  # its first parent, which ends at once
     go: int  # the pipe on which it waits
 
 
@@ -154,6 +156,63 @@ def wait_until_ended(pid: int) -> None:
         handle = os.pidfd_open(pid)
         select.select([handle], [], [])
         os.close(handle)
+
+
+def fork_sibling() -> int:
+    """Fork as os.fork does, except that the child's parent is this process's own. Raise OSError where that cannot be.
+
+    A process between the two has the same effect, and costs a second fork: of a process that has imported torch one
+    takes 10 ms and more. glibc's own fork is passed over, and its record of the thread's id is set as it would be;
+    handlers by pthread_atfork are not called, which this process, with one thread, does not need.
+    """
+    number = SYS_CLONE.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, "clone is not known on this machine")
+    tid = ctypes.c_void_p()
+    known = LIBC.prctl(PR_GET_TID_ADDRESS, ctypes.byref(tid), 0, 0, 0) == 0
+    at = ctypes.c_long(tid.value if known and tid.value else 0)
+    flags = CLONE_PARENT | signal.SIGCHLD | (CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID if at.value else 0)
+    none, python = ctypes.c_long(0), ctypes.pythonapi
+    with_gil = ctypes.PyDLL(None, use_errno=True)
+    python.PyOS_BeforeFork()
+    # The last two change places between machines; the one that is not the thread's id is ignored.
+    pid = int(with_gil.syscall(ctypes.c_long(number), ctypes.c_long(flags), none, none, at, at))
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+        return 0
+    python.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "clone")
+    return pid
+
+
+def fork_for_subreaper() -> int:
+    """Fork by way of a process that ends at once: the child's parent is the next subreaper above this process."""
+    pids, pid_of_it = os.pipe()
+    try:
+        between = os.fork()
+    except OSError:
+        close([pids, pid_of_it])
+        raise
+    if between == 0:
+        between = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os._exit(1)
+        if pid:
+            os.write(pid_of_it, b"%d" % pid)
+            os._exit(0)
+        close([pids, pid_of_it])
+        wait_until_ended(between)
+        return 0
+    os.close(pid_of_it)
+    pid = int(os.read(pids, 32) or 0)
+    os.close(pids)
+    os.waitpid(between, 0)
+    if not pid:
+        raise NoFork("the process between this one and the rank could not fork")
+    return pid
 
 
 def signal_at_death_of_parent(number: int) -> None:
@@ -1042,50 +1101,35 @@ class Zygote:
         with contextlib.suppress(BrokenPipeError):  # it was killed meanwhile: its parent, the agent, sees that
             os.write(born.go, b"!")
         os.close(born.go)
-        os.waitpid(born.between, 0)
         return None
 
     def _bear(self) -> Optional[Born]:
-        """Fork a rank, which outlives this process: it is the agent's child, as one between the two ends at once.
+        """Fork a rank that is the agent's child, and so outlives this process.
 
         Return None in the rank itself, which goes on only when the agent has been told of it: one that nobody was told
         of, as this process was killed, ends.
         """
-        pids, pid_of_it = os.pipe()
         waits, go = os.pipe()
         try:
-            between = os.fork()
-        except OSError:
-            close([pids, pid_of_it, waits, go])
+            pid = self._fork_for_agent()
+        except (NoFork, OSError):
+            close([waits, go])
             raise
-        if between == 0:
-            self._bear_from_between(pids, pid_of_it, waits, go)
-            return None
-        close([pid_of_it, waits])
-        pid = int(os.read(pids, 32) or 0)
-        os.close(pids)
-        if not pid:
-            os.close(go)
-            os.waitpid(between, 0)
-            raise NoFork("the process between this one and the rank could not fork")
-        return Born(pid, between, go)
-
-    def _bear_from_between(self, pids: int, pid_of_it: int, waits: int, go: int) -> None:
-        """Return in the rank alone."""
-        between = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError:
-            os._exit(1)
         if pid:
-            os.write(pid_of_it, b"%d" % pid)
-            os._exit(0)
-        close([pids, pid_of_it, go])
-        wait_until_ended(between)
+            os.close(waits)
+            return Born(pid, go)
+        os.close(go)
         die_with(self._serves)
         if not os.read(waits, 1):
             os._exit(1)
         os.close(waits)
+        return None
+
+    def _fork_for_agent(self) -> int:
+        if os.getppid() == self._serves:
+            with contextlib.suppress(OSError):
+                return fork_sibling()
+        return fork_for_subreaper()
 
     def _check_fitness(self) -> None:
         """Raise NoFork where a fork would inherit locks that nobody can release, or a dead driver."""

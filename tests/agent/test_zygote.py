@@ -923,3 +923,43 @@ def test_other_pythons(python, start, project, tmp_path, exceptions):
         assert outcome == (oracle.returncode, oracle.stdout + oracle.stderr)
     by_fork(order(project, "raises.py", "plain", log=tmp_path / "log", progress=exceptions[0]), agent)
     assert exceptions[1]() != [] or "SyntaxError" in (tmp_path / "log").read_text()
+
+
+FORKS_A_SIBLING = """
+import ctypes, os, sys, threading
+sys.path.insert(0, sys.argv[1])
+import zygote
+
+def thread_id_as_glibc_knows_it():
+    at = ctypes.c_void_p()
+    assert zygote.LIBC.prctl(zygote.PR_GET_TID_ADDRESS, ctypes.byref(at), 0, 0, 0) == 0
+    return ctypes.c_int.from_address(at.value).value
+
+seen = []
+os.register_at_fork(after_in_child=lambda: seen.append(os.getpid()))
+parent, me = os.getppid(), os.getpid()
+sibling = getattr(zygote, sys.argv[2])()
+if sibling == 0:
+    assert (os.getppid(), seen[-1]) == (parent, os.getpid())
+    assert thread_id_as_glibc_knows_it() == os.getpid() == threading.get_native_id() != me
+    thread = threading.Thread(target=seen.clear)
+    thread.start()
+    thread.join()
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    os._exit(9 if not seen else 1)
+assert seen == []
+print(sibling)
+"""
+
+
+@pytest.mark.parametrize("fork", ["fork_sibling", "fork_for_subreaper"])
+def test_a_rank_is_forked_as_a_child_of_the_agent_and_is_a_process_like_any_other(fork):
+    """The second one costs two forks: it is for where the first is refused."""
+    words = [sys.executable, "-c", FORKS_A_SIBLING, str(Path(zygote.__file__).parent), fork]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_S)
+    assert done.returncode == 0, done.stderr
+    _, status = os.waitpid(int(done.stdout), 0)
+    assert os.waitstatus_to_exitcode(status) == 9, done.stderr
