@@ -172,9 +172,9 @@ class Place(ABC):
         word where nobody else will. By default nothing can be left."""
 
     def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Write the end of a lost attempt that had finished or was asked to end, and start nothing: a person resumes it.
+        """Write the end of a lost attempt that had finished, or was asked to end, and start nothing.
 
-        By default no end is written.
+        A person resumes it then. By default no end is written.
         """
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:

@@ -303,7 +303,7 @@ class Local(World):
         "clock": wrong_clock,
         "record": harmed_record,
     }
-    own: ClassVar = {"agent": b"launcher.agent\0", "zygote": b"zygote.py", "keeper": b"local.keeper"}
+    own: ClassVar = {"agent": b"launcher.agent\0", "zygote": b"zygote.py", "keeper": b"local_supervisor:"}
     clock_names = ("0", "1")
     preload = "[decimal]"  # with nothing to import a zygote leaves no standby
 

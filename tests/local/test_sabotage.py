@@ -83,7 +83,7 @@ SABOTAGES = {
         "local/test_submit_kills.py", "two_keepers",
     ),
     "the keeper forgets a dead submitter": (
-        "clusters/local/keeper.py", "or _left_behind(run)", "or None",
+        "clusters/local/local_supervisor.py", "or _left_behind(self.run)", "or None",
         "local/test_submit_kills.py", "intent_whose",
     ),
     "stacks are not dumped": (
