@@ -13,7 +13,6 @@ from launcher.spec.kinds.queueing import moment
 from launcher.spec.model import Budget, JobSpec, Resources
 
 REPEAT = "LAUNCH_REPEAT"  # tells the ranks of a repeated run which one it is
-_CPU_RANKS = 2  # with no GPU, `ranks_per_node: auto` still shows that the job is a distributed one
 
 
 def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Collection[str]) -> list[Misfit]:
@@ -120,13 +119,10 @@ def gpus_per_node(resources: Resources, machine: Machine) -> int:
 
 
 def ranks_per_node(resources: Resources, machine: Machine) -> int:
-    """`auto`: one rank per GPU; without GPUs two, or one where the cores do not suffice."""
+    """Return what the spec says; `auto`: one rank per GPU, and one where there are none."""
     if resources.ranks_per_node is not None:
         return resources.ranks_per_node
-    gpus = gpus_per_node(resources, machine)
-    if gpus:
-        return gpus
-    return max(1, min(_CPU_RANKS, machine.cpus // (resources.cpus_per_rank or 1)))
+    return gpus_per_node(resources, machine) or 1
 
 
 def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int) -> int:
@@ -238,6 +234,6 @@ def _device_problems(resources: Resources, machine: Machine) -> list[Misfit]:
         return [Misfit("resources.gpus_per_node", f"asks for {each}, but this machine has {here}")]
     gpus, ranks = gpus_per_node(resources, machine), resources.ranks_per_node
     if ranks is not None and 0 < gpus < ranks:
-        hint = "set gpus_per_node: 0 to run without GPUs"
+        hint = "set ranks_per_node: auto for one rank on each GPU, or gpus_per_node: 0 to run without"
         return [Misfit("resources.ranks_per_node", f"{ranks} ranks would share {gpus} GPUs", hint)]
     return []

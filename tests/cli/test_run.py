@@ -31,18 +31,22 @@ def spec_of(project, *words, cwd=None):
 @pytest.mark.parametrize(
     ("words", "nodes", "ranks"),
     [
-        ((), "1", 1),
+        ((), "1", None),
         (("--nproc", "4"), "1", 4),
         (("--nproc-per-node", "2"), "1", 2),
         (("--nproc_per_node=2", "--standalone", "--rdzv-backend=c10d", "--rdzv_endpoint", "localhost:0"), "1", 2),
         (("--nproc", "gpu", "--nnodes", "2"), "2", None),
-        (("--nnodes=1:3", "--node-rank", "0", "--master_addr", "x", "--master-port=1", "-r", "3"), "1..3", 1),
+        (("--nnodes=1:3", "--node-rank", "0", "--master_addr", "x", "--master-port=1", "-r", "3"), "1..3", None),
     ],
 )
 def test_the_words_of_torchrun(project, words, nodes, ranks):
     spec = spec_of(project, *words, "train.py", "--lr", "0.1")
     assert (str(spec.resources.nodes), spec.resources.ranks_per_node) == (nodes, ranks)
     assert (spec.name, spec.run.script, spec.run.args) == ("train", "train.py", ("--lr", "0.1"))
+
+
+def test_a_spec_that_says_no_resources_has_as_many_ranks_as_launch_run(project):
+    assert spec_of(project, "train.py").resources == parse_spec("name: train\nrun: {script: train.py}\n", "x").resources
 
 
 def test_what_follows_the_script_is_the_scripts(project):

@@ -20,7 +20,7 @@ from launcher.spec.model import Recovery
 from launcher.words import LOCAL
 
 EXAMPLES = """
-  launch run train.py --lr 0.1                     one rank here; shows its log and ends with its exit code
+  launch run train.py --lr 0.1                     a rank on each GPU, else one; shows its log, ends with its code
   launch run --nproc 4 train.py --lr 0.1           four ranks; what follows the script is the script's
   launch run --nnodes 2 --on mypool train.py       two nodes of a pool
   launch run --nproc 2 -m package.train            a module
@@ -40,8 +40,8 @@ def declare(arguments: Arguments) -> None:
     arguments.takes_place(default=LOCAL)
     arguments.of_the_script = "options of the script's come behind the script"
     arguments.add_argument(
-        "--nproc", "--nproc-per-node", metavar="N", default="1", type=_ranks,
-        help="ranks on each node: a number, or auto for one per GPU (default: 1)",
+        "--nproc", "--nproc-per-node", metavar="N", default="auto", type=_ranks,
+        help="ranks on each node: a number, or auto for one per GPU, else 1 (default: auto)",
     )  # fmt: skip
     arguments.add_argument(
         "--nnodes", metavar="N", default="1", type=_nodes, help="nodes: a number, or MIN:MAX (default: 1)"
