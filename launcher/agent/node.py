@@ -19,7 +19,7 @@ from launcher.agent import messages
 from launcher.agent.health.evidence import Fitness
 from launcher.agent.health.kernel_log import KernelLog, device_error
 from launcher.agent.lifeline import Lifeline
-from launcher.agent.load.sampler import Sampler
+from launcher.agent.load.sampler import KEPT_SAMPLES, Sampler
 from launcher.agent.messages import ToCoordinator
 from launcher.agent.processes import descendants, end_all
 from launcher.agent.ranks.checkup import NodeUnfit
@@ -28,6 +28,7 @@ from launcher.agent.ranks.lease import Guard, LeaseWatch, Slept
 from launcher.agent.ranks.ports import HeldPort
 from launcher.agent.ranks.prepare import Preparation, SetupFailed
 from launcher.agent.ranks.reaper import Death, Reaper
+from launcher.agent.ranks.reports.metrics_file import MetricsFile
 from launcher.agent.ranks.reserve import ReserveEvent
 from launcher.agent.wire import wire_key
 from launcher.errors import Exit, said_by_the_system
@@ -74,7 +75,9 @@ class NodeAgent:
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
         self._fresh = asyncio.Event()
-        self._sampler = Sampler(home.node, self._rank_pids)
+        samples = home.run.system(home.attempt.number, home.node.index)
+        kept = MetricsFile(samples, 0, kept_whole=KEPT_SAMPLES, spread=KEPT_SAMPLES)
+        self._sampler = Sampler(home.node, self._rank_pids, kept=kept)
         self.goes_on = False  # the attempt has ended, and another one follows
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
@@ -110,6 +113,7 @@ class NodeAgent:
         if self._prober is not None:
             await self._prober.close()
         await self._preparation.close()
+        await asyncio.to_thread(self._sampler.close)
         await asyncio.to_thread(end_all, lambda: descendants(os.getpid()))
         self._line.close()
         return code

@@ -18,7 +18,7 @@ from launcher.board.bundle import PAGE, PAGE_FILES, SCRIPT, STYLES, page_file
 from launcher.board.groups import group_of
 from launcher.board.life_view import board_life
 from launcher.board.log_view import LogPage, LogWish, log_page
-from launcher.board.measured.curves import CurveWindow, curves
+from launcher.board.measured.curves import MOST_NAMES, CurveWindow, curves
 from launcher.board.measured.reading import MeasuredRun
 from launcher.board.rows import BoardRow, board_row, figures_of
 from launcher.board.run_view import RunView, board_checkpoints, checkpoint_words, run_head, run_sheet
@@ -110,6 +110,9 @@ def _answers(
         yield path, RunView(now, head, run_sheet(one, status.attempt, about))
         yield f"{path}/life", board_life(status, measured, now)
         yield f"{path}/curves", curves(measured, measured.names, CurveWindow(px=_PIXELS))
+        used = MeasuredRun(RunDir(one.path), system=True)
+        used.renew()
+        yield f"{path}/curves?of=system", curves(used, (), CurveWindow("time", px=_PIXELS), first=MOST_NAMES)
         yield f"{path}/logs", _last_part(one)
         yield f"{path}/checkpoints", board_checkpoints(one, status.checkpoint)
     yield "/api/runs", {"at": now, "complete": True, "runs": rows}

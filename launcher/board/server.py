@@ -32,7 +32,7 @@ from launcher.board.life_view import board_life
 from launcher.board.live.apart import apart
 from launcher.board.live.feed import Feed
 from launcher.board.log_view import LogPage, LogWish, log_page
-from launcher.board.measured.curves import By, Curves, CurveWindow, curves
+from launcher.board.measured.curves import MOST_NAMES, By, Curves, CurveWindow, curves
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.run_view import BoardCheckpoints, RunView, board_checkpoints, checkpoint_words, run_head, run_sheet
 from launcher.decoding import decoder_of
@@ -309,6 +309,11 @@ def _curves(question: _Question) -> Curves:
     low, high = _number(question, "from", -math.inf), _number(question, "to", math.inf)
     window = CurveWindow(cast("By", by), low, high, _count(question, "px", 800))
     one, names, measured = _asked_run(question), _words(question, "names"), question.board.measured
+    if (of := question.request.query_params.get("of", "metrics")) not in ("metrics", "system"):
+        raise BadInput(f"of: expected metrics or system, got {of[:100]!r}")
+    if of == "system":
+        with measured.renewed(one, system=True) as used:
+            return curves(used, names, window, first=MOST_NAMES)
     if question.request.query_params.get("glimpse"):
         with measured.glimpsed(one) as glimpsed:
             if glimpsed is not None:

@@ -181,6 +181,10 @@ class RunDir:
         """What the ranks of a node report, step by step."""
         return self.metrics / f"reported.n{node:03d}.a{attempt:04d}.jsonl"
 
+    def system(self, attempt: int, node: int) -> Path:
+        """What a node's machine and ranks used, sample by sample, as metrics."""
+        return self.metrics / f"system.n{node:03d}.a{attempt:04d}.jsonl"
+
     def environment(self, attempt: int, node: int) -> Path:
         """What the ranks of a node found there; beside what they report, for it has to come home by the same ways."""
         return self.metrics / f"environment.n{node:03d}.a{attempt:04d}.jsonl"

@@ -59,10 +59,10 @@ def test_a_page_has_what_the_server_would_answer(board, house, folder):
     board.rows(lambda rows: rows[0]["spark"])
     answers = exported(folder, "job-abcd")
     of_run = "/api/runs/job-abcd"
-    parts = [f"{of_run}/{name}" for name in ("checkpoints", "curves", "life", "logs")]
+    parts = [f"{of_run}/{name}" for name in ("checkpoints", "curves", "curves?of=system", "life", "logs")]
     assert sorted(answers) == ["/api/runs", of_run, *parts]
     for path in parts:
-        assert answers[path] == board.get(path).json()
+        assert answers[path] == board.get(f"{path}&by=time" if "?" in path else path).json()
     assert answers["/api/runs"]["runs"] == board.get("/api/runs").json()["runs"]
     seen = board.get(of_run).json()
     assert answers[of_run]["sheet"] == seen["sheet"]

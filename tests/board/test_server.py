@@ -95,6 +95,31 @@ def test_only_a_command_is_one(advice, command):
     assert command_in(advice) == command
 
 
+def sampled(folder, node, values, first=1000):
+    folder.run.metrics.mkdir(exist_ok=True)
+    lines = [
+        {"generation": 0},
+        *(
+            {"step": at, "at": at + 0.5, "rank": node, "values": {f"node{node}/cpu": value}}
+            for at, value in enumerate(values, first)
+        ),
+    ]
+    folder.run.system(1, node).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_what_each_node_used_is_no_metric_and_has_curves_of_its_own(board, house):
+    folder = house.run().running()
+    reported(folder, [{"loss": 1.0}])
+    sampled(folder, 0, [1.0, 2.0])
+    sampled(folder, 1, [3.0, 4.0], first=999)
+    answer = board.get("/api/runs/job-abcd/curves?of=system&by=time").json()
+    assert answer["curves"]["node0/cpu"]["y"] == [1.0, 2.0]
+    assert answer["curves"]["node1/cpu"]["y"] == [3.0, 4.0]
+    assert board.get("/api/runs/job-abcd/curves").json()["names"] == ["loss"]
+    refused = board.get("/api/runs/job-abcd/curves?of=all")
+    assert (refused.status, refused.json()["error"]) == (400, "of: expected metrics or system, got 'all'")
+
+
 def test_curves_are_exact_where_there_are_few_points(board, house):
     reported(house.run().succeeded(), [{"loss": 1.0}, {"loss": "nan"}, {"loss": 0.5, "acc": 0.1}])
     answer = board.get("/api/runs/job-abcd/curves").json()

@@ -1,5 +1,6 @@
 """A sample every five seconds of what a node's machine and ranks use: a thread looks, so that no driver holds the
-agent up, and the next pulse takes the newest along. Nothing is kept but that."""
+agent up, and the next pulse takes the newest along. What was seen while ranks ran is kept in a file of metrics, ever
+further apart as the run grows older."""
 
 import os
 import threading
@@ -10,12 +11,16 @@ from launcher.agent.interfaces import interface_of
 from launcher.agent.load.counters import MachineUse, machine_use
 from launcher.agent.load.gpus import Gpu, Gpus
 from launcher.agent.load.trees import Trees, TreeUse
+from launcher.agent.ranks.reports.metrics_file import MetricsFile
 from launcher.clock import boottime
 from launcher.plan.model import NodePlan
 from launcher.rundir.records import NodeLoad, RankLoad
 
 EVERY_S = 5.0
+KEPT_SAMPLES = 500  # all of them; later ones are as far apart as one of so many parts of the time that has passed
 _LEAST_S = 0.1  # over which a rate means anything: the kernel counts time in hundredths
+
+_OF_NODE = ("cpu", "memory", "received", "sent", "read", "written")
 
 Pids = Mapping[int, int]  # by rank
 
@@ -23,8 +28,11 @@ Pids = Mapping[int, int]  # by rank
 class Sampler:
     """`ranks` is asked, by the sampler's thread, for the pids of the ranks that live."""
 
-    def __init__(self, node: NodePlan, ranks: Callable[[], Pids], every_s: float = EVERY_S) -> None:
-        self._node, self._ranks, self._every_s = node, ranks, every_s
+    def __init__(
+        self, node: NodePlan, ranks: Callable[[], Pids], every_s: float = EVERY_S, kept: MetricsFile | None = None
+    ) -> None:
+        """`kept`: where samples of ranks that live are kept."""
+        self._node, self._ranks, self._every_s, self._kept = node, ranks, every_s, kept
         self._interface = interface_of(node.address) if node.address else None
         self._trees = Trees()
         self._before: dict[int, tuple[float, TreeUse]] = {}  # by pid: when it was looked at, and what was seen
@@ -45,7 +53,18 @@ class Sampler:
         gpus = Gpus(visible)
         while True:
             time.sleep(self._every_s)
-            self._fresh = self.sample(gpus)
+            self.take(gpus)
+
+    def take(self, gpus: Gpus) -> None:
+        """Sample now, for whoever asks next and for the file."""
+        self._fresh = sample = self.sample(gpus)
+        if self._kept is not None and sample.ranks:
+            self._kept.add(sample.node, int(sample.at), named_values(sample))
+
+    def close(self) -> None:
+        """Write the newest of what is kept."""
+        if self._kept is not None:
+            self._kept.close()
 
     def sample(self, gpus: Gpus) -> NodeLoad:
         """What is in use now, as an average since the last look."""
@@ -60,6 +79,21 @@ class Sampler:
         before, self._before = self._machine, seen
         self._machine = (at, machine_use(self._interface))
         return node_load(self._node.index, before, self._machine, cards, ranks)
+
+
+def named_values(load: NodeLoad) -> dict[str, float]:
+    """Return a sample as metrics: `node0/cpu`, `node0/gpu1/busy`, `rank3/memory`; cores, bytes and bytes a second."""
+    node = f"node{load.node}"
+    values = {f"{node}/{name}": float(getattr(load, name)) for name in _OF_NODE}
+    for gpu in load.gpus:
+        if gpu.busy is not None:
+            values[f"{node}/gpu{gpu.index}/busy"] = float(gpu.busy)
+        values[f"{node}/gpu{gpu.index}/gpu_memory"] = float(gpu.memory)
+    for rank in load.ranks:
+        values |= {f"rank{rank.rank}/cpu": rank.cpu, f"rank{rank.rank}/memory": float(rank.memory)}
+        if rank.gpus:
+            values[f"rank{rank.rank}/gpu_memory"] = float(rank.gpu_memory)
+    return values
 
 
 def rank_load(

@@ -17,7 +17,7 @@ from launcher.board.measured.table import MISSING
 By = Literal["step", "time"]
 _POINTS_A_PIXEL = 2  # more than these cannot be told from each other
 _FIRST = 12  # metrics that are shown where none is named
-_MOST_NAMES, _MOST_PIXELS = 100, 4000
+MOST_NAMES, _MOST_PIXELS = 100, 4000
 
 
 class CurveWindow(msgspec.Struct, frozen=True):
@@ -56,10 +56,12 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
     glimpse: bool = False  # of some of the points: what it is like until all have been read
 
 
-def curves(run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False) -> Curves:
-    """Of these metrics, or of the first few."""
+def curves(
+    run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False, first: int = _FIRST
+) -> Curves:
+    """Of these metrics, or of the `first` few."""
     known = run.names
-    wanted = [name for name in names if name in known][:_MOST_NAMES] if names else known[:_FIRST]
+    wanted = [name for name in names if name in known][:MOST_NAMES] if names else known[:first]
     lines = {name: _within(_line(run, name, window.by), window) for name in wanted}
     ends = [(xs[start], xs[end - 1]) for xs, _, start, end in lines.values() if end > start]
     px = max(16, min(window.px, _MOST_PIXELS))

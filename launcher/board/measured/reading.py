@@ -30,6 +30,7 @@ _CHUNK_BYTES = 1 << 18  # more at a time is slower, and holds up the threads tha
 _NO_START = -1  # what is reported before any is nobody's
 _MOST_RANKS = (1 << 16) - 1
 _REPORTED = re.compile(r"reported\.n[0-9]+\.a([0-9]+)\.jsonl")
+_SAMPLED = re.compile(r"system\.n[0-9]+\.a([0-9]+)\.jsonl")
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 Step = Annotated[int, msgspec.Meta(ge=-MOST_STEP, le=MOST_STEP)]
 _Key = tuple[int, int]  # attempt and generation, which put starts in order
@@ -137,8 +138,12 @@ def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
 class MeasuredRun:
     """The metrics of one run, as far as they were read. `renew` reads on."""
 
-    def __init__(self, run: RunDir, reader: Callable[[Path, int], GrowingLines] = GrowingLines) -> None:
+    def __init__(
+        self, run: RunDir, reader: Callable[[Path, int], GrowingLines] = GrowingLines, *, system: bool = False
+    ) -> None:
+        """`system`: what its machines and ranks used, in the place of what it has measured."""
         self._run, self._reader = run, reader
+        self._pattern, self._system = (_SAMPLED if system else _REPORTED), system
         self.is_read = False  # once, as a whole
         self.rewinds: list[int] = []  # from which step on what was known became void, one entry each time
         self._begin()
@@ -214,7 +219,7 @@ class MeasuredRun:
             if self._is_new(0, key, again=again):
                 self._first = None
             self._report(lines)
-        starts = [self._written_in(file) for file in map(self._file, files_in(self._run.metrics))]
+        starts = [self._written_in(file) for file in map(self._file, self._own())]
         for key, written in heapq.merge(*starts, key=lambda part: part[0]):
             self._is_new(1, key, again=again)
             for line in written:
@@ -223,13 +228,16 @@ class MeasuredRun:
     def _reports(self) -> list[Path]:
         folder = self._run.metrics
         try:
-            return [folder / name for name in sorted(filter(_REPORTED.fullmatch, os.listdir(folder)))]
+            return [folder / name for name in sorted(filter(self._pattern.fullmatch, os.listdir(folder)))]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def _own(self) -> list[Path]:
+        return [] if self._system else files_in(self._run.metrics)
+
     def _file(self, path: Path) -> GrowingLines:
         if path.name not in self._files:
-            found = _REPORTED.fullmatch(path.name)
+            found = self._pattern.fullmatch(path.name)
             self._files[path.name] = self._reader(path, int(found[1]) if found else 0)
         return self._files[path.name]
 

@@ -13,6 +13,7 @@ from launcher.rundir.layout import RunDir
 from launcher.status.series import size
 
 _MOST_NUMBERS = 12_000_000  # of eight bytes; one run may have more
+_SYSTEM = " system"  # behind the id: no id has a blank
 
 
 @dataclass(slots=True)
@@ -68,27 +69,29 @@ class MeasuredRuns:
                 self._nobody_glimpses.set()
 
     @contextmanager
-    def renewed(self, one: api.Run) -> Iterator[MeasuredRun]:
-        """As it is now; nobody else reads on until it is given back."""
+    def renewed(self, one: api.Run, *, system: bool = False) -> Iterator[MeasuredRun]:
+        """As it is now; nobody else reads on until it is given back. `system`: what its machines used."""
+        key = f"{one.id}{_SYSTEM * system}"
         with self._lock:
-            if one.id not in self._kept:
+            if key not in self._kept:
                 reader = partial(GrowingLines, pause=self._nobody_glimpses.wait)
-                self._kept[one.id] = _Kept(MeasuredRun(RunDir(one.path), reader))
-            kept = self._kept[one.id]
-            self._kept.move_to_end(one.id)
+                self._kept[key] = _Kept(MeasuredRun(RunDir(one.path), reader, system=system))
+            kept = self._kept[key]
+            self._kept.move_to_end(key)
         with kept.lock:
             kept.run.renew()
             yield kept.run
-        self._make_room(one.id, kept)
+        self._make_room(key, kept)
 
     def forget(self, run_id: str) -> None:
         with self._lock:
-            if (kept := self._kept.pop(run_id, None)) is not None:
-                self._numbers -= kept.numbers
+            for key in (run_id, f"{run_id}{_SYSTEM}"):
+                if (kept := self._kept.pop(key, None)) is not None:
+                    self._numbers -= kept.numbers
 
-    def _make_room(self, run_id: str, renewed: _Kept) -> None:
+    def _make_room(self, key: str, renewed: _Kept) -> None:
         with self._lock:
-            if self._kept.get(run_id) is renewed:
+            if self._kept.get(key) is renewed:
                 self._numbers += (now := renewed.run.numbers) - renewed.numbers
                 renewed.numbers = now
             while self._numbers > _MOST_NUMBERS and len(self._kept) > 1:

@@ -26,7 +26,7 @@ function go(hash) {
 }
 
 function show() {
-  const [name, ...parts] = location.hash.replace(/^#\/?/, "").split("/");
+  const [name, ...parts] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/");
   if (name === "main") return main.focus();
   const known = name in VIEWS ? name : "runs";
   view.stop();

@@ -1,6 +1,7 @@
 """From counters to figures, and what a GPU's driver says: pure, or on made-up files."""
 
 import ctypes
+import json
 import os
 from types import SimpleNamespace
 
@@ -8,10 +9,11 @@ import pytest
 
 from launcher.agent.load.counters import MachineUse, machine_use
 from launcher.agent.load.gpus import Gpu, Gpus
-from launcher.agent.load.sampler import Sampler, node_load, rank_load
+from launcher.agent.load.sampler import KEPT_SAMPLES, Sampler, named_values, node_load, rank_load
 from launcher.agent.load.trees import TreeUse
+from launcher.agent.ranks.reports.metrics_file import MetricsFile
 from launcher.plan.model import NodePlan
-from launcher.rundir.records import GpuLoad
+from launcher.rundir.records import GpuLoad, NodeLoad, RankLoad
 
 GB = 1 << 30
 
@@ -157,3 +159,47 @@ def test_how_busy_they_are_and_who_holds_memory(driver):
 def test_an_old_driver_does_not_say_who(driver):
     del driver.nvmlDeviceGetComputeRunningProcesses_v3
     assert Gpus("0", driver).look()[0].held == {}
+
+
+def test_samples_are_kept_as_metrics_while_ranks_live(tmp_path):
+    path = tmp_path / "system.n002.a0001.jsonl"
+    pids = {}
+    kept = MetricsFile(path, 0, kept_whole=10)
+    node = NodePlan(2, "127.0.0.1", spare=False, gpus=())
+    sampler = Sampler(node, lambda: pids, kept=kept)
+    sampler.take(Gpus(""))
+    pids[3] = os.getpid()
+    sampler.take(Gpus(""))
+    sampler.close()
+    start, line = map(json.loads, path.read_text().splitlines()[1:])
+    assert start == {"generation": 0}
+    assert {"node2/cpu", "node2/memory", "node2/received", "rank3/cpu", "rank3/memory"} <= line["values"].keys()
+    assert line["step"] == int(line["at"])
+
+
+def test_each_gpu_has_its_curves():
+    load = NodeLoad(
+        0,
+        1.0,
+        8,
+        2.0,
+        10,
+        20,
+        gpus=(GpuLoad(1, 5, 9, 80), GpuLoad(2, 6, 9)),
+        ranks=(RankLoad(0, 1.0, 7, gpus=(1,), gpu_memory=4),),
+    )
+    values = named_values(load)
+    assert (values["node0/gpu1/busy"], values["node0/gpu2/gpu_memory"], values["rank0/gpu_memory"]) == (80, 6, 4)
+    assert "node0/gpu2/busy" not in values
+
+
+def test_kept_samples_are_further_apart_as_the_run_grows_older(tmp_path):
+    """Two weeks of a sample every five seconds."""
+    now = [0.0]
+    kept = MetricsFile(tmp_path / "x.jsonl", 0, lambda: now[0], KEPT_SAMPLES, KEPT_SAMPLES)
+    for step in range(14 * 86400 // 5):
+        now[0] = step * 5.0
+        kept.add(0, step, {"cpu": 1.0})
+    kept.close()
+    lines = (tmp_path / "x.jsonl").read_text().splitlines()
+    assert KEPT_SAMPLES < len(lines) < 10 * KEPT_SAMPLES

@@ -84,7 +84,7 @@ def test_what_is_said_where_no_checkpoint_is_listed(ask):
 def test_head_and_curve_say_the_last_value_with_its_step(ask, value, said):
     assert ask("parts/chart.js", "lastValueWords(given[0], 400)", value) == said
     curve = {"x": [1, 399], "min": [0.1, 0.2], "max": [1, 2], "odd": [], "last": [400, value]}
-    assert ask("parts/chart.js", "lastWords(readCurve(given[0]), 'step')", curve) == said
+    assert ask("parts/chart.js", "lastWords(readCurve(given[0]), {by: 'step'})", curve) == said
 
 
 def test_validations_are_spread_over_the_strip_and_counted_as_what_they_are(ask):
@@ -115,3 +115,39 @@ def test_goodput_says_what_it_is_a_share_of(ask):
 def test_a_metric_that_is_the_same_in_all_runs_is_one(ask, values, equal):
     figures = [value and {"last": value[0], "best": value[1]} for value in values]
     assert ask("views/results.js", "isEqualInAll(given[0])", figures) is equal
+
+
+def test_a_group_is_the_mean_of_its_curves_between_their_extremes(ask):
+    short, long = {"x": [0, 2], "y": [0, 2]}, {"x": [0, 1, 2, 4], "y": [4, 4, 4, 8]}
+    found = ask(
+        "views/compare.js", "meanCurve(given.length ? [readCurve(given[0]), readCurve(given[1])] : [])", short, long
+    )
+    assert (found["x"], found["low"]) == ([0, 1, 2, 4], [0, 1, 2, 8])
+    assert (found["high"], found["middle"]) == ([4, 4, 4, 8], [2, 2.5, 3, 8])
+
+
+def test_a_value_that_is_none_does_not_spoil_the_mean(ask):
+    curves = {"x": [0, 1], "y": [1, "nan"]}, {"x": [0, 1], "y": [3, 5]}
+    found = ask("views/compare.js", "meanCurve([...given].map(readCurve))", *curves)
+    assert (found["x"], found["middle"]) == ([0, 1], [2, 5])
+
+
+@pytest.mark.parametrize(
+    ("by", "groups"), [("sweep", {"lr-7k3f": 3, "vit-2222": 1, "others": 2}), ("tag", {"others": 6})]
+)
+def test_runs_are_grouped_by_what_they_have_in_common(ask, by, groups):
+    expression = "groupedRuns(given[0].map((row) => ({row})), given[1]).map((one) => [one.name, one.runs.length])"
+    assert dict(ask("views/compare.js", expression, ROWS, by)) == groups
+
+
+def test_columns_that_nobody_chose_are_arguments_in_which_runs_differ(ask):
+    rows = [row(name, args={"--lr": value, "--seed": "1"}) for name, value in (("a", "1"), ("b", "2"))]
+    assert ask("views/runs.js", "differing(given[0])", [*rows, row("c", args={"--lr": "1", "--odd": "3"})]) == [
+        "arg --lr"
+    ]
+
+
+def test_what_is_chosen_is_in_the_address(ask):
+    chosen = "putInAddress('curves', {by: 'time'}), putInAddress('metrics', 'lo ss'), toPath('#/run/a/logs')"
+    shown = "inAddress('curves').by, inAddress('metrics'), inAddress('none') ?? null, location.hash.split('?')[0]"
+    assert ask("parts/address.js", f"({chosen}, [{shown}])") == ["time", "lo ss", None, "#/run/a/logs"]

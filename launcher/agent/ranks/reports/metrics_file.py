@@ -78,9 +78,11 @@ class MetricsFile:
     """The reports of one generation's ranks on this node, added to the attempt's file. No report, no file."""
 
     def __init__(
-        self, path: Path, generation: int, now: Callable[[], float] = time.monotonic, kept_whole: int = KEPT_WHOLE
-    ) -> None:
-        self._path, self._now, self._began, self._kept_whole = path, now, now(), kept_whole
+        self, path: Path, generation: int, now: Callable[[], float] = time.monotonic, kept_whole: int = KEPT_WHOLE,
+        spread: int = _SPREAD,
+    ) -> None:  # fmt: skip
+        """Later reports than `kept_whole` are apart by one of `spread` parts of the time that has passed."""
+        self._path, self._now, self._began, self._kept_whole, self._spread = path, now, now(), kept_whole, spread
         self._series: dict[_Key, _Series] = {}
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._over = False
@@ -97,7 +99,7 @@ class MetricsFile:
         series = self._series.setdefault((rank, frozenset(values)), _Series())
         series.add(_Reported(step, time.time(), rank, dict(values)))
         if series.seen <= self._kept_whole or now >= series.next_at:
-            series.next_at = now + max(_LEAST_S, (now - self._began) / _SPREAD)
+            series.next_at = now + max(_LEAST_S, (now - self._began) / self._spread)
             self._lines.put(series.take())
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 // One chart: curves on a canvas by uPlot, with what a person of training wants to see beside them.
 import { isDark, lineStyle, themed } from "./colours.js";
 import { h, oncePerFrame } from "./dom.js";
-import { duration, number, plural, real } from "./format.js";
+import { drawNames, NAME_HEIGHT, namesWidth, outlined } from "./line_names.js";
+import { duration, number, percent, plural, real } from "./format.js";
 
 const MARKED = { failure: "bad", agent_lost: "bad", training: "muted" }; // `training`: a generation has done its first step
 const AT_FOOT = { checkpoint: "muted", validation: "muted", safe: "accent", best: "good" }; // small signs that hide nothing of a curve
@@ -34,7 +35,8 @@ export function smoothed(values, weight) {
   });
 }
 
-// options: {by, smooth, logY, logX, range: [from, to] or null}; lines: [{name, curve, style}]; marks: [{x, kind, text}].
+// options: {by, smooth, logY, logX, range: [from, to] or null, words(value): how values are written, what: of lines};
+// lines: [{name, curve, style}]; marks: [{x, kind, text}].
 export function chart(title, onRange) {
   const readout = h("span", { class: "readout" });
   const plot = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title, on: { keydown: (event) => steer(event) } });
@@ -62,11 +64,11 @@ export function chart(title, onRange) {
     const { lines, options } = shown;
     const at = drawn.cursor.idx;
     const over = at !== null && at !== undefined && drawn.cursor.left >= 0;
-    if (!over) return (readout.textContent = lines.length === 1 ? lastWords(lines[0].curve, options.by) : "");
+    if (!over) return (readout.textContent = lines.length === 1 ? lastWords(lines[0].curve, options) : "");
     const x = drawn.data[0][at];
     const near = nearest(drawn, lines, at);
-    const where = options.by === "step" ? `step ${number(x)}` : options.by === "since" ? duration(x) : new Date(x * 1000).toLocaleString("sv");
-    readout.textContent = `${where}${near ? `: ${lines.length > 1 ? `${near.name} ` : ""}${number(near.value)}` : ""}`;
+    const where = options.by === "step" ? `step ${number(x)}` : options.by === "since" ? duration(x) : options.by === "part" ? percent(x) : new Date(x * 1000).toLocaleString("sv");
+    readout.textContent = `${where}${near ? `: ${lines.length > 1 ? `${near.name} ` : ""}${(options.words ?? number)(near.value)}` : ""}`;
   };
 
   const draw = () => {
@@ -82,7 +84,7 @@ export function chart(title, onRange) {
       drawn.setSize({ width: plot.clientWidth, height: rem(CHART_HEIGHT_REM) });
       drawn.setData(data);
     }
-    const words = lines.length === 1 ? lastWords(lines[0].curve, options.by) : plural(lines.length, "run");
+    const words = lines.length === 1 ? lastWords(lines[0].curve, options) : plural(lines.length, options.what ?? "run");
     plot.setAttribute("aria-label", `${title} by ${options.by}: ${words}${marks.length ? `, ${plural(marks.length, "mark")}` : ""}. Keys: plus and minus zoom, 0 shows all.`);
     tell();
   };
@@ -98,10 +100,10 @@ export function chart(title, onRange) {
 }
 
 // The last point of a curve, in the words in which the head of the run says it.
-function lastWords(curve, by) {
+function lastWords(curve, { by, words }) {
   if (!curve.x.length) return "";
   const [x, value] = curve.last ?? [curve.x.at(-1), curve.high.at(-1)];
-  return by === "step" ? lastValueWords(value, x) : `last ${printed(value)}`;
+  return words ? `last ${words(value)}` : by === "step" ? lastValueWords(value, x) : `last ${printed(value)}`;
 }
 
 export function lastValueWords(value, step) {
@@ -118,7 +120,7 @@ function joined(lines, { smooth, logY, logX }) {
     const usable = (value, at) => (curve.odd.has(at) || value === null || (logY && value <= 0) ? null : value);
     const low = curve.low.map(usable);
     const high = curve.high.map(usable);
-    const middle = curve.exact ? low : low.map((value, at) => (value === null || high[at] === null ? null : (value + high[at]) / 2));
+    const middle = curve.exact ? low : curve.middle ? curve.middle.map(usable) : low.map((value, at) => (value === null || high[at] === null ? null : (value + high[at]) / 2));
     const table = [curve.x, smoothed(middle, smooth), low, high];
     return logX ? table.map((column) => column.filter((_, at) => curve.x[at] > 0)) : table;
   });
@@ -126,23 +128,24 @@ function joined(lines, { smooth, logY, logX }) {
 }
 
 function plan(lines, state, width, { tell, onRange }) {
-  const { by, logY, logX, smooth } = state().options;
+  const { by, logY, logX, smooth, words } = state().options;
+  const named = lines.length > 1 && lines.length * NAME_HEIGHT < CHART_HEIGHT_REM * 14;
   const axis = { stroke: themed("muted"), grid: { stroke: themed("grid"), width: 1 }, ticks: { show: false }, font: `${rem(0.86)}px system-ui, sans-serif` };
   const series = [{}];
   const bands = [];
   for (const { style, curve } of lines) {
-    series.push({ stroke: style.stroke, dash: style.dash, width: 1.75, points: { show: curve.x.length < 2 } });
+    series.push({ stroke: style.stroke, dash: style.dash, width: 1.75, pxAlign: 0, points: { show: curve.x.length < 2 } });
     const faint = { stroke: curve.exact ? `${style.stroke}59` : null, width: 1, points: { show: false }, show: !curve.exact || smooth > 0 };
     series.push(faint, { ...faint, stroke: null });
     if (!curve.exact) bands.push({ series: [series.length - 1, series.length - 2], fill: `${style.stroke}38` });
   }
   const span = (_, low, high) => state().options.range ?? (low === high ? [low - 0.5, high + 0.5] : [low, high]);
   return {
-    width, height: rem(CHART_HEIGHT_REM), series, bands, legend: { show: false }, padding: [8, 20, 0, 0],
+    width, height: rem(CHART_HEIGHT_REM), series, bands, legend: { show: false }, padding: [8, named ? namesWidth(lines, width) : 20, 0, 0],
     scales: { x: { time: by === "time", distr: logX ? 3 : 1, range: logX ? undefined : span }, y: { distr: logY ? 3 : 1 } },
     axes: [
       { ...axis, size: rem(2.1), values: (_, ticks, __, ___, apart) => ticks.map((one) => (one === null ? "" : placeWords(one, by, apart))) },
-      { ...axis, size: rem(4.6), values: (_, ticks) => ticks.map((one) => (one === null ? "" : shortNumber(one))) },
+      { ...axis, size: rem(4.6), values: (_, ticks) => ticks.map((one) => (one === null ? "" : (words ?? shortNumber)(one))) },
     ],
     cursor: { sync: { key: "board" }, drag: { x: true, y: false, setScale: false }, points: { show: false }, bind: { dblclick: () => () => onRange(null) } },
     hooks: {
@@ -152,7 +155,7 @@ function plan(lines, state, width, { tell, onRange }) {
         onRange([plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")]);
         plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
       }],
-      draw: [(plot) => drawMarks(plot, state().marks), (plot) => drawOdd(plot, lines)],
+      draw: [(plot) => drawMarks(plot, state().marks), (plot) => drawOdd(plot, lines), (plot) => named && drawNames(plot, lines)],
     },
   };
 }
@@ -161,6 +164,7 @@ function plan(lines, state, width, { tell, onRange }) {
 function placeWords(value, by, apart) {
   if (by === "step") return shortNumber(value);
   if (by === "since") return duration(value);
+  if (by === "part") return percent(value);
   const when = new Date(value * 1000).toLocaleString("sv"); // `2026-01-31 14:05:59`
   return apart >= 86400 ? when.slice(5, 10) : apart >= 60 ? when.slice(11, 16) : when.slice(11);
 }
@@ -249,16 +253,6 @@ function drawOdd(plot, lines) {
     }
   }
   ctx.restore();
-}
-
-// Words that can be read over a curve.
-function outlined(ctx, words, x, y) {
-  ctx.strokeStyle = themed("surface");
-  ctx.lineWidth = 4 * devicePixelRatio;
-  ctx.textAlign = "left";
-  ctx.textBaseline = "alphabetic";
-  ctx.strokeText(words, x, y);
-  ctx.fillText(words, x, y);
 }
 
 // The style for the only line of a chart.

@@ -9,7 +9,8 @@ let board = null; // what the server is and lets this page do
 // The answer to a question; a parameter that is null is not sent. Throws an Error whose message is for people.
 export async function ask(path, parameters = {}, signal = undefined) {
   if (answers) {
-    if (path in answers) return structuredClone(answers[path]);
+    const whole = parameters.of ? `${path}?of=${parameters.of}` : path;
+    if (whole in answers) return structuredClone(answers[whole]);
     throw new Error("this page was exported without that");
   }
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== ""));

@@ -1,4 +1,5 @@
 // Elements from words: what comes from runs is only ever text, never markup.
+import { inAddress, putInAddress } from "./address.js";
 
 // An element with attributes and children. `on` has listeners; a child may be a string, an element, null or a list.
 export function h(tag, attributes = {}, ...children) {
@@ -92,7 +93,22 @@ export function atMostEvery(wait, work) {
   };
 }
 
-// What a person has chosen, kept by the browser where it keeps things.
+// What a person has chosen in a view: what the address says, else what the browser has kept, which is then in the
+// address too.
+export function chosen(key, fallback) {
+  const told = inAddress(key);
+  if (told !== undefined && typeof told === typeof fallback && Array.isArray(told) === Array.isArray(fallback)) return told;
+  const kept = remembered(key, fallback);
+  if (JSON.stringify(kept) !== JSON.stringify(fallback)) putInAddress(key, kept);
+  return kept;
+}
+
+export function choose(key, value) {
+  putInAddress(key, value);
+  remember(key, value);
+}
+
+// What the browser has kept, where it keeps things.
 export function remembered(key, fallback) {
   try {
     return JSON.parse(localStorage.getItem(`launch.${key}`)) ?? fallback;

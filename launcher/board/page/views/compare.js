@@ -3,15 +3,16 @@ import { followRuns } from "../parts/all_runs.js";
 import { chart, readCurve } from "../parts/chart.js";
 import { chartBar } from "../parts/chart_bar.js";
 import { lineStyle } from "../parts/colours.js";
-import { atMostEvery, button, h, oncePerFrame } from "../parts/dom.js";
+import { atMostEvery, button, choose, chosen, h, oncePerFrame, picker } from "../parts/dom.js";
 import { ask, exported } from "../parts/data.js";
+import { groupedRuns, meanCurve } from "../parts/grouping.js";
 import { argumentsAgainstResults } from "./against.js";
 import { resultTable, valueWords } from "./results.js";
 
 const CHARTS_AT_FIRST = 8;
 const GOING_ON_MS = 2000; // how often the curves of runs that go on are asked for
 
-export function compareView(main, { say, parts: [chosen] }) {
+export function compareView(main, { say, parts: [refs] }) {
   const view = { ids: null, runs: [], told: null, curves: null, results: null, against: null, gone: false, building: false };
   const changed = new Set(); // runs of which something is other since their curves were asked for
   const failed = (error) => view.gone || say(error.message);
@@ -62,7 +63,7 @@ export function compareView(main, { say, parts: [chosen] }) {
     failed, connected: (now) => main.classList.toggle("cut-off", !now),
   });
   const begin = () => {
-    view.ids = (chosen ?? (exported ? [...known.rows().keys()].join(",") : "")).split(",").filter(Boolean);
+    view.ids = (refs ?? (exported ? [...known.rows().keys()].join(",") : "")).split(",").filter(Boolean);
     if (view.ids.length >= 2) build();
     else main.append(h("p", { class: "empty" }, "Choose two runs or more in the table of runs, by their boxes or with x, and press c."));
   };
@@ -78,7 +79,19 @@ function comparedCurves({ told, runs }, known, say) {
   const curves = new Map(); // run -> {metric -> curve}
   const names = Object.keys(told.metrics);
   const grid = h("div", { class: "charts" });
-  const bar = chartBar([["step", "by step"], ["since", "by time since start"]], (newRange) => (newRange ? load() : draw()));
+  const bar = chartBar([["step", "by step"], ["since", "by time since start"], ["part", "by part done"]], (newRange) => (newRange ? load() : draw()));
+  const ends = new Map(); // run -> its last step: what `by part done` is of
+  const whole = new Map(); // run -> [first, last] of all that it has, by the axis that is shown
+  const ways = [["", "none"], ...(runs.some(({ row }) => row?.group) ? [["sweep", "sweep"]] : []), ...(runs.some(({ row }) => row?.tags?.length) ? [["tag", "tag"]] : []), ...Object.keys(told.arguments).map((name) => [`arg ${name}`, name])];
+  let group = chosen("group", "");
+  if (!ways.some(([way]) => way === group)) group = "";
+  const common = button("common part", () => {
+    const known = [...whole.values()];
+    const range = [Math.max(...known.map(([first]) => first)), Math.min(...known.map(([, last]) => last))];
+    if (range[0] < range[1]) bar.setRange(range);
+    else say("these runs have no part in common");
+  }, { title: "as far as the shortest run goes" });
+  bar.element.append(common, picker("group by", ways, group, (way) => (choose("group", (group = way)), draw())));
   let charts = [];
   let gone = false;
   const more = button("", () => (arrange(names.length), load()), { class: "more" });
@@ -91,12 +104,19 @@ function comparedCurves({ told, runs }, known, say) {
   const loadOne = async (id) => {
     const { by, range } = bar.options();
     const start = by === "since" ? (known.rows().get(id)?.started_at ?? 0) : 0;
+    const unit = by === "part" ? await lastStep(id) : 1;
     const px = Math.round(Math.min(2000, grid.firstChild?.clientWidth || 600));
-    const asked = { names: charts.map(({ name }) => name).join(","), by: by === "since" ? "time" : by, px, from: range && range[0] + start, to: range && range[1] + start };
+    const asked = { names: charts.map(({ name }) => name).join(","), by: by === "since" ? "time" : "step", px, from: range && range[0] * unit + start, to: range && range[1] * unit + start };
     const answer = await ask(`/api/runs/${encodeURIComponent(id)}/curves`, asked);
     const now = bar.options();
     if (now.by !== by || now.range !== range) return; // another part was asked for meanwhile
-    curves.set(id, new Map(Object.entries(answer.curves).map(([name, curve]) => [name, readCurve(start ? { ...curve, x: curve.x.map((x) => x - start) } : curve)])));
+    curves.set(id, new Map(Object.entries(answer.curves).map(([name, curve]) => [name, readCurve({ ...curve, x: curve.x.map((x) => (x - start) / unit) })])));
+    if (!range && answer.to !== null) whole.set(id, [(answer.from - start) / unit, (answer.to - start) / unit]);
+  };
+  const lastStep = async (id) => {
+    const row = known.rows().get(id);
+    if (!ends.has(id) || !row?.ended) ends.set(id, (await ask(`/api/runs/${encodeURIComponent(id)}/curves`, { names: charts.map(({ name }) => name).join(","), px: 16 })).to || 1);
+    return ends.get(id);
   };
   const load = async (ids = runs.map(({ id }) => id)) => {
     const failures = (await Promise.allSettled(ids.map(loadOne))).filter((one) => one.reason);
@@ -107,8 +127,12 @@ function comparedCurves({ told, runs }, known, say) {
   const draw = oncePerFrame(() => {
     if (gone) return;
     for (const { name, made } of charts) {
-      const lines = runs.filter(({ hidden }) => !hidden).map((run) => ({ name: run.name, curve: curves.get(run.id)?.get(name), style: run.style() }));
-      made.show(lines.filter((line) => line.curve?.x.length), [], { ...bar.options() });
+      const seen = runs.filter(({ hidden }) => !hidden);
+      const curveOf = (run) => curves.get(run.id)?.get(name);
+      const lines = group
+        ? groupedRuns(seen, group).map((one, at) => ({ name: `${one.name} (${one.runs.length})`, curve: meanCurve(one.runs.map(curveOf).filter(Boolean)), style: lineStyle(at) }))
+        : seen.map((run) => ({ name: run.name, curve: curveOf(run), style: run.style() }));
+      made.show(lines.filter((line) => line.curve?.x.length), [], { ...bar.options(), what: group ? "group" : "run" });
     }
   });
   arrange(CHARTS_AT_FIRST);

@@ -1,6 +1,7 @@
 // The curves of one run: all that was measured, live.
 import { chart, onlyLine, readCurve } from "../parts/chart.js";
 import { chartBar } from "../parts/chart_bar.js";
+import { inAddress, putInAddress } from "../parts/address.js";
 import { afterPause, atMostEvery, button, h, oncePerFrame, prose } from "../parts/dom.js";
 import { ask } from "../parts/data.js";
 import { real } from "../parts/format.js";
@@ -11,7 +12,7 @@ const MOST_APPENDED = 300; // points that are put behind a curve before it is as
 export function curvesPart(id, { say, marks, ended }) {
   const charts = new Map(); // name -> {made, curve}
   const grid = h("div", { class: "charts" });
-  const filter = h("input", { type: "search", placeholder: "metrics", "aria-label": "filter metrics", on: { input: afterPause(150, () => arrange()) } });
+  const filter = h("input", { type: "search", placeholder: "metrics", "aria-label": "filter metrics", value: inAddress("metrics") ?? "", on: { input: afterPause(150, () => (putInAddress("metrics", filter.value), arrange())) } });
   const more = button("", () => (all = true, arrange()), { class: "more" });
   const none = h("p", { class: "empty" });
   const bar = chartBar([["step", "by step"], ["time", "by time"]], (newRange) => (newRange ? load() : draw()));

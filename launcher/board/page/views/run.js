@@ -1,4 +1,5 @@
 // One run: how it is and what to do next, its life, and all that is known of it behind tabs.
+import { toPath } from "../parts/address.js";
 import { atMostEvery, button, h, prose } from "../parts/dom.js";
 import { lastValueWords } from "../parts/chart.js";
 import { ask, follow } from "../parts/data.js";
@@ -11,8 +12,9 @@ import { lifePart } from "./life.js";
 import { logsPart } from "./logs.js";
 import { ranksPart } from "./ranks.js";
 import { setupPart } from "./setup.js";
+import { systemPart } from "./system.js";
 
-const TABS = [["curves", "Curves"], ["ranks", "Nodes and ranks"], ["logs", "Logs"], ["checkpoints", "Checkpoints"], ["setup", "Setup"]];
+const TABS = [["curves", "Curves"], ["system", "System"], ["ranks", "Nodes and ranks"], ["logs", "Logs"], ["checkpoints", "Checkpoints"], ["setup", "Setup"]];
 
 const LIFE_MS = 10000; // how old the strip of a run that goes on may be
 
@@ -37,6 +39,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   const hasEnded = () => Boolean(run?.head.row.ended);
   const makers = {
     curves: () => curvesPart(id, { say, marks, ended: hasEnded }),
+    system: () => systemPart(id, { say, ended: hasEnded }),
     ranks: () => ranksPart(onRank),
     logs: () => logsPart(id, { say }),
     checkpoints: () => checkpointsPart(id, { say, ended: hasEnded }),
@@ -44,7 +47,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   };
   const openTab = (name, focus = false) => {
     tab = name;
-    history.replaceState(null, "", name === "curves" ? here : `${here}/${name}`);
+    toPath(name === "curves" ? here : `${here}/${name}`);
     made[name] ??= makers[name]();
     if (name === "ranks") made.ranks.show(run.head);
     panel.replaceChildren(h("h2", { class: "unseen" }, TABS.find(([key]) => key === name)[1]), made[name].element);
@@ -105,6 +108,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
       run.head = head;
       showHead();
       if (tab === "ranks") made.ranks.show(head);
+      made.system?.renew();
       if (saved) made.checkpoints?.load();
       if (ended) made.curves?.ended(), made.checkpoints?.load();
       if (begins) made.curves?.rewind();

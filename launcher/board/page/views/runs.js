@@ -1,5 +1,5 @@
 // All runs of all clusters, live.
-import { afterPause, button, h, oncePerFrame, prose, remember, remembered } from "../parts/dom.js";
+import { afterPause, button, choose, chosen, h, oncePerFrame, prose } from "../parts/dom.js";
 import { followRuns } from "../parts/all_runs.js";
 import { selection } from "../parts/selection.js";
 import { themed } from "../parts/colours.js";
@@ -9,24 +9,26 @@ import { columnChooser, columnsFor } from "./run_columns.js";
 import { grouped, groupsOf } from "./run_groups.js";
 
 const MOST_COMPARED = 20;
+const STANDING_WIDTH = 1230; // of the columns that are always there
 const picked = new Set(); // ids that are to be compared; they stay chosen while one looks at a run
 const folded = new Map(); // id of a group -> whether a person has opened it
-let words = remembered("words", "");
+let words = "";
 
 export function runsView(main, { say, go }) {
+  words = chosen("words", "");
   const known = followRuns({
     changed: (_, gone) => (gone.forEach((id) => picked.delete(id)), draw()),
     failed: (error) => say(error.message), connected: (now) => main.classList.toggle("cut-off", !now),
   });
-  let shown = remembered("columns", []);
-  let sorted = remembered("sort", { key: "submitted", down: true });
+  let shown = chosen("columns", []);
+  let sorted = chosen("sort", { key: "submitted", down: true });
   let columns = [];
   let made = ""; // for which choice and width the columns were made
 
   const search = h("input", {
     type: "search", id: "search", value: words, placeholder: "words, state:active, name:lr*, tag:sweep, cluster:a, since:2d",
     "aria-label": "search runs", autocomplete: "off", spellcheck: "false",
-    on: { input: afterPause(60, () => (remember("words", (words = search.value)), folded.clear(), draw())),
+    on: { input: afterPause(60, () => (choose("words", (words = search.value)), folded.clear(), draw())),
       keydown: (event) => event.key === "ArrowDown" && (table.enter(), event.preventDefault()) },
   });
   const count = h("span", { class: "count", role: "status" });
@@ -54,21 +56,22 @@ export function runsView(main, { say, go }) {
     parentOf: (row) => (!row.members && groups.has(row.group?.id) ? `group/${row.group.id}` : null),
     onSort: (column) => {
       sorted = { key: column.key, down: sorted.key === column.key ? !sorted.down : column.key !== "name" };
-      remember("sort", sorted);
+      choose("sort", sorted);
       draw();
     },
   });
-  const chooser = columnChooser(() => known.rows().values(), () => shown, (names) => (remember("columns", (shown = names)), draw()));
+  const chooser = columnChooser(() => known.rows().values(), () => shown, (names) => (choose("columns", (shown = names)), draw()));
   const states = h("div", { class: "tally", role: "group", "aria-label": "states" });
   const empty = h("p", { class: "empty", hidden: true });
 
   const draw = oncePerFrame(() => {
     const rows = known.rows();
     const width = table.element.clientWidth;
-    const wanted = JSON.stringify([shown, width < 700, width]);
-    if (wanted !== made) [columns, made] = [columnsFor(shown, width, { pick, isPicked, fold }), wanted];
     const matches = selection(words);
     const found = [...rows.values()].filter(matches);
+    const beside = shown.length ? shown : differing(found).slice(0, Math.max(0, Math.floor((width - STANDING_WIDTH) / 116)));
+    const wanted = JSON.stringify([beside, width < 700, width]);
+    if (wanted !== made) [columns, made] = [columnsFor(beside, width, { pick, isPicked, fold }), wanted];
     const ordered = inOrder(found, columns, sorted);
     groups = groupsOf(rows.values());
     table.show(grouped(ordered, groups, isOpen), columns, sorted);
@@ -80,7 +83,7 @@ export function runsView(main, { say, go }) {
     compare.textContent = `compare ${picked.size}`;
     empty.hidden = found.length > 0;
     empty.replaceChildren(...prose(!known.answered() ? "Looking\u2026" : rows.size ? "No run is like that." : "No runs yet. `launch submit` or `launch run` begins one, and it appears here."));
-    tally(states, rows, (word) => (search.value = words = toggled(words, word), remember("words", words), folded.clear(), draw()));
+    tally(states, rows, (word) => (search.value = words = toggled(words, word), choose("words", words), folded.clear(), draw()));
   });
 
   main.replaceChildren(
@@ -90,6 +93,13 @@ export function runsView(main, { say, go }) {
   const watcher = new ResizeObserver(draw);
   watcher.observe(table.element);
   return { stop: () => (watcher.disconnect(), known.stop()), keys: { c: () => picked.size && compare.click() } };
+}
+
+// The arguments that most of these runs have and in which they differ: columns for who has chosen none.
+export function differing(rows) {
+  const values = new Map(); // name -> values, one for each run that has it
+  for (const { args } of rows) for (const [name, value] of Object.entries(args ?? {})) values.set(name, [...(values.get(name) ?? []), value]);
+  return [...values].filter(([, all]) => new Set(all).size > 1 && 2 * all.length >= rows.length).map(([name]) => `arg ${name}`);
 }
 
 function inOrder(rows, columns, { key, down }) {
