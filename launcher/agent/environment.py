@@ -59,6 +59,7 @@ def node_environment(
         "LAUNCH_RUN_ID": plan.run_id,
         "LAUNCH_ATTEMPT": str(attempt),
         "LAUNCH_NODE": str(node.index),
+        "LAUNCH_ARTIFACTS": f"{plan.run_dir}/{plan.workdir}/artifacts",
         "LAUNCH_CHECKPOINT_DIR": f"{plan.run_dir}/{checkpoint.dir}",
         "LAUNCH_CHECKPOINT_EVERY": _every(checkpoint.every_steps, checkpoint.every_s),
         "LAUNCH_CHECKPOINT_KEEP": str(checkpoint.keep),

@@ -2,18 +2,19 @@
 
 from dataclasses import dataclass
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from launcher.web.guard import Access, is_this_machine
 from launcher.web.keys import Keys, equal
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "font-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-ALWAYS = (  # headers of every answer
-    ("content-security-policy", _POLICY),
+ALWAYS = (  # headers of every answer, beside its policy
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
     ("cross-origin-opener-policy", "same-origin"),
@@ -47,6 +48,21 @@ class BoardRules:
         if method == "POST" and not equal(request.headers.get(_POST_HEADER, ""), self.access.keys.post):
             return in_words(f"an action needs the header {_POST_HEADER}", 403)
         return None
+
+
+class WithPolicy:
+    """An application whose answers have the page's policy, where they have none of their own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault("content-security-policy", _POLICY)
+            await send(message)
+
+        await self._app(scope, receive, sent)
 
 
 def in_words(text: str, status: int) -> Response:

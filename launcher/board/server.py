@@ -24,10 +24,11 @@ from starlette.routing import Route
 from launcher import api
 from launcher.board.actions import ACTIONS, ActionReport, ActionWish
 from launcher.board.answers import NoAnswer, encode
+from launcher.board.artifacts import POLICY, TYPES, Artifacts, artifacts, read_artifact
 from launcher.board.blotted import blotted
 from launcher.board.bundle import PAGE_FILES, page_file
 from launcher.board.clusters_view import Survey
-from launcher.board.guard import ALWAYS, BoardRules, in_words
+from launcher.board.guard import ALWAYS, BoardRules, WithPolicy, in_words
 from launcher.board.life_view import board_life
 from launcher.board.live.apart import apart
 from launcher.board.live.feed import Feed
@@ -38,6 +39,7 @@ from launcher.board.run_view import BoardCheckpoints, RunView, board_checkpoints
 from launcher.decoding import decoder_of
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
 from launcher.rundir.durable import NOT_JSON
+from launcher.rundir.layout import RunDir
 from launcher.status.life import Life
 from launcher.status.openmetrics import exposition_now
 from launcher.web.guard import RequestGuard
@@ -85,7 +87,13 @@ class BoardServer:
         rules, limits = BoardRules.of(board.keys, listening.getsockname()[1], host), limits or Limits()
         guarded = RequestGuard(_application(board, self._feed), rules, limits, welcomed)
         self._server = WebServer(
-            guarded, listening, limits, proves=guarded.proves, tls=tls, headers=ALWAYS, dismiss=self._feed.dismiss
+            WithPolicy(guarded),
+            listening,
+            limits,
+            proves=guarded.proves,
+            tls=tls,
+            headers=ALWAYS,
+            dismiss=self._feed.dismiss,
         )
 
     def run(self) -> None:
@@ -154,7 +162,8 @@ def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Respo
 
     def answer(question: _Question) -> Response:
         try:
-            return _json(blotted(route(question), _secrets(question)))
+            found = route(question)
+            return found if isinstance(found, Response) else _json(blotted(found, _secrets(question)))
         except LaunchError as error:
             first, *more = error.lines or ("",)
             hint = next((line.removeprefix("hint: ") for line in more if line.startswith("hint: ")), "")
@@ -322,6 +331,22 @@ def _curves(question: _Question) -> Curves:
         return curves(whole, names, window)
 
 
+def _artifacts(question: _Question) -> Artifacts:
+    return artifacts(RunDir(_asked_run(question).path))
+
+
+def _artifact(question: _Question) -> Response:
+    """One file; what is text is without secrets."""
+    name = question.request.path_params["name"]
+    kind, media_type = TYPES.get(Path(name).suffix.lower(), ("other", ""))
+    if kind == "other":
+        raise NoSuchRun(f"{name[:200]!r}: the board shows {', '.join(TYPES)}")
+    content = read_artifact(RunDir(_asked_run(question).path), name)
+    if media_type != "image/png":
+        content = blotted(content.decode(errors="replace"), _secrets(question)).encode()
+    return Response(content, media_type=media_type, headers={"content-security-policy": POLICY})
+
+
 def _logs(question: _Question) -> LogPage:
     around = _number(question, "around", math.inf)
     wish = LogWish(
@@ -362,6 +387,8 @@ _ROUTES: dict[str, Callable[[_Question], Response]] = {
     f"{_OF_RUN}/life": _answering(_life),
     f"{_OF_RUN}/curves": _answering(_curves),
     f"{_OF_RUN}/logs": _answering(_logs),
+    f"{_OF_RUN}/artifacts": _answering(_artifacts),
+    f"{_OF_RUN}/artifacts/{{name:path}}": _answering(_artifact),
     f"{_OF_RUN}/code": _answering(_code),
     "/api/compare": _answering(_compare),
     "/api/clusters": _answering(_clusters),

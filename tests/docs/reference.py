@@ -38,6 +38,7 @@ OF_A_RANK = {
     "LAUNCH_NODE": "which node of the run this is, from 0",
     "LAUNCH_REPEAT": "of `--repeat`: which run this is, from 0",
     "LAUNCH_PROGRESS": "where to report: [reporting](reporting.md)",
+    "LAUNCH_ARTIFACTS": "the folder `artifacts` where ranks begin: `launch board` shows what they write there",
     "LAUNCH_CHECKPOINT_DIR": "the folder of the run's checkpoints",
     "LAUNCH_CHECKPOINT_EVERY": "`checkpoint.every`, as `500 steps` or `600 s`",
     "LAUNCH_CHECKPOINT_KEEP": "`checkpoint.keep`",

@@ -151,3 +151,25 @@ def test_what_is_chosen_is_in_the_address(ask):
     chosen = "putInAddress('curves', {by: 'time'}), putInAddress('metrics', 'lo ss'), toPath('#/run/a/logs')"
     shown = "inAddress('curves').by, inAddress('metrics'), inAddress('none') ?? null, location.hash.split('?')[0]"
     assert ask("parts/address.js", f"({chosen}, [{shown}])") == ["time", "lo ss", None, "#/run/a/logs"]
+
+
+def test_markup_in_markdown_is_shown_as_it_is_written(ask):
+    text = "# One\n\ntwo `code`\nthree <b>\n\n- a\n- b\n```\n<i>\n```\n[x](javascript:alert(1))\n"
+    shown = ask("views/artifacts.js", "h('div', {}, markdown(given[0])).innerHTML", text)
+    assert shown.replace(' data-open="1"', "") == (
+        "<h2>One</h2><p>two <code>code</code> three &lt;b&gt; </p><ul><li>a</li><li>b</li></ul>"
+        "<pre>&lt;i&gt;\n</pre><p>[x](javascript:alert(1)) </p>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("a,b\r\n1,2\r\n", [["a", "b"], ["1", "2"]]),
+        ('a,"b,""c"\n,\n', [["a", 'b,"c'], ["", ""]]),
+        ('"x\ny",2', [["x\ny", "2"]]),
+        ("", []),
+    ],
+)
+def test_a_csv_is_read_with_its_quotes(ask, text, rows):
+    assert ask("views/artifacts.js", "csvRows(given[0])", text) == rows

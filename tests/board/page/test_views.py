@@ -77,3 +77,29 @@ def test_runs_of_one_argument_are_one_curve_also_for_who_gets_the_link(unequal):
     unequal.reload()
     unequal.until(f"return {SAID}[0]?.includes('2 groups')")
     unequal.run("localStorage.clear()")
+
+
+def test_a_page_that_a_run_wrote_is_shown_and_nothing_runs_in_it(house, page):
+    folder = house.run().running().path / "code" / "artifacts"
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text(
+        "<style>h1 { color: green }</style><h1>mine</h1><script>top.document.title = 'evil'</script>"
+    )
+    (folder / "table.csv").write_text("name,loss\none,0.5\ntwo,0.25\n")
+    (folder / "notes.md").write_text("# Notes\n\nIt went `well`.\n\n- one\n- two\n")
+    (folder / "plot.svg").write_text(
+        "<svg xmlns='http://www.w3.org/2000/svg' width='300' height='200'><circle cx='99' cy='99' r='80'/></svg>"
+    )
+    look_at(page, "run/job-abcd/artifacts", "plot.svg")
+    page.click("plot.svg")
+    page.until("return document.querySelector('.artifact img')?.naturalWidth === 300")
+    page.click("notes.md")
+    page.until("return document.querySelector('.artifact h2')?.textContent === 'Notes'")
+    page.click("table.csv")
+    page.until("return document.querySelector('.artifact tbody')?.textContent === 'one0.5two0.25'")
+    page.click("report.html")
+    page.until("return document.querySelector('.artifact iframe')?.getAttribute('sandbox') === ''")
+    page.until("return performance.getEntriesByType('resource').some(one => one.name.endsWith('report.html'))")
+    page.drawn()
+    assert page.run("return document.title.includes('evil')") is False
+    assert [said for said in page.errors() if "Blocked script execution" not in said] == []

@@ -18,6 +18,13 @@ export async function ask(path, parameters = {}, signal = undefined) {
   return read(() => fetch(asked, { signal, credentials: "same-origin", headers: { Accept: "application/json" } }));
 }
 
+// The text of a file of a run.
+export async function askText(url) {
+  const answer = await fetch(url, { credentials: "same-origin" });
+  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error ?? `the board answered ${answer.status}`);
+  return answer.text();
+}
+
 // What an action said; with `dry`, what it would do.
 export async function act(run, action, body) {
   return read(() => fetch(`/api/runs/${encodeURIComponent(run)}/${action}`, {

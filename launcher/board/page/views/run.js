@@ -2,10 +2,11 @@
 import { toPath } from "../parts/address.js";
 import { atMostEvery, button, h, prose } from "../parts/dom.js";
 import { lastValueWords } from "../parts/chart.js";
-import { ask, follow } from "../parts/data.js";
+import { ask, exported, follow } from "../parts/data.js";
 import { ago, clockTime, duration, number, pace, plainText, plural } from "../parts/format.js";
 import { stateChip } from "../parts/state.js";
 import { actionsPart } from "./actions.js";
+import { artifactsPart } from "./artifacts.js";
 import { checkpointsPart } from "./checkpoints.js";
 import { curvesPart } from "./curves.js";
 import { lifePart } from "./life.js";
@@ -14,7 +15,7 @@ import { ranksPart } from "./ranks.js";
 import { setupPart } from "./setup.js";
 import { systemPart } from "./system.js";
 
-const TABS = [["curves", "Curves"], ["system", "System"], ["ranks", "Nodes and ranks"], ["logs", "Logs"], ["checkpoints", "Checkpoints"], ["setup", "Setup"]];
+const TABS = [["curves", "Curves"], ["system", "System"], ["ranks", "Nodes and ranks"], ["logs", "Logs"], ["artifacts", "Artifacts"], ["checkpoints", "Checkpoints"], ["setup", "Setup"]].filter(([key]) => !(exported && key === "artifacts")); // which are large
 
 const LIFE_MS = 10000; // how old the strip of a run that goes on may be
 
@@ -42,6 +43,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
     system: () => systemPart(id, { say, ended: hasEnded }),
     ranks: () => ranksPart(onRank),
     logs: () => logsPart(id, { say }),
+    artifacts: () => artifactsPart(id, { say }),
     checkpoints: () => checkpointsPart(id, { say, ended: hasEnded }),
     setup: () => ({ element: setupPart(id, run.sheet, { say }) }),
   };
