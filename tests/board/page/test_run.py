@@ -141,7 +141,7 @@ def test_curves_are_smoothed_and_have_logarithmic_axes(measured):
 def test_tabs_go_by_keys(measured):
     begin(measured)
     measured.run("document.querySelector('[role=tab][aria-selected=true]').focus()")
-    for name in ("Nodes and ranks", "Logs", "Checkpoints"):
+    for name in ("System", "Nodes and ranks", "Logs", "Artifacts", "Checkpoints"):
         measured.press("ArrowRight")
         measured.until("return document.activeElement.textContent === arguments[0]", name)
     measured.press("/")

@@ -18,11 +18,11 @@ export function drawNames(plot, lines) {
     const values = plot.data[1 + 3 * line];
     const at = values.findLastIndex((value, place) => typeof value === "number" && plot.data[0][place] >= from && plot.data[0][place] <= to);
     if (at < 0) return [];
-    const y = Math.max(bbox.top + step / 2, Math.min(bbox.top + bbox.height, plot.valToPos(values[at], "y", true)));
+    const y = Math.max(bbox.top + step / 2, Math.min(bbox.top + bbox.height - step / 2, plot.valToPos(values[at], "y", true)));
     return [{ name, stroke: style.stroke, y, x: Math.min(right, plot.valToPos(plot.data[0][at], "x", true)) }];
   }).sort((a, b) => a.y - b.y);
   ends.forEach((end, at) => (end.y = Math.max(end.y, at ? ends[at - 1].y + step : 0)));
-  ends.reduceRight((below, end) => (end.y = Math.min(end.y, below - step)), bbox.top + bbox.height + step);
+  ends.reduceRight((below, end) => (end.y = Math.min(end.y, below - step)), bbox.top + bbox.height + step / 2);
   ctx.save();
   ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
   for (const { name, stroke, x, y } of ends) {

@@ -54,6 +54,6 @@ function rankTable(ranks, opened, onRank) {
       rank.gpu_busy === null || rank.gpu_busy === undefined ? (rank.gpus ?? []).join(" ") : `${Math.round(rank.gpu_busy)} %`, bytes(rank.gpu_memory), rank.pid]
       .map((cell, at) => h("td", { class: at === 1 ? null : "numeric" }, String(cell ?? ""))));
   return h("details", { class: "events", open: opened }, h("summary", {}, `${plural(ranks.length, "rank")} in figures`),
-    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col", class: title === "state" ? null : "numeric" }, title)))),
+    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col", class: title === "rank" || title === "state" ? null : "numeric" }, title)))),
       h("tbody", {}, ranks.map(row)))));
 }

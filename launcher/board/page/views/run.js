@@ -49,8 +49,9 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   };
   const openTab = (name, focus = false) => {
     tab = name;
-    toPath(name === "curves" ? here : `${here}/${name}`);
+    if (location.hash.startsWith(here)) toPath(name === "curves" ? here : `${here}/${name}`); // else one is leaving: the view that comes has not been told yet
     made[name] ??= makers[name]();
+    main.classList.toggle("filled", name === "logs"); // the log takes the room that is left, so that the page need not scroll
     if (name === "ranks") made.ranks.show(run.head);
     panel.replaceChildren(h("h2", { class: "unseen" }, TABS.find(([key]) => key === name)[1]), made[name].element);
     panel.setAttribute("aria-labelledby", `tab-${name}`);
