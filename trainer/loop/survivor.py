@@ -34,15 +34,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.connections import Lookout, made_here
+from trainer.connections import made_here
 from trainer.loop.arriving import CANNOT, arrive, cannot, draw_anew
 from trainer.loop.can_continue import Pace, PlainState, reasons
+from trainer.loop.launch_messages import LaunchMessages
 from trainer.loop.loop import Loop
-from trainer.loop.passes import Passes
 from trainer.loop.settings import Settings
 from trainer.loop.step_snapshots import StepSnapshots
 from trainer.loop.sums import gathered
-from trainer.recovery.control import Control, take_place
+from trainer.recovery.control import take_place
 from trainer.recovery.copies import Copies
 from trainer.strategies import PARTITIONED, Strategy
 from trainer.wire import Launched, Wire
@@ -63,13 +63,11 @@ class Survivor:
     member: Membership | None
     arrives: bool  # the others are in the middle of the training
     snapshots: StepSnapshots
+    messages: LaunchMessages = field(default_factory=LaunchMessages)
     active: bool = False
-    control: Control | None = None
     step_samples: int | None = None  # of the step after which it goes on; None: before the first one
     was_at: int = 0  # the step, when another rank was killed
     goes_back_because: str = ""  # where no rank has what was lost: why all load what was saved
-    _lookout: Lookout | None = None
-    _passes: Passes | None = None
     _pace: Pace = field(default_factory=Pace)
     _plain: PlainState = field(default_factory=PlainState)
 
@@ -131,7 +129,7 @@ class Survivor:
         if self.launched.control is None or not self.snapshots.hands_over:
             return not self.snapshots.hands_over
         try:
-            self._await_words()
+            self.messages.open(self.launched.control)
             self.snapshots.begin(loop)
         except OSError as error:
             level = logging.DEBUG if self.launched.in_place_unasked else logging.WARNING
@@ -145,13 +143,13 @@ class Survivor:
 
     def _begin_to_load(self, loop: Loop) -> None:
         """Nothing has to be noted: what is saved has all that it takes. Without anything there is no way but anew."""
-        self._await_words()
+        self.messages.open(self.launched.control)
         loop.updating = self._check_arrived
         if loop.checkpointer.loaded is not None:
             self._have_arrived(loop)
         else:
             self.active = True
-            self._look_out()
+            self.messages.watch()
             loop.checkpointer.when_first_saved = self._say
         every = self.launched.memory_every
         where = f"the newest snapshot in memory: one is made every {every}" if every else "the newest checkpoint"
@@ -200,7 +198,7 @@ class Survivor:
             if self.snapshots.copies is None:  # else ranks of other nodes wait for its notes, if only to hear of none
                 self.snapshots.let_go()
                 loop.survivor = loop.updating = None
-            self._look_no_more()
+            self.messages.unwatch()
             self.wire.report(can_continue=0)
             self._say_not(loop, f"a killed rank will have all ranks started anew from now on: {why}")
 
@@ -208,7 +206,7 @@ class Survivor:
         """The training is over; what comes after it in the script finds ranks that are alike."""
         if self.active:
             self.active = False
-            self._look_no_more()
+            self.messages.unwatch()
             self.wire.report(can_continue=0)
         if self.member is not None:
             self.member.world = replace(self.member.world, anew=False)
@@ -243,34 +241,13 @@ class Survivor:
         if self.member is not None:
             made_here.check_arrived(self.member.world.device)
 
-    def _look_out(self) -> None:
-        """For launch's word from now on: of a node that is only silent no operation fails by itself."""
-        if self._lookout is None and self.control is not None:
-            self._lookout = made_here.cut_on(self.control.fileno(), self._leave)
-
-    def _leave(self) -> None:
-        """By the thread that has heard the word: the one of the training may be held up, or never be back."""
-        if self._passes is not None:
-            self._passes.leave()
-
-    def _check_still_met(self) -> None:
-        """In the middle of a pass. An update is to come to its end."""
-        if not self.snapshots.updating:
-            made_here.check()
-
-    def _look_no_more(self) -> None:
-        for one in (self._lookout, self._passes):  # in this order
-            if one is not None:
-                one.close()
-        self._lookout = self._passes = None
-
     def _say(self) -> None:
         snapshots = self.snapshots
         can = {"resizes": snapshots.resizes, "goes_back": snapshots.goes_back}
         self.wire.report(can_continue=self.launched.generation, **can)
 
     def _others_wait(self) -> bool:
-        return self.active and self.control is not None and self.control.has_message_for_step_end
+        return self.active and self.messages.has_one_for_step_end
 
     # -- after a rank was killed
 
@@ -281,12 +258,12 @@ class Survivor:
         """
         while True:
             able = self._may_meet and (self.loads or strategy is not None)
-            if not able or self.member is None or self.control is None or not _is_of_peers(error):
+            if not able or self.member is None or not self.messages.opened or not _is_of_peers(error):
                 raise error
-            self._look_no_more()
+            self.messages.unwatch()
             made_here.cut()  # whoever waits for this rank leaves too
             patience_s = _WORD_UNASKED_S if self.launched.in_place_unasked else _WORD_S
-            word = self.control.wait(patience_s + self.launched.lease_s)
+            word = self.messages.wait(patience_s + self.launched.lease_s)
             if word is None:
                 raise error
             if self.loads and loop is not None and self.active:
@@ -301,8 +278,8 @@ class Survivor:
             os.environ["LAUNCH_JOINS"] = "1"
             self.snapshots.launched = Launched.from_environment()
             try:
-                world = self.member.meet_anew(self.control.fileno())
-                self._look_out()
+                world = self.member.meet_anew(self.messages.fileno())
+                self.messages.watch()
                 if self.loads or strategy is None:
                     clear_frames(error.__traceback__)  # they have the model that is to be made anew
                     return replace(world, anew=not self.loads)
@@ -337,7 +314,7 @@ class Survivor:
 
     def go_on(self, loop: Loop) -> None:
         """All is put back."""
-        self._await_words()
+        self.messages.open(self.launched.control)
         self._be_told(loop)
         self.snapshots.go_on_from(loop, self.step_samples)
         self._believe(loop, loop.progress.step)
@@ -364,15 +341,10 @@ class Survivor:
         """In checkpoints of this step and before: what is newer is of a past that did not happen."""
         loop.checkpointer.believe({one: finite for one, finite in self.snapshots.believed.items() if one <= step})
 
-    def _await_words(self) -> None:
-        if self.control is None and self.launched.control is not None:
-            self.control = Control(self.launched.control)
-
     def _have_arrived(self, loop: Loop) -> None:
         os.environ.pop("LAUNCH_JOINS", None)
         self.arrives, self.active, self.snapshots.updating = False, True, False
-        self._passes = Passes(self._check_still_met, loop.strategy.module.parameters())
-        self._look_out()
+        self.messages.watch(loop.strategy.module.parameters(), unless=lambda: self.snapshots.updating)
         self._say()
 
 
