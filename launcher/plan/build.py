@@ -119,10 +119,10 @@ def gpus_per_node(resources: Resources, machine: Machine) -> int:
 
 
 def ranks_per_node(resources: Resources, machine: Machine) -> int:
-    """Return what the spec says; `auto`: one rank per GPU, and one where there are none."""
+    """Return what the spec says; `auto`: one rank per GPU, or `ranks_without_gpus` where there are none."""
     if resources.ranks_per_node is not None:
         return resources.ranks_per_node
-    return gpus_per_node(resources, machine) or 1
+    return gpus_per_node(resources, machine) or resources.ranks_without_gpus
 
 
 def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int) -> int:

@@ -39,6 +39,7 @@ class Resources(Struct, frozen=True):
     cpus_per_rank: int | None = None  # None: auto
     memory_gb: float | None = None
     time_s: float | None = None  # `time:`
+    ranks_without_gpus: int = 1
 
 
 class Secret(Struct, frozen=True):
