@@ -56,6 +56,7 @@ def main():
     parser.add_argument("--other", type=Path)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--only", nargs="+", choices=["start", "regroup"], default=["start", "regroup"])
     parser.add_argument("--one", choices=["start", "regroup"], help="measure this here, and print it")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
@@ -65,7 +66,7 @@ def main():
     sides = {"this": Path(__file__).parents[2], "other": args.other.absolute()}
     table = ["| what | ranks | pairs | this version, s | the other, s | median difference within pairs |"]
     table += ["|---|---|---|---|---|---|"]
-    table += [row(what, args.ranks, args.pairs, sides) for what in ("start", "regroup")]
+    table += [row(what, args.ranks, args.pairs, sides) for what in args.only]
     publish("versions", "\n".join(table), write=args.write)
 
 
