@@ -1,6 +1,7 @@
 """The kinds of clusters: where each one's class is. Our own are found without a scan of what is installed.
 
-Another package adds a kind by an entry point of the group `launch.clusters`, named as the kind: see README.md.
+Another package adds a kind by an entry point of the group `launch.clusters`, named as the
+kind: see launcher/docs/own-place.md.
 """
 
 import shutil
@@ -34,7 +35,7 @@ LOGIN_KIND = "login"  # where a run goes whose cluster has a login node
 OURS = {
     LOCAL: ClusterKind("launcher.clusters.local.cluster:LocalCluster", asked=False),
     "slurm": ClusterKind("launcher.clusters.slurm.cluster:SlurmCluster", program="sbatch"),
-    "gridengine": ClusterKind("launcher.clusters.gridengine.cluster:GridEngineCluster", program="qconf"),
+    "gridengine": ClusterKind("launcher.clusters.gridengine.gridengine:GridEngineCluster", program="qconf"),
     "ssh": ClusterKind("launcher.clusters.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
     LOGIN_KIND: ClusterKind("launcher.clusters.login.cluster:LoginCluster", fresh_s=0.5),
 }
@@ -67,7 +68,7 @@ def made(kind: ClusterKind) -> "Place":
     module, _, name = kind.path.partition(":")
     place = getattr(import_module(module), name)()
     if not hasattr(place, "not_supported"):
-        hint = "hint: derive it from launcher.clusters.place.Place: see launcher/clusters/README.md"
+        hint = "hint: derive it from launcher.clusters.place.Place: see launcher/docs/own-place.md"
         raise BadInput(f"{kind.path}: expected a Place, got a class of another launch version", hint)
     return cast("Place", place)
 

@@ -85,7 +85,8 @@ RESOURCES = Section(
               example="2..4"),
         Field("ranks_per_node", _auto(1), "Training processes on each node; auto: one per GPU, or "
               "`ranks_without_gpus`", example="4"),
-        Field("ranks_without_gpus", Integer(1, 4096), "What `ranks_per_node: auto` is on nodes without GPUs", example="2"),
+        Field("ranks_without_gpus", Integer(1, 4096), "What `ranks_per_node: auto` is on nodes without GPUs",
+              example="2"),
         Field("gpus_per_node", _auto(0), "GPUs on each node; auto: all there are, on SSH hosts as many as the least of "
               "those with GPUs has; on Slurm none with `ranks_per_node` and a script that imports nothing that "
               "uses one", example="8"),

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from launcher.clusters.batch.dependencies import dependency_problems, jobs_to_follow
-from launcher.clusters.gridengine.queue import GridEngineQueue
+from launcher.clusters.gridengine.gridengine import GridEngineSystem
 from launcher.clusters.slurm.dependencies import dependency_of
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 from launcher.errors import Refused
 from launcher.plan.model import AwaitedRun
 from launcher.rundir.records import Handle
@@ -30,19 +30,19 @@ def after(made, until="succeeded"):
 def test_jobs_that_go_on_are_named_with_the_end_that_is_wanted(tmp_path):
     first, second = folder(tmp_path, "prep-7k3f"), folder(tmp_path, "vit-9x2d", job="13_4")
     assert dependency_of([after(first), after(second, "ended")]) == "afterok:12,afterany:13_4"
-    assert dependency_problems(SlurmQueue(), [after(first), after(second, "ended")]) == []
+    assert dependency_problems(SlurmSystem(), [after(first), after(second, "ended")]) == []
 
 
 def test_what_has_happened_is_not_waited_for(tmp_path):
     good, bad = folder(tmp_path, "a-1111", ended=State.SUCCEEDED), folder(tmp_path, "b-1111", ended=State.FAILED)
     assert dependency_of([after(good), after(bad, "ended")]) == ""
-    assert dependency_problems(SlurmQueue(), [after(good), after(bad, "ended")]) == []
+    assert dependency_problems(SlurmSystem(), [after(good), after(bad, "ended")]) == []
 
 
 def test_what_slurm_cannot_wait_for_is_refused(tmp_path):
     bad, here = folder(tmp_path, "b-1111", ended=State.FAILED), folder(tmp_path, "c-1111", kind="local")
     problems = dependency_problems(
-        SlurmQueue(), [after(bad), after(here), msgspec.structs.replace(after(bad), until="step", step=3)]
+        SlurmSystem(), [after(bad), after(here), msgspec.structs.replace(after(bad), until="step", step=3)]
     )
     assert [(one.key, one.reason) for one in problems] == [
         ("queue.after.0", "b-1111 is failed: it will not succeed any more"),
@@ -59,6 +59,6 @@ def test_a_run_that_has_no_job_yet_cannot_be_followed(tmp_path):
 def test_another_scheduler_is_named_by_its_own_name(tmp_path):
     there, here = folder(tmp_path, "a-1111", job="7", kind="gridengine"), folder(tmp_path, "c-1111", kind="slurm")
     assert [job for _, job in jobs_to_follow([after(there), after(there, "ended")])] == ["7", "7"]
-    assert [one.reason for one in dependency_problems(GridEngineQueue(), [after(there), after(here)])] == [
+    assert [one.reason for one in dependency_problems(GridEngineSystem(), [after(there), after(here)])] == [
         "c-1111 is not on Grid Engine, which waits for its own jobs alone"
     ]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,7 @@ from launcher.clusters.place import Place
 from launcher.errors import BadInput, NotSupported
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "launcher" / "clusters" / "README.md"
+PAGE = ROOT / "launcher" / "docs" / "own-place.md"
 PACKAGE = """
 import os
 from dataclasses import replace
@@ -75,10 +76,15 @@ def test_what_is_wrong_with_its_options_is_told_where_it_stands(toy):
     )
 
 
+def blocks():
+    """What the page shows: a place, its project, and a batch system."""
+    return re.findall(r"^```(?:python|toml)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
 @pytest.fixture
 def example(toy, tmp_path):
     """The package that the page of clusters shows."""
-    python, project = re.findall(r"^```(?:python|toml)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    python, project, _ = blocks()
     ((name, where),) = tomllib.loads(project)["project"]["entry-points"][kinds.GROUP].items()
     site = tmp_path / "site"
     module = site.joinpath(*where.partition(":")[0].split(".")).with_suffix(".py")
@@ -100,6 +106,61 @@ def test_the_example_of_the_page_is_a_kind(example):
     record = json.loads((Path(example.status(run)["run_dir"]) / "plan.json").read_text())
     assert (record["cluster"], record["spec"]["plugins"]) == ("lab", {"mine": {"queue": "long"}})
     assert "job 7" in example.launch("cancel", run).stdout
+
+
+PBS = {
+    "qsub": """
+import os, subprocess, sys
+script = sys.argv[-1]
+jobs = os.environ["TOY_PBS"]
+name = f"{len(os.listdir(jobs)) + 1}.server"
+inside = {**os.environ, "PBS_JOBID": name, "JOB_LAUNCH_HOST": "localhost"}
+quiet = subprocess.DEVNULL
+job = subprocess.Popen(["sh", script], env=inside, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet)
+options = dict(line[6:].rstrip().split(" ", 1) for line in open(script) if line.startswith("#PBS -"))
+with open(f"{jobs}/{name}", "w") as file:
+    file.write(f"{job.pid} {options['N']} {options['A']}")
+print(name)
+""",
+    "qstat": """
+import json, os
+jobs, told = os.environ["TOY_PBS"], {}
+for name in os.listdir(jobs):
+    pid, run, ticket = open(f"{jobs}/{name}").read().split(" ")
+    if os.path.exists(f"/proc/{pid}") and "State:\\tZ" not in open(f"/proc/{pid}/status").read():
+        told[name] = {"job_state": "R", "Job_Name": run, "Account_Name": ticket, "exec_host": "localhost/0"}
+print(json.dumps({"Jobs": told}))
+""",
+    "qdel": """
+import os, signal, sys
+os.killpg(int(open(f"{os.environ['TOY_PBS']}/{sys.argv[1]}").read().split(" ")[0]), signal.SIGTERM)
+""",
+}
+
+
+@pytest.fixture
+def pbs(toy, tmp_path):
+    """The batch system of the page, and programs that start each job at once."""
+    site, programs, jobs = tmp_path / "site", tmp_path / "programs", tmp_path / "jobs"
+    programs.mkdir()
+    jobs.mkdir()
+    (site / "pbs.py").write_text(blocks()[2])
+    (site / "toy-1.0.dist-info" / "entry_points.txt").write_text(f"[{kinds.GROUP}]\npbs = pbs:PbsCluster\n")
+    (tmp_path / "config" / "launch" / "clusters.yaml").unlink()
+    for name, text in PBS.items():
+        (programs / name).write_text(f"#!{sys.executable}{text}")
+        (programs / name).chmod(0o755)
+    toy.env |= {"TOY_PBS": str(jobs), "PATH": f"{programs}:{toy.env['PATH']}"}
+    return toy
+
+
+def test_the_batch_system_of_the_page_carries_runs_out_and_ends_them(pbs):
+    run = pbs.submit(pbs.chain(args="steps: 3"), "--on", "pbs")
+    assert (pbs.wait(run)["state"], pbs.status(run)["step"]) == ("succeeded", 3)
+    long = pbs.submit(pbs.chain(args="steps: 100000"), "--on", "pbs")
+    pbs.until("a step", lambda: pbs.status(long)["step"])
+    assert "2.server" in pbs.launch("cancel", long).stdout
+    assert pbs.status(long)["state"] == "cancelled"
 
 
 def test_a_run_of_a_kind_that_is_gone_is_told_of(toy):

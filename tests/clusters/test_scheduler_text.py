@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.clusters.batch.answers import read_settings, read_submitted
-from launcher.clusters.gridengine import queries as gridengine
-from launcher.clusters.gridengine import reasons as gridengine_reasons
+from launcher.clusters.gridengine import gridengine
 from launcher.clusters.slurm.queries import fate, jobs, nodes, reasons, site, states, values
 from launcher.clusters.slurm.queries.values import FIELD, JOB_ID, ROW
 from launcher.errors import Unreachable
@@ -49,7 +48,7 @@ PARSERS = {
     "qacct": (gridengine.read_account, GRIDENGINE),
     "qhost": (gridengine.read_hosts, GRIDENGINE),
     "qconf": (read_settings, GRIDENGINE),
-    "messages": (lambda text: gridengine_reasons.plain("qw", [text], [text]), GRIDENGINE),
+    "messages": (lambda text: gridengine.reason_of("qw", [text], [text]), GRIDENGINE),
 }
 ODD = [
     *("", FIELD, ROW, "\n", "\0", "\r", "\x1b[2J", "\x85", "\u2028", "\u202e", "²", "٣", "-1", "9" * 5000),

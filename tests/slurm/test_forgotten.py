@@ -8,7 +8,7 @@ import pytest
 from lab import all_pids, command, kill, parent
 from runs import causes, fingerprint_here, job_of, record, two_nodes
 
-from launcher.clusters.batch.queue import Phase
+from launcher.clusters.batch.batch import Phase
 from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from launcher.clusters.batch.batch import BatchSystem, Phase, QueuedJob
 from launcher.clusters.batch.hand_over import ThisCluster, ticket_on, tickets_of
-from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
 from launcher.clusters.place import CancelReport
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
@@ -33,7 +33,7 @@ _SHOWN = 8
 class Cancelling:
     """One cancel of one attempt."""
 
-    def __init__(self, queue: Queue, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> None:
+    def __init__(self, queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> None:
         self._queue = queue
         self._run, self._attempt, self._plan = run, attempt, plan
 

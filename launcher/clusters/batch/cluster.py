@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from launcher.clusters.batch.batch import BatchSystem, Ticket
 from launcher.clusters.batch.cancelling import Cancelling
 from launcher.clusters.batch.dependencies import dependency_problems
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
 from launcher.clusters.batch.look import look, of_each
 from launcher.clusters.batch.mend import include_nodes, mend
-from launcher.clusters.batch.queue import Queue, Ticket
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.place import CancelReport, Place, Preview
 from launcher.errors import Refused, Unreachable
@@ -32,7 +32,7 @@ class BatchCluster(Place):
     supports_reach = True
     takes: Sequence[str] = ()  # of what a spec says of waiting, `after` and `max_parallel` among it
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: BatchSystem) -> None:
         self.queue = queue
         self.kind = queue.kind
         self._heard: tuple[list[tuple[RunDir, AttemptDir]], list[ClusterWord | None]] = ([], [])
@@ -93,6 +93,6 @@ def job_of(run: RunDir, attempt: AttemptDir) -> str:
     return handle.job_id
 
 
-def queue_of(kind: str) -> Queue:
+def queue_of(kind: str) -> BatchSystem:
     """The scheduler of this kind of cluster: a process of a job is told the kind."""
     return cast("BatchCluster", of_kind(kind)).queue

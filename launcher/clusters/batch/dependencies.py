@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.clusters.batch.queue import Scheduler
+from launcher.clusters.batch.batch import BatchSystem
 from launcher.errors import Refused
 from launcher.plan.facts import Misfit
 from launcher.plan.model import AwaitedRun
@@ -28,13 +28,13 @@ def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]
     return found
 
 
-def dependency_problems(scheduler: Scheduler, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+def dependency_problems(scheduler: BatchSystem, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
     """Of the runs to follow, those that it cannot wait for, and those for which it is too late."""
     found = ((index, _problem(scheduler, one)) for index, one in enumerate(awaited))
     return [Misfit(f"queue.after.{index}", why, WAITS_HERE) for index, why in found if why]
 
 
-def _problem(scheduler: Scheduler, one: AwaitedRun) -> str:
+def _problem(scheduler: BatchSystem, one: AwaitedRun) -> str:
     if one.until not in _KNOWN:
         return f"{scheduler.called} knows how jobs end, and nothing of steps"
     attempt = newest(RunDir(Path(one.run_dir)))

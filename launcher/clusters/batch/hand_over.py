@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.batch.queue import Following, Phase, Queue, QueuedJob, Scheduler, Submitting, Ticket
+from launcher.clusters.batch.batch import BatchSystem, Phase, QueuedJob, Ticket
 from launcher.plan.queueing import begun
 from launcher.rundir.attempts import attempts, read_intent, read_plan
 from launcher.rundir.avoided import avoided
@@ -59,7 +59,7 @@ def run_of_element(where: Path, index: int | None) -> RunDir | None:
     return run if run.plan.exists() else None
 
 
-def hand_over(queue: Queue, job: BatchJob, *, again: bool = False) -> bool:
+def hand_over(queue: BatchSystem, job: BatchJob, *, again: bool = False) -> bool:
     """Have the scheduler take this job. `again`: somebody may have submitted it before, so it is looked for first.
 
     False where somebody is at it right now. Raises NotStarted where it is refused, Unreachable where nobody can tell.
@@ -95,7 +95,7 @@ class _Known(msgspec.Struct, frozen=True):
     phase: Phase | None = None
 
 
-def _name(queue: Submitting, job: BatchJob, made: str, index: int) -> str:
+def _name(queue: BatchSystem, job: BatchJob, made: str, index: int) -> str:
     return made if job.ticket.array is None else queue.name_of(made, index)
 
 
@@ -103,7 +103,7 @@ def _is_open(run: RunDir, attempt: AttemptDir) -> bool:
     return run.plan.exists() and not attempt.handle.exists() and not attempt.end.exists()
 
 
-def _known(queue: Following, job: BatchJob) -> _Known | None:
+def _known(queue: BatchSystem, job: BatchJob) -> _Known | None:
     """What the scheduler says now: an answer from before we had the lock may be older than the job.
 
     An attempt that follows another may be the older job's, put back by a controller that did not answer in time.
@@ -140,7 +140,7 @@ def tickets_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
             yield folder.name.removeprefix(BATCH_PREFIX), names.index(run.path.name)
 
 
-def _submit(queue: Submitting, job: BatchJob, lock: int) -> str:
+def _submit(queue: BatchSystem, job: BatchJob, lock: int) -> str:
     run, attempt = next((run, attempt) for run, attempt in job.members if run.plan.exists())
     plan = read_plan(run, attempt.number)
     if read_intent(attempt).reason == "requeue":
@@ -154,7 +154,7 @@ def _submit(queue: Submitting, job: BatchJob, lock: int) -> str:
 class ThisCluster:
     """The cluster that answers here; asked for its name at most once, and only where it matters."""
 
-    def __init__(self, queue: Scheduler) -> None:
+    def __init__(self, queue: BatchSystem) -> None:
         self._queue = queue
 
     @cached_property

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from launcher.clusters.batch.batch import BatchSystem, Phase, QueuedJob
 from launcher.clusters.batch.hand_over import ThisCluster, batch_job_of
-from launcher.clusters.batch.queue import Following, Phase, QueuedJob
 from launcher.errors import LaunchError, Unreachable
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import read_record, readable
@@ -25,7 +25,7 @@ Asked = Sequence[tuple[RunDir, AttemptDir]]
 Words = list[ClusterWord | None]
 
 
-def look(queue: Following, attempts: Asked) -> Words:
+def look(queue: BatchSystem, attempts: Asked) -> Words:
     """The word on each attempt; None where it is still being submitted."""
     handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
     try:
@@ -55,7 +55,7 @@ def silence(attempts: Asked, error: Unreachable) -> Words:
     return [_last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
 
 
-def words_on(queue: Following, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]) -> Words:
+def words_on(queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]) -> Words:
     """The word on each, by the jobs that the scheduler shows."""
     now, shown = time.time(), {job.id: job for job in jobs}
     asked = [
@@ -89,7 +89,7 @@ class _Asked(msgspec.Struct, frozen=True):
         return "" if self.job is not None and self.job.may_have(self.handle.ticket) else self.handle.job_id
 
 
-def _words_on_doubtful(queue: Following, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
+def _words_on_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
     """Of jobs that are not shown, or not as ours: on another cluster, known to the accounts, or gone."""
     here = ThisCluster(queue)
     try:
@@ -103,7 +103,7 @@ def _words_on_doubtful(queue: Following, asked: Sequence[_Asked], now: float) ->
     return words | _words_on_forgotten(queue, [one for one in asked if one.forgotten and one.attempt not in away], now)
 
 
-def _words_on_forgotten(queue: Following, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
+def _words_on_forgotten(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
     """What the accounts say; silent accounts make nobody else silent."""
     if not asked:
         return {}
@@ -116,14 +116,14 @@ def _words_on_forgotten(queue: Following, asked: Sequence[_Asked], now: float) -
     return {one.attempt: known.get(one.forgotten) or ClusterWord(_GONE, "", now, one.forgotten) for one in asked}
 
 
-def _answer(queue: Following, attempt: AttemptDir, word: ClusterWord | None, now: float) -> ClusterWord | None:
+def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterWord | None, now: float) -> ClusterWord | None:
     if word is None:
         return _being_submitted(queue, attempt, now)
     before = readable(attempt.seen, ClusterWord) if word.phase == _GONE else None
     return before if before is not None and before.phase == Phase.ENDED else word
 
 
-def _being_submitted(queue: Following, attempt: AttemptDir, now: float) -> ClusterWord | None:
+def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterWord | None:
     """A word for an attempt that has no job yet, unless its submitter lives here and speaks for itself: it may be on
     another machine, or be dead while its client is not. Nobody has lost it."""
     if attempt.end.exists() or attempt.handle.exists() or alive(read_intent(attempt).created_by):
@@ -137,7 +137,7 @@ def is_left_lying(intent: Intent, now: float) -> bool:
     return lives is False or (lives is None and now - intent.created_at > _GIVEN_UP_S)
 
 
-def _word_of(queue: Following, job: QueuedJob, now: float) -> ClusterWord:
+def _word_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterWord:
     """Of a job that runs it has no text: that would stand in place of what the run itself says."""
     text = "" if job.phase is Phase.RUNNING else job.text
     if job.suspended:

@@ -8,9 +8,9 @@ import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
 
+from launcher.clusters.batch.batch import BatchSystem, Phase, QueuedJob
 from launcher.clusters.batch.hand_over import ThisCluster, batch_job_of, hand_over, tickets_of
 from launcher.clusters.batch.look import Asked, is_left_lying, silence, words_on
-from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
 from launcher.errors import Exit, NotStarted, Unreachable
 from launcher.rundir.attempts import newest, read_intent, read_plan
 from launcher.rundir.avoided import avoided, forget, is_over
@@ -24,7 +24,7 @@ from launcher.words import Cause, State
 _SEEN_AGAIN_S = 60.0
 
 
-def mend(queue: Queue, attempts: Asked) -> list[ClusterWord | None]:
+def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterWord | None]:
     """Gives what `look` would say afterwards, so that the scheduler is asked once for both."""
     here = ThisCluster(queue)
     try:
@@ -56,7 +56,7 @@ def _where_there_is_room() -> Iterator[None]:
             raise
 
 
-def _hand_over_what_lies(queue: Queue, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
+def _hand_over_what_lies(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
     now = time.time()
     if attempt.handle.exists() or not is_left_lying(read_intent(attempt), now) or here.elsewhere(run, attempt):
         return
@@ -67,7 +67,9 @@ def _hand_over_what_lies(queue: Queue, run: RunDir, attempt: AttemptDir, here: T
         write_end(run, attempt, end, read_plan(run, attempt.number))
 
 
-def _end_doubles(queue: Queue, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]) -> None:
+def _end_doubles(
+    queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
+) -> None:
     """Jobs that wait, and are not the newest attempt's: with its ticket, or an older one's that was put back late.
 
     Of an array every element is left to find out for itself: any of them may be some run's.
@@ -86,7 +88,7 @@ def _end_doubles(queue: Queue, attempts: Asked, handles: Sequence[Handle | None]
 
 
 def _let_wait_for_fewer(
-    queue: Queue, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
+    queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
     """Jobs that wait, and were told to avoid nodes whose time is over, may have these again."""
     now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
@@ -97,7 +99,7 @@ def _let_wait_for_fewer(
             forget(run, now)
 
 
-def include_nodes(queue: Queue, run: RunDir, hosts: Collection[str]) -> None:
+def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> None:
     """A job of the run that waits may have these nodes, or all, from now on."""
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None

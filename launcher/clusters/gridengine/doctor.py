@@ -7,13 +7,12 @@ from launcher.clusters.batch.answers import read_settings
 from launcher.clusters.batch.trial.carry_out import looked_over, minutes
 from launcher.clusters.batch.trial.checks import QueueWords
 from launcher.clusters.batch.trial.trial_jobs import TrialJobs
-from launcher.clusters.gridengine.queries import CALLED, ask, hosts_of
-from launcher.clusters.gridengine.queue import GridEngineQueue
+from launcher.clusters.gridengine.gridengine import CALLED, GridEngineSystem, ask, hosts_of
 from launcher.doctor.findings import Finding, ok, problem, warning
 from launcher.doctor.wish import DoctorWish
 
 WORDS = QueueWords(
-    queue=GridEngineQueue,
+    queue=GridEngineSystem,
     server="qmaster",
     silent_hint="load the site's module, or set SGE_ROOT",
     submit="qsub",
@@ -96,7 +95,7 @@ def trial_of(wish: DoctorWish, environments: Mapping[str, Mapping[str, str]], ho
         argv += ["-pe", name, str(nodes * slots)]
     for option, what in (("-q", "queue"), ("-P", "project")):
         argv += [option, chosen[what]] if what in chosen else []
-    return TrialJobs(GridEngineQueue(), WORDS, ask, argv, _ON_EACH, nodes, minutes())
+    return TrialJobs(GridEngineSystem(), WORDS, ask, argv, _ON_EACH, nodes, minutes())
 
 
 def _shown(*option: str) -> dict[str, str]:

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from launcher.clusters.batch.batch import Phase, QueuedJob
 from launcher.clusters.batch.cluster import BatchCluster, job_of
-from launcher.clusters.batch.queue import Phase, QueuedJob
 from launcher.clusters.place import HostNow
 from launcher.clusters.slurm.container import container_problems
 from launcher.clusters.slurm.queries.nodes import (
@@ -17,7 +17,7 @@ from launcher.clusters.slurm.queries.nodes import (
     read_partition_nodes,
     show_nodes,
 )
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 from launcher.clusters.slurm.reach import ask, clean_environment
 from launcher.errors import BadInput
 from launcher.plan.facts import Machine
@@ -36,7 +36,7 @@ class SlurmCluster(BatchCluster):
     takes = ("priority", "after", "hold", "at", "max_parallel")
 
     def __init__(self) -> None:
-        self._slurm = SlurmQueue()
+        self._slurm = SlurmSystem()
         super().__init__(self._slurm)
         self._nodes: dict[str | None, list[Node]] = {}
         self._containers: set[str] = set()  # that were found well

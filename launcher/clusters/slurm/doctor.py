@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.clusters.batch.queue import Phase
+from launcher.clusters.batch.batch import Phase
 from launcher.clusters.batch.trial.carry_out import looked_over, minutes
 from launcher.clusters.batch.trial.checks import QueueWords, TrialJob
 from launcher.clusters.batch.trial.trial_jobs import TrialJobs
@@ -20,7 +20,7 @@ from launcher.clusters.slurm.queries.jobs import read_sacct, read_test_only, sac
 from launcher.clusters.slurm.queries.reasons import plain
 from launcher.clusters.slurm.queries.states import read_state
 from launcher.clusters.slurm.queries.values import read_fields, read_number, read_time, read_word
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 from launcher.clusters.slurm.reach import ask
 from launcher.doctor.findings import Finding
 from launcher.doctor.wish import DoctorWish
@@ -28,7 +28,7 @@ from launcher.errors import Unreachable
 
 _LEAST_MEMORY_MB, _MEMORY_MB = 4000, 2000  # torch with CUDA needs 1 GB
 WORDS = QueueWords(
-    queue=SlurmQueue,
+    queue=SlurmSystem,
     server="controller",
     silent_hint="runs go on without it; `scontrol ping` shows when it is back",
     submit="sbatch",
@@ -130,7 +130,7 @@ def trial_of(wish: DoctorWish, shape: Shape) -> SlurmTrials:
     ]  # fmt: skip
     on_each = f"exec {' '.join(srun)} /bin/sh -c 'NODE=$SLURMD_NODENAME; eval \"$1\"' each {{program}}"
     submits = ["sbatch", "--parsable", *options(wish, shape, nodes)]
-    return SlurmTrials(SlurmQueue(), WORDS, ask, submits, on_each, nodes, minutes(shape.max_time_s))
+    return SlurmTrials(SlurmSystem(), WORDS, ask, submits, on_each, nodes, minutes(shape.max_time_s))
 
 
 def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launcher.clusters.batch.job.nodes import resolved
+from launcher.clusters.batch.batch import resolved
 from launcher.clusters.slurm.queries.nodes import read_hostnames, read_nodes, show_hostnames, show_nodes
 from launcher.clusters.slurm.reach import ask
 from launcher.errors import LaunchError, Unreachable

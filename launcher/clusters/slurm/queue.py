@@ -12,8 +12,18 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
+from launcher.clusters.batch.batch import (
+    LIMIT_S,
+    SUBMIT_S,
+    BatchSystem,
+    Fate,
+    JobStart,
+    NodeWord,
+    Phase,
+    QueuedJob,
+    Ticket,
+)
 from launcher.clusters.batch.client import deaf
-from launcher.clusters.batch.queue import LIMIT_S, SUBMIT_S, Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket
 from launcher.clusters.slurm import script, steps
 from launcher.clusters.slurm.dependencies import dependency_of
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of
@@ -52,13 +62,13 @@ _EXECUTOR = "launcher.clusters.slurm.executor"
 _DEPENDS = ("Dependency", "DependencyNeverSatisfied")
 
 
-class SlurmQueue(Queue):
+class SlurmSystem(BatchSystem):
     """What `batch` asks of Slurm."""
 
     kind = "slurm"
     called = CALLED
     sees, ends = "squeue -j", "scancel"
-    leaves_with: int | None = None  # a requeue ends the job's processes
+    ask = staticmethod(ask)
     warnings: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2)
 
     @cached_property

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters.batch.queue import Ticket, batch_command, nodes_asked, warned_before_s
+from launcher.clusters.batch.batch import Ticket, batch_command, nodes_asked, warned_before_s
 from launcher.clusters.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
 

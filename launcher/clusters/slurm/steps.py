@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.clusters.batch.queue import node_command
+from launcher.clusters.batch.batch import node_command
 from launcher.clusters.slurm.container import Container, container_of
 from launcher.clusters.slurm.script import gres_of
 from launcher.plan.model import Plan

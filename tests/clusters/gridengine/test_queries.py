@@ -7,11 +7,17 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.clusters.batch.answers import read_settings
+from launcher.clusters.batch.batch import Phase, QueuedJob
 from launcher.clusters.batch.client import Answer
-from launcher.clusters.batch.queue import Phase, QueuedJob
-from launcher.clusters.gridengine import queries
-from launcher.clusters.gridengine.cluster import GridEngineCluster
-from launcher.clusters.gridengine.queries import ask, phase_of, read_account, read_hosts, read_jobs
+from launcher.clusters.gridengine import gridengine
+from launcher.clusters.gridengine.gridengine import (
+    GridEngineCluster,
+    ask,
+    phase_of,
+    read_account,
+    read_hosts,
+    read_jobs,
+)
 from launcher.errors import Unreachable
 from launcher.spec.model import GridEngine, JobSpec, RunOptions
 from launcher.words import Cause, State
@@ -91,7 +97,7 @@ def test_hosts_as_they_are_now(monkeypatch):
     second = second.replace("'slots_used'>0", "'slots_used'>3")
     third = third.replace("'load_avg'>7.65", "'load_avg'>-")
     told = "<host name='node".join((text.split("<host name='node")[0], first, second, third))
-    monkeypatch.setattr(queries, "ask", lambda _: Answer(0, told, ""))
+    monkeypatch.setattr(gridengine, "ask", lambda _: Answer(0, told, ""))
     cluster = GridEngineCluster()
     monkeypatch.setattr(cluster.queue, "jobs", lambda: [QueuedJob("7", Phase.RUNNING, "r", hosts="node0,node9")])
     assert [(one.host, one.state, one.free_gpus, one.jobs) for one in cluster.hosts_now(SPEC)] == [

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from launcher.clusters.gridengine.queue import GridEngineQueue
+from launcher.clusters.gridengine.gridengine import GridEngineSystem
 from launcher.errors import LaunchError, NotStarted, Unreachable
 
 DENIED = "echo 'denied: host \"node0\" is neither submit nor admin host' >&2; exit 1"
@@ -26,7 +26,7 @@ def qsub(tmp_path, monkeypatch):
 
 def test_only_a_refusal_is_one(qsub, tmp_path):
     def submit():
-        return GridEngineQueue().submit(tmp_path / "job.sh", dict(os.environ), 1)
+        return GridEngineSystem().submit(tmp_path / "job.sh", dict(os.environ), 1)
 
     qsub("echo a banner; echo 12")
     assert submit() == "12"
@@ -42,30 +42,30 @@ def test_only_a_refusal_is_one(qsub, tmp_path):
 
 def test_an_execution_host_need_not_be_a_submit_host(qsub):
     qsub("exit 0")
-    assert GridEngineQueue().may_submit()
+    assert GridEngineSystem().may_submit()
     qsub("echo 'Unable to run job: no suitable queues' >&2; exit 1")  # of that job; ours may be another matter
-    assert GridEngineQueue().may_submit()
+    assert GridEngineSystem().may_submit()
     qsub(DENIED)
-    assert not GridEngineQueue().may_submit()
+    assert not GridEngineSystem().may_submit()
     qsub(SILENT)
     with pytest.raises(Unreachable):
-        GridEngineQueue().may_submit()
+        GridEngineSystem().may_submit()
 
 
 def test_a_site_is_called_as_its_cell_is(tmp_path, monkeypatch):
     for name in ("SGE_CLUSTER_NAME", "SGE_CELL", "SGE_ROOT"):
         monkeypatch.delenv(name, raising=False)
-    assert GridEngineQueue().site() == ""
+    assert GridEngineSystem().site() == ""
     monkeypatch.setenv("SGE_ROOT", str(tmp_path))
-    assert GridEngineQueue().site() == ""
+    assert GridEngineSystem().site() == ""
     (tmp_path / "default" / "common").mkdir(parents=True)
     (tmp_path / "default" / "common" / "cluster_name").write_text("p6444\n")
-    assert GridEngineQueue().site() == "p6444"
+    assert GridEngineSystem().site() == "p6444"
     monkeypatch.setenv("SGE_CLUSTER_NAME", "big")
-    assert GridEngineQueue().site() == "big"
+    assert GridEngineSystem().site() == "big"
 
 
 def test_hosts_without_the_file_of_another_job(tmp_path, monkeypatch):
     monkeypatch.setenv("JOB_LAUNCH_HOST", "localhost")
     monkeypatch.setenv("PE_HOSTFILE", str(tmp_path / "gone"))
-    assert list(GridEngineQueue().hosts()) == ["localhost"]
+    assert list(GridEngineSystem().hosts()) == ["localhost"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.clusters.gridengine.reasons import plain
+from launcher.clusters.gridengine.gridengine import reason_of
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ from launcher.clusters.gridengine.reasons import plain
     ],
 )
 def test_words(state, messages, said):
-    assert plain(state, [], messages) == said
+    assert reason_of(state, [], messages) == said
 
 
 def test_an_error_comes_first_with_what_to_do():
-    said = plain("Eqw", ["error: can't chdir to /gone"], ["Job is in error state"])
+    said = reason_of("Eqw", ["error: can't chdir to /gone"], ["Job is in error state"])
     assert (
         said == "it could not be started: error: can't chdir to /gone; once that is mended, qmod -cj lets it try again"
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.batch.job import environment
-from launcher.clusters.batch.queue import Ticket
-from launcher.clusters.gridengine.script import check_rule, script_of
+from launcher.clusters.batch import environment
+from launcher.clusters.batch.batch import Ticket
+from launcher.clusters.gridengine.gridengine import check_rule, script_of
 from launcher.errors import BadInput
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -48,7 +48,7 @@ def test_two_hosts(tmp_path):
         "#$ -l h_rt=3600,gpu=4,hostname=!(n7|n9),mem_free=4G",
     ]  # fmt: skip
     words = shlex.split(command)
-    assert words[:5] == ["exec", sys.executable, "-P", "-m", "launcher.clusters.batch.job.environment"]
+    assert words[:5] == ["exec", sys.executable, "-P", "-m", "launcher.clusters.batch.environment"]
     assert words[5:7] == ["--warn-after", "3480"]
     assert words[7:] == [
         sys.executable,

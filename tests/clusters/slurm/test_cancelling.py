@@ -10,7 +10,7 @@ from launcher import api
 from launcher.clusters.batch import cancelling
 from launcher.clusters.batch.cancelling import Cancelling
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 from launcher.errors import Exit, Unreachable
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import make_dir, read_record, write_record
@@ -29,7 +29,7 @@ def end_of(attempt):
 def test_its_own_job_is_ended(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "PENDING", "launch:mine nightly"), ("8", "PENDING", "launch:other"))
-    report = Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
+    report = Cancelling(SlurmSystem(), run, attempt, plan).carry_out()
     assert (report.ended, clients.ended) == (("job 7 (pending on n0)",), ["7"])
     assert end_of(attempt).state is State.CANCELLED
 
@@ -39,7 +39,7 @@ def test_the_job_of_a_run_that_has_ended_is_left_alone_and_so_is_its_folder(clie
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     write_record(attempt.end, AttemptEnd(State.SUCCEEDED, None, Exit.OK, time.time()))
     clients.rows(("7", "PENDING", comment))
-    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().already
+    assert Cancelling(SlurmSystem(), run, attempt, plan).carry_out().already
     assert clients.ended == []
     assert not attempt.stop.exists()
 
@@ -47,7 +47,7 @@ def test_the_job_of_a_run_that_has_ended_is_left_alone_and_so_is_its_folder(clie
 def test_a_job_with_the_ticket_of_another_run_is_not_ended(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "PENDING", "launch:another"))
-    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().ended == ()
+    assert Cancelling(SlurmSystem(), run, attempt, plan).carry_out().ended == ()
     assert clients.ended == []
     assert end_of(attempt).state is State.CANCELLED
 
@@ -56,7 +56,7 @@ def test_a_job_that_may_be_anybodys_is_not_ended_and_the_wish_stays(clients, sub
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "PENDING", "site:billing=x"))
     with pytest.raises(Unreachable, match="does not have this run's ticket") as caught:
-        Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
+        Cancelling(SlurmSystem(), run, attempt, plan).carry_out()
     assert any("scancel 7" in line for line in caught.value.lines)
     assert clients.ended == []
     assert is_cancelled(attempt) and end_of(attempt) is None
@@ -71,7 +71,7 @@ def test_a_run_whose_job_has_lost_its_comment_ends_by_its_folder(clients, submit
         write_record(attempt.end, AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time()))
 
     monkeypatch.setattr(cancelling.time, "sleep", its_keeper_reads_the_wish)
-    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().ended == ("job 7 (running on n0)",)
+    assert Cancelling(SlurmSystem(), run, attempt, plan).carry_out().ended == ("job 7 (running on n0)",)
     assert clients.ended == []
 
 
@@ -81,7 +81,7 @@ def test_on_another_cluster_the_wish_is_noted_and_nobody_says_that_it_is_over(cl
     write_record(attempt.site, Site("far"))
     clients.rows(*rows)
     with pytest.raises(Unreachable, match="ask on a login node of far"):
-        Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
+        Cancelling(SlurmSystem(), run, attempt, plan).carry_out()
     assert is_cancelled(attempt) and end_of(attempt) is None
     assert clients.ended == []
 
@@ -93,14 +93,14 @@ def test_of_an_array_without_its_id_the_runs_own_element_is_ended(clients, submi
     made = {name: submitted(f"train-{name}", None, "tick", batch=batch) for name in ("aaaa", "bbbb", "cccc")}
     clients.rows(("4_1", "PENDING", "launch:other"), *((f"5_{index}", "PENDING", "launch:tick") for index in range(3)))
     run, attempt, plan = made["bbbb"]
-    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().ended == ("job 5_1 (pending on n0)",)
+    assert Cancelling(SlurmSystem(), run, attempt, plan).carry_out().ended == ("job 5_1 (pending on n0)",)
     assert clients.ended == ["5_1"]
 
 
 def test_without_its_id_a_job_is_found_by_its_ticket(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", None, "mine")
     clients.rows(("7", "PENDING", "launch:other"), ("8", "PENDING", "launch:mine"))
-    Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
+    Cancelling(SlurmSystem(), run, attempt, plan).carry_out()
     assert clients.ended == ["8"]
 
 
@@ -110,7 +110,7 @@ def test_a_cancel_is_on_disk_where_slurm_is_silent_whatever_was_asked_before(cli
     ask_to_stop(attempt, before)
     clients.silent("squeue")
     with pytest.raises(Unreachable, match="in its folder"):
-        Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
+        Cancelling(SlurmSystem(), run, attempt, plan).carry_out()
     assert is_cancelled(attempt)
 
 
@@ -170,7 +170,7 @@ def test_by_its_name_a_live_job_is_ended_that_is_alone_and_no_arrays(clients, su
     damaged(run.attempts)
     states = {job: "PENDING" if job in live else "COMPLETED" for job in ("8", "9")}
     clients.rows(("7_0", "PENDING", "launch:array"), *((job, states[job], "launch:mine") for job in states))
-    cancelling_ = Cancelling(SlurmQueue(), run, attempt, plan)
+    cancelling_ = Cancelling(SlurmSystem(), run, attempt, plan)
     if len(live) > 1:
         with pytest.raises(Unreachable, match="2 jobs are called train-aaaa") as caught:
             cancelling_.carry_out()
@@ -187,7 +187,7 @@ def test_a_job_is_ended_though_state_json_alone_says_that_it_is_over(clients, su
     run, attempt, plan = submitted("train-aaaa", "8", "mine")
     write_record(run.state, replace(first_state(plan, 1), state=ended))
     clients.rows(("8", "PENDING", "launch:mine"))
-    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().ended == ("job 8 (pending on n0)",)
+    assert Cancelling(SlurmSystem(), run, attempt, plan).carry_out().ended == ("job 8 (pending on n0)",)
     assert clients.ended == ["8"]
 
 
@@ -232,7 +232,7 @@ def test_every_job_of_the_run_is_ended_whichever_attempt_it_was_made_for(clients
     write_record(again.handle, Handle("slurm", job_id="8", ticket="later"))
     rows = [("6", "PENDING", "launch:other"), ("7", "RUNNING", "launch:mine"), ("8", "PENDING", "launch:later")]
     clients.rows(*rows)
-    report = Cancelling(SlurmQueue(), run, again, plan).carry_out()
+    report = Cancelling(SlurmSystem(), run, again, plan).carry_out()
     assert sorted(report.ended) == ["job 7 (running on n0)", "job 8 (pending on n0)"]
     assert sorted(clients.ended) == ["7", "8"]
     assert end_of(again).state is State.CANCELLED
@@ -248,15 +248,15 @@ def test_a_cancel_waits_for_an_sbatch_that_is_under_way_and_ends_its_job(clients
         sbatch.__exit__(None, None, None)
 
     monkeypatch.setattr(cancelling.time, "sleep", done)
-    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().ended == ("job 8 (pending on n0)",)
+    assert Cancelling(SlurmSystem(), run, attempt, plan).carry_out().ended == ("job 8 (pending on n0)",)
     assert clients.ended == ["8"]
 
 
 def test_after_a_cancel_nobody_hands_the_attempt_over(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", None, "mine")
     clients.program("sbatch", "echo 9")
-    Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
-    assert hand_over(SlurmQueue(), batch_job_of(run, attempt))
+    Cancelling(SlurmSystem(), run, attempt, plan).carry_out()
+    assert hand_over(SlurmSystem(), batch_job_of(run, attempt))
     assert not attempt.handle.exists()
 
 
@@ -266,7 +266,7 @@ def test_what_was_cancelled_during_its_sbatch_has_no_job_afterwards(clients, sub
     write_record(tmp_path / "end", cancelled())
     write_record(tmp_path / "stop", StopRequest("cancel", time.time(), this_process()))
     clients.program("sbatch", f"cp '{tmp_path}/{by}' '{getattr(attempt, by)}'; echo 9")
-    hand_over(SlurmQueue(), batch_job_of(run, attempt))
+    hand_over(SlurmSystem(), batch_job_of(run, attempt))
     assert clients.ended == ["9"]
 
 
@@ -279,7 +279,7 @@ def test_a_node_that_slurm_does_not_hear_is_named_with_what_may_live_there(clien
     write_record(attempt.plan, replace(plan, nodes=nodes))
     clients.rows(("7", "PENDING", "launch:mine"))
     clients.program("scontrol", "echo NodeName=n0 State=IDLE; echo 'NodeName=n1 State=MIXED*'")
-    (line,) = Cancelling(SlurmQueue(), run, attempt, plan).carry_out().cut_off
+    (line,) = Cancelling(SlurmSystem(), run, attempt, plan).carry_out().cut_off
     assert line.startswith("n1 does not answer Slurm: ") and "its lease of 15 s" in line
 
 
@@ -288,4 +288,4 @@ def test_of_nodes_that_slurm_hears_and_where_it_is_silent_about_them_nothing_is_
     write_record(attempt.plan, replace(plan, nodes=(replace(plan.nodes[0], host="n0"),)))
     clients.rows(("7", "PENDING", "launch:mine"))
     clients.silent("scontrol")
-    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().cut_off == ()
+    assert Cancelling(SlurmSystem(), run, attempt, plan).carry_out().cut_off == ()

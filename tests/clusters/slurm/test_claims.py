@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from launcher.clusters.batch.job.claims import claim, next_attempt
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 from launcher.rundir.attempts import attempts, new_attempt
 from launcher.rundir.durable import read_lines, read_record, write_record
 from launcher.rundir.records import AttemptEnd, Event, Handle, ProcessId
@@ -22,7 +22,7 @@ def test_an_attempt_whose_submitter_died_is_the_first_jobs_that_starts_with_that
     """Of a job that starts again the comment says what it said before, whatever the attempt was to be known by."""
     write_record(begun.attempt.end, AttemptEnd(State.QUEUED, Cause.NODE_LOST, 15, 12.0))
     _, intent = new_attempt(begun.run, "slurm", "requeue", Cause.NODE_LOST, kind="slurm")
-    attempt = claim(SlurmQueue(), begun.run, job)
+    attempt = claim(SlurmSystem(), begun.run, job)
     handle = read_record(attempt.handle, Handle)
     assert (attempt.number, handle.job_id) == (2, job)
     assert handle.ticket == (intent.ticket if is_new else begun.ticket)
@@ -39,7 +39,7 @@ def test_a_lost_first_node_is_asked_for_by_slurms_name_of_it(begun, slurm_progra
     write_record(begun.attempt.handle, msgspec.structs.replace(handle, keeper=itself))
     if not written:
         begun.attempt.plan.unlink()
-    assert claim(SlurmQueue(), begun.run, begun.job).number == 2
+    assert claim(SlurmSystem(), begun.run, begun.job).number == 2
     assert read_record(begun.attempt.end, AttemptEnd).cause is cause
     (failure,) = [event for event in read_lines(begun.run.events, Event) if event.kind == "failure"]
     assert ("node0, the first node, is down" in failure.text) == (cause is Cause.NODE_LOST)
@@ -48,13 +48,13 @@ def test_a_lost_first_node_is_asked_for_by_slurms_name_of_it(begun, slurm_progra
 def test_who_did_not_see_that_another_has_gone_on_opens_no_further_attempt(begun, capsys):
     """A keeper that was cut off for a while: the job was started again meanwhile, or a new one was."""
     new_attempt(begun.run, "slurm", "requeue", Cause.NODE_LOST, kind="slurm")
-    assert next_attempt(SlurmQueue(), begun.run, begun.attempt, Cause.NODE_LOST, "7") is None
+    assert next_attempt(SlurmSystem(), begun.run, begun.attempt, Cause.NODE_LOST, "7") is None
     assert [one.number for one in attempts(begun.run)] == [1, 2]
     assert "attempt 2" in capsys.readouterr().err
 
 
 def test_after_a_killed_batch_process_the_next_one_goes_on_in_the_same_job(begun):
-    attempt = claim(SlurmQueue(), begun.run, begun.job, 9)
+    attempt = claim(SlurmSystem(), begun.run, begun.job, 9)
     assert (attempt.number, read_record(attempt.handle, Handle).job_id) == (2, begun.job)
     assert read_record(begun.attempt.end, AttemptEnd).state is State.QUEUED
     (failure,) = [event for event in read_lines(begun.run.events, Event) if event.kind == "failure"]

@@ -4,9 +4,9 @@ import io
 
 import pytest
 
+from launcher.clusters.batch.batch import JobStart
 from launcher.clusters.batch.job.batch_process import BatchSupervisor
-from launcher.clusters.batch.queue import JobStart
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 from launcher.errors import Exit
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import Damaged, read_record, write_record
@@ -19,9 +19,9 @@ from launcher.words import Cause, State
 
 @pytest.fixture
 def queue(monkeypatch):
-    monkeypatch.setattr(SlurmQueue, "hosts", lambda _: ["node0"])
+    monkeypatch.setattr(SlurmSystem, "hosts", lambda _: ["node0"])
     monkeypatch.setattr(strategy, "log_to", lambda _: None)
-    return SlurmQueue()
+    return SlurmSystem()
 
 
 def supervised(queue, begun):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from launcher.clusters.batch.queue import Fate
+from launcher.clusters.batch.batch import Fate
 from launcher.clusters.slurm.queries.fate import fate_of, show_job
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 
 # As Slurm 22.05 writes it, but for the fields that nobody reads.
 LINE = (
@@ -52,7 +52,7 @@ def test_the_earlier_starts_of_this_job_are_told_by_its_environment(monkeypatch,
     client(f"cat <<'END'\n{line('COMPLETING', restarts=2)}END\n")
     for restarts, expected in (("2", Fate.CANCELLED), ("1", Fate.QUEUED_AGAIN), ("", Fate.QUEUED_AGAIN)):
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-        assert SlurmQueue().fate("7") is expected
+        assert SlurmSystem().fate("7") is expected
 
 
 def test_it_asks_for_this_job_alone():

@@ -12,7 +12,7 @@ from launcher.clusters.batch.hand_over import batch_job_of, hand_over
 from launcher.clusters.batch.look import look
 from launcher.clusters.batch.mend import mend
 from launcher.clusters.slurm.queries.values import FIELD, ROW
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 from launcher.rundir.attempts import new_attempt, read_intent
 from launcher.rundir.avoided import avoided, is_over
 from launcher.rundir.durable import create_record, make_dir, read_record, write_record
@@ -27,7 +27,7 @@ DATABASE_DOWN = "echo 'sacct: error: Problem talking to the database: Connection
 
 def phases(*attempts):
     """The phase of each; why there is none where nobody can tell."""
-    words = mend(SlurmQueue(), [(run, attempt) for run, attempt, _ in attempts])
+    words = mend(SlurmSystem(), [(run, attempt) for run, attempt, _ in attempts])
     return [None if word is None else word.silent or word.phase for word in words]
 
 
@@ -52,7 +52,7 @@ def test_of_a_job_that_is_suspended_it_is_said(clients, submitted):
     run, attempt, _ = submitted("train-aaaa", "7", "mine")
     for word, said in (("SUSPENDED", True), ("RUNNING", False)):
         clients.rows(("7", word, "launch:mine"))
-        (seen,) = look(SlurmQueue(), [(run, attempt)])
+        (seen,) = look(SlurmSystem(), [(run, attempt)])
         assert (seen.phase, "suspended" in seen.text, bool(seen.text)) == ("running", said, said)
 
 
@@ -93,7 +93,7 @@ def test_where_a_job_is_handed_to_is_noted_before_it_is(clients, submitted, tmp_
     run, attempt, plan = submitted("train-aaaa", None, "mine")
     clients.program("sbatch", f"cat '{attempt.site}' > '{tmp_path}/noted'; echo 9")
     write_record(attempt.plan, plan)
-    hand_over(SlurmQueue(), batch_job_of(run, attempt))
+    hand_over(SlurmSystem(), batch_job_of(run, attempt))
     assert read_record(tmp_path / "noted", Site) == read_record(attempt.site, Site) == Site("here")
 
 
@@ -103,7 +103,7 @@ def test_an_array_notes_it_once_for_all(clients, submitted, tmp_path):
     write_record(BatchDir(batch).runs, [str(tmp_path / "train-aaaa"), str(tmp_path / "train-bbbb")])
     made = [submitted(f"train-{name}", None, "tick", batch=batch) for name in ("aaaa", "bbbb")]
     clients.program("sbatch", "echo 9")
-    hand_over(SlurmQueue(), batch_job_of(*made[0][:2]))
+    hand_over(SlurmSystem(), batch_job_of(*made[0][:2]))
     clients.cluster("far")
     assert all("on the Slurm cluster here" in silent for silent in phases(*made))
 
@@ -123,7 +123,7 @@ def test_silent_accounts_make_only_those_silent_that_squeue_does_not_show(client
     clients.rows(("8", "RUNNING", "launch:two"))
     clients.program("sacct", DATABASE_DOWN)
     write_record(lost[1].seen, ClusterWord("running", "RUNNING", 5.0, "7"))
-    words = mend(SlurmQueue(), [lost[:2], well[:2]])
+    words = mend(SlurmSystem(), [lost[:2], well[:2]])
     assert "accounting database does not answer" in words[0].silent and words[0].word == "RUNNING"
     assert (words[1].phase, words[1].silent) == ("running", "")
 
@@ -142,12 +142,12 @@ def test_a_run_says_itself_what_it_is_at_once_its_job_runs(clients, submitted):
     state = read_record(run.state, RunState)
     write_record(run.state, msgspec.structs.replace(state, state=State.REGROUPING, message="rank 3 was killed"))
     clients.rows(("7", "RUNNING", "launch:mine"))
-    [word] = mend(SlurmQueue(), [(run, attempt)])
+    [word] = mend(SlurmSystem(), [(run, attempt)])
     assert (word.phase, word.text) == ("running", "")
     facts = replace(read_facts(run.path), word=word)
     assert derive(facts).message == "rank 3 was killed"
     clients.rows(("7", "PENDING", "launch:mine"))
-    assert mend(SlurmQueue(), [(run, attempt)])[0].text
+    assert mend(SlurmSystem(), [(run, attempt)])[0].text
 
 
 # Until it has a job
@@ -157,7 +157,7 @@ def test_what_is_being_handed_over_on_another_machine_is_not_unknown(clients, su
     run, attempt, _ = submitted("train-aaaa", None, "mine")
     intent = read_intent(attempt)
     write_record(attempt.intent, msgspec.structs.replace(intent, created_by=of_another_machine()))
-    [word] = look(SlurmQueue(), [(run, attempt)])
+    [word] = look(SlurmSystem(), [(run, attempt)])
     status = derive(replace(read_facts(run.path), word=word))
     assert (status.state, status.message) == (State.QUEUED, "it is being handed to Slurm")
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.clusters.batch.look import look
 from launcher.clusters.slurm.queries.values import FIELD, ROW
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 from launcher.errors import LaunchError
 from launcher.rundir.records import ClusterWord
 from tests.sizes import NIGHTLY, SCALE, SEED
@@ -29,7 +29,7 @@ def running(clients, submitted):
     """A job that runs, as Slurm says of it honestly."""
     run, attempt, _ = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "RUNNING", "launch:mine"))
-    (word,) = look(SlurmQueue(), [(run, attempt)])
+    (word,) = look(SlurmSystem(), [(run, attempt)])
     assert word.phase == "running"
     return run, attempt
 
@@ -57,7 +57,7 @@ def test_any_answer_is_a_word_or_one_error(clients, tmp_path, running, program, 
         clients.program(program, f"cat '{said}'; exit {code}")
         began = time.monotonic()
         try:
-            (word,) = look(SlurmQueue(), [(run, attempt)])
+            (word,) = look(SlurmSystem(), [(run, attempt)])
             told.add(None if word is None else word.silent or word.phase)
             assert word is None or msgspec.convert(msgspec.to_builtins(word), ClusterWord) == word
         except LaunchError as error:

@@ -13,7 +13,7 @@ from launcher.clusters.batch.job.claims import claim
 from launcher.clusters.batch.job.next_job import NextJob
 from launcher.clusters.batch.look import look
 from launcher.clusters.slurm.queries.values import FIELD, ROW
-from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.clusters.slurm.queue import SlurmSystem
 from launcher.recovery.policy import restarts_by_cause
 from launcher.rundir.attempts import new_attempt, newest
 from launcher.rundir.avoided import avoid, avoided
@@ -71,7 +71,7 @@ def moves(begun, slurm_programs, monkeypatch):
         end = AttemptEnd(State.QUEUED, cause, 15, time.time(), "a new attempt follows")
         write_record(begun.attempt.end, end)
         wakeup = Waits()
-        assert NextJob(SlurmQueue(), begun.run, begun.plan, begun.job, wakeup).follow(begun.attempt, end) == (None, 0)
+        assert NextJob(SlurmSystem(), begun.run, begun.plan, begun.job, wakeup).follow(begun.attempt, end) == (None, 0)
         return wakeup.asked_s
 
     return after
@@ -174,17 +174,17 @@ def row(job, state, comment):
 def test_with_no_new_job_for_a_lost_node_the_next_attempt_is_the_same_jobs(begun, moves, slurm_programs):
     assert moves(Cause.NODE_LOST, sbatch=REFUSED) == [120.0]
     slurm_programs(squeue=row("7", "PENDING", f"launch:{begun.ticket}"))
-    assert look(SlurmQueue(), [(begun.run, newest(begun.run))])[0].phase == "queued"
-    attempt = claim(SlurmQueue(), begun.run, "7")
+    assert look(SlurmSystem(), [(begun.run, newest(begun.run))])[0].phase == "queued"
+    attempt = claim(SlurmSystem(), begun.run, "7")
     assert attempt == newest(begun.run) and not attempt.end.exists()
     slurm_programs(squeue=row("7", "RUNNING", f"launch:{begun.ticket}"))
-    assert look(SlurmQueue(), [(begun.run, attempt)])[0].phase == "running"
-    assert claim(SlurmQueue(), begun.run, "9") is None
+    assert look(SlurmSystem(), [(begun.run, attempt)])[0].phase == "running"
+    assert claim(SlurmSystem(), begun.run, "9") is None
 
 
 @pytest.mark.parametrize("cause", [Cause.NODE_LOST, Cause.PREEMPTED])
 def test_from_a_host_that_may_not_submit_no_new_job_is_tried(begun, moves, slurm_programs, monkeypatch, cause):
-    monkeypatch.setattr(SlurmQueue, "may_submit", lambda _: False)
+    monkeypatch.setattr(SlurmSystem, "may_submit", lambda _: False)
     assert moves(cause, scontrol=scontrol(requeue=DISABLED)) == []
     assert not any(words.startswith("sbatch") for words in slurm_programs.asked())
     assert newest(begun.run) == begun.attempt
@@ -199,7 +199,7 @@ def test_with_neither_a_new_job_nor_a_requeue_the_run_has_failed_and_says_why(be
     assert (status.state, status.cause, status.exit_code) == (State.FAILED, cause, 15)
     assert "presently disabled" in status.message and "Access/permission denied" in status.message
     assert read_record(newest(begun.run).end, AttemptEnd).state is State.FAILED
-    assert claim(SlurmQueue(), begun.run, "7") is None
+    assert claim(SlurmSystem(), begun.run, "7") is None
 
 
 # Where somebody else has gone on with the run
@@ -222,7 +222,7 @@ def test_of_two_that_go_on_at_once_one_gets_a_job(begun, moves, slurm_programs, 
         new_attempt(begun.run, "slurm", "requeue", Cause.NODE_LOST, kind="slurm")
         return True
 
-    monkeypatch.setattr(SlurmQueue, "may_submit", may_submit)
+    monkeypatch.setattr(SlurmSystem, "may_submit", may_submit)
     assert moves(Cause.NODE_LOST) == []
     assert jobs_made(slurm_programs) == []
     assert newest(begun.run).number == 2 and not newest(begun.run).handle.exists()
@@ -267,7 +267,7 @@ def lose_node_1(begun):
         append_line(begun.run.events, Event(time.time(), 1, "agent_lost", "node 1 is not heard", node=1))
         end = AttemptEnd(State.QUEUED, Cause.NODE_LOST, 15, time.time(), "a new attempt follows")
         write_record(begun.attempt.end, end)
-        return NextJob(SlurmQueue(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)[0]
+        return NextJob(SlurmSystem(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)[0]
 
     return lose
 
@@ -301,7 +301,7 @@ def test_a_node_that_is_unfit_is_avoided_though_its_agent_is_heard(begun, slurm_
         append_line(begun.run.events, event)
     end = AttemptEnd(State.QUEUED, Cause.KILLED, 15, time.time(), "a new attempt follows")
     write_record(begun.attempt.end, end)
-    NextJob(SlurmQueue(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)
+    NextJob(SlurmSystem(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)
     assert [(blame.host, blame.evidence) for blame in avoided(begun.run)] == [("node1", seen)]
     assert read_record(begun.run.attempt(2).handle, Handle).job_id == "9", "a new job, which leaves it out"
 
@@ -345,6 +345,6 @@ def test_who_heard_nobody_not_even_itself_was_asleep_and_blames_no_node(begun, s
         append_line(begun.run.events, Event(time.time(), 1, "agent_lost", f"node {node} is not heard", node=node))
     end = AttemptEnd(State.QUEUED, Cause.NODE_LOST, 15, time.time(), "a new attempt follows")
     write_record(begun.attempt.end, end)
-    after, _ = NextJob(SlurmQueue(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)
+    after, _ = NextJob(SlurmSystem(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)
     assert after is not None and after.number == 2  # on the nodes that there are
     assert avoided(begun.run) == [] and jobs_made(slurm_programs) == []

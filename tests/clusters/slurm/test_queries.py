@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.clusters.batch.answers import read_submitted
-from launcher.clusters.batch.queue import Phase
+from launcher.clusters.batch.batch import Phase
 from launcher.clusters.slurm.queries import jobs, nodes, site
 from launcher.clusters.slurm.queries.jobs import (
     cancel,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from launcher.clusters.batch.queue import Ticket, batch_command
+from launcher.clusters.batch.batch import Ticket, batch_command
 from launcher.clusters.slurm.script import gres_of, options, render, script_of, signal_before_s
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -55,7 +55,7 @@ GOLDEN = {
 # Parameters
 #SBATCH --chdir=/
 #SBATCH --comment=launch:c0ffee
-#SBATCH --cpus-per-task=2
+#SBATCH --cpus-per-task=1
 #SBATCH --job-name=train-7k3f
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1

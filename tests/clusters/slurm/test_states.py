@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from launcher.clusters.batch.queue import Phase
+from launcher.clusters.batch.batch import Phase
 from launcher.clusters.slurm.queries.states import WORDS, end_of, read_state
 from launcher.words import Cause, State
 from tests.sizes import SEED

@@ -20,6 +20,7 @@ import msgspec
 
 from launcher.agent.memory.tier import close_tier
 from launcher.agent.processes import die_with, end_all, tagged
+from launcher.clusters.batch.batch import BatchSystem, Fate, JobStart
 from launcher.clusters.batch.cluster import queue_of
 from launcher.clusters.batch.hand_over import run_of_element
 from launcher.clusters.batch.job.claims import claim
@@ -28,7 +29,6 @@ from launcher.clusters.batch.job.guard import HEARD
 from launcher.clusters.batch.job.next_job import NextJob
 from launcher.clusters.batch.job.nodes import seated
 from launcher.clusters.batch.job.wishes import BatchWishes
-from launcher.clusters.batch.queue import Fate, JobStart, Queue
 from launcher.clusters.other_runs import OtherRuns
 from launcher.errors import Exit
 from launcher.plan.model import Plan
@@ -71,7 +71,7 @@ class BatchSupervisor(Strategy):
         self.run = run
         return self.keep(queue, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
 
-    def keep(self, queue: Queue, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
+    def keep(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
         """Carry out one attempt after the other, as long as this allocation can."""
         if killed_by is not None:
             end_all(lambda: tagged(str(self.run.path), os.getuid()))
@@ -99,7 +99,7 @@ class BatchSupervisor(Strategy):
         return following
 
 
-def _wait_for_others(queue: Queue, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
+def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
     """Return None once nothing is left to wait for, else the code to leave the job with, which starts again later.
 
     A scheduler knows how jobs ended and not how runs did, which may have gone on in other jobs than those that it
@@ -125,7 +125,7 @@ def _wait_for_others(queue: Queue, run: RunDir, job: str, wakeup: Wakeup) -> int
     return queue.leaves_with if follows else _put_back(queue, run, attempt, plan, job)
 
 
-def _put_back(queue: Queue, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
+def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
     """Have the job start again, whose nodes are taken from it while it waits on them."""
     if queue.fate(job) is Fate.CANCELLED:
         write_end(run, attempt, cancelled(f"its {queue.called} job was cancelled"), plan)

@@ -4,8 +4,8 @@ import contextlib
 import signal
 import sys
 
+from launcher.clusters.batch.batch import BatchSystem
 from launcher.clusters.batch.job.nodes import what_took_the_node
-from launcher.clusters.batch.queue import InTheJob
 from launcher.errors import Refused
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest, read_intent, read_plan
@@ -18,7 +18,7 @@ from launcher.supervisor.attempt_end import cancelled, is_cancelled, settle, wri
 from launcher.words import Cause, State
 
 
-def claim(queue: InTheJob, run: RunDir, job: str, killed_by: int | None = None) -> AttemptDir | None:
+def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = None) -> AttemptDir | None:
     """The attempt that this start of the job carries out; None where there is nothing to do for it.
 
     `killed_by`: the signal that has killed the batch process before this one, in the same start.
@@ -46,7 +46,9 @@ def claim(queue: InTheJob, run: RunDir, job: str, killed_by: int | None = None) 
     return next_attempt(queue, run, attempt, end.cause, job)
 
 
-def next_attempt(queue: InTheJob, run: RunDir, before: AttemptDir, cause: Cause | None, job: str) -> AttemptDir | None:
+def next_attempt(
+    queue: BatchSystem, run: RunDir, before: AttemptDir, cause: Cause | None, job: str
+) -> AttemptDir | None:
     """The attempt after this one, in this job; None where another has gone on with the run meanwhile."""
     plan = read_plan(run, before.number)
     try:
@@ -66,7 +68,7 @@ def ticket_of(attempt: AttemptDir) -> str:
     return handle.ticket if handle is not None else ""
 
 
-def owner_of(queue: InTheJob, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
+def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
     """The job that the attempt belongs to: the first one that says so, which is ours where it has got none else."""
     with contextlib.suppress(FileExistsError):
         create_record(attempt.handle, Handle(queue.kind, job_id=job, ticket=_ticket_of_job(run, attempt, job)))
@@ -82,7 +84,7 @@ def _ticket_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
     return before.ticket if before is not None and before.job_id == job else read_intent(attempt).ticket
 
 
-def _take(queue: InTheJob, attempt: AttemptDir, job: str, ticket: str) -> bool:
+def _take(queue: BatchSystem, attempt: AttemptDir, job: str, ticket: str) -> bool:
     """True for the one process that may carry this attempt out."""
     if not claim_attempt(attempt.started):
         return False
@@ -99,7 +101,9 @@ def cancel(run: RunDir, attempt: AttemptDir) -> None:
     write_end(run, attempt, cancelled(), read_plan(run, attempt.number))
 
 
-def _speak_for_the_one_before(queue: InTheJob, run: RunDir, attempt: AttemptDir, killed_by: int | None) -> AttemptEnd:
+def _speak_for_the_one_before(
+    queue: BatchSystem, run: RunDir, attempt: AttemptDir, killed_by: int | None
+) -> AttemptEnd:
     """The job was taken from its nodes, or the process killed, without a word of the attempt that ran there."""
     if killed_by is None:
         cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from launcher.clusters.batch.queue import LIMIT_S, InTheJob
+from launcher.clusters.batch.batch import LIMIT_S, BatchSystem
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.draining import ask_to_drain
@@ -19,7 +19,7 @@ _MOST = 200  # characters of what an administrator gives as the reason
 
 
 @contextmanager
-def watched_for_drains(queue: InTheJob, attempt: AttemptDir, plan: Plan, look_s: float = _LOOK_S) -> Iterator[None]:
+def watched_for_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float = _LOOK_S) -> Iterator[None]:
     """As long as the attempt goes on; beside it, as a scheduler may take its time to answer."""
     if len(plan.nodes) <= plan.nodes_max:
         yield
@@ -34,13 +34,13 @@ def watched_for_drains(queue: InTheJob, attempt: AttemptDir, plan: Plan, look_s:
         watch.join(LIMIT_S)
 
 
-def _watch(queue: InTheJob, attempt: AttemptDir, plan: Plan, look_s: float, over: threading.Event) -> None:
+def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, over: threading.Event) -> None:
     told = set[int]()
     while not over.wait(look_s):
         told |= note_drains(queue, attempt, plan, told)
 
 
-def note_drains(queue: InTheJob, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
+def note_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
     """Have the coordinator hear of nodes that are drained by now, besides those that it was told of; gives these.
 
     One that is taken into use again stays without ranks until the next attempt. Nothing is new where nobody answers.

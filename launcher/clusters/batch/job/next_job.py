@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from launcher.clusters.batch.batch import BatchSystem, Fate
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
 from launcher.clusters.batch.job.claims import cancel, next_attempt, owner_of
 from launcher.clusters.batch.job.nodes import is_back, lost_nodes, unfit_nodes
-from launcher.clusters.batch.queue import Fate, Queue
 from launcher.errors import Exit, NotStarted, Refused, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest
@@ -36,7 +36,7 @@ _LAST_S = 120.0  # how long a requeued job waits for the scheduler to end it
 class NextJob:
     """The batch process of a job, whose run goes on."""
 
-    def __init__(self, queue: Queue, run: RunDir, plan: Plan, job: str, wakeup: Wakeup) -> None:
+    def __init__(self, queue: BatchSystem, run: RunDir, plan: Plan, job: str, wakeup: Wakeup) -> None:
         self._queue, self._run, self._plan, self._job, self._wakeup = queue, run, plan, job, wakeup
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> tuple[AttemptDir | None, int]:
@@ -189,7 +189,7 @@ class NextJob:
         return ""
 
 
-def _may_submit(queue: Queue) -> bool:
+def _may_submit(queue: BatchSystem) -> bool:
     """Not where the scheduler says so; one that is silent may yet take the job."""
     try:
         return queue.may_submit()
@@ -197,6 +197,6 @@ def _may_submit(queue: Queue) -> bool:
         return True
 
 
-def start_again(queue: Queue, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
+def start_again(queue: BatchSystem, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
     """The job is back in the queue: it is to start after that delay, and not on the nodes that the run avoids."""
     queue.start_again(plan, job, [blame.host for blame in avoided(run)], delay_s)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from launcher.clusters.batch.queue import InTheJob
+from launcher.clusters.batch.batch import BatchSystem
 from launcher.errors import LaunchError, Unreachable
 from launcher.plan.model import Plan
 from launcher.plan.on_hosts import with_hosts
@@ -37,16 +37,7 @@ def index_of(plan: Plan, host: str) -> int:
     raise LaunchError(f"this machine is {host}, which is no node of the attempt's plan: {[n.host for n in plan.nodes]}")
 
 
-def resolved(name: str, hint: str) -> str:
-    """The address that a host's name, or address, resolves to. `hint`: what to do where there is none."""
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise LaunchError(f"no address for host {name}: {error}", hint) from error
-    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
-
-
-def what_took_the_node(queue: InTheJob, host: str, since: float) -> tuple[Cause, str]:
+def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cause, str]:
     """Why a job was started anew although its attempt on this first host, begun then, left no last word."""
     taken = f"{queue.called} took {host or 'the nodes'} back without leaving time for a last word"
     if not host:

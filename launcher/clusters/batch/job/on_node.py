@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from launcher.agent.processes import signal_process
+from launcher.clusters.batch.batch import BatchSystem
 from launcher.clusters.batch.cluster import queue_of
 from launcher.clusters.batch.job.next_job import start_again
 from launcher.clusters.batch.job.nodes import index_of
-from launcher.clusters.batch.queue import Queue
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_plan
@@ -43,7 +43,7 @@ def main() -> int:
     return 0
 
 
-def stay(queue: Queue, run: RunDir, number: int) -> None:
+def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
     wakeup = Wakeup(queue.warnings)
     plan, attempt = read_plan(run, number), run.attempt(number)
     index = index_of(plan, queue.this_host())
@@ -55,7 +55,7 @@ def stay(queue: Queue, run: RunDir, number: int) -> None:
         keep(queue, plan, attempt, index, wakeup)
 
 
-def keep(queue: Queue, plan: Plan, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
+def keep(queue: BatchSystem, plan: Plan, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
     """Have the agent here, as long as it is wanted: who cannot hear the coordinator sees in the folder whether the
     attempt has ended meanwhile."""
     agent = agent_process(plan, attempt, index)
@@ -78,7 +78,7 @@ def keep(queue: Queue, plan: Plan, attempt: AttemptDir, index: int, wakeup: Wake
     agents.end()
 
 
-def see_to_the_first_node(queue: Queue, plan: Plan) -> bool:
+def see_to_the_first_node(queue: BatchSystem, plan: Plan) -> bool:
     """True where we had the job start anew: the coordinator has not been heard for a whole lease, and its host is down.
     A job that was not to be killed for a lost node is left as it is, without anybody in charge."""
     if queue.leaves_with is not None:

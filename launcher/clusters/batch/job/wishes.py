@@ -3,7 +3,7 @@
 import math
 import time
 
-from launcher.clusters.batch.queue import Queue
+from launcher.clusters.batch.batch import BatchSystem
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.durable import readable
@@ -24,7 +24,7 @@ class BatchWishes:
     The file is looked at every two seconds, for the day on which the controller cannot pass a signal on.
     """
 
-    def __init__(self, queue: Queue, wakeup: Wakeup, attempt: AttemptDir, plan: Plan, job: str) -> None:
+    def __init__(self, queue: BatchSystem, wakeup: Wakeup, attempt: AttemptDir, plan: Plan, job: str) -> None:
         self._queue, self._wakeup, self._attempt, self._job = queue, wakeup, attempt, job
         self._before_s = queue.warn_before_s(plan)
         self._look_at = time.monotonic() + _LOOK_S

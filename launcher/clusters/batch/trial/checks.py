@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from launcher.clusters.batch.queue import Queue
+from launcher.clusters.batch.batch import BatchSystem
 from launcher.doctor.checks import torch_finding
 from launcher.doctor.findings import Finding, all_of, ok, problem, warning
 from launcher.doctor.machine_there import Torch
@@ -146,7 +146,7 @@ def read_stopped(log: str) -> dict[str, tuple[int, str]]:
 class QueueWords:
     """What a batch queue and its programs are called in findings."""
 
-    queue: type[Queue]
+    queue: type[BatchSystem]
     server: str  # what its programs ask: controller
     silent_hint: str  # what to do where that does not answer
     submit: str  # sbatch

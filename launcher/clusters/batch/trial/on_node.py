@@ -14,8 +14,8 @@ from typing import Any
 
 from launcher.agent.interfaces import address_of
 from launcher.agent.machine import this_machine
+from launcher.clusters.batch.batch import resolved
 from launcher.clusters.batch.cluster import queue_of
-from launcher.clusters.batch.job.nodes import resolved
 from launcher.clusters.batch.trial.checks import Hello, NodeReport, launcher_version
 from launcher.clusters.batch.trial.mailbox import AT_WORK, file_of, read_end
 from launcher.doctor import machine_there

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.clusters.batch.answers import read_submitted
+from launcher.clusters.batch.batch import BatchSystem, Phase
 from launcher.clusters.batch.client import Answer, said_by
-from launcher.clusters.batch.queue import Phase, Queue
 from launcher.clusters.batch.trial.checks import QueueWords, Trial, TrialJob, no_nodes_finding, refused_finding
 from launcher.doctor.findings import Finding
 from launcher.errors import Unreachable
@@ -31,7 +31,7 @@ class NoTrial(Exception):
 class TrialJobs:
     """A queue of this kind, for trials on so many nodes."""
 
-    queue: Queue
+    queue: BatchSystem
     words: QueueWords
     ask: Callable[..., Answer]
     submits: Sequence[str]  # this command; it gets the script on its stdin

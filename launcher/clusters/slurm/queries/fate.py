@@ -1,6 +1,6 @@
 """Why Slurm ends a job whose batch process has got SIGTERM. Pure."""
 
-from launcher.clusters.batch.queue import Fate
+from launcher.clusters.batch.batch import Fate
 from launcher.clusters.slurm.queries.values import read_fields, read_number
 
 _UNSET = ("", "None", "N/A", "(null)", "Unknown")

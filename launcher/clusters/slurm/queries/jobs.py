@@ -6,7 +6,7 @@ from itertools import islice
 
 import msgspec
 
-from launcher.clusters.batch.queue import tickets_in
+from launcher.clusters.batch.batch import tickets_in
 from launcher.clusters.slurm.queries.states import JobState, read_state
 from launcher.clusters.slurm.queries.values import FIELD, JOB_ID, ROW, read_number, read_rows, read_time, read_word
 from launcher.errors import Unreachable

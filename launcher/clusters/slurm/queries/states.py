@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from launcher.clusters.batch.queue import Phase
+from launcher.clusters.batch.batch import Phase
 from launcher.words import Cause, State
 
 
