@@ -1,0 +1,234 @@
+"""The rules of a pool's quorum, as one host applies them: pure, with time as a value. README.md numbers the rules.
+
+It is Raft with attempts in the place of terms: `Voter` is what a host has on its disk, the messages are what hosts
+exchange, and every method says what follows. Whoever calls them writes a changed `Voter` to disk, fsynced, before it
+sends the answer. A method that begins with `against` returns the reason for a refusal, "" if there is none.
+
+    candidate                          voter
+    stand(2)       ─ RequestVote ────► against_vote, vote           one vote per attempt number, on disk
+    carries(...)   ◄──── granted ─────
+    open(2, ...)   ─ Open ───────────► against_open, accept         after the history was copied there
+    carries(...)   ◄──── accepted ────
+    settle(2)      ─ Settle ─────────► settle                       ranks may start
+    leads_until    ◄─ pulse, answer ─► may_vote_from, ranks_until   as long as it leads
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+Host = int
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """How new a host's records are: its newest attempt, and the length and digest of its history."""
+
+    attempt: int
+    length: int
+    digest: str
+
+    def as_new_as(self, other: "Records") -> bool:
+        """Whether whoever has these records lacks nothing of what `other` describes.
+
+        Histories of the same attempt have one writer, so the longer one contains the shorter one. Two of one length
+        that differ are damaged, and neither is taken for the other.
+        """
+        mine, theirs = (self.attempt, self.length), (other.attempt, other.length)
+        return mine > theirs or self == other
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first entry of an attempt: who leads it, and which hosts vote until the next one."""
+
+    attempt: int
+    leader: Host
+    voters: frozenset[Host]
+
+    def carried_by(self, together: Collection[Host], candidate: Host) -> bool:
+        """Whether these voters suffice for `candidate`: half of them for the attempt's leader, else more than half."""
+        there = len(self.voters.intersection(together))
+        return 2 * there > len(self.voters) or (candidate == self.leader and 2 * there == len(self.voters))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestVote:
+    attempt: int
+    candidate: Host
+    records: Records
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The attempt that an elected candidate opens, with all openings that are not known to be settled before it."""
+
+    openings: tuple[Opening, ...]
+    records: Records  # the candidate's: whoever accepts has the same
+
+    @property
+    def newest(self) -> Opening:
+        return self.openings[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Enough voters have accepted this attempt: what was before it is over."""
+
+    attempt: int
+    leader: Host
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """More history of the attempt, from its leader."""
+
+    attempt: int
+    leader: Host
+
+
+@dataclass(frozen=True, slots=True)
+class Voter:
+    """What one host has on its disk. `openings`: the last one known to be settled, then those that may yet be."""
+
+    me: Host
+    voted: tuple[int, Host]  # the newest attempt number that had its vote, and whose it was
+    openings: tuple[Opening, ...]
+
+    @property
+    def newest(self) -> Opening:
+        return self.openings[-1]
+
+    @property
+    def settled(self) -> bool:
+        """Whether the newest attempt is known to have been accepted by enough voters."""
+        return len(self.openings) == 1
+
+    @property
+    def leads(self) -> bool:
+        return self.settled and self.newest.leader == self.me and self.voted[0] == self.newest.attempt
+
+    @property
+    def has_vote(self) -> bool:
+        """Whether this host is a voter by each opening; one that came back later works, and does not vote."""
+        return all(self.me in opening.voters for opening in self.openings)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the newest attempt's leader may count this host as heard: not once it has voted for another one."""
+        return self.has_vote and self.voted[0] == self.newest.attempt
+
+    @property
+    def next_number(self) -> int:
+        return 1 + max(self.voted[0], self.newest.attempt)
+
+    # -- votes
+
+    def stand(self, number: int) -> "Voter":
+        """Vote for itself. Raises ValueError for a number that had its vote."""
+        if number < self.next_number:
+            raise ValueError(f"attempt {number} had the vote of host {self.me} already")
+        return replace(self, voted=(number, self.me))
+
+    def against_vote(self, asked: RequestVote, mine: Records, *, hears_leader: bool) -> str:
+        if (asked.attempt, asked.candidate) == self.voted:
+            return ""  # the answer was lost, and is given again
+        if asked.attempt < self.next_number:
+            return f"attempt {asked.attempt} is not newer than attempt {self.next_number - 1}, which it knows"
+        if hears_leader and asked.candidate != self.newest.leader:
+            return "it hears its leader"
+        if not self.is_as_new(asked.records, mine):
+            return "the candidate's records are older than its own"
+        return ""
+
+    def vote(self, asked: RequestVote) -> "Voter":
+        return replace(self, voted=(asked.attempt, asked.candidate))
+
+    def is_as_new(self, records: Records, mine: Records) -> bool:
+        return records.as_new_as(mine)
+
+    def carries(self, others: Collection[Host]) -> bool:
+        """Whether this host and these others are enough by each opening: to be elected, to open, to keep an entry."""
+        together = {self.me, *others}
+        return all(opening.carried_by(together, self.me) for opening in self.openings)
+
+    def missing(self, others: Collection[Host]) -> frozenset[Host]:
+        """The voters that are neither this host nor among these others."""
+        return frozenset().union(*(opening.voters for opening in self.openings)) - {self.me, *others}
+
+    # -- attempts
+
+    def open(self, number: int, voters: Iterable[Host]) -> "Voter":
+        """Begin an attempt as its leader, once elected. Raises ValueError for one that it was not elected for."""
+        chosen = frozenset(voters)
+        if self.voted != (number, self.me) or number <= self.newest.attempt or self.me not in chosen:
+            raise ValueError(f"host {self.me} was not elected for attempt {number}")
+        return replace(self, openings=(*self.openings, Opening(number, self.me, chosen)))
+
+    def against_open(self, said: Open, mine: Records) -> str:
+        """`mine`: with the candidate's history copied here, which `against_append` has let in."""
+        why = self._against_leader(said.newest.attempt, said.newest.leader)
+        if why or said.newest == self.newest:
+            return why
+        if said.newest.attempt <= self.newest.attempt:
+            return f"attempt {self.newest.attempt} is the newest here"
+        return "" if mine.digest == said.records.digest else "it lacks some of the leader's history"
+
+    def accept(self, said: Open) -> "Voter":
+        if said.newest == self.newest:
+            return self
+        return replace(self, voted=(said.newest.attempt, said.newest.leader), openings=said.openings)
+
+    def against_append(self, said: Append) -> str:
+        """Taken of the leader of the newest attempt, and of a candidate that was elected with this host's vote."""
+        why = self._against_leader(said.attempt, said.leader)
+        follows = said.attempt == self.newest.attempt and said.leader == self.newest.leader
+        if why or follows or self.voted == (said.attempt, said.leader):
+            return why
+        return f"host {said.leader} does not lead attempt {said.attempt} for it"
+
+    def settle(self, said: Settle) -> "Voter":
+        """Forget what was before the attempt, if it is the newest here."""
+        if (said.attempt, said.leader) != (self.newest.attempt, self.newest.leader):
+            return self
+        return replace(self, openings=self.openings[-1:])
+
+    def _against_leader(self, attempt: int, leader: Host) -> str:
+        if self.voted[0] > attempt:
+            return f"attempt {self.voted[0]} has its vote"
+        if self.voted[0] == attempt and self.voted[1] != leader:
+            return f"attempt {attempt} has its vote for another"
+        return ""
+
+    # -- time: seconds by the clock of the host that asks, which runs as fast as the others' do
+
+    def leads_until(self, confirmed_at: Mapping[Host, float], lease_s: float) -> float:
+        """The moment until which a leader leads.
+
+        `confirmed_at`: when it sent the newest answer that the voter is known to have received. The voter got it later,
+        and gives nobody its vote for a lease from then on.
+        """
+        at = sorted((confirmed_at.get(one, -inf) for one in self.newest.voters - {self.me}), reverse=True)
+        others = (len(self.newest.voters) + 1) // 2 - 1
+        return at[others - 1] + lease_s if others else inf
+
+
+def leave_s(now: float, leads_until: float, lease_s: float) -> float:
+    """For how long an answer of the leader lets ranks run: no longer than it surely leads itself."""
+    return max(0.0, min(lease_s, leads_until - now))
+
+
+def ranks_until(asked_at: float, leave: float) -> float:
+    """Until when ranks may run on a host that asked at this moment and got this leave: no delay adds to it."""
+    return asked_at + leave
+
+
+def may_vote_from(answered_at: float, lease_s: float) -> float:
+    """From when on a host counts as one that hears no leader. A host that was started now has heard it now."""
+    return answered_at + lease_s
+
+
+def may_start_from(ended_at: float, lease_s: float, *, all_ended: bool) -> float:
+    """When ranks of the next attempt may start. `all_ended`: every host of the last one has ended its ranks; otherwise
+    the leave that they were given has to run out."""
+    return ended_at if all_ended else ended_at + lease_s
