@@ -29,7 +29,6 @@ from launcher.agent.coordination.effects import (
     StoodStill,
     Tick,
 )
-from launcher.agent.coordination.nodes import NOBODY_VOTES
 from launcher.agent.messages import (
     CheckLink,
     ContinueInPlace,
@@ -58,7 +57,7 @@ from launcher.clock import ENDING_S, lease_of_ranks
 from launcher.ids import parse_run_id
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.recovery.policy import budget_of, restarts_by_cause
-from launcher.rundir.records import AttemptEnd, Event, ProcessId, RankExit, Rolls, RunState
+from launcher.rundir.records import AttemptEnd, Event, ProcessId, RankExit, RunState
 from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions
 from launcher.words import Cause
 
@@ -145,15 +144,14 @@ class Cluster:
         attempt: int = 1,
         wall_jump: float = 0.0,
         used_s: float = 0.0,
-        counts: Rolls = NOBODY_VOTES,
     ) -> None:
         self.plan = plan
         self.mono = 100.0
         self.wall_jump = wall_jump
         self.events: list[Event] = list(history)
         self.own_events: list[Event] = []
-        self.coordinator = Coordinator(plan, attempt, self.events, self.now, used_s=used_s, counts=counts)
-        self.twin = Coordinator(plan, attempt, self.events, Now(self.mono, 5.0), used_s=used_s, counts=counts)
+        self.coordinator = Coordinator(plan, attempt, self.events, self.now, used_s=used_s)
+        self.twin = Coordinator(plan, attempt, self.events, Now(self.mono, 5.0), used_s=used_s)
         self.agents: dict[int, Agent] = {}
         self.up: dict[int, deque[In]] = defaultdict(deque)
         self.down: dict[int, deque[ToAgent]] = defaultdict(deque)
@@ -202,7 +200,7 @@ class Cluster:
 
     def _note_heard(self, event: In) -> None:
         match event:
-            case Tick() | StoodStill() | Rolls() | ProvenDead() | Drain() | Move():
+            case Tick() | StoodStill() | ProvenDead() | Drain() | Move():
                 pass
             case Disconnected(node=node):
                 self.linked.discard(node)

@@ -23,25 +23,23 @@ from launcher.agent.coordination.effects import (
     StoodStill,
     Tick,
 )
-from launcher.agent.coordination.nodes import NOBODY_VOTES
 from launcher.agent.messages import ToAgent, ToCoordinator
 from launcher.agent.scribe import Scribe
 from launcher.agent.wire import HANDSHAKE_S, Wire, WireError, WireServer, wire_key
 from launcher.clock import WakingClock, boottime
-from launcher.errors import Exit, Fenced, LaunchError
+from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import used_s_of
-from launcher.rundir.durable import Damaged, read_lines, read_record, read_sealed, readable, write_record
+from launcher.rundir.durable import Damaged, read_lines, read_record, readable, write_record
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import DrainRequest, Endpoint, Event, Handle, ProcessId, Rolls, RunState
+from launcher.rundir.records import DrainRequest, Endpoint, Event, Handle, ProcessId, RunState
 from launcher.words import State
 
 _STATE_S = 1.0
 _STATE_SOON_S = 0.05
 _WORTH_A_WORD_S = 1.0
-_ROLLS_S = 0.5
 _DRAIN_S = 0.5
 _KNOWN_S = 1.0
 _SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew before its old wire is known to be gone
@@ -62,8 +60,7 @@ class CoordinatorServer:
         job = handle.job_id if handle is not None else None
         used_s = time_used(run, attempt)
         self._clock, self._told_of_s = WakingClock(), 0.0
-        history, self._counts = read_lines(run.events, Event), who_counts(attempt, plan)
-        self._coordinator = Coordinator(plan, attempt.number, history, self._now(), job, used_s, self._counts)
+        self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
         self._scribe = Scribe(run, attempt, self._scribe_failed, plan.spec.recovery.lease_s)
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,8 +79,6 @@ class CoordinatorServer:
         self._keep_until_done(self._stay_known(here))
         if len(self._plan.nodes) > 1:  # the first one cannot be
             self._keep_until_done(self._hear_whose_ranks_move())
-        if self._counts.rolls:
-            self._keep_until_done(self._hear_who_counts())
 
     async def close(self) -> None:
         """Stop listening; agents have been told to leave."""
@@ -132,17 +127,6 @@ class CoordinatorServer:
             await asyncio.sleep(_KNOWN_S)
             with contextlib.suppress(OSError):  # a disk that takes nothing now may do so a second later
                 await asyncio.to_thread(keep_written, self._attempt.endpoint, here)
-
-    async def _hear_who_counts(self) -> None:
-        """The keeper writes it down, again and again until our state says that we count so: a damaged word, too."""
-        while not self.ended.done():
-            await asyncio.sleep(_ROLLS_S)
-            said = None
-            with contextlib.suppress(Damaged, OSError):
-                said = await asyncio.to_thread(read_sealed, self._attempt.rolls, Rolls)
-            if said is not None and said != self._counts:
-                self._handle(said)
-                self._counts = said if self._coordinator.counts_by(said) else self._counts
 
     async def _hear_whose_ranks_move(self) -> None:
         """Read what people (`launch nodes drain`, `launch nodes move`) and batch processes have written down."""
@@ -245,16 +229,6 @@ class CoordinatorServer:
                 self.ended.set_result(Exit.FENCED)
             else:
                 self.ended.set_exception(error)
-
-
-def who_counts(attempt: AttemptDir, plan: Plan) -> Rolls:
-    """As our keeper says. Raises LaunchError where nobody has said it, and the others may choose another leader."""
-    if not (plan.elects and plan.disks_apart):  # on a disk that all share, FENCE says who is the newest
-        return NOBODY_VOTES
-    said = read_sealed(attempt.rolls, Rolls)
-    if said is None:
-        raise LaunchError(f"{attempt.rolls}: expected who counts among the hosts, got no file")
-    return said
 
 
 def keep_written(path: Path, record: Endpoint) -> None:

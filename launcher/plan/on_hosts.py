@@ -30,6 +30,16 @@ def kept_at(plan: Plan, run_dir: str, python: str = "") -> Plan:
     return msgspec.structs.replace(plan, run_dir=run_dir, entry=entry, awaited=awaited)
 
 
+def voters_of(plan: Plan) -> frozenset[int]:
+    """The nodes that vote in the plan's attempt: those that it was opened on, where no disk is common to all of them.
+
+    Empty where nobody votes.
+    """
+    if not (plan.elects and plan.disks_apart):
+        return frozenset()
+    return frozenset(node.index for node in plan.nodes) - {*plan.away}
+
+
 def quorum(hosts: int) -> int:
     """How many hosts must be together where no disk is common to all that could tell who is the newest.
 

@@ -58,7 +58,6 @@ class AttemptDir:
     keeper_log = NamedFile("keeper.log")
     messenger_log = NamedFile("messenger.log")
     keepers = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
-    rolls = NamedFile("rolls.json")  # on the host of a pool that leads: who counts, for the coordinator there
     seat = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
     fetched = NamedFile("fetched")  # there once all that its ranks wrote on other machines has been copied here
     opened_on = NamedFile(
@@ -152,7 +151,7 @@ class RunDir:
     fence_lock = NamedFile(".fence-lock")  # held only while the fence is looked at and raised
     attempts = NamedFile("attempts")
     avoided = NamedFile("avoided.json")  # nodes that were lost and are not used again for a while
-    votes = NamedFile("votes.json")  # on a host of a pool: whom its keeper counts, and has promised what
+    voter = NamedFile("voter.json")  # on a host of a pool: its newest vote, and the attempts that it has accepted
     asked_back = NamedFile(".asked-back")  # touched when hosts that were lost are asked to take part again
     gone = NamedFile("gone.json")  # hosts whose word nobody waits for any more
     events = NamedFile("events.jsonl")

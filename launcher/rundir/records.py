@@ -257,13 +257,6 @@ class NodeLoad(msgspec.Struct, frozen=True):
     ranks: Annotated[tuple[RankLoad, ...], msgspec.Meta(max_length=10_000)] = ()
 
 
-class Rolls(msgspec.Struct, frozen=True):
-    """rolls.json: whom the keepers of a pool count, as the one that leads tells its coordinator."""
-
-    id: str  # of this word: state.json repeats it once the coordinator counts so
-    rolls: tuple[tuple[int, ...], ...]  # nodes of the attempt's plan; of several each counts for itself
-
-
 class RunState(msgspec.Struct, frozen=True):
     """state.json: the coordinator's last word, or the keeper's where the coordinator could not have one."""
 
@@ -298,7 +291,6 @@ class RunState(msgspec.Struct, frozen=True):
     ended_at: float | None = None
     job: str | None = None  # the cluster's id of it, where it has one
     used_s: float = 0.0  # how long attempts have lasted since a person submitted or resumed the run
-    counts_by: str = ""  # the newest word on who counts (`Rolls`) that the coordinator has taken
     updated_at: float = 0.0  # wall clock, for people
     boot_id: str = ""  # with `monotonic_s`, for comparing ages on the same machine
     monotonic_s: float = 0.0

@@ -6,7 +6,7 @@ from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.opening import START_S
 from launcher.agent.messages import Copied, Noted, NotFetched, NothingWhole, Pulse, ReplicaAddress, Settled
-from launcher.rundir.records import ANEW, KEPT, Event, Rolls
+from launcher.rundir.records import ANEW, KEPT, Event
 from launcher.spec.model import CheckpointOptions, JobSpec, Recovery, RunOptions
 from launcher.words import Cause, State
 
@@ -452,10 +452,10 @@ def test_cancelled_while_it_waits_it_is_cancelled() -> None:
 # -- too few hosts to go on: the others may have taken the run over
 
 
-def elected(nodes: int, *, spares: int, voters: int, away: tuple[int, ...] = ()) -> Cluster:
+def elected(nodes: int, *, spares: int, away: tuple[int, ...] = ()) -> Cluster:
     plan = plan_of(nodes, spares=spares, least=1)
-    plan = msgspec.structs.replace(plan, disks_apart=True, away=away)
-    cluster = Cluster(plan, attempt=2, counts=Rolls("first", (tuple(range(voters)),)))
+    plan = msgspec.structs.replace(plan, disks_apart=True, elects=True, away=away)
+    cluster = Cluster(plan, attempt=2)
     cluster.boot()
     cluster.advance(10)
     assert cluster.state().state is State.RUNNING
@@ -464,7 +464,7 @@ def elected(nodes: int, *, spares: int, voters: int, away: tuple[int, ...] = ())
 
 def test_ranks_that_need_nobody_else_are_ended_where_the_others_are_more_than_half() -> None:
     """Two spares that are cut off are two of three hosts, and elect a leader of their own."""
-    cluster = elected(1, spares=2, voters=3)
+    cluster = elected(1, spares=2)
     cluster.cut(1)
     cluster.advance(LEASE + 3)
     assert cluster.state().state is State.RUNNING
@@ -472,12 +472,12 @@ def test_ranks_that_need_nobody_else_are_ended_where_the_others_are_more_than_ha
     cluster.advance(LEASE + 3)
     assert cluster.end is not None
     assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
-    assert "1 of the 3 nodes that count are heard" in cluster.recorded("failure")[0].text
+    assert "1 of the 3 voters are heard" in cluster.recorded("failure")[0].text
     assert not cluster.agents[0].live
 
 
 def test_spares_whose_agents_are_back_within_their_lease_end_nothing() -> None:
-    cluster = elected(1, spares=2, voters=3)
+    cluster = elected(1, spares=2)
     cluster.kill(1)
     cluster.kill(2)
     cluster.advance(LEASE / 2)
@@ -488,7 +488,7 @@ def test_spares_whose_agents_are_back_within_their_lease_end_nothing() -> None:
 
 def test_with_guests_alone_nobody_goes_on() -> None:
     """They have no vote: the three that are cut off are more than half of those that have."""
-    cluster = elected(5, spares=0, voters=4, away=(4,))
+    cluster = elected(5, spares=0, away=(4,))
     for number in (1, 2, 3):
         cluster.cut(number)
     opened = len(cluster.recorded("generation_opened"))
@@ -496,45 +496,3 @@ def test_with_guests_alone_nobody_goes_on() -> None:
     assert cluster.end is not None and cluster.end.state is State.QUEUED
     assert len(cluster.recorded("generation_opened")) == opened
     assert not cluster.agents[0].live
-
-
-def test_a_host_that_is_counted_out_has_no_weight_though_its_agent_is_back() -> None:
-    """Of four hosts the last was counted out, and its agent is heard again before its keeper: with it the leader was
-    half of all, and beside it the two others more than half of the three that count."""
-    cluster = elected(1, spares=3, voters=4)
-    cluster.feed(Rolls("without", ((0, 1, 2),)))
-    assert cluster.state().counts_by == "without"
-    for number in (1, 2):
-        cluster.cut(number)
-    cluster.advance(LEASE + 3)
-    assert cluster.end is not None and cluster.end.state is State.QUEUED
-    assert "1 of the 3 nodes that count are heard" in cluster.recorded("failure")[0].text
-
-
-def test_while_a_roll_is_changed_the_hosts_of_both_are_needed() -> None:
-    cluster = elected(1, spares=4, voters=5)
-    cluster.feed(Rolls("both", ((0, 1, 2, 3, 4), (0, 1, 2))))
-    cluster.cut(3)
-    cluster.cut(4)
-    cluster.advance(LEASE + 3)
-    assert cluster.state().state is State.RUNNING
-    cluster.cut(2)
-    cluster.advance(LEASE + 3)
-    assert cluster.end is not None and "2 of the 5 nodes" in cluster.recorded("failure")[0].text
-
-
-def test_hosts_count_again_only_once_so_many_of_them_have_agents_here_that_nothing_ends() -> None:
-    """Keepers hear each other before agents have joined."""
-    cluster = elected(1, spares=4, voters=5)
-    cluster.feed(Rolls("two", ((0, 1),)))
-    for number in (2, 3, 4):
-        cluster.cut(number)
-    cluster.advance(LEASE + 3)
-    back = Rolls("back", ((0, 1), (0, 1, 2, 3, 4)))
-    cluster.feed(back)
-    cluster.advance(LEASE + 3)
-    assert (cluster.state().state, cluster.state().counts_by) == (State.RUNNING, "two")
-    cluster.boot(2)
-    cluster.advance(LEASE)
-    cluster.feed(back)
-    assert (cluster.state().state, cluster.state().counts_by) == (State.RUNNING, "back")

@@ -15,8 +15,9 @@ from launcher.agent.coordination.snapshot import Standing, run_state
 from launcher.agent.coordination.verdict import Verdict
 from launcher.clock import lease_of_places
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import voters_of
 from launcher.recovery.policy import as_explained, restarts_by_cause
-from launcher.rundir.records import ANEW, KEPT, Event, Rolls, RunState
+from launcher.rundir.records import ANEW, KEPT, Event, RunState
 
 
 class AttemptPhase(Enum):
@@ -69,12 +70,11 @@ class Attempt:
         now: Now,
         job: str | None,
         used_s: float,
-        counts: Rolls,
     ) -> None:
         self.plan = plan
         self.rules = plan.spec.recovery
         self.history = [event for event in as_explained(history) if event.kind in ("failure", "resumed")]
-        self.nodes = NodeTable(plan.nodes, lease_of_places(self.rules.lease_s), {*plan.away}, now.mono, counts)
+        self.nodes = NodeTable(plan.nodes, lease_of_places(self.rules.lease_s), {*plan.away}, now.mono, voters_of(plan))
         self.pace = pace_of(history)
         self.ledger = Ledger(number, self.pace, now)
         self.standing = Standing(number, restarts=restarts_by_cause(history, number), job=job)
@@ -120,12 +120,12 @@ class Attempt:
             raise AssertionError("no generation has been opened")
         return self.generation
 
-    def outvoted(self, counts: Rolls | None = None) -> tuple[int, int] | None:
-        """How many of how many are heard, where the others may go on without us: now, or once these count.
+    def outvoted(self) -> tuple[int, int] | None:
+        """How many of how many voters are heard, where the others may go on without us.
 
         Nodes of the generation or not: any may have been cut off.
         """
-        return self.nodes.short_of(self.nodes.heard(self.mono), counts)
+        return self.nodes.short_of(self.nodes.heard(self.mono))
 
     def next_number(self) -> int:
         """Of a new generation."""

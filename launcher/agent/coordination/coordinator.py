@@ -22,12 +22,12 @@ from launcher.agent.coordination.in_place.continuing import HotOpener
 from launcher.agent.coordination.in_place.draining import Drainer
 from launcher.agent.coordination.in_place.joining import Joiner
 from launcher.agent.coordination.links import Links
-from launcher.agent.coordination.nodes import NOBODY_VOTES, KnownNode
+from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.opening import Opener
 from launcher.agent.coordination.verdict import Verdict
 from launcher.agent.coordination.watching import Watch
 from launcher.plan.model import Plan
-from launcher.rundir.records import Event, Rolls, RunState
+from launcher.rundir.records import Event, RunState
 from launcher.words import Cause, State, exit_of
 
 
@@ -42,9 +42,8 @@ class Coordinator:
         now: Now,
         job: str | None = None,
         used_s: float = 0.0,
-        counts: Rolls = NOBODY_VOTES,
     ) -> None:
-        self._attempt = Attempt(plan, attempt, history, now, job, used_s, counts)
+        self._attempt = Attempt(plan, attempt, history, now, job, used_s)
         self._nodes = self._attempt.nodes
         self._ledger = self._attempt.ledger
         self._attendance = Attendance(self._nodes, plan.spec.recovery.lease_s, self._ledger)
@@ -70,9 +69,6 @@ class Coordinator:
             case StoodStill():
                 text = f"the coordinator stood still for {event.seconds:.0f} s, which count for no lease and no limit"
                 self._ledger.record("coordinator_stalled", text)
-            case Rolls():
-                if not self._attempt.outvoted(event):  # else it is said again, and who is to count may join until then
-                    self._nodes.counts = event
             case Drain():
                 self._drainer.ask(event)
             case Move():
@@ -88,10 +84,6 @@ class Coordinator:
                 self._heard(event)
         self._advance()
         return self._ledger.out
-
-    def counts_by(self, counts: Rolls) -> bool:
-        """Whether it has taken this word on who counts."""
-        return self._nodes.counts == counts
 
     def next_deadline(self) -> float | None:
         """The `mono` of the next Tick that is needed."""

@@ -7,7 +7,7 @@ import msgspec
 
 from launcher.agent.coordination.pace import Pace
 from launcher.agent.messages import ToAgent, ToCoordinator
-from launcher.rundir.records import AttemptEnd, Event, RankExit, Rolls
+from launcher.rundir.records import AttemptEnd, Event, RankExit
 from launcher.words import Cause, ErrorKind, State
 
 
@@ -91,7 +91,7 @@ class Finish:
     event: Event
 
 
-In = ToCoordinator | Disconnected | ProvenDead | Drain | Move | StoodStill | Rolls | Tick
+In = ToCoordinator | Disconnected | ProvenDead | Drain | Move | StoodStill | Tick
 Out = Send | Record | RecordExit | Finish
 
 

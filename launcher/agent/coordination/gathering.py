@@ -65,7 +65,7 @@ class Gathering:
         least, nodes = self._least, self._nodes.usable | self._nodes.hopeful
         text = f"{len(nodes)} of at least {least} node{'s' if least > 1 else ''} can be used"
         if len(nodes) >= least and (short := self._nodes.short_of(nodes)) is not None:
-            text = f"{short[0]} of the {short[1]} nodes that count can be used: the others may go on without them"
+            text = f"{short[0]} of the {short[1]} voters can be used: the others may go on without them"
         if self._nodes.unfit:
             first = self._nodes[min(self._nodes.unfit)]
             words = "; ".join([text, *self._unfit_words()])

@@ -7,9 +7,7 @@ from math import inf
 
 from launcher.plan.model import NodePlan
 from launcher.plan.on_hosts import quorum
-from launcher.rundir.records import NodeLoad, ProcessId, Rolls
-
-NOBODY_VOTES = Rolls("", ())
+from launcher.rundir.records import NodeLoad, ProcessId
 
 
 class Presence(Enum):
@@ -94,14 +92,15 @@ class NodeTable:
         lease_s: float,
         lost: Collection[int] = (),
         mono: float = 0.0,
-        counts: Rolls = NOBODY_VOTES,
+        voters: frozenset[int] = frozenset(),
     ) -> None:
-        """`lost`: those that were so before, and count as lost from now on; where nodes have votes, these have none."""
+        """`lost`: those that were so before, and count as lost from now on; `voters`: with less than half of them
+        nothing goes on."""
         self._nodes = {plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host) for plan in nodes}
         for index in lost:
             self[index].link, self[index].lost_at = Presence.LOST, mono
         self._lease_s, self._guests = lease_s, frozenset(lost)
-        self.counts = counts
+        self.voters = voters
         self.absent = self._nodes.keys() - lost
         self.usable: set[int] = set()
         self.hopeful: set[int] = set()
@@ -133,13 +132,11 @@ class NodeTable:
             node.index for node in self if node.link is not Presence.ABSENT and node.heard_at + self._lease_s > mono
         }
 
-    def short_of(self, nodes: set[int], counts: Rolls | None = None) -> tuple[int, int] | None:
-        """How many of how many they are, where the others of a roll might choose another leader; None: they cannot."""
-        for roll in (counts or self.counts).rolls:
-            there = len((nodes - self._guests).intersection(roll))
-            if there < quorum(len(roll)):
-                return there, len(roll)
-        return None
+    def short_of(self, nodes: set[int]) -> tuple[int, int] | None:
+        """How many of the voters these are, and how many there are, where the others might choose another leader; None:
+        they cannot."""
+        there = len(nodes & self.voters)
+        return (there, len(self.voters)) if there < quorum(len(self.voters)) else None
 
     @property
     def unaccounted(self) -> list[KnownNode]:

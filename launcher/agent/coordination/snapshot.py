@@ -82,7 +82,6 @@ def run_state(
         ended_at=end.ended_at if end is not None and over else None,
         job=standing.job,
         used_s=standing.used_by(now.mono),
-        counts_by=nodes.counts.id,
         updated_at=now.wall,
         boot_id=first.boot_id if first is not None else "",
         monotonic_s=now.boot,

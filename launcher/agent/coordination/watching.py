@@ -260,7 +260,7 @@ class Watch:
         elif attempt.mono >= attempt.blame_at:
             self._closer.close(attempt.lost)
         elif (heard := attempt.outvoted()) is not None:
-            text = f"{heard[0]} of the {heard[1]} nodes that count are heard: the others may go on without them"
+            text = f"{heard[0]} of the {heard[1]} voters are heard: the others may go on without them"
             self._closer.close(Verdict(Cause.NODE_LOST, text))
         elif attempt.phase is AttemptPhase.STARTING and attempt.mono >= attempt.start_by:
             self._start_timed_out()

@@ -1,7 +1,7 @@
 """The supervisor of a run on a host that was lost: started again there, it takes part in the attempt that goes on.
 
 It never leads what it led before, and opens no attempt by itself: where nobody goes on there is nothing to come back
-to. It knows whom it counted and what it had promised (votes.json), and listens where the others know it.
+to. It knows its newest vote (voter.json), and listens where the others know it.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import BinaryIO
 from launcher.agent.wire import wire_key
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.host.keeper import carry_on, slots_for, to_its_end
-from launcher.clusters.ssh.host.keeper_messages import Propose, Rejoin
+from launcher.clusters.ssh.host.keeper_messages import OpenAttempt, Rejoin
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.messages import Opened, Peer
@@ -64,11 +64,13 @@ def come_back(keeper: KeeperState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int
     return Exit.OK
 
 
-def what_goes_on(keeper: KeeperState) -> Propose | None:
+def what_goes_on(keeper: KeeperState) -> OpenAttempt | None:
     """The newest attempt in which this host has a place, as its leader says."""
     said = keeper.rpc.ask(Rejoin(keeper.node))
     sound = [
-        one for number, one in said.items() if isinstance(one, Propose) and keeper.election.goes_on_with(number, one)
+        one
+        for number, one in said.items()
+        if isinstance(one, OpenAttempt) and keeper.ballot.goes_on_with(number, one, keeper.attempt.number)
     ]
     return max(sound, key=lambda one: one.attempt, default=None)
 

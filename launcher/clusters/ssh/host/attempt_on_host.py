@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from launcher.clusters.ssh.host.keeper_messages import Propose
+from launcher.clusters.ssh.host.keeper_messages import OpenAttempt
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import with_hosts
@@ -73,7 +73,7 @@ class AttemptOnHost:
         if self.leads:
             write_record(self.run.state, self._starting())
 
-    def prepare(self, proposal: Propose, known: dict[str, NodePlan], token: str) -> None:
+    def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:
         """The next attempt on this disk: by our own plan, on the hosts that its leader has chosen. Raises Fenced."""
         number = proposal.attempt
         raise_fence(self.run, number)

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from launcher.clock import boottime
 from launcher.clusters.ssh.host.courier import GIVE_UP_WAITS
-from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Promise, granted, statuses
+from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, statuses
 from launcher.clusters.ssh.host.keeper_state import KeeperState
-from launcher.clusters.ssh.host.leader import enough, pass_over_promised, propose, tell_others
+from launcher.clusters.ssh.host.leader import elect, enough, open_next, tell_others
 from launcher.errors import Exit
-from launcher.rundir.attempts import attempts, newest
+from launcher.rundir.attempts import newest
 from launcher.rundir.avoided import avoid
 from launcher.rundir.durable import readable
 from launcher.rundir.records import AttemptEnd, Blame
@@ -49,14 +49,14 @@ class Follower:
             if self._wakeup.stop_asked and self._sure_at is None:  # before we sleep: it may have woken us already
                 keeper.here.pass_on_stop()
                 self._wind_up()
-            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not keeper.election.leaderless)
+            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not keeper.ballot.leaderless)
             if (following := self._following()) is not None:
                 return following
             if not self._is_left():
                 self._leader_heard_at = boottime()
             if self._agent.may_miss_coordinator():
                 self._take_over.open()
-            keeper.check_part_in(keeper.election.outrun_by)
+            keeper.check_part_in(keeper.ballot.outrun_by)
             if self._is_over() and self._sure_at is None:
                 self._wind_up()  # its agent may have no line to hear it on
             if self._sure_at is not None and (self._is_left() or time.monotonic() >= self._sure_at):
@@ -66,7 +66,7 @@ class Follower:
                 if self._agent.last == Exit.OK:
                     return None  # it was told that the attempt is over, and nobody will say what follows
                 self._take_over.open()  # it left for a newer attempt, and does not miss the coordinator any more
-            if keeper.election.leaderless and (taken := self._take_over.look()) is not None:
+            if keeper.ballot.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
 
     def _wind_up(self) -> None:
@@ -81,14 +81,14 @@ class Follower:
         """An agent that has left for good leaves us with nothing to wait for but a word of the leader's."""
         if self._sure_at is not None:
             return self._sure_at
-        waits = self._keeper.election.leaderless or self._is_left()
+        waits = self._keeper.ballot.leaderless or self._is_left()
         return time.monotonic() + _LOOK_S if waits else None
 
     def _following(self) -> int | None:
         """The attempt that was proposed to us, or that is on the disk that all share."""
         keeper = self._keeper
-        if keeper.election.proposal is not None:
-            return keeper.election.proposal.attempt
+        if keeper.ballot.accepted is not None:
+            return keeper.ballot.accepted.attempt
         if not keeper.plan.disks_apart:
             last = newest(keeper.run)
             if last is not None and last.number > keeper.attempt.number and last.plan.exists():
@@ -132,7 +132,7 @@ class TakeOver:
         self._end: AttemptEnd | None = None  # as we have said it: the failure counts once
 
     def open(self) -> None:
-        if not self._keeper.election.leaderless:
+        if not self._keeper.ballot.leaderless:
             self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._keeper.patience_s
         self._keeper.lose_leader()
 
@@ -141,43 +141,38 @@ class TakeOver:
         keeper = self._keeper
         answers = statuses(keeper.rpc.ask(Ask(), limit_s=_ASK_S))
         keeper.check_part_in(max((one.attempt for one in answers.values() if one.leads), default=0))
-        answers = keeper.election.without_dead_leaders(answers, keeper.plan.spec.recovery.lease_s / 2)
+        rules = keeper.plan.spec.recovery
+        answers = keeper.ballot.without_dead_leaders(answers, keeper.attempt.number, rules.lease_s / 2)
         if any(one.leads and one.attempt == keeper.attempt.number for one in answers.values()):
             keeper.hear_leader()
             return None
-        counted = keeper.election.counted
-        answers = {number: one for number, one in answers.items() if number in counted and not one.is_guest}
+        answers = {number: one for number, one in answers.items() if one.has_vote}
         without = {number: one for number, one in answers.items() if one.leaderless}
-        if not keeper.election.is_next_in_line(without) or len(without) < len(answers):
+        if not keeper.ballot.is_next_in_line(without) or len(without) < len(answers):
             return None  # theirs to do, or there are some that hear a leader
-        if not keeper.is_guest and enough(keeper, [*without], leads=False):
+        if keeper.status().has_vote and enough(keeper, without, leads=False):
             return self._take_over(without)
-        nobody_is_there = keeper.rpc.all_gone(keeper.plan.spec.recovery.lease_s + keeper.patience_s)
-        if nobody_is_there or time.monotonic() > self._give_up_at:
-            there, size = len(without) + 1, len(keeper.election.counted)
+        if keeper.rpc.all_gone(rules.lease_s + keeper.patience_s) or time.monotonic() > self._give_up_at:
+            there, size = len(without) + 1, len(keeper.first_nodes)
             text = f"the leader is lost, and only {there} of {size} hosts are left to decide; launch resume goes on"
             keeper.here.end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
         return None
 
     def _take_over(self, others: Mapping[int, KeeperStatus]) -> int | None:
-        """With the promise of a majority that nobody of the old attempt writes any more."""
+        """With the votes of more than half, whose word is that nobody of the old attempt writes any more."""
         keeper = self._keeper
-        number = 1 + max(attempt.number for attempt in attempts(keeper.run))
-        if not keeper.stand(number):
+        elected = elect(keeper, others, leads=False)
+        if elected is None:
             return None
-        promised = granted(keeper.rpc.ask(Promise(number, keeper.node), others))
-        if not enough(keeper, promised, leads=False):
-            pass_over_promised(keeper, {number: one for number, one in others.items() if number not in promised})
-            return None
-        end = self._end = self._end or self._write_failure(len(promised) + 1)
+        end = self._end = self._end or self._write_failure(len(elected.others) + 1)
         if end.state is State.QUEUED:
-            return propose(keeper, promised, end.cause, leads=False)
+            return open_next(keeper, elected, end.cause, leads=False)
         tell_others(keeper)
         return None
 
     def _write_failure(self, together: int) -> AttemptEnd:
-        keeper, lost = self._keeper, self._keeper.plan.nodes[0].host
-        hosts = len(keeper.election.counted)
+        keeper, lost = self._keeper, self._keeper.leader
+        hosts = len(keeper.plan.nodes) - len(keeper.plan.away)
         text = f"{lost}, which led, is lost: {keeper.host} takes over with {together} of {hosts} hosts"
         evidence = f"no answer for {keeper.plan.spec.recovery.lease_s:g} s"
         end = write_failure(keeper.run, keeper.attempt, keeper.plan, Cause.NODE_LOST, text, evidence=evidence)

@@ -27,7 +27,7 @@ from launcher.clusters.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.clusters.ssh.host.keeper_messages import Ask, Begin, Begun, KeeperStatus, granted, statuses
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.clusters.ssh.host.keeper_state import KeeperState
-from launcher.clusters.ssh.host.leader import Leader, pass_over_promised, propose, tell, tell_others
+from launcher.clusters.ssh.host.leader import Leader, propose, tell, tell_others
 from launcher.clusters.ssh.messages import GoAhead, Keepers, Opened
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.hostlink.rpc.wire import decoded, encoded
@@ -232,9 +232,9 @@ class QueueWatch:
     def look(self) -> bool:
         """False once the run has ended; raises Fenced where it goes on without us. Asks seldom: waits may be long."""
         keeper = self._keeper
-        if keeper.election.proposal is not None:
-            self._move(keeper.election.proposal.attempt)
-        keeper.check_part_in(keeper.election.outrun_by)
+        if keeper.ballot.accepted is not None:
+            self._move(keeper.ballot.accepted.attempt)
+        keeper.check_part_in(keeper.ballot.outrun_by)
         end = readable(keeper.attempt.end, AttemptEnd)
         if end is not None and end.state.ended:
             return False
@@ -266,7 +266,7 @@ class QueueWatch:
             self._follow(leader, pledge)
         elif boottime() > self._heard_at + keeper.patience_s + keeper.plan.spec.recovery.lease_s:
             self._take_over.open()
-        if keeper.election.leaderless and (number := self._take_over.look()) is not None:
+        if keeper.ballot.leaderless and (number := self._take_over.look()) is not None:
             self._move(number)
 
     def _follow(self, leader: KeeperStatus, pledge: int) -> None:
@@ -306,8 +306,7 @@ def _all_begin(keeper: KeeperState) -> bool:
 
 def _open_anew(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
     """They had given us up, and promised not to begin this attempt any more; nobody has come of it."""
-    pass_over_promised(keeper, there)
-    number = propose(keeper, list(there), None, leads=True)
+    number = propose(keeper, there, None)
     if number is not None:
         keeper.move(number)
         keeper.here.register()

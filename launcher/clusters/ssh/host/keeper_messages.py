@@ -4,11 +4,11 @@ Ask ─► KeeperStatus            what the other one is doing
 Replica ─► Agreed              a record of the leader's, for hosts that do not share its disk
 Begin ─► Agreed, Declined      who has what it needs keeps it, until all have said so or one has not
 Begun ─► Agreed, Declined      all have: it begins; or not all: whoever is in an older run's way may let go
-Members ─► Agreed, Declined    who counts, once the leader has lost a host or has it back
-Promise ─► Agreed, Declined    nobody of an older attempt writes here any more: the vote of a take-over
-Propose ─► Agreed, Declined    the next attempt
+Vote ─► Agreed, Declined       nobody of an older attempt writes here any more, and no other candidate has this number
+OpenAttempt ─► Agreed, Declined  the next attempt, of the leader or of a candidate that was elected
+Settled ─► Agreed              enough voters have accepted the attempt
 Cancelled ─► Agreed, Declined  a person has ended the run where they could reach it
-Rejoin ─► Propose, Declined    a host is there again that was lost: the attempt that goes on
+Rejoin ─► OpenAttempt, Declined  a host is there again that was lost: the attempt that goes on
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,10 @@ class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
     began: bool
     leads: bool
     leaderless: bool  # it has not heard the leader for a whole lease
-    is_guest: bool = False  # it has no vote in its attempt
+    accepted: Number = 0  # the newest attempt that it has accepted, with its leader's history
+    settled: bool = True  # and knows that enough voters have
+    has_vote: bool = True  # it is a voter of that attempt
+    history: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0  # bytes
     waits_for: Text = ""
     pledged: bool = False  # it keeps what it has; the leader: it asks whether all do
     promised: Number = 0  # the newest attempt that had its vote
@@ -64,29 +67,43 @@ class Begun(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
     by_all: bool
 
 
-class Members(msgspec.Struct, frozen=True, tag="members", tag_field="t"):
-    """Who counts from now on: a host that was lost for good does not hold up those that are left.
-
-    Of several rolls all count, each for itself: the last one is to replace the others once all in it have agreed.
-    """
+class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
+    """How new a host's records are: see `Records` of the quorum."""
 
     attempt: Number
-    version: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]  # of the leader's words to this in the attempt
-    rolls: tuple[tuple[Number, ...], ...]
+    length: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+    digest: Text
 
 
-class Promise(msgspec.Struct, frozen=True, tag="promise", tag_field="t"):
+class OpeningSaid(msgspec.Struct, frozen=True, array_like=True):
+    """An attempt, who leads it, and its voters: see `Opening` of the quorum."""
+
+    attempt: Number
+    leader: Number
+    voters: tuple[Number, ...]
+
+
+class Vote(msgspec.Struct, frozen=True, tag="vote", tag_field="t"):
     attempt: Number
     node: Number  # of the candidate
+    records: RecordsSaid
 
 
-class Propose(msgspec.Struct, frozen=True, tag="propose", tag_field="t"):
+class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
     """Token and plan are not in it: each host makes them of the secret and the plan that came to it over SSH."""
 
     attempt: Number
-    hosts: tuple[Text, ...]  # the leader first
+    node: Number  # of the leader
+    hosts: tuple[Text, ...]  # the leader first: they are the attempt's voters
     cause: Cause | None  # why the attempt before it ended
-    away: tuple[Text, ...] = ()  # hosts that were lost, and may take part once they are back
+    away: tuple[Text, ...]  # hosts that were lost, and may take part once they are back
+    before: tuple[OpeningSaid, ...]  # openings that are not known to be settled, and the one that is
+    records: RecordsSaid
+
+
+class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
+    attempt: Number
+    node: Number  # of the leader
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
@@ -107,8 +124,8 @@ class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):
     why: Text
 
 
-KeeperQuestion = Ask | Replica | Begin | Begun | Members | Promise | Propose | Cancelled | Rejoin
-KeeperReply = KeeperStatus | Agreed | Declined | Propose
+KeeperQuestion = Ask | Replica | Begin | Begun | Vote | OpenAttempt | Settled | Cancelled | Rejoin
+KeeperReply = KeeperStatus | Agreed | Declined | OpenAttempt
 
 
 def statuses(replies: Mapping[int, KeeperReply]) -> dict[int, KeeperStatus]:

@@ -5,13 +5,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-import msgspec
-
 from launcher.clock import boottime
 from launcher.clusters.slots.take import Alone, Slots
 from launcher.clusters.ssh.host import record_copies
 from launcher.clusters.ssh.host.attempt_on_host import AttemptOnHost
-from launcher.clusters.ssh.host.election import Election, Votes
+from launcher.clusters.ssh.host.ballot import Ballot
 from launcher.clusters.ssh.host.keeper_messages import (
     Agreed,
     Ask,
@@ -22,27 +20,29 @@ from launcher.clusters.ssh.host.keeper_messages import (
     KeeperQuestion,
     KeeperReply,
     KeeperStatus,
-    Members,
-    Promise,
-    Propose,
+    OpenAttempt,
+    RecordsSaid,
     Rejoin,
     Replica,
+    Settled,
+    Vote,
 )
 from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc, addresses_of
 from launcher.errors import Fenced, LaunchError, said_by_the_system
 from launcher.ids import attempt_token
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_intent
-from launcher.rundir.durable import make_dir, read_sealed, readable, write_sealed
-from launcher.rundir.fence import check_fence, fence, raise_fence
+from launcher.rundir.durable import make_dir, readable
+from launcher.rundir.fence import check_fence, raise_fence
 from launcher.rundir.identity import boot_id
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, RunState
 from launcher.supervisor.agent_processes import AgentProcess
 from launcher.supervisor.attempt_end import ask_to_stop
 from launcher.supervisor.wakeup import Wakeup
+from launcher.words import Cause
 
-_ToBeDone = Begin | Begun | Cancelled | Members | Promise | Propose | Rejoin | Replica
+_ToBeDone = Begin | Begun | Cancelled | OpenAttempt | Rejoin | Replica | Settled | Vote
 
 
 class Readiness:
@@ -122,18 +122,13 @@ class KeeperState:
         self._lock = threading.RLock()  # held while a word is made durable, however long the disk takes
         self._shown = threading.Lock()  # held while what `status` tells changes together, and no longer
         self._copying = threading.Lock()
-        self._remembered: Votes | None = None  # what this process has made durable last of its votes
         self._kept: dict[str, Replica] = {}  # what this process has made durable last of each record
         self.secret = read_intent(run.attempt(number)).token  # came over SSH; later tokens are made of it
         self.here = AttemptOnHost(run, number, node)
         self.node = node  # our number among the keepers, for good
         self.first_nodes = {one.host: one for one in self.plan.nodes}  # all hosts that keepers were started on
         self.ready = Readiness(self._lock, self.host)
-        self.election = Election(node, [*self.first_nodes], number, self.plan.nodes[0].host)
-        self._begun = number
-        votes = read_sealed(run.votes, Votes)
-        if votes is not None and votes.begun == number:
-            self.election.recall(votes)
+        self.ballot = Ballot(run, node, [*self.first_nodes], number, on_disk=self.plan.disks_apart)
         self.returning = False  # it was started again, and does not know yet what goes on
         self.since = time.monotonic()
         self.to_be_told: Sequence[int] = ()  # who has not heard how the run has ended, when this keeper leaves
@@ -161,9 +156,9 @@ class KeeperState:
         return self.here.leads
 
     @property
-    def is_guest(self) -> bool:
-        """Its host was lost when the attempt was opened: it has an agent in it, and neither vote nor weight."""
-        return self.here.index in self.plan.away
+    def leader(self) -> str:
+        """The host that leads the attempt at hand."""
+        return self.plan.nodes[0].host
 
     @property
     def patience_s(self) -> float:
@@ -176,43 +171,57 @@ class KeeperState:
         """On to this attempt, whose plan is on disk."""
         with self._lock, self._shown:
             self.here.move(number)
-            self.election.move(number, self.plan.nodes[0].host)
+            self.ballot.move()
             self.ready.pledged = False
             self._alone.clear()
 
-    def rejoin(self, proposal: Propose) -> None:
+    def rejoin(self, said: OpenAttempt) -> None:
         """On to the attempt that goes on, as its leader says. Raises Fenced."""
-        if proposal.attempt > self.attempt.number:
-            with self._lock:
-                self.here.prepare(proposal, self.first_nodes, attempt_token(self.secret, proposal.attempt))
-            self.move(proposal.attempt)
+        with self._lock:
+            if said.attempt > self.attempt.number:
+                self.here.prepare(said, self.first_nodes, attempt_token(self.secret, said.attempt))
+            self.ballot.join(said)
+        if said.attempt > self.attempt.number:
+            self.move(said.attempt)
 
-    def goes_on(self) -> Propose | None:
+    def goes_on(self) -> OpenAttempt | None:
         """What a host is told that was lost; None: ask another."""
         end = readable(self.attempt.end, AttemptEnd)
         if not self.leads or not self.ready.began or (end is not None and end.state.ended):
             return None
         names, here = [node.host for node in self.plan.nodes], len(self.plan.nodes) - len(self.plan.away)
-        return Propose(self.attempt.number, tuple(names[:here]), None, tuple(names[here:]))
+        return self.opening(self.attempt.number, names[:here], None, names[here:])
 
-    def count_by(self, members: frozenset[int]) -> None:
-        """All of these have agreed: from now on they are who counts."""
-        self._remember(rolls=(tuple(sorted(members)),))
-        self.election.rolls = (members,)
+    def opening(self, number: int, hosts: Sequence[str], cause: Cause | None, away: Sequence[str]) -> OpenAttempt:
+        """An attempt that this host leads, as others are told of it."""
+        records = self.ballot.records()
+        said = RecordsSaid(records.attempt, records.length, records.digest)
+        return OpenAttempt(number, self.node, tuple(hosts), cause, tuple(away), self.ballot.before(), said)
 
     def lose_leader(self) -> None:
         """It was not heard for a whole lease: who waits for our slots is to know."""
-        self.election.leaderless = True
+        self.ballot.leaderless = True
         self._alone.set()
 
     def hear_leader(self) -> None:
-        self.election.leaderless = False
+        self.ballot.leaderless = False
         self._alone.clear()
 
-    def stand(self, number: int) -> bool:
-        """Our own vote for ourselves: whoever has it has not given it to another."""
+    def stand(self, above: int) -> int:
+        """Give this host's vote to itself, for a number beyond that; return the number."""
         with self._lock:
-            return not self._vote(number, self.node)
+            number = max(self.ballot.voter.next_number, above + 1)
+            self.ballot.keep(self.ballot.voter.stand(number))
+            return number
+
+    def open(self, number: int, voters: Sequence[int]) -> None:
+        """Begin the attempt that this host was elected for."""
+        with self._lock:
+            self.ballot.keep(self.ballot.voter.open(number, voters))
+
+    def settle(self, number: int) -> None:
+        with self._lock:
+            self.ballot.settle(Settled(number, self.node))
 
     def check_lead(self, statuses: Mapping[int, KeeperStatus]) -> None:
         """Raise Fenced where the run that we led goes on under another's lead."""
@@ -223,7 +232,7 @@ class KeeperState:
 
     def check_part_in(self, attempt: int) -> None:
         """Raise Fenced where the run is in a newer attempt, and nobody has proposed that to us."""
-        if attempt > self.attempt.number and self.election.proposal is None:
+        if attempt > self.attempt.number and self.ballot.accepted is None:
             raise Fenced(f"attempt {attempt} goes on without {self.host}")
 
     def status(self) -> KeeperStatus:
@@ -232,20 +241,23 @@ class KeeperState:
             return self._status()
 
     def _status(self) -> KeeperStatus:
-        leads, is_guest = self._part()
+        voter, apart = self.ballot.voter, self.plan.disks_apart
         return KeeperStatus(
             node=self.node,
             attempt=self.attempt.number,
             has_slots=self.ready.gpus is not None,
             told=self.ready.told,
             began=self.ready.began,
-            leads=leads,
-            leaderless=self.election.leaderless,
-            is_guest=is_guest,
+            leads=not self.ballot.leaderless and self._leads_or_has_left(),
+            leaderless=self.ballot.leaderless,
+            accepted=voter.newest.attempt if apart else self.attempt.number,
+            settled=voter.settled or not apart,
+            has_vote=voter.has_vote or not apart,
+            history=self.ballot.history_bytes() if apart else 0,
             waits_for=self.ready.waits_for,
             pledged=self.ready.pledged,
-            promised=self.election.promised[0] if self.election.promised is not None else 0,
-            led_by=self.election.leader,
+            promised=self.ballot.voted[0] if apart else 0,
+            led_by=self.leader,
             held_back=self.ready.held_back,
             silent_s=self._coordinators_silence_s(),
         )
@@ -289,12 +301,17 @@ class KeeperState:
     def _against_asker(self, question: _ToBeDone, asker: str) -> str:
         """Whoever speaks for a host has to have its address."""
         match question:
-            case Begin() | Begun() | Members():
-                name = self.election.leader
-            case Cancelled(node=node) | Promise(node=node) | Rejoin(node=node) | Replica(node=node):
-                name = self.election.hosts[node] if 0 <= node < len(self.election.hosts) else f"node {node}"
-            case Propose(hosts=hosts):
-                name = hosts[0] if hosts else ""
+            case Begin() | Begun():
+                name = self.leader
+            case (
+                Cancelled(node=node)
+                | OpenAttempt(node=node)
+                | Rejoin(node=node)
+                | Replica(node=node)
+                | Settled(node=node)
+                | Vote(node=node)
+            ):
+                name = self.ballot.hosts[node] if 0 <= node < len(self.ballot.hosts) else f"node {node}"
         known = self.first_nodes.get(name)
         if known is not None and asker in addresses_of(known.address):
             return ""
@@ -304,17 +321,16 @@ class KeeperState:
         """Do what we are asked to, or say why not."""
         match question:
             case Begin(attempt=attempt):
-                return self.election.against_leader_of(attempt) or self.ready.pledge()
+                return self._against_leader_of(attempt) or self.ready.pledge()
             case Begun(attempt=attempt, by_all=by_all):
-                return self.election.against_leader_of(attempt) or self.ready.begin(by_all=by_all)
-            case Members():
-                if not (why := self.election.count(question)):
-                    self._remember()
-                return why
-            case Promise(attempt=attempt, node=node):
-                return self._vote(attempt, node)
-            case Propose():
+                return self._against_leader_of(attempt) or self.ready.begin(by_all=by_all)
+            case Vote():
+                return self._vote(question)
+            case OpenAttempt():
                 return self._take_up(question)
+            case Settled():
+                self.ballot.settle(question)
+                return ""
             case Replica():
                 return self._keep(question)
             case Cancelled():
@@ -323,46 +339,49 @@ class KeeperState:
             case Rejoin():
                 raise AssertionError("it is answered with more than a word")
 
-    def _vote(self, attempt: int, node: int) -> str:
-        """What holds older attempts back is on disk before the vote is given."""
-        if self.is_guest:
-            return f"it has no vote in attempt {self.attempt.number}"
-        why = self.election.against_vote(attempt, node, fence(self.run))
-        if why or self.election.promised == (attempt, node):
-            return why
-        if self.plan.disks_apart and node != self.node:
-            raise_fence(self.run, attempt)  # on a disk that all share the new leader does, once it has spoken
-            make_dir(self.run.attempt(attempt).path)  # the number is used up: what we might propose has a newer one
-        self._remember(promised=(attempt, node))
-        self.election.promised = (attempt, node)
+    def _against_leader_of(self, attempt: int) -> str:
+        if attempt != self.attempt.number or (self.plan.disks_apart and self.ballot.voted[0] > attempt):
+            return f"attempt {self.attempt.number} is the newest here, or a newer one has its vote"
         return ""
 
-    def _remember(self, **news: object) -> None:
-        """Before any word is given that would bind the keeper that is started after this one."""
-        votes = msgspec.structs.replace(self.election.votes(self._begun), **news)
-        if self.plan.disks_apart and votes != self._remembered:
-            write_sealed(self.run.votes, votes)
-            self._remembered = votes
-
-    def _take_up(self, proposal: Propose) -> str:
-        why = self.election.against_proposal(proposal)
-        if not why:
-            self.here.prepare(proposal, self.first_nodes, attempt_token(self.secret, proposal.attempt))
-            self.election.proposal = proposal
+    def _vote(self, asked: Vote) -> str:
+        """What holds older attempts back is on disk before the vote is given."""
+        why = "nobody votes where all hosts have one disk" if not self.plan.disks_apart else ""
+        if not self.ballot.voter.has_vote and asked.node != self.ballot.voter.newest.leader:
+            why = f"it has no vote in attempt {self.attempt.number}"
+        why = why or self.ballot.against_vote(asked)
+        if not why and self.ballot.voted != (asked.attempt, asked.node):
+            raise_fence(self.run, asked.attempt)
+            make_dir(self.run.attempt(asked.attempt).path)  # the number is used up here too
+            self.ballot.vote(asked)
         return why
 
+    def _take_up(self, said: OpenAttempt) -> str:
+        """Accept the next attempt, or the one at hand, that this host came back to before it had the history."""
+        apart, newest = self.plan.disks_apart, self.attempt.number
+        why = "" if apart or said.attempt > newest else f"attempt {newest} is the newest here"
+        why = why or self.ballot.against_open(said)
+        if why or self.ballot.voter.newest.attempt == said.attempt:
+            return why
+        if said.attempt > self.attempt.number:
+            self.here.prepare(said, self.first_nodes, attempt_token(self.secret, said.attempt))
+        self.ballot.accept(said)
+        if said.attempt <= self.attempt.number:
+            self.ballot.accepted = None
+        return ""
+
     def _keep(self, replica: Replica) -> str:
-        self.election.outrun_by = max(replica.attempt, self.election.outrun_by)
-        why = self.election.against_record(replica)
+        self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
+        why = self.ballot.against_record(replica)
+        why = "" if why and self.ballot.keeps_for(replica) else why
         if why or (self._kept.get(replica.name) == replica and record_copies.is_there(self.run, replica)):
             return why  # asked again: the answer came too late the first time, from a slow disk
         record_copies.put(self.run, replica)
         self._kept[replica.name] = replica
         return ""
 
-    def _part(self) -> tuple[bool, bool]:
-        """Whether it leads the attempt, and whether it has no vote in it."""
+    def _leads_or_has_left(self) -> bool:
         try:
-            return self.leads, self.is_guest
+            return self.leads
         except Fenced:
-            return False, True
+            return False

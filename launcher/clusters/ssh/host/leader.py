@@ -1,52 +1,52 @@
 """The leader's part of an attempt: the coordinator's agent, the records for all, and the attempt that follows."""
 
-import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from launcher.clock import WakingClock, boottime
 from launcher.clusters.ssh.host.attempt_on_host import reseated
 from launcher.clusters.ssh.host.courier import GIVE_UP_WAITS
-from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Members, Propose, granted, statuses
+from launcher.clusters.ssh.host.keeper_messages import (
+    Ask,
+    KeeperStatus,
+    RecordsSaid,
+    Settled,
+    Vote,
+    granted,
+    statuses,
+)
 from launcher.clusters.ssh.host.keeper_state import KeeperState
-from launcher.clusters.ssh.host.record_copies import RecordReplicator
+from launcher.clusters.ssh.host.record_copies import RecordReplicator, copy_records
 from launcher.errors import Exit
-from launcher.rundir.attempts import new_attempt
+from launcher.rundir.attempts import attempts, new_attempt
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line, make_dir, read_lines, readable, write_sealed
+from launcher.rundir.durable import append_line, make_dir, read_lines
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import NODE_UNFIT, AttemptEnd, Blame, Event, Rolls, RunState
+from launcher.rundir.records import NODE_UNFIT, AttemptEnd, Blame, Event
 from launcher.supervisor.allocation import Allocation, StopSignal
 from launcher.supervisor.attempt_end import cut_short
 from launcher.supervisor.wakeup import Wakeup
 from launcher.words import Cause, State
 
 _AGAIN_S = 1.0
-_ROLL_S = 1.0
+_HEAR_S = 1.0
 
 
-class Membership:
-    """Who still counts: those that answered the leader within a lease. Changed only with the word of more than half.
+class Hearing:
+    """Hears the other hosts while this one leads: those that fall silent are avoided later, and those that do not know
+    that the attempt has begun are told."""
 
-    In two words: all who are to count, and before them our coordinator, agree to count by the old roll and by the new
-    one; then the old one is forgotten. Who misses a word is told again. README.md says why that is safe.
-    """
-
-    def __init__(self, keeper: KeeperState) -> None:
+    def __init__(self, keeper: KeeperState, clock: Callable[[], float] = boottime) -> None:
         self._keeper = keeper
-        self._clock = WakingClock()  # what we have slept through was no silence of theirs
+        self._clock = WakingClock(clock)  # what this process has slept through was no silence of theirs
         self._heard_at = dict.fromkeys(keeper.rpc.others, self._clock.now())
-        self._version, self._said = 0, tuple[frozenset[int], ...]()
-        self._guests = {node.host for node in keeper.plan.nodes if node.index in keeper.plan.away}
-        self._blamed: frozenset[int] = frozenset()  # for the silence that they are in
-        self._unsettled = frozenset(keeper.rpc.others)  # who may count by other rolls than we do
-        self._word = Rolls("", ())  # to our coordinator
-        self._told_coordinator(keeper.election.rolls)
+        self._silent: frozenset[int] = frozenset()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="roll", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="hearing", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -55,79 +55,41 @@ class Membership:
 
     def _work(self) -> None:
         with waiting_for_disks():
-            self._call_the_roll()
+            while not self._over.wait(_HEAR_S):
+                self.look()
 
-    def _call_the_roll(self) -> None:
-        while not self._over.wait(_ROLL_S):
-            now = self._clock.now()
-            answers = self._keeper.rpc.ask(Ask(), limit_s=_ROLL_S)
-            self._heard_at |= {
-                number: now
-                for number, one in answers.items()
-                if isinstance(one, KeeperStatus) and one.attempt == self._keeper.attempt.number
-                if self._keeper.rpc.peer(number).host not in self._guests
-            }
-            lease_s = self._keeper.plan.spec.recovery.lease_s
-            silent_from = self._clock.now() - lease_s
-            there = {number for number, at in self._heard_at.items() if at >= silent_from} | {self._keeper.node}
-            self._count(frozenset(there))
-
-    def _count(self, there: frozenset[int]) -> None:
-        election = self._keeper.election
-        if election.decides(there, leads=False):
-            gone = election.counted - there
-            self._blame(gone - self._blamed)
-            self._blamed = gone
-            members = election.roll_of(there, self._keeper.plan.nodes_min)
-            if election.rolls != (members,):
-                self._change(members)
-            else:
-                self._told_coordinator(election.rolls)
-        if behind := self._unsettled & there:
-            self._unsettled -= self._told(election.rolls, behind)
-
-    def _change(self, members: frozenset[int]) -> None:
-        election = self._keeper.election
-        others, both = members - {election.me}, (*election.rolls, members)
-        if not self._told_coordinator(both):
-            return
-        self._unsettled |= others
-        if self._told(both, others) >= others:
-            self._keeper.count_by(members)
-
-    def _told_coordinator(self, rolls: tuple[frozenset[int], ...]) -> bool:
-        """Whether ours counts by these already; else it is told, and looked at again when the roll is called next."""
-        keeper = self._keeper
-        if not keeper.plan.disks_apart:
-            return True
-        nodes = {keeper.election.hosts.index(node.host): node.index for node in keeper.plan.nodes}
-        said = tuple(tuple(sorted(nodes[one] for one in roll)) for roll in rolls)
-        if said != self._word.rolls:
-            self._word = Rolls(secrets.token_hex(8), said)
-        state = readable(keeper.run.state, RunState)
-        if state is not None and state.counts_by == self._word.id:
-            return True
-        write_sealed(keeper.attempt.rolls, self._word)
-        return False
-
-    def _told(self, rolls: tuple[frozenset[int], ...], others: Collection[int]) -> frozenset[int]:
-        """Return who has agreed to count by these; what is said again keeps its number, and is not written again."""
-        self._version += rolls != self._said
-        self._said = rolls
-        word = Members(self._keeper.attempt.number, self._version, tuple(tuple(sorted(roll)) for roll in rolls))
-        return frozenset(granted(self._keeper.rpc.ask(word, others)))
-
-    def _blame(self, gone: frozenset[int]) -> None:
-        """They are not used again for a while, here or by who resumes the run."""
-        keeper, now = self._keeper, time.time()
-        recovery = keeper.plan.spec.recovery
-        text = f"not heard for {recovery.lease_s:g} s"
+    def look(self) -> None:
+        keeper, now = self._keeper, self._clock.now()
+        there = statuses(keeper.rpc.ask(Ask(), limit_s=_HEAR_S))
         number = keeper.attempt.number
-        # Who has no part in this attempt has been blamed before.
-        here = {node.host for node in keeper.plan.nodes} - self._guests
-        names = [name for one in sorted(gone) if (name := keeper.rpc.peer(one).host) in here]
-        if names and recovery.avoid_s:
-            avoid(keeper.run, [Blame(name, text, number, now, now + recovery.avoid_s) for name in names])
+        self._heard_at |= {one: now for one, status in there.items() if status.attempt == number}
+        lease_s = keeper.plan.spec.recovery.lease_s
+        silent = frozenset(one for one, at in self._heard_at.items() if at < self._clock.now() - lease_s)
+        avoid_silent(keeper, silent - self._silent)
+        self._silent = silent
+        if keeper.plan.disks_apart:
+            tell_of_attempt(keeper, there)
+
+
+def tell_of_attempt(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
+    """A voter that came back accepts the attempt once it has the history, and then hears that others have, too."""
+    number, voters = keeper.attempt.number, keeper.ballot.voter.newest.voters
+    here = {one: status for one, status in there.items() if status.attempt == number}
+    late = [one for one, status in here.items() if one in voters and status.accepted < number]
+    if late and (said := keeper.goes_on()) is not None:
+        keeper.rpc.ask(said, late, _HEAR_S)
+    if unsettled := [one for one, status in here.items() if status.accepted == number and not status.settled]:
+        keeper.rpc.ask(Settled(number, keeper.node), unsettled, _HEAR_S)
+
+
+def avoid_silent(keeper: KeeperState, gone: Collection[int]) -> None:
+    """Hosts that fell silent are not used again for a while, here or by who resumes the run."""
+    recovery, number, now = keeper.plan.spec.recovery, keeper.attempt.number, time.time()
+    text = f"not heard for {recovery.lease_s:g} s"
+    here = {node.host for node in keeper.plan.nodes if node.index not in keeper.plan.away}
+    names = [name for one in sorted(gone) if (name := keeper.rpc.peer(one).host) in here]
+    if names and recovery.avoid_s:
+        avoid(keeper.run, [Blame(name, text, number, now, now + recovery.avoid_s) for name in names])
 
 
 class Leader:
@@ -140,7 +102,7 @@ class Leader:
         """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
         keeper = self._keeper
         replicator = RecordReplicator(keeper.run, keeper.attempt, keeper.rpc) if keeper.plan.disks_apart else None
-        roll = Membership(keeper)
+        hearing = Hearing(keeper)
         over = False
         keeper.coordinator_due_at = boottime()
         try:
@@ -154,7 +116,7 @@ class Leader:
                 return None
         finally:
             keeper.coordinator_due_at = inf
-            roll.close()
+            hearing.close()
             missed = replicator.close() if replicator is not None else ()
             keeper.to_be_told = missed if over else ()
         self._wakeup.wait(end.delay_s)
@@ -168,15 +130,17 @@ class Leader:
         keeper = self._keeper
         give_up_at = time.monotonic() + GIVE_UP_WAITS * keeper.patience_s
         while not self._wakeup.stop_asked:
+            if keeper.ballot.accepted is not None:
+                return keeper.ballot.accepted.attempt
             answers = statuses(keeper.rpc.ask(Ask()))
             keeper.check_lead(answers)
-            keeper.check_part_in(keeper.election.outrun_by)  # of which the others may have left already
-            pass_over_promised(keeper, answers)
-            there = [number for number, one in answers.items() if one.has_slots]
-            if enough(keeper, there, leads=True):
-                following = propose(keeper, there, end.cause, leads=True)
+            keeper.check_part_in(keeper.ballot.outrun_by)  # of which the others may have left already
+            there = {number: one for number, one in answers.items() if one.has_slots}
+            if enough(keeper, there, leads=True) and keeper.ballot.is_next_in_line(there):
+                following = propose(keeper, there, end.cause)
                 if following is not None:
                     return following
+            keeper.ballot.leaderless = True  # whoever has newer records may lead
             if time.monotonic() > give_up_at:
                 text = f"{len(there) + 1} of its {len(keeper.rpc.others) + 1} hosts answer: too few to go on"
                 keeper.here.end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
@@ -209,16 +173,9 @@ def blame_hosts(keeper: KeeperState) -> None:
         avoid(keeper.run, blames)
 
 
-def enough(keeper: KeeperState, others: list[int], *, leads: bool) -> bool:
+def enough(keeper: KeeperState, others: Collection[int], *, leads: bool) -> bool:
     """Whether with these a run may go on: nodes enough, and no part of the hosts without us could do the same."""
-    return keeper.election.decides(others, leads=leads) and len({*others, keeper.node}) >= keeper.plan.nodes_min
-
-
-def pass_over_promised(keeper: KeeperState, answers: Mapping[int, KeeperStatus]) -> None:
-    """Numbers that were promised to others, of whom nothing came, are used up: our next one is above them."""
-    promised = max((one.promised for one in answers.values()), default=0)
-    if promised > keeper.attempt.number:
-        make_dir(keeper.run.attempt(promised).path)
+    return keeper.ballot.carries(others, leads=leads) and len({*others, keeper.node}) >= keeper.plan.nodes_min
 
 
 def tell(keeper: KeeperState) -> Sequence[int]:
@@ -231,19 +188,55 @@ def tell_others(keeper: KeeperState) -> None:
     keeper.to_be_told = tell(keeper)
 
 
-def propose(keeper: KeeperState, others: list[int], cause: Cause | None, *, leads: bool) -> int | None:
-    """Open the next attempt with ourselves as its leader and these others; gives its number, if enough take it up."""
+def propose(keeper: KeeperState, there: Mapping[int, KeeperStatus], cause: Cause | None) -> int | None:
+    """Open the next attempt of a run that this host leads; return its number, or None if too few hosts agree."""
+    elected = elect(keeper, there, leads=True)
+    return open_next(keeper, elected, cause, leads=True) if elected is not None else None
+
+
+@dataclass(frozen=True)
+class Elected:
+    """This host may open the attempt, on these others."""
+
+    number: int
+    others: tuple[int, ...]
+
+
+def elect(keeper: KeeperState, there: Mapping[int, KeeperStatus], *, leads: bool) -> Elected | None:
+    """Ask these for their votes; None if too few give them. Where all hosts have one disk nobody votes."""
+    used = max(attempt.number for attempt in attempts(keeper.run))
+    if not keeper.plan.disks_apart:
+        return Elected(used + 1, tuple(there))
+    number = keeper.stand(max([used, *(one.promised for one in there.values())]))
+    records = keeper.ballot.records()
+    asked = Vote(number, keeper.node, RecordsSaid(records.attempt, records.length, records.digest))
+    others = tuple(granted(keeper.rpc.ask(asked, there)))
+    if not enough(keeper, others, leads=leads):
+        return None
+    keeper.open(number, [keeper.node, *others])
+    return Elected(number, others)
+
+
+def open_next(keeper: KeeperState, elected: Elected, cause: Cause | None, *, leads: bool) -> int | None:
+    """Have the attempt accepted that this host was elected for; return its number, or None if too few do."""
     bad = {blame.host for blame in avoided(keeper.run)}
-    names = [keeper.rpc.peer(number).host for number in others]
+    names = [keeper.rpc.peer(number).host for number in elected.others]
     here = [keeper.host, *sorted(names, key=lambda name: name in bad)]
     away = [name for name in keeper.first_nodes if name not in here]
     plan = reseated(keeper.plan, keeper.first_nodes, here, away)
+    if keeper.plan.disks_apart:
+        make_dir(keeper.run.attempt(elected.number - 1).path)  # numbers in between had votes, and are used up
     attempt, _ = new_attempt(keeper.run, plan.cluster, "requeue", cause, plan, secret=keeper.secret)
-    took = granted(keeper.rpc.ask(Propose(attempt.number, tuple(here), cause, tuple(away)), others))
+    if keeper.plan.disks_apart:
+        copy_records(keeper.run, keeper.attempt, keeper.rpc, elected.others)
+    said = keeper.opening(attempt.number, here, cause, away)
+    took = granted(keeper.rpc.ask(said, elected.others))
     if keeper.plan.disks_apart and not enough(keeper, took, leads=leads):
         _take_back(attempt)
         return None
-    missing = [keeper.rpc.peer(number).host for number in others if number not in took]
+    keeper.settle(attempt.number)
+    keeper.rpc.ask(Settled(attempt.number, keeper.node), took)  # who misses it is told again
+    missing = [keeper.rpc.peer(number).host for number in elected.others if number not in took]
     if missing:
         text = f"attempt {attempt.number} goes on without {', '.join(missing)}"
         append_line(keeper.run.events, Event(time.time(), attempt.number, "hosts", text))

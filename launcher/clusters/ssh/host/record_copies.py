@@ -9,7 +9,9 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +105,33 @@ def _put_piece(path: Path, at: int, piece: bytes) -> None:
     sync_dir(path.parent)
 
 
+def copy_records(run: RunDir, attempt: AttemptDir, rpc: KeeperRpc, whom: Collection[int]) -> None:
+    """Give these hosts all records of the attempt, and the run's whole history; each that does not take them is asked
+    once more for each piece that there is."""
+    copies = RecordReplicator(run, attempt, rpc, whom=whom, renew_s=inf, quiet_s=0.0)
+    copies.close()
+    with contextlib.suppress(FileNotFoundError):
+        for _ in range(run.events.stat().st_size // _PIECE + 1):
+            copies.send()
+
+
 class RecordReplicator:
     """Sends what is new to all others, until it is closed; where the coordinator is, once more every `renew_s`."""
 
     def __init__(
-        self, run: RunDir, attempt: AttemptDir, rpc: KeeperRpc, *, renew_s: float = 10.0, quiet_s: float = QUIET_S
+        self,
+        run: RunDir,
+        attempt: AttemptDir,
+        rpc: KeeperRpc,
+        *,
+        whom: Collection[int] | None = None,
+        renew_s: float = 10.0,
+        quiet_s: float = QUIET_S,
     ) -> None:
         """Who did not answer is left alone for `quiet_s`: the others wait."""
         self._run, self._attempt, self._rpc = run, attempt, rpc
         self._renew_s, self._quiet_s = renew_s, quiet_s
-        self._sent: dict[int, dict[str, object]] = {number: {} for number in rpc.others}
+        self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
         self._quiet_until: dict[int, float] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="replicator", daemon=True)
@@ -123,7 +142,7 @@ class RecordReplicator:
         self._over.set()
         self._thread.join()
         self._quiet_until.clear()
-        self._send()
+        self.send()
         return self.untold()
 
     def untold(self) -> list[int]:
@@ -133,9 +152,9 @@ class RecordReplicator:
     def _work(self) -> None:
         quick_until = time.monotonic() + _QUICK_FOR_S
         while not self._over.wait(_QUICK_S if time.monotonic() < quick_until else _SLOW_S):
-            self._send()
+            self.send()
 
-    def _send(self) -> None:
+    def send(self) -> None:
         for name, copied in replicated(self._run, self._attempt).items():
             try:
                 status = copied.path.stat()

@@ -17,9 +17,11 @@ from launcher.clusters.ssh.host.keeper_messages import (
     KeeperQuestion,
     KeeperReply,
     KeeperStatus,
-    Members,
-    Propose,
+    OpenAttempt,
+    OpeningSaid,
+    RecordsSaid,
     Replica,
+    Vote,
 )
 from launcher.errors import LaunchError
 from launcher.rundir.fence import fence
@@ -28,6 +30,7 @@ from tests.sizes import SCALE
 
 QUESTIONS = msgspec.json.Decoder(KeeperQuestion)
 REPLIES = msgspec.json.Decoder(KeeperReply)
+NOTHING = RecordsSaid(1, 0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")  # an empty history
 
 
 def outside(root):
@@ -42,7 +45,7 @@ def test_whatever_it_says_nothing_falls_or_is_written_outside_the_run(said, aske
         root = Path(folder)
         table = Table(root)
         member = table.keepers[2]
-        member.election.leaderless = leaderless
+        member.ballot.leaderless = leaderless
         before = outside(root)
         answer = member.answering(table.wakeups[2])
         for line in said:
@@ -71,10 +74,13 @@ def test_any_answer_is_one_or_a_named_error(line):
 @pytest.mark.parametrize(
     "lie",
     [
-        Members(1, 9, ((0, 7),)),
-        Members(1, 9, ((),)),
-        Propose(2, ("host0", "../../x"), None),
-        Propose(2, (), None),
+        OpenAttempt(2, 0, ("host0", "../../x"), None, (), (), NOTHING),
+        OpenAttempt(2, 0, (), None, (), (), NOTHING),
+        OpenAttempt(2, 1, ("host0", "host2"), None, (), (), NOTHING),
+        OpenAttempt(2, 7, ("host0", "host2"), None, (), (), NOTHING),
+        OpenAttempt(2, 0, ("host0", "host2"), None, (), (OpeningSaid(1, 0, (0, 7)),), NOTHING),
+        OpenAttempt(2, 0, ("host0", "host2"), None, (), (), RecordsSaid(1, 5, "another history")),
+        Vote(2, 7, NOTHING),
         Replica(0, 1, "../../x", -1, ""),
         Replica(0, 1, "token.json", -1, ""),
         Replica(0, 1, "events", 1 << 50, "x"),

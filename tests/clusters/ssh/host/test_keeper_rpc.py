@@ -8,7 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from launcher.agent.wire import wire_key
-from launcher.clusters.ssh.host.keeper_messages import Agreed, Ask, Begin, Declined, KeeperStatus, Promise, granted
+from launcher.clusters.ssh.host.keeper_messages import (
+    Agreed,
+    Ask,
+    Begin,
+    Declined,
+    KeeperStatus,
+    RecordsSaid,
+    Vote,
+    granted,
+)
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.clusters.ssh.messages import Peer
 from launcher.errors import LaunchError
@@ -152,9 +161,9 @@ def test_a_relay_at_a_dead_keepers_port_adds_no_vote(seated):
     dead = rpcs.pop()
     dead.close()
     with Relay(("127.0.0.3", dead.port), ("127.0.0.2", rpcs[1].port)) as relay:
-        assert granted(rpcs[0].ask(Promise(2, 0))) == [1]
+        assert granted(rpcs[0].ask(Vote(2, 0, RecordsSaid(1, 0, "")))) == [1]
         assert relay.passed_on > 0
-    assert asked == [Promise(2, 0)]
+    assert asked == [Vote(2, 0, RecordsSaid(1, 0, ""))]
 
 
 def test_what_was_said_once_cannot_be_said_again(seated):
@@ -165,7 +174,7 @@ def test_what_was_said_once_cannot_be_said_again(seated):
         answers[node] = lambda question: asked.append(question) or Agreed()
     with Relay(("127.0.0.9", 0), ("127.0.0.2", rpcs[1].port)) as relay:
         rpcs[0].join([Peer("host0", "127.0.0.1", 1), Peer("host1", "127.0.0.9", relay.port)], 0)
-        assert rpcs[0].ask(Promise(2, 0)) == {}
+        assert rpcs[0].ask(Vote(2, 0, RecordsSaid(1, 0, ""))) == {}
         recorded = bytes(relay.recorded)
     assert b"mac" in recorded
     for node in (1, 2):

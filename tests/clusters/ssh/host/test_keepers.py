@@ -13,7 +13,8 @@ from launcher.agent.environment import node_environment
 from launcher.agent.wire import proof_of
 from launcher.clock import boottime
 from launcher.clusters.ssh.comeback import keeper as comeback
-from launcher.clusters.ssh.host import follower, keeper, leader, presence
+from launcher.clusters.ssh.host import follower, keeper, leader, presence, record_copies
+from launcher.clusters.ssh.host.ballot import KeptVoter
 from launcher.clusters.ssh.host.follower import Follower, TakeOver
 from launcher.clusters.ssh.host.keeper import QueueWatch
 from launcher.clusters.ssh.host.keeper_messages import (
@@ -24,24 +25,32 @@ from launcher.clusters.ssh.host.keeper_messages import (
     Cancelled,
     Declined,
     KeeperStatus,
-    Members,
-    Promise,
-    Propose,
+    OpenAttempt,
+    RecordsSaid,
     Replica,
+    Vote,
 )
 from launcher.clusters.ssh.host.keeper_rpc import ASK_S
 from launcher.clusters.ssh.host.keeper_state import KeeperState
-from launcher.clusters.ssh.host.leader import Leader, Membership, enough, propose
+from launcher.clusters.ssh.host.leader import Hearing, Leader, avoid_silent, elect, enough, open_next, propose
 from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import Damaged, append_line, read_record, read_sealed, write_record, write_sealed
+from launcher.rundir.durable import (
+    Damaged,
+    append_line,
+    read_lines,
+    read_record,
+    read_sealed,
+    write_record,
+    write_sealed,
+)
 from launcher.rundir.fence import fence, raise_fence
 from launcher.rundir.identity import boot_id, this_process
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AttemptEnd, Blame, Event, Intent, ProcessId, Rolls, RunState
+from launcher.rundir.records import AttemptEnd, Blame, Event, Intent, ProcessId, RunState
 from launcher.spec.model import Budget, Recovery
 from launcher.supervisor.allocation import StopSignal
 from launcher.supervisor.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
@@ -137,11 +146,16 @@ class Table:
 
     def said(self, number, question):
         """Its answer; None where a word of this kind does not get there."""
-        leader = int(self.keepers[number].election.leader.removeprefix("host"))
+        leader = int(self.keepers[number].leader.removeprefix("host"))
         asker = getattr(self.asking, "number", getattr(question, "node", leader))
         self.listen(question)
         deaf = type(question) in self.deaf_to.get(number, ())
         return None if deaf else self._answers[number](question, f"127.0.0.{asker + 1}")
+
+    def vote(self, attempt, node):
+        """As that host asks for one."""
+        records = self.keepers[node].ballot.records()
+        return Vote(attempt, node, RecordsSaid(records.attempt, records.length, records.digest))
 
     def deafen(self, number, *kinds):
         self.deaf_to[number] = kinds
@@ -150,13 +164,13 @@ class Table:
         """They are cut off, and the others have noticed."""
         self.silent = set(numbers)
         for number, member in enumerate(self.keepers):
-            member.election.leaderless = number not in self.silent
+            member.ballot.leaderless = number not in self.silent
 
     def freeze(self, number, for_s=60.0):
         """Its coordinator has said nothing for so long, and its keeper answers; the others have noticed."""
         self.keepers[number].coordinator_due_at = boottime() - for_s
         for one, member in enumerate(self.keepers):
-            member.election.leaderless = one != number
+            member.ballot.leaderless = one != number
 
     def watches(self):
         return [QueueWatch(member, every_s=0.0) for member in self.keepers]
@@ -203,12 +217,12 @@ def test_who_has_no_agent_any_more_notices_a_lost_leader_itself(tmp_path, agents
     follows._agent.last = Exit.FENCED << 8
     follows._leader_heard_at -= 2000.0
     assert not follows._is_deserted()  # it is heard
-    assert not table.keepers[1].election.leaderless
+    assert not table.keepers[1].ballot.leaderless
     table.lose(0)
-    table.keepers[1].election.leaderless = False
+    table.keepers[1].ballot.leaderless = False
     follows._leader_heard_at -= 2000.0
     assert follows._keep() == 2  # with the third host, which hears no leader either
-    assert table.keepers[1].election.leaderless
+    assert table.keepers[1].ballot.leaderless
 
 
 class Slots:
@@ -233,19 +247,15 @@ class Slots:
         self.released = True
 
 
-def coordinator_hears(member):
-    """What the keeper says of who counts, and takes it."""
-    word = read_sealed(member.attempt.rolls, Rolls)
-    state = state_of(member.run.id, attempt=member.attempt.number, counts_by=word.id, boot_id="")
-    write_record(member.run.state, state)
-    return word
+def proposed(table, member, others, cause):
+    """What comes of it where it leads, and sees these others."""
+    return propose(member, {number: table.keepers[number].status() for number in others}, cause)
 
 
-def called(roll, there):
-    """Twice, with these, and the coordinator hears of it in between."""
-    roll._count(frozenset(there))
-    coordinator_hears(roll._keeper)
-    roll._count(frozenset(there))
+def taken(table, member, others):
+    """What comes of it where it does not lead, and sees these others."""
+    elected = elect(member, {number: table.keepers[number].status() for number in others}, leads=False)
+    return open_next(member, elected, None, leads=False) if elected is not None else None
 
 
 def taken_over(table):
@@ -332,58 +342,91 @@ def test_a_record_that_is_sent_again_is_written_again_only_where_it_is_not_there
     assert path.read_text() == data
 
 
-def test_who_counts_is_written_once_however_often_it_is_said(table, monkeypatch):
-    """Else a leader that asks again each second would never hear of it from a disk that takes longer."""
-    word = Members(1, 1, ((0, 1, 2), (0, 2)))
-    assert table.said(2, word) == Agreed()
-    syncs, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: syncs.append(fd) or fsync(fd))
-    assert table.said(2, word) == Agreed() and syncs == []
-    assert table.said(2, msgspec.structs.replace(word, rolls=((0, 1, 2),))).why, "not under the same number"
-    assert table.said(2, Members(1, 2, ((0, 2),))) == Agreed() and syncs
-
-
 def test_a_proposal_that_too_few_take_up_is_no_attempt(table):
     member = table.keepers[0]
-    table.deafen(1, Propose)
-    table.deafen(2, Propose)
-    assert propose(member, [1, 2], None, leads=True) is None
+    table.deafen(1, OpenAttempt)
+    table.deafen(2, OpenAttempt)
+    assert proposed(table, member, [1, 2], None) is None
     assert newest(member.run).number == 1
+    assert not member.ballot.voter.settled
     table.deaf_to = {}
-    assert propose(member, [1, 2], None, leads=True) == 3, "the number may be known to somebody"
+    assert proposed(table, member, [1, 2], None) == 3, "the number may be known to somebody"
+    assert [one.ballot.voter.settled for one in table.keepers] == [True] * 3
 
 
-def test_only_our_leader_or_whom_we_have_promised_may_propose(table):
-    assert propose(table.keepers[1], [0, 2], None, leads=False) is None
+def test_a_leader_whose_number_had_a_vote_takes_a_newer_one(table):
+    assert taken(table, table.keepers[1], [0, 2]) is None, "they hear their leader"
     table.lose(0)
-    assert isinstance(table.said(2, Promise(2, 1)), Agreed)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
     table.silent = set()
-    assert propose(table.keepers[0], [1], None, leads=True) == 2, "this one has promised nothing"
-    assert propose(table.keepers[0], [2], None, leads=True) == 3, "nor does a promise bind for ever"
+    assert proposed(table, table.keepers[0], [2], None) == 3
+
+
+def test_a_candidate_with_an_older_history_has_no_vote(table):
+    """Restarts that the lost leader had counted would not count any more."""
+    for number in (0, 2):
+        append_line(table.keepers[number].run.events, Event(0.0, 1, "failure", "a rank was killed"))
+    table.lose(0)
+    answer = table.said(2, table.vote(2, 1))
+    assert isinstance(answer, Declined) and "older than its own" in answer.why
+    assert [TakeOver(table.keepers[number]).look() for number in (1, 2)] == [None, 2]
+    assert table.keepers[1].run.events.read_bytes() == table.keepers[2].run.events.read_bytes()
+    assert table.keepers[1].ballot.accepted.hosts[0] == "host2"
+
+
+def test_what_nobody_else_has_of_a_lost_leaders_history_goes_where_the_run_went_on_without_it(table):
+    old, lost = table.keepers[0], Event(0.0, 1, "failure", "nobody heard of it")
+    append_line(old.run.events, lost)
+    taken_over(table)
+    table.silent = set()
+    table.keepers[1].ready.began = True
+    member = started_again(table, 0)
+    member.rejoin(comeback.what_goes_on(member))
+    member.returning = False
+    assert proposed(table, table.keepers[1], [0, 2], None) == 3
+    assert old.run.events.read_bytes() == table.keepers[1].run.events.read_bytes()
+    assert lost not in read_lines(old.run.events, Event)
+
+
+def test_two_parts_of_four_hosts_never_both_go_on(tmp_path):
+    """{0, 3} and {1, 2}: the leader goes on with half of the voters, and the others are not more than half."""
+    table = Table(tmp_path, size=4, nodes_min=1)
+    table.silent = {1, 2}
+    assert proposed(table, table.keepers[0], [3], None) == 2
+    for number in (0, 3):
+        table.keepers[number].move(2)
+    table.lose(0, 3)
+    assert [TakeOver(table.keepers[number]).look() for number in (1, 2)] == [None, None]
+    table.silent = {0, 1, 2}
+    table.keepers[3].ballot.leaderless = True
+    assert TakeOver(table.keepers[3]).look() is None
+    table.silent = {0}
+    answer = table.said(3, table.vote(9, 1))
+    assert isinstance(answer, Declined) and "older than its own" in answer.why
 
 
 def test_a_candidate_has_given_its_own_vote(table):
     table.lose(0)
-    table.deafen(2, Promise)
+    table.deafen(2, Vote)
     assert TakeOver(table.keepers[1]).look() is None
-    assert isinstance(table.said(1, Promise(2, 2)), Declined)
+    assert isinstance(table.said(1, table.vote(2, 2)), Declined)
 
 
 def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_path):
     table = Table(tmp_path, size=5)
     table.lose(0)
-    assert [type(table.said(number, Promise(2, 1))) for number in (2, 3, 4)] == [Agreed] * 3
+    assert [type(table.said(number, table.vote(2, 1))) for number in (2, 3, 4)] == [Agreed] * 3
     table.silent = {0, 1}
     assert TakeOver(table.keepers[2]).look() == 3
     table.silent = set()
-    assert isinstance(table.said(3, Promise(2, 1)), Declined)
-    assert propose(table.keepers[1], [3, 4], None, leads=False) is None
+    assert isinstance(table.said(3, table.vote(2, 1)), Declined)
+    assert taken(table, table.keepers[1], [3, 4]) is None
 
 
 def test_a_keeper_does_not_lead_whose_coordinator_is_frozen(table):
     table.freeze(0)
     assert TakeOver(table.keepers[1]).look() == 2
-    proposal = table.keepers[2].election.proposal
+    proposal = table.keepers[2].ballot.accepted
     assert (proposal.hosts, proposal.away) == (("host1", "host2"), ("host0",))
     for member in table.keepers[1:]:
         member.move(2)
@@ -396,7 +439,7 @@ def test_of_two_hosts_none_takes_over_from_a_frozen_coordinator(tmp_path):
     table = Table(tmp_path, size=2, nodes_min=1)
     table.freeze(0)
     assert TakeOver(table.keepers[1]).look() is None
-    assert propose(table.keepers[0], [1], Cause.NODE_LOST, leads=True) == 2
+    assert proposed(table, table.keepers[0], [1], Cause.NODE_LOST) == 2
 
 
 @pytest.mark.parametrize(
@@ -417,7 +460,7 @@ def test_a_coordinator_lives_as_long_as_it_speaks(tmp_path, age_s, boot, attempt
     said = {"boot_id": boot or boot_id(), "monotonic_s": boottime() - age_s}
     write_record(leader.run.state, state_of(leader.run.id, attempt=attempt, **said))
     assert TakeOver(table.keepers[1]).look() == (2 if replaced else None)
-    assert table.keepers[1].election.leaderless == replaced
+    assert table.keepers[1].ballot.leaderless == replaced
 
 
 def test_a_leader_without_an_agent_at_work_is_not_waited_to_speak(table):
@@ -444,7 +487,7 @@ def test_a_host_whose_disk_ended_a_generation_comes_last_in_the_next_attempt(tab
         append_line(member.run.events, Event(time.time(), attempt, "failure", "no space", node=node, cause=Cause.DISK))
     leader.blame_hosts(member)
     assert [(blame.host, blame.evidence) for blame in avoided(member.run)] == [("host1", "no space")]
-    assert propose(member, [1, 2], Cause.KILLED, leads=True) == 2
+    assert proposed(table, member, [1, 2], Cause.KILLED) == 2
     assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
 
 
@@ -458,7 +501,7 @@ def test_a_host_that_is_unfit_comes_last_and_the_one_that_leads_where_a_person_r
         "host0": "cuda:0: memory",
         "host1": "cuda:1: memory",
     }
-    assert propose(member, [1, 2], Cause.NODE_LOST, leads=True) == 2
+    assert proposed(table, member, [1, 2], Cause.NODE_LOST) == 2
     assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
 
 
@@ -480,41 +523,47 @@ def test_who_comes_back_takes_part_in_what_goes_on_and_has_no_vote_before_the_ne
     table.silent = set()
     table.keepers[1].ready.began = True
     member = started_again(table, 0)
-    assert isinstance(table.said(0, Promise(3, 1)), Declined), "it does not know yet what goes on"
+    assert isinstance(table.said(0, table.vote(3, 1)), Declined), "it does not know yet what goes on"
     member.rejoin(comeback.what_goes_on(member))
     member.returning = False
-    assert (member.attempt.number, member.leads, member.is_guest) == (2, False, True)
+    assert (member.attempt.number, member.leads, member.status().has_vote) == (2, False, False)
     assert [node.host for node in member.plan.nodes] == ["host1", "host2", "host0"]
     assert member.plan.away == (2,)
     assert (
         read_record(member.attempt.intent, Intent).token == read_record(table.keepers[1].attempt.intent, Intent).token
     )
-    member.election.leaderless = True
-    assert isinstance(table.said(0, Promise(3, 2)), Declined), "the leader alone may go on: nobody else may then"
-    member.election.leaderless = False
+    member.ballot.leaderless = True
+    assert isinstance(table.said(0, table.vote(3, 2)), Declined), "the leader alone may go on: nobody else may then"
+    member.ballot.leaderless = False
     member.ready.gpus = ()
-    assert propose(table.keepers[1], [0, 2], None, leads=True) == 3
-    assert table.keepers[2].election.proposal.hosts == ("host1", "host2", "host0"), "which was blamed"
+    assert proposed(table, table.keepers[1], [0, 2], None) == 3
+    assert table.keepers[2].ballot.accepted.hosts == ("host1", "host2", "host0"), "which was blamed"
     member.move(3)
-    assert not member.is_guest
+    assert member.status().has_vote
 
 
-def test_a_guest_does_not_count_until_it_has_a_seat(table):
-    taken_over(table)
-    table.silent = set()
-    table.keepers[1].ready.began = True
-    member = started_again(table, 0)
+def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
+    """It was cut off while the attempt was opened, and does not know what its leader has acknowledged."""
+    leads = table.keepers[0]
+    table.deafen(2, OpenAttempt)
+    assert proposed(table, leads, [1, 2], None) == 2
+    for number in (0, 1):
+        table.keepers[number].move(2)
+    table.deaf_to = {}
+    leads.ready.began = True
+    append_line(leads.run.events, Event(0.0, 2, "failure", "a rank was killed"))
+    member = started_again(table, 2)
     member.rejoin(comeback.what_goes_on(member))
     member.returning = False
-    table.keepers[1].election.rolls = (frozenset({1, 2}),)
-    roll = Membership(table.keepers[1])
-    try:
-        deadline = time.monotonic() + 2.2
-        while time.monotonic() < deadline:
-            assert table.keepers[1].election.rolls != (frozenset({0, 1, 2}),)
-            time.sleep(0.05)
-    finally:
-        roll.close()
+    hearing = Hearing(leads)
+    hearing.close()
+    hearing.look()
+    assert member.status().accepted == 1
+    record_copies.copy_records(leads.run, leads.attempt, leads.rpc, [2])
+    hearing.look()
+    hearing.look()
+    status = member.status()
+    assert (status.accepted, status.settled, status.has_vote) == (2, True, True)
 
 
 def test_only_who_leads_says_what_goes_on_and_of_an_attempt_of_its_own(table):
@@ -531,38 +580,32 @@ def test_only_who_leads_says_what_goes_on_and_of_an_attempt_of_its_own(table):
         msgspec.structs.replace(said, hosts=()),
         msgspec.structs.replace(said, attempt=0),
     ]
-    assert [member.election.goes_on_with(0, one) for one in forged] == [False] * 6
-    assert member.election.goes_on_with(0, said)
+    assert [member.ballot.goes_on_with(0, one, 1) for one in forged] == [False] * 6
+    assert member.ballot.goes_on_with(0, said, 1)
     write_record(table.keepers[0].attempt.end, SUCCEEDED)
     assert comeback.what_goes_on(member) is None, "it is over"
 
 
-def test_its_word_binds_a_keeper_that_is_started_again(table):
-    """One vote an attempt, and the roll that it had agreed to: both were forgotten with the process."""
+def test_its_vote_binds_a_keeper_that_is_started_again(table):
+    """One vote an attempt: it was forgotten with the process."""
     table.lose(0)
-    assert isinstance(table.said(2, Promise(2, 1)), Agreed)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
     member = started_again(table, 2)
-    member.returning, member.election.leaderless = False, True
-    assert isinstance(table.said(2, Promise(2, 2)), Declined)
-    table.silent = set()
-    assert isinstance(table.said(1, Members(1, 7, ((0, 1),))), Agreed)
-    again = started_again(table, 1)
-    assert again.election.rolls == (frozenset({0, 1}),)
-    assert again.election.votes(1).rolls_version == (1, 7)
-    leader = table.keepers[0]
-    leader.count_by(frozenset({0, 1}))
-    assert started_again(table, 0).election.rolls == (frozenset({0, 1}),)
-    write_sealed(leader.run.votes, leader.election.votes(4))
-    assert len(started_again(table, 0).election.counted) == 3, "of other keepers, whose numbers were others"
+    member.returning, member.ballot.leaderless = False, True
+    assert isinstance(table.said(2, table.vote(2, 2)), Declined)
+    kept = read_sealed(member.run.voter, KeptVoter)
+    write_sealed(member.run.voter, msgspec.structs.replace(kept, begun=4))
+    assert started_again(table, 2).ballot.voted == (1, 0), "of other keepers, whose numbers were others"
 
 
 def test_nobody_comes_back_by_votes_of_which_one_number_is_another(table):
-    """It would have counted hosts that nobody else counts."""
-    leader = table.keepers[0]
-    leader.count_by(frozenset({0, 1}))
-    leader.run.votes.write_bytes(leader.run.votes.read_bytes().replace(b"[0,1]", b"[0,3]"))
+    """It might have voted twice."""
+    table.lose(0)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
+    path = table.keepers[2].run.voter
+    path.write_bytes(path.read_bytes().replace(b"[2,1]", b"[2,0]"))
     with pytest.raises(Damaged, match="checksum"):
-        started_again(table, 0)
+        started_again(table, 2)
 
 
 # -- how it ended
@@ -579,10 +622,10 @@ def test_a_candidate_without_a_restart_left_says_so_to_all(tmp_path):
 def test_a_promise_leaves_the_newest_attempt_its_last_word(table):
     table.lose(0)
     member = table.keepers[2]
-    assert isinstance(table.said(2, Promise(2, 1)), Agreed)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
     write_end(member.run, member.attempt, cancelled(), member.plan)
     assert table.end(2).state is State.CANCELLED
-    taken_over(table)
+    assert TakeOver(member).look() == 3
     with pytest.raises(Fenced):
         write_end(member.run, member.run.attempt(1), SUCCEEDED, member.plan)
 
@@ -616,31 +659,28 @@ def test_of_a_cancel_whoever_cancels_tells_all(table, monkeypatch):
 # -- hosts that come and go
 
 
-def test_a_host_that_was_counted_out_is_used_again_and_comes_last(tmp_path):
+def test_a_host_that_is_avoided_is_used_again_and_comes_last(tmp_path):
     table = Table(tmp_path, nodes_min=3)
     member = table.keepers[0]
-    member.election.rolls = (frozenset({0, 2}),)
     now = time.time()
     avoid(member.run, [Blame("host1", "", 1, now, now + 60.0)])
     assert enough(member, [1, 2], leads=True) and not enough(member, [2], leads=True)
-    assert propose(member, [1, 2], None, leads=True) == 2
+    assert proposed(table, member, [1, 2], None) == 2
     assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
 
 
-def test_a_host_that_has_no_part_in_the_attempt_is_not_blamed_again(table):
+def test_a_host_that_has_no_part_in_the_attempt_is_not_avoided_again(table):
     member = table.keepers[0]
-    assert propose(member, [2], None, leads=True) == 2
+    assert proposed(table, member, [2], None) == 2
     member.move(2)
-    roll = Membership(member)
-    roll.close()
-    roll._blame(frozenset({1, 2}))
+    avoid_silent(member, {1, 2})
     assert [blame.host for blame in avoided(member.run)] == ["host2"]
 
 
 def test_a_host_that_missed_the_proposal_leaves(table, agents):
     left_out = Follower(table.keepers[2], table.wakeups[2])
-    table.deafen(2, Propose)
-    assert propose(table.keepers[0], [1, 2], None, leads=True) == 2
+    table.deafen(2, OpenAttempt)
+    assert proposed(table, table.keepers[0], [1, 2], None) == 2
     table.keepers[0].move(2)
     with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
         left_out._is_deserted()
@@ -650,12 +690,12 @@ def test_a_host_that_missed_the_proposal_leaves(table, agents):
 def test_a_host_that_missed_the_proposal_leaves_once_somebody_has_records_of_what_goes_on(tmp_path, agents, leads):
     """Its disk was full for that moment. It stayed until its agent had waited for its coordinator in vain."""
     table = Table(tmp_path, size=5)
-    table.deafen(2, Propose)
+    table.deafen(2, OpenAttempt)
     if leads:
         table.lose(0)
         assert TakeOver(table.keepers[1]).look() == 2
     else:
-        assert propose(table.keepers[0], [1, 2, 3, 4], None, leads=True) == 2
+        assert proposed(table, table.keepers[0], [1, 2, 3, 4], None) == 2
     write_end(table.keepers[leads].run, table.keepers[leads].run.attempt(2), SUCCEEDED, table.keepers[leads].plan)
     table.keepers[leads].move(2)
     leader.tell(table.keepers[leads])
@@ -708,7 +748,7 @@ def test_who_is_to_stop_does_not_begin(table):
 
 def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
     member = table.keepers[0]
-    assert propose(member, [1, 2], None, leads=True) == 2
+    assert proposed(table, member, [1, 2], None) == 2
     ask_to_stop(member.attempt, "cancel")
     member.move(2)
     table.wakeups[0].stop_asked = True
@@ -751,7 +791,7 @@ def test_slots_are_free_before_all_others_know_how_it_ended(table, monkeypatch):
 
 def test_who_waits_without_a_leader_takes_the_run_over(table):
     watches = table.watches()
-    assert all(watch.look() for watch in watches) and not any(member.election.leaderless for member in table.keepers)
+    assert all(watch.look() for watch in watches) and not any(member.ballot.leaderless for member in table.keepers)
     table.silent = {0}
     for watch in (watches[1], watches[2], watches[1], watches[2]):
         assert watch.look()
@@ -769,7 +809,7 @@ def test_who_waits_without_a_leader_takes_the_run_over(table):
 def test_a_leader_that_is_back_after_a_promise_begins_anew(table):
     watches = table.watches()
     table.lose(0)
-    assert isinstance(table.said(2, Promise(2, 1)), Agreed)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
     table.silent = set()
     assert isinstance(table.said(2, Begin(1)), Declined)
     assert not keeper._all_begin(table.keepers[0])

@@ -86,12 +86,12 @@ def telling(tmp_path, **how):
     for text in "ab":
         append_line(leader.run.events, Event(1.0, 1, "failure", text))
     write_record(leader.run.state, state_of(leader.run.id, message="well"))
-    replicator._send()
+    replicator.send()
     assert texts(other.run) == ["a", "b"]
 
     def tell():
         replicator._quiet_until.clear()
-        replicator._send()
+        replicator.send()
 
     return leader.run, other.run, tell
 
