@@ -213,14 +213,9 @@ class Voter:
         return at[others - 1] + lease_s if others else inf
 
 
-def leave_s(now: float, leads_until: float, lease_s: float) -> float:
-    """For how long an answer of the leader lets ranks run: no longer than it surely leads itself."""
-    return max(0.0, min(lease_s, leads_until - now))
-
-
-def ranks_until(asked_at: float, leave: float) -> float:
-    """Until when ranks may run on a host that asked at this moment and got this leave: no delay adds to it."""
-    return asked_at + leave
+def ranks_until(asked_at: float, lease_s: float) -> float:
+    """Until when ranks may run on a host whose question of this moment was answered: no delay on the way adds to it."""
+    return asked_at + lease_s
 
 
 def may_vote_from(answered_at: float, lease_s: float) -> float:
@@ -228,7 +223,10 @@ def may_vote_from(answered_at: float, lease_s: float) -> float:
     return answered_at + lease_s
 
 
-def may_start_from(ended_at: float, lease_s: float, *, all_ended: bool) -> float:
-    """When ranks of the next attempt may start. `all_ended`: every host of the last one has ended its ranks; otherwise
-    the leave that they were given has to run out."""
-    return ended_at if all_ended else ended_at + lease_s
+def may_start_from(opened_at: float, lease_s: float, *, all_ended: bool) -> float:
+    """When ranks of the next attempt may start.
+
+    `all_ended`: every host of the last one has ended its ranks, but for a leader that was replaced: its time was over
+    before anybody could be elected. Else the lease of those that it answered last has to run out.
+    """
+    return opened_at if all_ended else opened_at + lease_s

@@ -5,7 +5,7 @@ host that stands still is one that sends and receives nothing for a while. Of a 
 and of the answers to it, each for as long as it takes: an older one says nothing that lasts longer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -18,7 +18,6 @@ from launcher.clusters.ssh.quorum.core import (
     RequestVote,
     Settle,
     Voter,
-    leave_s,
     may_start_from,
     may_vote_from,
     ranks_until,
@@ -29,12 +28,10 @@ LEASE = 2
 
 class Stands(NamedTuple):
     granted: frozenset[Host]
-    ended_at: float  # when it ended the attempt that it led itself, -inf: it led none
 
 
 class Opens(NamedTuple):
     accepted: frozenset[Host]
-    ended_at: float
     opened_at: float
 
 
@@ -75,7 +72,7 @@ class Answer(NamedTuple):
     attempt: int
     asked_at: float
     sent_at: float
-    leave: float
+    runs: bool  # the leader leads, and its ranks have started
 
 
 class State(NamedTuple):
@@ -94,8 +91,8 @@ class LeaseWorld:
     pulses: int  # of all hosts together
     crashes: int = 0
     voter: type[Voter] = field(default=Voter, repr=False)
-    leave_s: Callable[[float, float, float], float] = field(default=leave_s, repr=False)
     counts_from_receipt: bool = field(default=False, repr=False)
+    waits_for_the_silent: bool = field(default=True, repr=False)
 
     @property
     def first(self) -> State:
@@ -132,22 +129,22 @@ class LeaseWorld:
         leads = isinstance(memory, Leads)
         if voter.next_number <= self.attempts and voter.has_vote and (leads or not _hears(node, now)):
             number = voter.next_number
-            ended_at = now if leads else getattr(memory, "ended_at", -inf)
-            new = node._replace(voter=voter.stand(number), memory=Stands(frozenset(), ended_at), ranks=(0, 0))
+            new = node._replace(voter=voter.stand(number), memory=Stands(frozenset()), ranks=(0, 0))
             asked = RequestVote(number, me, _records_of(voter))
             yield f"host {me} stands for attempt {number}", _after(state, new, asked)
         match memory:
-            case Stands(granted=granted, ended_at=ended_at) if voter.carries(granted):
+            case Stands(granted=granted) if voter.carries(granted):
                 for voters in {granted | {me}, frozenset(range(self.hosts))}:
                     opened = voter.open(voter.voted[0], voters)
-                    new = node._replace(voter=opened, memory=Opens(frozenset(), ended_at, now))
+                    new = node._replace(voter=opened, memory=Opens(frozenset(), now))
                     said = Open(opened.openings, _records_of(opened))
                     text = f"host {me} opens attempt {opened.newest.attempt} on {sorted(voters)}"
                     yield text, _after(state, new, said)
-            case Opens(accepted=accepted, ended_at=ended_at, opened_at=opened_at) if voter.carries(accepted):
-                all_ended = len(accepted) == self.hosts - 1
+            case Opens(accepted=accepted, opened_at=opened_at) if voter.carries(accepted):
+                leaders = {opening.leader for opening in voter.openings}
+                all_ended = len(accepted | leaders) == self.hosts or not self.waits_for_the_silent
                 confirmed = tuple(opened_at if host in accepted else -inf for host in range(self.hosts))
-                starts = may_start_from(ended_at, LEASE, all_ended=all_ended)
+                starts = may_start_from(opened_at, LEASE, all_ended=all_ended)
                 settled = voter.settle(Settle(voter.newest.attempt, me))
                 new = node._replace(voter=settled, memory=Leads(confirmed, max(now, starts)))
                 yield f"host {me} leads attempt {voter.newest.attempt}", _after(state, new)
@@ -196,8 +193,8 @@ class LeaseWorld:
                         before = confirmed[pulse.host]
                         confirmed = (*confirmed[: pulse.host], max(at, before), *confirmed[pulse.host + 1 :])
                     new = node._replace(memory=Leads(confirmed, starts))
-                    leave = self.leave_s(state.now, _leads_until(new), LEASE) if state.now >= starts else 0
-                    answer = Answer(pulse.host, pulse.attempt, pulse.asked_at, state.now, leave)
+                    runs = starts <= state.now < _leads_until(new)
+                    answer = Answer(pulse.host, pulse.attempt, pulse.asked_at, state.now, runs)
                     text = f"host {node.voter.me} answers host {pulse.host}'s pulse of second {pulse.asked_at:g}"
                     yield text, _after(state, new, answer)
 
@@ -205,7 +202,7 @@ class LeaseWorld:
         voter = node.voter
         if answer.attempt != voter.newest.attempt or node.memory is not None:
             return
-        until = max(ranks_until(answer.asked_at, answer.leave), node.ranks[1])
+        until = max(ranks_until(answer.asked_at, LEASE if answer.runs else 0), node.ranks[1])
         settled = voter.settle(Settle(answer.attempt, voter.newest.leader))
         seen = max(answer.sent_at, node.seen)
         new = node._replace(voter=settled, heard_at=state.now, seen=seen, ranks=(answer.attempt, until))
@@ -235,8 +232,6 @@ def _without_what_is_over(node: Node, now: float) -> Node:
     if isinstance(memory, Leads):
         confirmed = tuple(at if at + LEASE > now else -inf for at in memory.confirmed_at)
         memory = Leads(confirmed, memory.starts_from if memory.starts_from > now else 0)
-    elif isinstance(memory, Stands | Opens) and memory.ended_at + LEASE <= now:
-        memory = memory._replace(ended_at=-inf)
     seen = node.seen if node.seen + LEASE > now else -inf
     return Node(node.voter, memory, heard_at, seen, ranks)
 
@@ -297,7 +292,7 @@ def _matters(nodes: tuple[Node, ...], message: RequestVote | Granted | Open | Ac
                 and voter not in node.memory.accepted
                 for node in nodes
             )
-        case Pulse(host=host, attempt=attempt):  # its `asked_at` may be old: then it gives no leave
+        case Pulse(host=host, attempt=attempt):
             leads = any(isinstance(node.memory, Leads) and node.voter.newest.attempt == attempt for node in nodes)
             return leads and nodes[host].voter.newest.attempt == attempt
         case Answer(host=host, attempt=attempt):

@@ -12,7 +12,6 @@ from launcher.clusters.ssh.quorum.core import (
     RequestVote,
     Settle,
     Voter,
-    leave_s,
     may_start_from,
     may_vote_from,
     ranks_until,
@@ -144,8 +143,7 @@ def test_a_leader_leads_for_a_lease_after_half_of_the_voters_were_heard(size, co
     assert leader.leads_until(confirmed_at, 10.0) == until
 
 
-def test_no_answer_lets_ranks_run_longer_than_its_leader_leads():
-    assert [leave_s(100.0, until, 10.0) for until in (inf, 104.0, 90.0)] == [10.0, 4.0, 0.0]
-    assert ranks_until(99.0, 4.0) == 103.0
+def test_ranks_start_once_those_of_the_last_attempt_have_ended():
+    assert ranks_until(99.0, 10.0) == 109.0
     assert may_vote_from(101.0, 10.0) == 111.0
     assert [may_start_from(50.0, 10.0, all_ended=ended) for ended in (True, False)] == [50.0, 60.0]
