@@ -129,6 +129,8 @@ class Agent:
     seq: int = 0
     sent_at: dict[int, float] = field(default_factory=dict)
     leased_at: float = 0.0
+    answered: int = 0
+    took_s: float = 0.0
     joined_at: float = 0.0
 
     @property
@@ -405,7 +407,9 @@ class Cluster:
             case Welcome():
                 agent.leased_at = max(agent.leased_at, agent.joined_at)
             case PulseAck(seq=seq):
-                agent.leased_at = max(agent.leased_at, agent.sent_at.pop(seq, agent.leased_at))
+                sent_at = agent.sent_at.pop(seq, None)
+                if sent_at is not None and sent_at >= agent.leased_at:
+                    agent.answered, agent.took_s, agent.leased_at = seq, self.mono - sent_at, sent_at
             case CheckLink():
                 self._measure(agent, message)
             case Start():
@@ -533,7 +537,8 @@ class Cluster:
         agent.seq += 1
         agent.sent_at[agent.seq] = self.mono
         ranks = tuple(self._rank_pulse(rank, **how) for rank in agent.live)
-        self.say(index, Pulse(index, agent.seq, agent.generation, ranks, agent.fetched, preparing=agent.preparing))
+        said = {"preparing": agent.preparing, "answered": agent.answered, "took_s": agent.took_s}
+        self.say(index, Pulse(index, agent.seq, agent.generation, ranks, agent.fetched, **said))
 
     def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
         idle_s = self.mono - rank.active_at

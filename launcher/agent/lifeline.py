@@ -37,6 +37,7 @@ class Lifeline:
         self._unsaid: list[messages.Noted] = []
         self._sequence = 0
         self._sent_at: dict[int, float] = {}
+        self._answered, self._took_s = 0, 0.0
         self._joined_at = 0.0
         self._lease_s = lease_of_ranks(home.plan.spec.recovery.lease_s)
         self._leased_from(boottime() + home.plan.spec.recovery.wait_s)
@@ -82,7 +83,7 @@ class Lifeline:
             return
         self._sequence += 1
         self._sent_at[self._sequence] = boottime()
-        self.say(msgspec.structs.replace(pulse, seq=self._sequence))
+        self.say(msgspec.structs.replace(pulse, seq=self._sequence, answered=self._answered, took_s=self._took_s))
 
     def welcomed(self, lease_s: float) -> None:
         """Who has lost our ranks welcomes us too: a lease that has run out is renewed by a pulse's answer alone."""
@@ -91,7 +92,10 @@ class Lifeline:
             self._leased_from(self._joined_at)  # when it was sent: the coordinator heard it later
 
     def answered(self, sequence: int) -> None:
-        self._leased_from(max(self._leased_at, self._sent_at.pop(sequence, self._leased_at)))
+        sent_at = self._sent_at.pop(sequence, None)
+        if sent_at is not None and sent_at >= self._leased_at:
+            self._answered, self._took_s = sequence, max(0.0, boottime() - sent_at)
+            self._leased_from(sent_at)
 
     def _leased_from(self, moment: float) -> None:
         self._leased_at = moment

@@ -118,6 +118,8 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):
     keeps: bool = False  # disks apart: a checkpoint of the trainer's has been seen on this node's
     preparing: Name = ""  # what has to end before ranks can be started here
     load: NodeLoad | None = None  # where there is a new sample
+    answered: Count = 0  # the newest pulse whose answer has come
+    took_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # from that pulse to its answer
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):

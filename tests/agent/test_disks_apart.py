@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from simulated_cluster import Cluster, plan_of
 
+from launcher.agent.coordination.nodes import NodeTable, Presence
 from launcher.agent.coordination.opening import START_S
 from launcher.agent.messages import Copied, Noted, NotFetched, NothingWhole, Pulse, ReplicaAddress, Settled
 from launcher.rundir.records import ANEW, KEPT, Event
@@ -496,3 +497,14 @@ def test_with_guests_alone_nobody_goes_on() -> None:
     assert cluster.end is not None and cluster.end.state is State.QUEUED
     assert len(cluster.recorded("generation_opened")) == opened
     assert not cluster.agents[0].live
+
+
+def test_a_pulse_that_was_long_on_its_way_makes_nobody_heard_for_longer() -> None:
+    """Its host counts its lease from when it was sent, and votes for another leader afterwards."""
+    nodes = NodeTable(plan_of(3).nodes, LEASE, voters=frozenset(range(3)))
+    for node in nodes:
+        node.link, node.follows_from = Presence.UP, 100.0
+    nodes.answer(nodes[1], 1, 0, 0.0, 108.0)  # sent before 108, nobody knows when
+    assert nodes.heard(99.0 + LEASE - 0.5) == {0, 1, 2}
+    nodes.answer(nodes[1], 2, 1, 3.0, 109.0)  # the answer of 108 came 3 s after its pulse was sent
+    assert nodes.heard(104.0 + LEASE - 1.5) == {1} and nodes.heard(104.0 + LEASE) == set()

@@ -48,6 +48,7 @@ class Attendance:
         node.replica_port, node.link_port = join.replica_port, join.link_port
         node.link, node.ready = Presence.UP, node.ready and known
         self._nodes.hear(node, self._ledger.mono)
+        node.follows_from, node.answers = self._ledger.mono, {}
         self._nodes.settle(node)
         text = f"node {node.index} joined {'again ' if known else ''}from {join.address}"
         self._ledger.record("agent_joined", text, node=node.index)

@@ -172,6 +172,7 @@ class Coordinator:
         if isinstance(message, messages.Pulse) and node is not None:
             if not node.is_replaced:  # its ranks may be held still until they have leave to go on: until Stopped
                 self._ledger.send(node.index, messages.PulseAck(message.seq))
+                self._nodes.answer(node, message.seq, message.answered, message.took_s, self._ledger.mono)
             node.prepares(message.preparing, self._ledger.mono)
         if node is None or node.process is None:
             return

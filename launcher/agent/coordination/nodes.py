@@ -1,10 +1,11 @@
 """The nodes of an attempt as the coordinator knows them: alive, gone, or unknown, and until when that may last."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
+from launcher.clock import ENDING_S
 from launcher.plan.model import NodePlan
 from launcher.plan.on_hosts import quorum
 from launcher.rundir.records import NodeLoad, ProcessId
@@ -41,6 +42,8 @@ class KnownNode:
     replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none
     link_port: int = 0  # where the link to it is measured; 0: nowhere
     heard_at: float = 0.0
+    follows_from: float = 0.0  # it counts its lease from then, or later: a pulse may have been long on its way
+    answers: dict[int, float] = field(default_factory=dict)  # when each of its newest pulses was answered
     lost_at: float = 0.0
     holds: int = 0  # the generation whose ranks may still live there; 0: surely none
     given_up: int = 0  # the newest generation whose ranks there were given up
@@ -127,9 +130,11 @@ class NodeTable:
         ]
 
     def heard(self, mono: float) -> set[int]:
-        """Those that may still take us for their coordinator, agents that were replaced a moment ago too."""
+        """Those that surely take us for their coordinator: at the end of their lease they leave, and may vote."""
         return {
-            node.index for node in self if node.link is not Presence.ABSENT and node.heard_at + self._lease_s > mono
+            node.index
+            for node in self
+            if node.link is not Presence.ABSENT and node.follows_from + self._lease_s - ENDING_S > mono
         }
 
     def short_of(self, nodes: set[int]) -> tuple[int, int] | None:
@@ -160,6 +165,13 @@ class NodeTable:
         """Renew its lease."""
         node.heard_at = mono
         self.look_at = min(self.look_at, mono + self._lease_s)
+
+    def answer(self, node: KnownNode, seq: int, answered: int, took_s: float, mono: float) -> None:
+        """Note that this pulse is answered now, and that the node knows the answer to an earlier one."""
+        if answered in node.answers:
+            node.follows_from = max(node.follows_from, node.answers[answered] - took_s)
+            node.answers = {one: at for one, at in node.answers.items() if one > answered}
+        node.answers[seq] = mono
 
     def doubt(self, node: KnownNode) -> None:
         """Another agent speaks for the node; the one before keeps what is left of its lease."""

@@ -133,6 +133,7 @@ class KeeperState:
         self.since = time.monotonic()
         self.to_be_told: Sequence[int] = ()  # who has not heard how the run has ended, when this keeper leaves
         self.coordinator_due_at = inf  # `boottime` from when on our coordinator should speak
+        self.starts_from = 0.0  # `boottime` from when on no ranks of the last attempt run anywhere
         self._alone = Alone(self.plan.run_id)
 
     @property

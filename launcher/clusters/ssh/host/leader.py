@@ -20,13 +20,14 @@ from launcher.clusters.ssh.host.keeper_messages import (
 )
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.record_copies import RecordReplicator, copy_records
+from launcher.clusters.ssh.quorum.core import may_start_from
 from launcher.errors import Exit
 from launcher.rundir.attempts import attempts, new_attempt
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line, make_dir, read_lines
+from launcher.rundir.durable import append_line, make_dir, read_lines, readable
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import NODE_UNFIT, AttemptEnd, Blame, Event
+from launcher.rundir.records import NODE_UNFIT, AttemptEnd, Blame, Event, RunState
 from launcher.supervisor.allocation import Allocation, StopSignal
 from launcher.supervisor.attempt_end import cut_short
 from launcher.supervisor.wakeup import Wakeup
@@ -104,8 +105,10 @@ class Leader:
         replicator = RecordReplicator(keeper.run, keeper.attempt, keeper.rpc) if keeper.plan.disks_apart else None
         hearing = Hearing(keeper)
         over = False
-        keeper.coordinator_due_at = boottime()
         try:
+            while (left_s := keeper.starts_from - boottime()) > 0 and not self._wakeup.stop_asked:
+                self._wakeup.wait(left_s)
+            keeper.coordinator_due_at = boottime()
             stop = StopSignal(self._wakeup, keeper.attempt, keeper.here.before)
             end = Allocation(keeper.run, keeper.attempt, keeper.plan, self._wakeup, stop, [keeper.agent()]).carry_out()
             blame_hosts(keeper)
@@ -234,6 +237,7 @@ def open_next(keeper: KeeperState, elected: Elected, cause: Cause | None, *, lea
     if keeper.plan.disks_apart and not enough(keeper, took, leads=leads):
         _take_back(attempt)
         return None
+    keeper.starts_from = ranks_end(keeper, took, leads=leads)
     keeper.settle(attempt.number)
     keeper.rpc.ask(Settled(attempt.number, keeper.node), took)  # who misses it is told again
     missing = [keeper.rpc.peer(number).host for number in elected.others if number not in took]
@@ -241,6 +245,21 @@ def open_next(keeper: KeeperState, elected: Elected, cause: Cause | None, *, lea
         text = f"attempt {attempt.number} goes on without {', '.join(missing)}"
         append_line(keeper.run.events, Event(time.time(), attempt.number, "hosts", text))
     return attempt.number
+
+
+def ranks_end(keeper: KeeperState, took: Collection[int], *, leads: bool) -> float:
+    """The moment from which no ranks of the attempt at hand run on a host that has not taken up the next one.
+
+    A leader that was replaced has ended its own before anybody was elected.
+    """
+    if not (keeper.ready.began and keeper.plan.disks_apart):
+        return 0.0
+    last = readable(keeper.run.state, RunState)
+    known = last.nodes if last is not None and last.attempt == keeper.attempt.number else ()
+    ended = {node.host for node in known if node.state in ("lost", "waiting")}
+    ended |= {keeper.host, *(() if leads else (keeper.leader,)), *(keeper.rpc.peer(number).host for number in took)}
+    all_ended = {node.host for node in keeper.plan.nodes} <= ended
+    return may_start_from(boottime(), keeper.plan.spec.recovery.lease_s, all_ended=all_ended)
 
 
 def _take_back(attempt: AttemptDir) -> None:
