@@ -306,21 +306,31 @@ class Run:
         return place.cancel_without(run, left.attempt, gone)
 
     def resume(
-        self, *, on: str | None = None, overrides: Sequence[str] = (), anew: bool = False, code: bool = False
+        self,
+        *,
+        on: str | None = None,
+        overrides: Sequence[str] = (),
+        anew: bool = False,
+        code: bool = False,
+        without: Collection[str] = (),
     ) -> "Run":
         """Open a new attempt of an ended or lost run.
 
         `anew`: it may begin from nothing where no checkpoint is whole. `code`: with the project's code as it is now.
+        `without`: hosts of a pool that are gone for good; what is left of the run on the others is ended first.
         Raises Refused on a live one, and where another did; NothingToDo on one that has succeeded and would be the
         same again.
         """
         from launcher.submission.reopening import reopen  # late: it reads YAML, which `status` must not pay for
 
         (status,) = statuses([self], restart_lost=False)  # what it goes on with is for whoever resumes it to say
+        if without and (status.state is State.UNKNOWN or status.state.ended):
+            self.cancel(gone=without)
+            (status,) = statuses([self], restart_lost=False)
         if status.state is State.UNKNOWN:
             hint = f"hint: launch cancel {self.id} ends it where it can be asked; then it can be resumed"
             if self.elsewhere:
-                hint += f". Of hosts that are gone for good: launch cancel {self.id} --gone HOST"
+                hint += f". Of hosts that are gone for good: launch resume {self.id} --without HOST"
             raise Refused(f"{self.id} may still run where it cannot be asked: {status.message}", hint)
         if not status.state.ended:
             raise Refused(f"{self.id} is {status.state}: there is nothing to resume", f"hint: launch status {self.id}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _WAIT_STEP_S = 0.1
 _MOVING = (State.UNKNOWN, State.RUNNING, State.REGROUPING, State.STARTING, State.QUEUED)
-_WORST = (State.FAILED, State.LOST, State.CANCELLED)
+_WORST = (State.FAILED, State.INTERRUPTED, State.LOST, State.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)

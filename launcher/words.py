@@ -54,6 +54,7 @@ class State(StrEnum):
     REGROUPING = "regrouping"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    INTERRUPTED = "interrupted"  # too few hosts of a pool are left to go on without a person's word
     CANCELLED = "cancelled"
     LOST = "lost"
     UNKNOWN = "unknown"
@@ -61,7 +62,7 @@ class State(StrEnum):
     @property
     def ended(self) -> bool:
         """True where no process of the run is left and none will start by itself."""
-        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.LOST)
+        return self in (State.SUCCEEDED, State.FAILED, State.INTERRUPTED, State.CANCELLED, State.LOST)
 
 
 def exit_of(cause: Cause) -> Exit:

@@ -537,7 +537,7 @@ class Cluster:
         agent.seq += 1
         agent.sent_at[agent.seq] = self.mono
         ranks = tuple(self._rank_pulse(rank, **how) for rank in agent.live)
-        said = {"preparing": agent.preparing, "answered": agent.answered, "took_s": agent.took_s}
+        said: dict[str, Any] = {"preparing": agent.preparing, "answered": agent.answered, "took_s": agent.took_s}
         self.say(index, Pulse(index, agent.seq, agent.generation, ranks, agent.fetched, **said))
 
     def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:

@@ -28,6 +28,7 @@ _OF_STATE = {
     State.RUNNING: "cyan",
     State.FAILED: "red",
     State.LOST: "red",
+    State.INTERRUPTED: "yellow",
     State.CANCELLED: "yellow",
     State.REGROUPING: "yellow",
     State.UNKNOWN: "yellow",

@@ -13,7 +13,13 @@ from launcher.words import State
 
 _TAIL, _LONGEST_LINE = 15, 300
 _METRICS = 8
-_ENDED = {State.SUCCEEDED: "succeeded", State.CANCELLED: "was cancelled", State.FAILED: "failed", State.LOST: "is lost"}
+_ENDED = {
+    State.SUCCEEDED: "succeeded",
+    State.CANCELLED: "was cancelled",
+    State.FAILED: "failed",
+    State.LOST: "is lost",
+    State.INTERRUPTED: "is interrupted",
+}
 
 
 class Message(msgspec.Struct, frozen=True):

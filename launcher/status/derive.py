@@ -153,7 +153,7 @@ def next_command(run: str, state: State, cause: Cause | None = None, own: RunSta
             return f"launch resume {run} --code --set 'code.include+=[{name}]'"
         case State.FAILED if cause is Cause.USER_ERROR or (cause is Cause.KILLED and _place(own)):
             return f"mend {_place(own) or 'the code'}, then launch resume {run} --code"
-        case State.FAILED | State.CANCELLED | State.LOST:
+        case State.FAILED | State.INTERRUPTED | State.CANCELLED | State.LOST:
             return f"launch resume {run}"
         case State.SUCCEEDED | State.UNKNOWN:
             return ""

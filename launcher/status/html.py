@@ -10,7 +10,7 @@ from launcher.words import State
 
 _COLOURS = {
     State.SUCCEEDED: "#2e7d32", State.RUNNING: "#0277bd", State.FAILED: "#c62828", State.LOST: "#c62828",
-    State.CANCELLED: "#ef6c00", State.REGROUPING: "#ef6c00", State.UNKNOWN: "#ef6c00",
+    State.CANCELLED: "#ef6c00", State.INTERRUPTED: "#ef6c00", State.REGROUPING: "#ef6c00", State.UNKNOWN: "#ef6c00",
 }  # fmt: skip
 _HEAD = ("run", "state", "step", "", "metrics", "restarts", "duration", "where")
 _TAIL = 12

@@ -73,7 +73,7 @@ def waits_for(wish: AwaitedRun, other: OtherRun) -> str:
             how = "gone"
         case (
             State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING | State.UNKNOWN
-            | State.SUCCEEDED | State.FAILED | State.CANCELLED | State.LOST
+            | State.SUCCEEDED | State.FAILED | State.INTERRUPTED | State.CANCELLED | State.LOST
         ):  # fmt: skip
             how = f"it is {other.text}"
         case _:

@@ -211,11 +211,11 @@ def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
             yield ReviveTrial(number)
         return
     match run.state:
-        case State.SUCCEEDED | State.FAILED | State.CANCELLED if trial.pruning:
+        case State.SUCCEEDED | State.FAILED | State.INTERRUPTED | State.CANCELLED if trial.pruning:
             yield TellTrial(number, pruned=True)
         case State.SUCCEEDED:
             yield _valued(number, run, aim.metric)
-        case State.FAILED:
+        case State.FAILED | State.INTERRUPTED:
             yield TellTrial(number, why=run.message or "its run failed")
         case State.CANCELLED:
             yield from _of_cancelled(number, aim)

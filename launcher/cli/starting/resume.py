@@ -16,6 +16,7 @@ EXAMPLES = """
   launch resume resnet --on pool2                        elsewhere, or there as the clusters file has it by now
   launch resume resnet --set resources.nodes=2           with another world
   launch resume resnet --set run.args.lr=0.01 --follow   with other arguments, and watch it
+  launch resume resnet --without gpu07                   gpu07 is gone for good: without it, and without its word
   launch resume train-predict-7k3f                       of a file with steps: from the one that failed
 """
 
@@ -27,6 +28,13 @@ def declare(arguments: Arguments) -> None:
         "--anew", action="store_true", help="begin from nothing where no checkpoint is whole on the hosts that are here"
     )
     arguments.add_argument("--code", action="store_true", help="with the project's code as it is now, a bug mended say")
+    arguments.add_argument(
+        "--without",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="a host of a pool that is gone for good: nobody waits for its word any more; may be repeated",
+    )
     arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
 
 
@@ -34,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
     show_news()
     if (graph := graph_called(options.run)) is not None:
         return _resume_graph(graph, options)
-    one = api.run(options.run).resume(on=options.on, overrides=options.overrides, anew=options.anew, code=options.code)
+    how = {"anew": options.anew, "code": options.code, "without": options.without}
+    one = api.run(options.run).resume(on=options.on, overrides=options.overrides, **how)
     print(one.id, flush=True)
     if options.follow:
         from launcher.cli.looking.follow import follow  # late: only for --follow
@@ -45,10 +54,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _resume_graph(graph: Graph, options: argparse.Namespace) -> int:
-    if options.on is not None or options.overrides:
+    if options.on is not None or options.overrides or options.without:
         run = graph.runs()[0].id if graph.runs() else "RUN"
         hint = f"hint: those of one step are changed by its own run, as in `launch resume {run} --set ...`"
-        raise BadInput(f"{graph.id} is several runs: --on and --set are for one", hint)
+        raise BadInput(f"{graph.id} is several runs: --on, --set and --without are for one", hint)
     runs = graph.resume(anew=options.anew, code=options.code)
     print("\n".join(one.id for one in runs), flush=True)
     if options.follow:

@@ -1,6 +1,6 @@
 // The words of the search field: those of `launch status`, and plain words that are looked for everywhere in a row.
 
-const ENDED = ["succeeded", "failed", "cancelled", "lost"];
+const ENDED = ["succeeded", "failed", "interrupted", "cancelled", "lost"];
 const UNITS = { s: 1, m: 60, h: 3600, d: 86400, w: 604800 };
 
 // A test for rows. `name:lr* state:failed,active tag:sweep cluster:a since:2d`, and any other word.

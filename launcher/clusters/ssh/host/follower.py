@@ -7,7 +7,7 @@ from launcher.clock import boottime
 from launcher.clusters.ssh.host.courier import GIVE_UP_WAITS
 from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, statuses
 from launcher.clusters.ssh.host.keeper_state import KeeperState
-from launcher.clusters.ssh.host.leader import elect, enough, open_next, tell_others
+from launcher.clusters.ssh.host.leader import elect, enough, open_next, tell_others, too_few
 from launcher.errors import Exit
 from launcher.rundir.attempts import newest
 from launcher.rundir.avoided import avoid
@@ -128,11 +128,12 @@ class TakeOver:
 
     def __init__(self, keeper: KeeperState) -> None:
         self._keeper = keeper
-        self._give_up_at = 0.0
+        self._give_up_at, self._since = 0.0, time.time()
         self._end: AttemptEnd | None = None  # as we have said it: the failure counts once
 
     def open(self) -> None:
         if not self._keeper.ballot.leaderless:
+            self._since = time.time()
             self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._keeper.patience_s
         self._keeper.lose_leader()
 
@@ -153,9 +154,7 @@ class TakeOver:
         if keeper.status().has_vote and enough(keeper, without, leads=False):
             return self._take_over(without)
         if keeper.rpc.all_gone(rules.lease_s + keeper.patience_s) or time.monotonic() > self._give_up_at:
-            there, size = len(without) + 1, len(keeper.first_nodes)
-            text = f"the leader is lost, and only {there} of {size} hosts are left to decide; launch resume goes on"
-            keeper.here.end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
+            keeper.here.end(too_few(keeper, without, self._since, leads=False))
         return None
 
     def _take_over(self, others: Mapping[int, KeeperStatus]) -> int | None:

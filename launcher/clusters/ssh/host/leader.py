@@ -145,8 +145,7 @@ class Leader:
                     return following
             keeper.ballot.leaderless = True  # whoever has newer records may lead
             if time.monotonic() > give_up_at:
-                text = f"{len(there) + 1} of its {len(keeper.rpc.others) + 1} hosts answer: too few to go on"
-                keeper.here.end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
+                keeper.here.end(too_few(keeper, there, end.ended_at, leads=True))
                 tell_others(keeper)
                 return None
             self._wakeup.wait(_AGAIN_S)
@@ -189,6 +188,22 @@ def tell(keeper: KeeperState) -> Sequence[int]:
 def tell_others(keeper: KeeperState) -> None:
     """And who was cut off is to hear it once it can be reached again."""
     keeper.to_be_told = tell(keeper)
+
+
+def too_few(keeper: KeeperState, there: Collection[int], since: float, *, leads: bool) -> AttemptEnd:
+    """The end of an attempt that nobody goes on with: which hosts are missed, and what a person can do."""
+    missed = [keeper.rpc.peer(number).host for number in sorted(set(keeper.rpc.others) - set(there))]
+    last = readable(keeper.run.state, RunState)
+    step = (last.safe_checkpoint or last.checkpoint) if last is not None else None
+    safe = "no checkpoint was told of" if step is None else f"the checkpoint of step {step} is the newest"
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
+    who = f"{len(there) + 1} of its {len(keeper.rpc.others) + 1} hosts answer, too few to go on: since {at} "
+    who += f"{', '.join(missed) or 'too many'} did not; {safe}"
+    if keeper.ballot.carries(there, leads=leads) or not missed:  # no quorum is missing, but nodes for the job
+        return AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), who)
+    command = f"launch resume {keeper.plan.run_id} {' '.join(f'--without {name}' for name in missed)}"
+    text = f"{who}; they may go on where they are. If they are gone for good: {command}"
+    return AttemptEnd(State.INTERRUPTED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text)
 
 
 def propose(keeper: KeeperState, there: Mapping[int, KeeperStatus], cause: Cause | None) -> int | None:

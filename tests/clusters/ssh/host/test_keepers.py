@@ -818,11 +818,16 @@ def test_a_leader_that_is_back_after_a_promise_begins_anew(table):
     assert [(member.attempt.number, member.ready.began) for member in table.keepers] == [(3, True)] * 3
 
 
-def test_who_waits_alone_says_in_the_end_that_it_failed(table):
+def test_who_is_left_alone_says_which_hosts_are_missed_and_what_a_person_can_do(table):
     table.silent = {0, 1}
+    write_record(table.keepers[2].run.state, state_of(table.keepers[2].run.id, checkpoint=1200))
     watch = table.watches()[2]
     assert watch.look() and not watch.look()
-    assert (table.end(2).state, table.end(2).cause) == (State.FAILED, Cause.NODE_LOST)
+    end = table.end(2)
+    assert (end.state, end.cause, end.state.ended) == (State.INTERRUPTED, Cause.NODE_LOST, True)
+    assert "1 of its 3 hosts answer, too few to go on: since " in end.message
+    assert "host0, host1 did not; the checkpoint of step 1200 is the newest" in end.message
+    assert f"launch resume {table.keepers[2].plan.run_id} --without host0 --without host1" in end.message
 
 
 def test_a_host_without_which_it_began_leaves(table):
