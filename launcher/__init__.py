@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from launcher.words import VERSION
+from launcher.states import VERSION
 
 if TYPE_CHECKING:
     from launcher.api import Run as Run
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from launcher.api import submit as submit
     from launcher.api import submit_many as submit_many
     from launcher.api import wait_any as wait_any
-    from launcher.graph import Graph as Graph
-    from launcher.graph import submit_graph as submit_graph
-    from launcher.proof.findings import Proof as Proof
-    from launcher.proof.proving import prove as prove
-    from launcher.scaling.findings import ScalingReport as ScalingReport
-    from launcher.scaling.measuring import scale as scale
-    from launcher.sweeps.sweep import Sweep as Sweep
-    from launcher.sweeps.sweep import sweep as sweep
+    from launcher.apps.graph import Graph as Graph
+    from launcher.apps.graph import submit_graph as submit_graph
+    from launcher.apps.proof.findings import Proof as Proof
+    from launcher.apps.proof.proving import prove as prove
+    from launcher.apps.scaling.findings import ScalingReport as ScalingReport
+    from launcher.apps.scaling.measuring import scale as scale
+    from launcher.apps.sweeps.sweep import Sweep as Sweep
+    from launcher.apps.sweeps.sweep import sweep as sweep
 
 __version__ = VERSION
 __all__ = [
@@ -36,19 +36,19 @@ _OF_SCALING = ("ScalingReport", "scale")
 def __getattr__(name: str) -> Any:
     # Late, because the agent and `launch status` import this package and must not pay for the API.
     if name in _OF_SWEEPS:
-        from launcher.sweeps import sweep
+        from launcher.apps.sweeps import sweep
 
         return getattr(sweep, name)
     if name in _OF_GRAPHS:
-        from launcher import graph
+        from launcher.apps import graph
 
         return getattr(graph, name)
     if name in _OF_PROOFS:
-        from launcher.proof import proving
+        from launcher.apps.proof import proving
 
         return getattr(proving, name)
     if name in _OF_SCALING:
-        from launcher.scaling import measuring
+        from launcher.apps.scaling import measuring
 
         return getattr(measuring, name)
     if name in __all__:

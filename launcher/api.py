@@ -21,39 +21,39 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launcher.clusters.kinds import kind_named, of_kind
-from launcher.clusters.place import CancelReport, KeptRemote, Place, Preview
 from launcher.errors import BadInput, LaunchError, NoSuchRun, NothingToDo, Refused, Unreachable, said_by_the_system
 from launcher.ids import LAST, RunId, parse_run_id
-from launcher.rundir import registry
-from launcher.rundir.attempts import attempts, newest, read_intent, read_plan, remains
-from launcher.rundir.draining import ask_to_drain, ask_to_move
-from launcher.rundir.durable import read_lines, readable, write_record
-from launcher.rundir.layout import RunDir
-from launcher.rundir.locks import locked
-from launcher.rundir.records import KEPT, ClusterWord, Event, Labels, MoveRequest, NodeState, RunState
+from launcher.places.kinds import kind_named, of_kind
+from launcher.places.place import CancelReport, KeptRemote, Place, Preview
+from launcher.run import registry
+from launcher.run.attempts import attempts, newest, read_intent, read_plan, remains
+from launcher.run.draining import ask_to_drain, ask_to_move
+from launcher.run.durable import read_lines, readable, write_record
+from launcher.run.layout import RunDir
+from launcher.run.locks import locked
+from launcher.run.records import KEPT, ClusterWord, Event, Labels, MoveRequest, NodeState, RunState
+from launcher.states import LOCAL, State
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import RunFacts, read_facts
 from launcher.status.log_choice import LogChoice
 from launcher.status.logs import LogLine, merged_logs
-from launcher.words import LOCAL, State
 
 if TYPE_CHECKING:
-    from launcher.clusters.inside.visit import Visit
-    from launcher.exporting import Exported
-    from launcher.hostlink.connect import Line
-    from launcher.hostlink.running import Running
-    from launcher.notify.record import Notifying
+    from launcher.node.inside.visit import Visit
     from launcher.plan.model import Plan
-    from launcher.rundir.code.listing import CodeList
-    from launcher.rundir.layout import AttemptDir
-    from launcher.rundir.records import Blame
-    from launcher.rundir.removal import Usage
+    from launcher.remote.connect import Line
+    from launcher.remote.running import Running
+    from launcher.run.code.listing import CodeList
+    from launcher.run.layout import AttemptDir
+    from launcher.run.records import Blame
+    from launcher.run.removal import Usage
     from launcher.status.about import About
     from launcher.status.checkpoints import Checkpoint
     from launcher.status.compared import CodeComparison, Comparison
     from launcher.status.moving import MoveAnswer
     from launcher.status.series import Row, Rows
+    from launcher.submission.exporting import Exported
+    from launcher.supervisor.notify.record import Notifying
 
 Spec = str | Path | Mapping[str, Any] | Any  # a file, or what would stand in one
 WATCH_S = 5.0  # how old the word of a cluster may be for those who watch
@@ -104,7 +104,7 @@ class Run:
 
     def usage(self) -> "Usage":
         """What it takes of the disk here."""
-        from launcher.rundir.removal import usage_of  # late: only for tidying
+        from launcher.run.removal import usage_of  # late: only for tidying
         from launcher.status.checkpoints import checkpoint_folder  # late: 10 ms that no other question needs
 
         run = RunDir(self.path)
@@ -190,8 +190,8 @@ class Run:
 
         `run.outputs` of the spec says which files; without it all come that are none of the code's.
         """
-        from launcher.rundir.code import outputs  # late: only for this
-        from launcher.rundir.drafts import new_draft, remove  # late: likewise
+        from launcher.run.code import outputs  # late: only for this
+        from launcher.run.drafts import new_draft, remove  # late: likewise
 
         self.status()
         run = RunDir(self.path)
@@ -219,8 +219,8 @@ class Run:
         `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or `model`, a
         folder as Hugging Face reads it. What is on other machines is fetched first.
         """
-        from launcher import exporting  # late: of no use to `status`
-        from launcher.supervisor import news  # late: `status` does not fetch
+        from launcher.copies import news  # late: `status` does not fetch
+        from launcher.submission import exporting  # late: of no use to `status`
         from trainer.checkpoint_files.export import Shape  # late: of no use to `status`
 
         run = RunDir(self.path)
@@ -260,7 +260,7 @@ class Run:
 
     def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
         """Let lost nodes be used again, these or all; gives what was held against them."""
-        from launcher.rundir.avoided import pardon  # late: nothing else needs it
+        from launcher.run.avoided import pardon  # late: nothing else needs it
 
         run = RunDir(self.path)
         place = _carrier(newest(run))
@@ -281,7 +281,7 @@ class Run:
 
     def visit(self, node: int) -> "Visit":
         """A program of ours on this node of the run, to be asked about the ranks there. Close it after use."""
-        from launcher.clusters.inside.visit import Visit  # late: only who looks inside needs it
+        from launcher.node.inside.visit import Visit  # late: only who looks inside needs it
 
         return Visit(self.reach(node))
 
@@ -459,9 +459,9 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
     """Take away these, which have ended: first on other machines, then here; but none that lives somewhere after all,
     nor, unless `anyway`, one of which a silent machine may keep something. Gives what other machines say."""
-    from launcher.clusters.elsewhere import kept_elsewhere, remove_elsewhere  # late: only for tidying
-    from launcher.rundir.graphs import remove_finished_graphs  # late: only for tidying
-    from launcher.rundir.removal import remove_run, remove_unused_code  # late: only for tidying
+    from launcher.places.elsewhere import kept_elsewhere, remove_elsewhere  # late: only for tidying
+    from launcher.run.graphs import remove_finished_graphs  # late: only for tidying
+    from launcher.run.removal import remove_run, remove_unused_code  # late: only for tidying
 
     living = [one for one in kept_elsewhere([RunDir(one.path) for one in runs_]) if one.live]
     live = {run_id for one in living for run_id in one.live}
@@ -645,8 +645,8 @@ def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Pat
         return
     import tempfile  # late: of no use to `status`
 
-    from launcher.project import project_of  # late: of no use to `status`
     from launcher.spec.written import written  # late: of no use to `status`
+    from launcher.submission.project import project_of  # late: of no use to `status`
 
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         files, roots, names = list[Path](), dict[Path, Path](), dict[str, str]()
@@ -727,7 +727,7 @@ def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
 
 def _discovered(ref: str) -> Path | None:
     """The folder made here of a run that was submitted elsewhere, to a place that this machine reaches too."""
-    from launcher.clusters.clusters_file import clusters_file, named_clusters  # late: it reads YAML
+    from launcher.places.clusters_file import clusters_file, named_clusters  # late: it reads YAML
 
     if clusters_file() is None:
         return None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from lab import Lab
 
-from launcher.agent.processes import TAG
+from launcher.run.processes import TAG
 from tests import sizes
 from tests.lab.requirements import need
 from tests.selection import Shard, longest_first, read_times, write_times

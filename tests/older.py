@@ -9,7 +9,7 @@ import re
 import tarfile
 from pathlib import Path
 
-from launcher.words import VERSION
+from launcher.states import VERSION
 
 _ROOT = Path(__file__).parents[1]
 RECORDED = _ROOT / "tests" / "recorded"

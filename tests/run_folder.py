@@ -8,10 +8,10 @@ import msgspec
 
 from launcher.clock import boottime
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
-from launcher.rundir.code.origin import origin_of
-from launcher.rundir.identity import boot_id, host, this_process
-from launcher.rundir.layout import STORE, RunDir, times_of
-from launcher.rundir.records import (
+from launcher.run.code.origin import origin_of
+from launcher.run.identity import boot_id, host, this_process
+from launcher.run.layout import STORE, RunDir, times_of
+from launcher.run.records import (
     AgentRecord,
     AttemptEnd,
     Endpoint,
@@ -24,7 +24,7 @@ from launcher.rundir.records import (
     StopRequest,
 )
 from launcher.spec.model import JobSpec, RunOptions
-from launcher.words import Cause, State
+from launcher.states import Cause, State
 
 
 def dead_process():

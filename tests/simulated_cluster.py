@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from launcher.agent.coordination.coordinator import Coordinator
-from launcher.agent.coordination.effects import (
+from launcher.clock import ENDING_S, lease_of_ranks
+from launcher.coordinator.coordinator import Coordinator
+from launcher.coordinator.effects import (
     Disconnected,
     Drain,
     Finish,
@@ -29,7 +30,13 @@ from launcher.agent.coordination.effects import (
     StoodStill,
     Tick,
 )
-from launcher.agent.messages import (
+from launcher.coordinator.policy import budget_of, restarts_by_cause
+from launcher.ids import parse_run_id
+from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
+from launcher.run.records import AttemptEnd, Event, ProcessId, RankExit, RunState
+from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions
+from launcher.states import Cause
+from launcher.wire.messages import (
     CheckLink,
     ContinueInPlace,
     End,
@@ -53,13 +60,6 @@ from launcher.agent.messages import (
     ToCoordinator,
     Welcome,
 )
-from launcher.clock import ENDING_S, lease_of_ranks
-from launcher.ids import parse_run_id
-from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
-from launcher.recovery.policy import budget_of, restarts_by_cause
-from launcher.rundir.records import AttemptEnd, Event, ProcessId, RankExit, RunState
-from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions
-from launcher.words import Cause
 
 WALL = 1_700_000_000.0
 DEFAULT_RULES = Recovery()

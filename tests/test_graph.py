@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from launcher.apps.graph import StepStatus, state_of
 from launcher.cli.graphs.tree import branches
-from launcher.graph import StepStatus, state_of
 from launcher.ids import parse_run_id
-from launcher.words import State
+from launcher.states import State
 
 
 def step(state):

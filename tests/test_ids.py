@@ -4,13 +4,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.clusters.login.messages import Request as FarRequest
-from launcher.clusters.ssh.messages import Request as HostRequest
 from launcher.errors import BadInput
-from launcher.hostlink.rpc.wire import Outcome
 from launcher.ids import RunId, is_run_id, new_run_id, new_token, parse_run_id
+from launcher.places.login.messages import Request as FarRequest
+from launcher.places.ssh.messages import Request as HostRequest
 from launcher.plan.model import Plan
-from launcher.rundir.records import Handle
+from launcher.remote.rpc.wire import Outcome
+from launcher.run.records import Handle
 from launcher.spec.model import Predecessor
 from launcher.supervisor.waiting import awaited_by
 

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.interpreter import install_command, interpreter, is_too_old, lacking, may_import, packages_of, version_of
+from launcher.plan.interpreter import (
+    install_command,
+    interpreter,
+    is_too_old,
+    lacking,
+    may_import,
+    packages_of,
+    version_of,
+)
 from launcher.spec.model import JobSpec, RunOptions
 
 

@@ -5,7 +5,7 @@ import sys
 
 import older
 
-from launcher.words import VERSION
+from launcher.states import VERSION
 
 
 def test_this_version_can_be_recorded(tmp_path):

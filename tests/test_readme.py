@@ -10,7 +10,7 @@ from tests.docs.blocks import ROOT, blocks
 from tests.sizes import NIGHTLY
 
 README = ROOT / "README.md"
-# It prints the same lines after few steps; what it learns in all of them: tests/jobs/test_shipped_jobs.py.
+# It prints the same lines after few steps; what it learns in all of them: tests/jobs/test_shipped_jobs/py
 STEPS = 140 if NIGHTLY else 20
 
 

@@ -9,24 +9,24 @@ import pytest
 
 from launcher.api import Run
 from launcher.cli.main import main
-from launcher.clusters import kinds
-from launcher.clusters.place import Place
+from launcher.copies import news
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused, Unreachable
+from launcher.places import kinds
+from launcher.places.place import Place
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
-from launcher.rundir import registry
-from launcher.rundir.attempts import newest, read_plan
-from launcher.rundir.durable import write_record
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AttemptEnd
-from launcher.rundir.removal import unused_code
+from launcher.run import registry
+from launcher.run.attempts import newest, read_plan
+from launcher.run.durable import write_record
+from launcher.run.layout import RunDir
+from launcher.run.records import AttemptEnd
+from launcher.run.removal import unused_code
+from launcher.states import Cause, State
 from launcher.submission import reopening
 from launcher.submission.opening import open_runs
 from launcher.submission.reopening import reopen
 from launcher.submission.requests import Shipped, prepare
-from launcher.supervisor import news
 from launcher.supervisor.attempt_end import write_end
-from launcher.words import Cause, State
 
 POOLS = """
 pool1: {kind: ssh, hosts: [a1, a2], python: /opt/a/python, workdir: /scratch/a}

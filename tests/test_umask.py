@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from launcher.umask import users_umask
+from launcher.run.umask import users_umask
 
 
 def test_it_is_this_process_s_own() -> None:
@@ -17,7 +17,7 @@ def test_it_is_this_process_s_own() -> None:
 
 def test_it_is_that_of_before_in_a_process_that_keeps_its_files_private() -> None:
     source = (
-        "import os; from launcher.umask import *; make_files_private(); make_files_private();"
+        "import os; from launcher.run.umask import *; make_files_private(); make_files_private();"
         "print(oct(users_umask()), oct(os.umask(0)))"
     )
     done = subprocess.run([sys.executable, "-c", source], umask=0o027, capture_output=True, text=True, check=True)

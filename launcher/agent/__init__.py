@@ -1,5 +1,5 @@
-"""What runs on each node."""
+"""The earlier name of launcher.node, by which supervisors and job scripts of an older version start our programs."""
 
-from pathlib import Path
+from launcher import node
 
-ZYGOTE = Path(__file__).with_name("zygote.py")  # run by path, under the interpreter of the run
+__path__ = node.__path__

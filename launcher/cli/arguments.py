@@ -105,7 +105,7 @@ def tls_of(options: argparse.Namespace) -> "ssl.SSLContext | None":
         raise BadInput("--tls-cert, --tls-key: expected both, got one of them")
     if options.tls_cert is None:
         return None
-    from launcher.listening import tls_context  # late: where TLS is asked for
+    from launcher.apps.web.listening import tls_context  # late: where TLS is asked for
 
     return tls_context(options.tls_cert, options.tls_key)
 

@@ -11,8 +11,8 @@ from importlib import import_module
 
 from launcher.cli.arguments import Arguments
 from launcher.cli.commands import ALSO, COMMANDS, GROUPS, shown, shown_in_help, verbs_of
+from launcher.cli.shipped import pages, starters
 from launcher.errors import Exit
-from launcher.shipped import pages, starters
 
 EXAMPLES = """
   launch completion bash > ~/.local/share/bash-completion/completions/launch
@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
 def complete(what: str) -> int:
     """`launch _complete`: one name a line."""
     if what == "runs":
-        from launcher.rundir import registry  # late: not for clusters
-        from launcher.rundir.graphs import known_graphs  # late: likewise
+        from launcher.run import registry  # late: not for clusters
+        from launcher.run.graphs import known_graphs  # late: likewise
 
         ids = [run_id for run_id, path in registry.registered() if path.is_dir()]
         print("\n".join(["last", *sorted([*ids, *(graph.id for graph in known_graphs())])]))
@@ -77,7 +77,7 @@ def complete(what: str) -> int:
 
         print("\n".join(f"{key}=" for key in option_keys()))
         return Exit.OK
-    from launcher.clusters.clusters_file import named_clusters  # late: it reads YAML
+    from launcher.places.clusters_file import named_clusters  # late: it reads YAML
 
     print("\n".join(named_clusters()))
     return Exit.OK

@@ -103,7 +103,7 @@ def _outcome(argv: list[str]) -> int:
 
 def top_help() -> str:
     """`launch --help`, from the table."""
-    from launcher.shipped import pages, title  # late: no command needs it on its way
+    from launcher.cli.shipped import pages, title  # late: no command needs it on its way
 
     commands = "\n\n".join(
         "\n".join([f"{heading}:", *(f"  {name:<13}{_summary(name)}" for name in names)])
@@ -134,11 +134,11 @@ def _run(argv: list[str]) -> int:
         print(top_help(), end="", file=sys.stdout if argv else sys.stderr)
         return Exit.OK if argv else Exit.BAD_INPUT
     if argv[0] == "_far":
-        from launcher.far import serve_far  # late: only a login node that is asked from elsewhere needs it
+        from launcher.apps.remote_api import serve_far  # late: only a login node that is asked from elsewhere needs it
 
         return serve_far()
     if argv[0] == "_inside":
-        from launcher.far import serve_inside  # late: only a login node that is asked from elsewhere needs it
+        from launcher.apps.remote_api import serve_inside  # late: as above
 
         return serve_inside(*argv[1:])
     if argv[0] == "_complete":
@@ -226,7 +226,7 @@ def _complain_of_the_unforeseen(error: Exception) -> Exit:
 
 def _kept_elsewhere_by(file: object) -> str:
     """A hint where it is the place of what is kept that cannot be used."""
-    from launcher.rundir.registry import variable_of  # late: only for an error
+    from launcher.run.registry import variable_of  # late: only for an error
 
     name = variable_of(os.fsdecode(file)) if isinstance(file, str | bytes | os.PathLike) else None
     return f"{name} names another folder for what is kept" if name else ""

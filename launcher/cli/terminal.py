@@ -8,8 +8,8 @@ from typing import TextIO
 
 import msgspec
 
+from launcher.states import State
 from launcher.status.text import escaped, plain
-from launcher.words import State
 
 safe = plain
 _PLACE = re.compile(r".+:\d+:\d+: ")
@@ -42,7 +42,7 @@ def tell(text: str) -> None:
 
 def show_news() -> None:
     """What people who wait for a cluster are told, on stderr from now on."""
-    from launcher.supervisor import news  # late: of no use to commands that do not wait
+    from launcher.copies import news  # late: of no use to commands that do not wait
 
     watching = is_terminal(sys.stderr)
     news.listen(tell, watching=watching)

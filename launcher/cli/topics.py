@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.cli.commands import ALSO, COMMANDS, GROUPS
+from launcher.cli.shipped import pages
 from launcher.cli.terminal import in_colour, is_terminal, size
 from launcher.errors import BadInput, Exit
-from launcher.shipped import pages
 
 _PACKAGES = Path(__file__).resolve().parents[2]
 _WIDEST = 100  # columns in which text is easy to read

@@ -1,1 +1,5 @@
-"""Where runs go. A kind's module is imported only when a run goes, or has gone, there."""
+"""The earlier name of launcher.places, by which jobs that are queued of an older version start our programs."""
+
+from launcher import places
+
+__path__ = places.__path__

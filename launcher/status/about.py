@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import msgspec
 
 from launcher.errors import LaunchError
-from launcher.rundir.attempts import plan_as
-from launcher.rundir.durable import readable
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Labels, Origin
+from launcher.run.attempts import plan_as
+from launcher.run.durable import readable
+from launcher.run.layout import RunDir
+from launcher.run.records import Labels, Origin
 
 
 class About(msgspec.Struct, frozen=True):

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import msgspec
 
-from launcher.rundir.attempts import newest, plan_as
-from launcher.rundir.layout import RunDir
+from launcher.run.attempts import newest, plan_as
+from launcher.run.layout import RunDir
 from trainer.checkpoint_files import catalog, durable, layout, manifest
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import Kind

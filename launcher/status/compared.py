@@ -11,13 +11,13 @@ import msgspec
 
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
-from launcher.rundir.attempts import read_plan
-from launcher.rundir.code.diffing import FileChange, changes
-from launcher.rundir.code.origin import changes_since
-from launcher.rundir.code.renewing import as_frozen, folder_as_frozen
-from launcher.rundir.durable import readable
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Environment, Origin
+from launcher.run.attempts import read_plan
+from launcher.run.code.diffing import FileChange, changes
+from launcher.run.code.origin import changes_since
+from launcher.run.code.renewing import as_frozen, folder_as_frozen
+from launcher.run.durable import readable
+from launcher.run.layout import RunDir
+from launcher.run.records import Environment, Origin
 from launcher.spec.fields import JOB
 from launcher.spec.kinds.sections import Section, Shorthand
 from launcher.spec.model import JobSpec, NodeRange

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher.errors import Exit
-from launcher.rundir.records import (
+from launcher.run.records import (
     AttemptEnd,
     Blame,
     ClusterWord,
@@ -19,8 +19,8 @@ from launcher.rundir.records import (
     RankState,
     RunState,
 )
+from launcher.states import Cause, State, exit_of
 from launcher.status.facts import RunFacts
-from launcher.words import Cause, State, exit_of
 
 _PLAIN = re.compile(r"[\w./-]+")
 _HERE = frozenset({"up", "spare", "drained", "waiting", "unknown"})  # what is said of nodes while a run goes on

@@ -15,12 +15,12 @@ import msgspec
 
 from launcher.clock import boottime
 from launcher.errors import said_by_the_system
-from launcher.rundir import registry
-from launcher.rundir.attempts import newest
-from launcher.rundir.durable import Damaged, read_record
-from launcher.rundir.identity import alive, boot_id
-from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import (
+from launcher.run import registry
+from launcher.run.attempts import newest
+from launcher.run.durable import Damaged, read_record
+from launcher.run.identity import alive, boot_id
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import (
     AgentRecord,
     AttemptEnd,
     Blame,
@@ -32,7 +32,7 @@ from launcher.rundir.records import (
     RunState,
     StopRequest,
 )
-from launcher.words import State
+from launcher.states import State
 
 T = TypeVar("T")
 _LEAST_BYTES = 64 << 10  # records are smaller
@@ -234,6 +234,6 @@ class _Look:
         """Whatever of the run is left on this machine, and a keeper that has not yet made itself known."""
         if owner is None or owner.boot_id != boot_id():
             return ()  # another machine's, or nothing of it survived the reboot
-        from launcher.agent.processes import tagged  # late: ctypes and select, needed only before a run is called lost
+        from launcher.run.processes import tagged  # late: ctypes and select, needed only before a run is called lost
 
         return tuple(tagged(str(self.run.path), os.getuid()))

@@ -4,9 +4,9 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
+from launcher.states import State
 from launcher.status.derive import RunStatus, duration_s, state_text
 from launcher.status.text import plain
-from launcher.words import State
 
 _COLOURS = {
     State.SUCCEEDED: "#2e7d32", State.RUNNING: "#0277bd", State.FAILED: "#c62828", State.LOST: "#c62828",

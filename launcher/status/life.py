@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.rundir.durable import Damaged, read_lines
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import NOT_TOLD, TOLD, Event
+from launcher.run.durable import Damaged, read_lines
+from launcher.run.layout import RunDir
+from launcher.run.records import NOT_TOLD, TOLD, Event
+from launcher.states import Cause
 from launcher.status.derive import RunStatus
-from launcher.words import Cause
 
 
 class Doing(StrEnum):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from launcher.rundir.layout import RunDir, parse_log_file, parse_log_folder
+from launcher.run.layout import RunDir, parse_log_file, parse_log_folder
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
 from launcher.status.log_choice import LogChoice, begin_at

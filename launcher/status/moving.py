@@ -1,8 +1,8 @@
 """What the coordinator has answered to who wants the ranks of a node elsewhere."""
 
-from launcher.rundir.durable import read_lines
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import MOVED, NOT_MOVED, Event
+from launcher.run.durable import read_lines
+from launcher.run.layout import RunDir
+from launcher.run.records import MOVED, NOT_MOVED, Event
 
 
 class MoveAnswer:

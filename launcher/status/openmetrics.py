@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.rundir.records import NodeLoad
+from launcher.run.records import NodeLoad
+from launcher.states import State
 from launcher.status.derive import RunStatus
 from launcher.status.life import Life, read_life
-from launcher.words import State
 
 _LATELY_S = 3600.0
 

@@ -1,10 +1,10 @@
 """Which node a rank ran on, from whoever recorded it; where nobody has yet, it is left unknown and asked again."""
 
 from launcher.errors import LaunchError
-from launcher.rundir.attempts import read_plan
-from launcher.rundir.durable import Damaged, read_lines, read_record
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import RankExit, RunState
+from launcher.run.attempts import read_plan
+from launcher.run.durable import Damaged, read_lines, read_record
+from launcher.run.layout import RunDir
+from launcher.run.records import RankExit, RunState
 
 _Key = tuple[int, int, int]  # attempt, generation, rank
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.rundir.layout import times_of
+from launcher.run.layout import times_of
 from launcher.status.lines import LineSplitter
 
 # Not there yet, no longer, or a link or socket that somebody put in its place.

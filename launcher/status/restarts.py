@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Iterator
 from math import inf
 
-from launcher.rundir.durable import record_in
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import EXPLAINED, Event
+from launcher.run.durable import record_in
+from launcher.run.layout import RunDir
+from launcher.run.records import EXPLAINED, Event
 from launcher.status.rank_log import GrowingFile
 from launcher.status.text import plain
 

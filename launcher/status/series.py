@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from launcher.rundir.durable import NOT_JSON
-from launcher.rundir.layout import RunDir
+from launcher.run.durable import NOT_JSON
+from launcher.run.layout import RunDir
 from trainer.metrics_files import files_in, open_file, read_metrics
 
 _LOOK_S = 0.5

@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 from launcher.errors import LaunchError
-from launcher.interpreter import package_of
-from launcher.rundir.attempts import read_plan
-from launcher.rundir.code.left_out import left_out
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Failure
+from launcher.plan.interpreter import package_of
+from launcher.run.attempts import read_plan
+from launcher.run.code.left_out import left_out
+from launcher.run.layout import RunDir
+from launcher.run.records import Failure
 
 _OURS = frozenset({"launcher", "trainer"})
 # What Python says of an import, and of a module that it was to run.

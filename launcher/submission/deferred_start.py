@@ -8,17 +8,17 @@ import sys
 from functools import partial
 from typing import BinaryIO
 
-from launcher.clusters.kinds import CARRIED, of_kind
-from launcher.clusters.other_runs import OtherRuns
 from launcher.errors import Exit, LaunchError, Unreachable
+from launcher.places.kinds import CARRIED, of_kind
+from launcher.places.other_runs import OtherRuns
 from launcher.plan.model import Plan
-from launcher.rundir.attempts import newest, read_intent, read_plan
-from launcher.rundir.durable import write_record
-from launcher.rundir.graphs import given_to
-from launcher.rundir.identity import this_process
-from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.locks import locked
-from launcher.rundir.records import Handle
+from launcher.run.attempts import newest, read_intent, read_plan
+from launcher.run.durable import write_record
+from launcher.run.graphs import given_to
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.locks import locked
+from launcher.run.records import Handle
 from launcher.submission.reopening import reopen
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
 from launcher.supervisor.own_log import log_to

@@ -16,17 +16,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.clusters.clusters_file import entry, merged, plugin_sections
-from launcher.clusters.kinds import of_kind
 from launcher.errors import BadInput, LaunchError, some_exist
 from launcher.ids import RunId, new_run_id
+from launcher.places.clusters_file import entry, merged, plugin_sections
+from launcher.places.kinds import of_kind
 from launcher.plan.model import Plan
-from launcher.project import ProjectCode, project_of
-from launcher.rundir import drafts, registry
-from launcher.rundir.code.freezing import freeze
-from launcher.rundir.code.listing import CodeList, list_frozen
-from launcher.rundir.durable import make_dir, sync_dir, sync_trees, write_bytes, write_record
-from launcher.rundir.graphs import (
+from launcher.run import drafts, registry
+from launcher.run.code.freezing import freeze
+from launcher.run.code.listing import CodeList, list_frozen
+from launcher.run.durable import make_dir, sync_dir, sync_trees, write_bytes, write_record
+from launcher.run.graphs import (
     GraphDir,
     GraphRecord,
     GraphStep,
@@ -37,13 +36,14 @@ from launcher.rundir.graphs import (
     remove_empty_graph,
     step_run,
 )
-from launcher.rundir.layout import GRAPHS, STORE
-from launcher.rundir.locks import locked
+from launcher.run.layout import GRAPHS, STORE
+from launcher.run.locks import locked
 from launcher.spec.fields import JOB, with_plugins
 from launcher.spec.graph.reading import BEST, GraphSpec, StepSpec, place_of, read_graph
 from launcher.spec.graph.references import StepOutputs
 from launcher.submission.given import refuse_each, to_be_brought
 from launcher.submission.opening import Opened, counted, open_named
+from launcher.submission.project import ProjectCode, project_of
 from launcher.submission.requests import (
     Request,
     able,

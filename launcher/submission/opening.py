@@ -16,15 +16,17 @@ from types import MappingProxyType
 
 import msgspec
 
+from launcher.copies import news
 from launcher.errors import BadInput, LaunchError, NotStarted, Refused, Unreachable, some_exist, with_runs
 from launcher.ids import RunId, new_run_id, new_ticket
 from launcher.plan.model import Plan
-from launcher.rundir import drafts, registry
-from launcher.rundir.attempts import new_attempt
-from launcher.rundir.code.freezing import freeze
-from launcher.rundir.code.listing import CodeFile
-from launcher.rundir.code.origin import origin_of
-from launcher.rundir.durable import (
+from launcher.plan.secret_values import read_secret_values
+from launcher.run import drafts, registry
+from launcher.run.attempts import new_attempt
+from launcher.run.code.freezing import freeze
+from launcher.run.code.listing import CodeFile
+from launcher.run.code.origin import origin_of
+from launcher.run.durable import (
     append_line,
     make_dir,
     sync_dir,
@@ -32,10 +34,9 @@ from launcher.rundir.durable import (
     write_bytes,
     write_record,
 )
-from launcher.rundir.fence import raise_fence
-from launcher.rundir.layout import BATCH_PREFIX, STORE, BatchDir, RunDir
-from launcher.rundir.records import Event
-from launcher.secret_values import read_secret_values
+from launcher.run.fence import raise_fence
+from launcher.run.layout import BATCH_PREFIX, STORE, BatchDir, RunDir
+from launcher.run.records import Event
 from launcher.spec.cluster_fields import OPTIONS_OF
 from launcher.submission.requests import (
     Request,
@@ -46,7 +47,6 @@ from launcher.submission.requests import (
     plan_of,
     taken,
 )
-from launcher.supervisor import news
 from launcher.supervisor.attempt_end import first_state
 
 Opened = Sequence[tuple[RunId, Path]]  # ids and folders

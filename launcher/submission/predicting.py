@@ -7,15 +7,15 @@ from pathlib import Path
 
 from launcher.errors import BadInput, Refused
 from launcher.ids import RunId, new_run_id
-from launcher.project import ProjectCode
-from launcher.rundir import registry
-from launcher.rundir.attempts import newest, read_plan
-from launcher.rundir.code.freezing import stored
-from launcher.rundir.code.listing import list_frozen
-from launcher.rundir.layout import RunDir
+from launcher.run import registry
+from launcher.run.attempts import newest, read_plan
+from launcher.run.code.freezing import stored
+from launcher.run.code.listing import list_frozen
+from launcher.run.layout import RunDir
 from launcher.spec.model import JobSpec
 from launcher.status.checkpoints import checkpoint_folders, kept
 from launcher.submission.opening import open_named
+from launcher.submission.project import ProjectCode
 from launcher.submission.requests import Request, able, looked_at_first, taken
 from trainer.checkpoint_files.catalog import Entry, entries
 from trainer.checkpoint_files.choice import candidates

@@ -6,34 +6,34 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.clusters_file import ClusterEntry, as_reached_now, entry
-from launcher.clusters.kinds import CARRIED, of_kind
-from launcher.clusters.place import Place
+from launcher.copies import news
 from launcher.errors import BadInput, Exit, NotStarted, Refused
-from launcher.interpreter import interpreter
-from launcher.notify.record import Notifying
-from launcher.notify.settings import notifying_of
+from launcher.places.clusters_file import ClusterEntry, as_reached_now, entry
+from launcher.places.kinds import CARRIED, of_kind
+from launcher.places.place import Place
 from launcher.plan.build import check, repeat_of
+from launcher.plan.interpreter import interpreter
 from launcher.plan.model import FrozenCode, Plan
 from launcher.plan.queueing import at_once
-from launcher.project import ProjectCode, code_of, look_at
-from launcher.rundir.attempts import new_attempt, read_plan
-from launcher.rundir.code.diffing import changes, shown
-from launcher.rundir.code.freezing import bring_code
-from launcher.rundir.code.listing import CodeList, list_frozen
-from launcher.rundir.code.renewing import as_frozen, finish_swap, folder_as_frozen, frozen_digest, stage, swap
-from launcher.rundir.durable import (
+from launcher.run.attempts import new_attempt, read_plan
+from launcher.run.code.diffing import changes, shown
+from launcher.run.code.freezing import bring_code
+from launcher.run.code.listing import CodeList, list_frozen
+from launcher.run.code.renewing import as_frozen, finish_swap, folder_as_frozen, frozen_digest, stage, swap
+from launcher.run.durable import (
     append_line,
     read_record,
     readable,
     write_record,
 )
-from launcher.rundir.graphs import given_to
-from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.ownership import is_ours_alone
-from launcher.rundir.records import ANEW, AttemptEnd, Event, Gone
+from launcher.run.graphs import given_to
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.ownership import is_ours_alone
+from launcher.run.records import ANEW, AttemptEnd, Event, Gone
 from launcher.spec.model import JobSpec
+from launcher.states import Cause, State
 from launcher.submission.opening import counted
+from launcher.submission.project import ProjectCode, code_of, look_at
 from launcher.submission.requests import (
     Defaults,
     Request,
@@ -44,10 +44,10 @@ from launcher.submission.requests import (
     refuse,
     waiting,
 )
-from launcher.supervisor import news
 from launcher.supervisor.attempt_end import write_end
+from launcher.supervisor.notify.record import Notifying
+from launcher.supervisor.notify.settings import notifying_of
 from launcher.supervisor.waiting import awaited_by
-from launcher.words import Cause, State
 
 _CHANGES = 8
 _CHANGED_LINES = 40

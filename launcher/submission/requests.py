@@ -9,30 +9,30 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.carried.cluster import CarriedCluster
-from launcher.clusters.clusters_file import entry, plugin_sections, with_defaults
-from launcher.clusters.kinds import of_kind
-from launcher.clusters.place import Place
+from launcher.copies import news
 from launcher.errors import BadInput
 from launcher.ids import RunId, new_run_id
-from launcher.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
-from launcher.notify.record import Notifying
-from launcher.notify.settings import notifying_of
+from launcher.places.clusters_file import entry, plugin_sections, with_defaults
+from launcher.places.deferred.cluster import CarriedCluster
+from launcher.places.kinds import of_kind
+from launcher.places.place import Place
 from launcher.plan.build import build, check, check_code, crowded, ranks_per_node, secret_problems, without_unasked_gpus
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
+from launcher.plan.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
 from launcher.plan.model import AwaitedRun, FrozenCode, Plan
 from launcher.plan.placement import crosses_nodes, tensor_parallel
-from launcher.project import ProjectCode, code_of, live_imports, look_at, project_of
-from launcher.rundir import registry
-from launcher.rundir.code.listing import CodeList
-from launcher.secret_values import unset_secrets
+from launcher.plan.secret_values import unset_secrets
+from launcher.run import registry
+from launcher.run.code.listing import CodeList
+from launcher.run.umask import users_umask
 from launcher.spec.fields import JOB, with_plugins
 from launcher.spec.kinds.queueing import moment
 from launcher.spec.model import JobSpec
 from launcher.spec.read import position, read_spec
-from launcher.supervisor import news
+from launcher.submission.project import ProjectCode, code_of, live_imports, look_at, project_of
+from launcher.supervisor.notify.record import Notifying
+from launcher.supervisor.notify.settings import notifying_of
 from launcher.supervisor.waiting import awaited_by, ended_as
-from launcher.umask import users_umask
 
 _AT_ONCE = "queue.max_parallel"
 _CARRIED_WAITS = ("queue.after", "queue.hold", "queue.at", _AT_ONCE)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from launcher.errors import LaunchError
-from launcher.rundir.durable import Damaged
-from launcher.rundir.patience import waiting_for_disks
+from launcher.run.durable import Damaged
+from launcher.run.patience import waiting_for_disks
 from launcher.supervisor.attempt_end import say_damage
 from launcher.supervisor.standby import detach, report
 

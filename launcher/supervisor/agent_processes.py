@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.agent.environment import job_environment
-from launcher.agent.processes import (
+from launcher.clock import ENDING_S, boottime
+from launcher.errors import Exit
+from launcher.node.environment import job_environment
+from launcher.node.ranks.lease import FAREWELL_S, Lease, LeaseWatch, Slept, shared_memory, slept_through
+from launcher.node.standing_by import heard_at, tell
+from launcher.plan.model import Plan
+from launcher.run.durable import make_dir
+from launcher.run.layout import AttemptDir
+from launcher.run.patience import patiently, say
+from launcher.run.processes import (
     TAG,
     become_subreaper,
     core_dumps_as_before,
@@ -20,14 +28,6 @@ from launcher.agent.processes import (
     end_all,
     orphans,
 )
-from launcher.agent.ranks.lease import FAREWELL_S, Lease, LeaseWatch, Slept, shared_memory, slept_through
-from launcher.agent.standing_by import heard_at, tell
-from launcher.clock import ENDING_S, boottime
-from launcher.errors import Exit
-from launcher.plan.model import Plan
-from launcher.rundir.durable import make_dir
-from launcher.rundir.layout import AttemptDir
-from launcher.rundir.patience import patiently, say
 from launcher.supervisor.wakeup import Wakeup
 
 _NO_LOG = Path(os.devnull)  # of one that boots before its run has a folder
@@ -211,7 +211,7 @@ def agent_process(
 
 
 def _argv(run_dir: str, attempt: str, node: int) -> Sequence[str]:
-    return (sys.executable, "-P", "-m", "launcher.agent", run_dir, attempt, str(node))
+    return (sys.executable, "-P", "-m", "launcher.node", run_dir, attempt, str(node))
 
 
 def _environment(environ: Mapping[str, str], run_dir: str) -> dict[str, str]:

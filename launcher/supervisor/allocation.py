@@ -9,10 +9,11 @@ from typing import Protocol
 
 from launcher.errors import Exit
 from launcher.plan.model import Plan
-from launcher.rundir.durable import create_record, readable
-from launcher.rundir.identity import this_process
-from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd
+from launcher.run.durable import create_record, readable
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd
+from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 from launcher.supervisor.attempt_end import (
     pass_on_stop,
@@ -21,7 +22,6 @@ from launcher.supervisor.attempt_end import (
 )
 from launcher.supervisor.messenger import LINGER_S, Messenger
 from launcher.supervisor.wakeup import Wakeup
-from launcher.words import Cause, State
 
 _FAREWELL_S = 5.0
 _SURE_S = 8.0  # beyond the spec's grace, before a stop is made sure

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from launcher.clock import boottime
+from launcher.coordinator.classify import finished
+from launcher.coordinator.policy import decide, restarts_by_cause
 from launcher.errors import Exit, LaunchError
 from launcher.plan.model import Plan
-from launcher.recovery.classify import finished
-from launcher.recovery.policy import decide, restarts_by_cause
-from launcher.rundir.attempts import newest, used_s_of
-from launcher.rundir.durable import (
+from launcher.run.attempts import newest, used_s_of
+from launcher.run.durable import (
     Damaged,
     append_line,
     create_record,
@@ -22,12 +22,12 @@ from launcher.rundir.durable import (
     readable,
     write_record,
 )
-from launcher.rundir.fence import check_fence
-from launcher.rundir.identity import this_process
-from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Event, Failure, Intent, ProcessId, RankExit, RunState, StopRequest
+from launcher.run.fence import check_fence
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd, Event, Failure, Intent, ProcessId, RankExit, RunState, StopRequest
 from launcher.spec.model import Recovery
-from launcher.words import Action, Cause, State, exit_of
+from launcher.states import Action, Cause, State, exit_of
 
 
 def write_end(

@@ -1,4 +1,4 @@
-"""The process that tells people of an attempt (launcher/notify), as its keeper has it: started, left to itself."""
+"""Start the process that sends notifications of an attempt (`notify/`), and leave it to itself."""
 
 import contextlib
 import os
@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launcher.agent.processes import TAG
-from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.patience import say
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.patience import say
+from launcher.run.processes import TAG
 
 LINGER_S = 600.0  # how long it goes on trying after the run has ended, where nothing is held up by that
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
@@ -51,7 +51,15 @@ def _started(folder: Path, attempt: AttemptDir, linger_s: float) -> "subprocess.
     log = os.open(attempt.messenger_log, _LOG, 0o600)
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "launcher.notify", str(folder), str(attempt.number), f"{linger_s:g}"],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "launcher.supervisor.notify",
+                str(folder),
+                str(attempt.number),
+                f"{linger_s:g}",
+            ],
             env={name: value for name, value in os.environ.items() if name != TAG},
             cwd="/",
             stdin=subprocess.PIPE,

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from launcher.rundir.patience import patiently
+from launcher.run.patience import patiently
 
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 

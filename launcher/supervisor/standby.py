@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from launcher.agent.environment import cleaned
-from launcher.agent.processes import TAG, forbid_core_dumps
 from launcher.errors import LaunchError
-from launcher.umask import make_files_private
+from launcher.node.environment import cleaned
+from launcher.run.processes import TAG, forbid_core_dumps
+from launcher.run.umask import make_files_private
 
 _LAST_LINES = 10
 _BOOT_S = 30.0

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.agent.memory.tier import close_tier
+from launcher.copies.memory.tier import close_tier
 from launcher.errors import Exit
-from launcher.rundir.fence import raise_fence
-from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd
+from launcher.run.fence import raise_fence
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd
+from launcher.states import State
 from launcher.supervisor.own_log import log_to
-from launcher.words import State
 
 
 class Strategy:

@@ -17,15 +17,15 @@ import msgspec
 from launcher.errors import Exit, LaunchError, NoSuchRun, Unreachable
 from launcher.plan.facts import Misfit
 from launcher.plan.model import AwaitedRun, Plan
-from launcher.rundir import registry
-from launcher.rundir.attempts import newest, read_intent, used_s_of
-from launcher.rundir.durable import readable, write_record
-from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
-from launcher.rundir.records import AttemptEnd, RunState
+from launcher.run import registry
+from launcher.run.attempts import newest, read_intent, used_s_of
+from launcher.run.durable import readable, write_record
+from launcher.run.layout import AttemptDir, BatchDir, RunDir
+from launcher.run.records import AttemptEnd, RunState
 from launcher.spec.model import Predecessor
+from launcher.states import Cause, State
 from launcher.supervisor.attempt_end import cancelled, write_end
 from launcher.supervisor.wakeup import Wakeup
-from launcher.words import Cause, State
 
 WAITS_HERE = "one that waits on this machine can: `--on local`"
 _AGAIN_S = 20.0  # after a place did not answer

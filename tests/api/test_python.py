@@ -9,7 +9,7 @@ from run_folder import RunFolder
 import launcher
 from launcher import api
 from launcher.errors import BadInput
-from launcher.rundir import registry
+from launcher.run import registry
 from launcher.status.series import each_step
 
 

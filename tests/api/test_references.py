@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from launcher import api
 from launcher.errors import BadInput, LaunchError, NoSuchRun
 from launcher.ids import parse_run_id
-from launcher.rundir import registry
+from launcher.run import registry
 
 
 @pytest.mark.parametrize("ref", ["", " ", "\t\n", "\u2003"])

@@ -6,9 +6,9 @@ from run_folder import RunFolder, of_another_machine
 from launcher import api
 from launcher.cli.looking.follow import follow
 from launcher.errors import Exit
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import ClusterWord, Handle, Intent
-from launcher.words import Cause, State
+from launcher.run.layout import RunDir
+from launcher.run.records import ClusterWord, Handle, Intent
+from launcher.states import Cause, State
 
 RUNNING = ClusterWord("running", "RUNNING", 2000.0, "7")
 CANCELLED = ClusterWord("ended", "CANCELLED by 0", 2000.0, "7", ended_as=State.CANCELLED, cause=Cause.CANCELLED)

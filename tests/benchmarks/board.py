@@ -19,14 +19,14 @@ import time
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "board")]
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "apps" / "board")]
 from browser import browsing
 from cli import LAUNCH, finished_runs
 from race import free_port
 from results import publish
 from run_folder import RunFolder
 
-from launcher.rundir import registry
+from launcher.run import registry
 
 BOUND_S = 60.0
 BIN = Path(sys.executable).parent

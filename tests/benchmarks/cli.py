@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from results import publish
 from run_folder import RunFolder
 
-from launcher.rundir import registry
+from launcher.run import registry
 
 LAUNCH = Path(sys.executable).parent / "launch"
 

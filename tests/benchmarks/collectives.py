@@ -15,8 +15,8 @@ import torch.distributed as dist
 from replica import on_ranks, ratio
 from results import publish
 
-from launcher.collectives.bandwidth import algorithm_bandwidth, bus_factor
-from launcher.collectives.tables import size
+from launcher.apps.collectives.bandwidth import algorithm_bandwidth, bus_factor
+from launcher.apps.collectives.tables import size
 from trainer.collectives.measuring import copied, repetitions, rounded, timed
 from trainer.collectives.operations import OPERATIONS, Place
 

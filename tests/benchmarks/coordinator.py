@@ -19,16 +19,16 @@ from pathlib import Path
 
 from results import publish
 
-from launcher.agent import messages
-from launcher.agent.coordinator_server import CoordinatorServer
-from launcher.agent.wire import dial, wire_key
+from launcher.coordinator.server import CoordinatorServer
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
-from launcher.rundir.attempts import new_attempt, read_intent, read_plan
-from launcher.rundir.durable import make_dir, read_record, write_record
-from launcher.rundir.identity import this_process
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Endpoint, RankExit
+from launcher.run.attempts import new_attempt, read_intent, read_plan
+from launcher.run.durable import make_dir, read_record, write_record
+from launcher.run.identity import this_process
+from launcher.run.layout import RunDir
+from launcher.run.records import Endpoint, RankExit
 from launcher.spec.model import JobSpec, NodeRange, Resources, RunOptions
+from launcher.wire import messages
+from launcher.wire.frames import dial, wire_key
 
 SIZES = (10, 100, 1000)
 ROUNDS = 5

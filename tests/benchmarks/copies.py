@@ -18,20 +18,20 @@ from itertools import pairwise
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "agent"), str(HERE.parent / "local")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "node"), str(HERE.parent / "local")]
 
 import idle
 from replica import folder_for_all, spread
 from results import publish
 from separate_hosts import Hosts
 
-from launcher.rundir.layout import RunDir
+from launcher.run.layout import RunDir
 from launcher.spec.model import CheckpointOptions
 
 _AGENT = """
 import sys
-from launcher.agent import __main__ as agent
-from launcher.agent.replication.copier import Copier
+from launcher.node import __main__ as agent
+from launcher.copies.copier import Copier
 
 note, seen = Copier.note, set()
 

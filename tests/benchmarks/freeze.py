@@ -17,9 +17,9 @@ from pathlib import Path
 
 from results import publish
 
-from launcher.rundir.code.freezing import bring_code, freeze
-from launcher.rundir.code.listing import list_code
-from launcher.rundir.layout import STORE, RunDir
+from launcher.run.code.freezing import bring_code, freeze
+from launcher.run.code.listing import list_code
+from launcher.run.layout import STORE, RunDir
 from launcher.spec.model import Code
 
 _IN_A_FOLDER = 100

@@ -22,7 +22,7 @@ from noted_steps import network_card
 from race import free_port
 from ssh_desk import Desk, is_of_a_login
 
-from launcher.agent.processes import end_all
+from launcher.run.processes import end_all
 from tests.chaos.schedule import Kind
 from tests.chaos.worlds import CAUSES, CUTS, SETTINGS, Local, Pool, World, frozen, killed, rank_signal, strike
 

@@ -42,7 +42,7 @@ from replica import Replica, folder_for_all, ratio, spread
 from results import publish
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.collectives.tables import size
+from launcher.apps.collectives.tables import size
 from trainer import Checkpointer
 from trainer.checkpoint_files.layout import folder_name
 from trainer.loop import Trainer

@@ -12,8 +12,8 @@ import time
 
 from results import publish
 
-from launcher.agent.load.gpus import Gpus
-from launcher.agent.load.sampler import EVERY_S, Sampler
+from launcher.node.load.gpus import Gpus
+from launcher.node.load.sampler import EVERY_S, Sampler
 from launcher.plan.model import NodePlan
 
 RANK = "for _ in $(seq {children}); do sleep {seconds} & done; echo up; wait"

@@ -13,7 +13,7 @@ import uuid
 from collections import defaultdict
 from pathlib import Path
 
-from launcher.agent.processes import end_all
+from launcher.run.processes import end_all
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from results import publish
 
+from launcher.apps.sweeps.folder import SweepDir, SweepRecord
+from launcher.apps.sweeps.trial_book import TrialBook
 from launcher.spec.model import Dimension, EarlyStop, SweepOptions
-from launcher.sweeps.folder import SweepDir, SweepRecord
-from launcher.sweeps.trial_book import TrialBook
 
 BEST, LONGEST = 0.95, 540
 SPACE = {

@@ -65,10 +65,10 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False, t
 OURS = """
 import os, sys
 from pathlib import Path
-from launcher.serving.engine import ServingOptions
-from launcher.listening import listen
-from launcher.serving.server import run_server
-from launcher.serving.what_is_served import Served
+from launcher.apps.serving.engine import ServingOptions
+from launcher.apps.web.listening import listen
+from launcher.apps.serving.server import run_server
+from launcher.apps.serving.what_is_served import Served
 
 port, checkpoint, cache, *args = sys.argv[1:]
 app, python, folder = "trainer.tasks.resnet", sys.executable, Path(checkpoint)

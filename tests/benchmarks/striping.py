@@ -22,7 +22,7 @@ from functools import partial
 from replica import Clock, Replica, ratio, spread
 from results import publish
 
-from launcher.agent.ranks.ports import HeldPort
+from launcher.node.ranks.ports import HeldPort
 from trainer import world as worlds
 from trainer.checkpoint.contents import Subjects
 from trainer.recovery import replica as handing

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from launcher.rundir.durable import Damaged, readable, write_record
-from launcher.rundir.fence import fence, raise_fence
-from launcher.rundir.identity import this_process
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Intent
+from launcher.run.durable import Damaged, readable, write_record
+from launcher.run.fence import fence, raise_fence
+from launcher.run.identity import this_process
+from launcher.run.layout import RunDir
+from launcher.run.records import Intent
 from tests.chaos.records import harm
 
 SEEDS = range(150)

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 from lab import SCRIPTS, Lab, all_pids, command, log_of, parent, whole_lines
 from ssh_desk import Desk, is_of_a_login
 
-from launcher.agent.processes import end_all
-from launcher.rundir.identity import process_id
+from launcher.run.identity import process_id
+from launcher.run.processes import end_all
 from tests.chaos.audit import Deed, Promise, apart_fingerprint, chain_fingerprint
 from tests.chaos.records import harm, records
 from tests.chaos.schedule import Kind
@@ -29,7 +29,7 @@ from tests.lab.slurm import SlurmLab
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name
 
-APART = Path(__file__).parents[1] / "agent" / "scripts" / "project" / "apart.py"
+APART = Path(__file__).parents[1] / "node" / "scripts" / "project" / "apart.py"
 _ALONE_S, _UNMOUNT_S = 600.0, 60.0  # against hanging alone
 Fault = Callable[["World", int], contextlib.AbstractContextManager[bool]]
 CAUSES = ("killed", "node_lost", "communication", "hang", "launcher_fault", "disk")
@@ -216,7 +216,7 @@ CLOCKS = """
 import os, sys, time
 true_time, here = time.time, os.path.dirname(__file__)
 def shown():
-    agent = sys.orig_argv[-1] if "launcher.agent" in sys.orig_argv else None
+    agent = sys.orig_argv[-1] if "launcher.node" in sys.orig_argv else None
     try:
         with open(os.path.join(here, f"shift-{BY}")) as file:
             return true_time() + float(file.read())
@@ -303,7 +303,7 @@ class Local(World):
         "clock": wrong_clock,
         "record": harmed_record,
     }
-    own: ClassVar = {"agent": b"launcher.agent\0", "zygote": b"zygote.py", "keeper": b"local_supervisor:"}
+    own: ClassVar = {"agent": b"launcher.node\0", "zygote": b"zygote.py", "keeper": b"local_supervisor:"}
     clock_names = ("0", "1")
     preload = "[decimal]"  # with nothing to import a zygote leaves no standby
 
@@ -499,7 +499,7 @@ class Pool(World):
         "record": harmed_record,
         **CUTS,
     }
-    own: ClassVar = {"agent": b"launcher.agent\0", "zygote": b"zygote.py", "keeper": b"ssh.host.keeper"}
+    own: ClassVar = {"agent": b"launcher.node\0", "zygote": b"zygote.py", "keeper": b"ssh.host.keeper"}
     script = APART
     ranks = 1
     more = ", spares: 1"
@@ -649,7 +649,7 @@ class Slurm(World):
         "record": harmed_record,
         **CUTS,
     }
-    own: ClassVar = {"agent": b"launcher.agent\0", "batch": b"job.batch_process:"}
+    own: ClassVar = {"agent": b"launcher.node\0", "batch": b"job.batch_process:"}
     where = ("--on", "slurm")
 
     def __init__(self, desk: Lab, folder: Path, slurm: SlurmLab) -> None:

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from run_folder import RunFolder
 
-from launcher.rundir import registry
+from launcher.run import registry
 
 _BOUND_S = 150.0
 

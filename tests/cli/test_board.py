@@ -49,7 +49,7 @@ def test_runs_are_exported_without_a_server(desk):
     said = desk.launch("board", "--export", "page", "job-abcd")
     assert said.stdout == "page/index.html\n"
     assert "hello" in (desk.root / "page" / "index.html").read_text()
-    probe = "import launcher.board.export, sys; sys.exit('starlette' in sys.modules)"
+    probe = "import launcher.apps.board.export, sys; sys.exit('starlette' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
 
 

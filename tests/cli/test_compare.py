@@ -6,9 +6,9 @@ from run_folder import plan_of
 
 from launcher.errors import Exit
 from launcher.plan.model import FrozenCode
-from launcher.rundir.durable import readable
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Environment, Origin
+from launcher.run.durable import readable
+from launcher.run.layout import RunDir
+from launcher.run.records import Environment, Origin
 
 
 @pytest.fixture

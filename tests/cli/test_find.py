@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from run_folder import dead_process
 
-from launcher.rundir.records import Origin
-from launcher.shipped import shipped
-from launcher.words import State
+from launcher.cli.shipped import shipped
+from launcher.run.records import Origin
+from launcher.states import State
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.ranks.reports.progress import Report
 from launcher.cli.markdown import for_terminal
-from launcher.shipped import pages, title
+from launcher.cli.shipped import pages, title
+from launcher.wire.progress import Report
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +84,7 @@ def test_pages_are_listed_with_their_titles_and_shown(desk):
 
 @pytest.mark.parametrize(
     ("words", "title"),
-    [("agent", "The agent"), ("clusters/", ""), ("launcher/doctor", ""), ("trainer", "The trainer"), ("zygote", "")],
+    [("node", "The node"), ("places/", ""), ("launcher/health", ""), ("trainer", "The trainer"), ("zygote", "")],
 )
 def test_pages_beside_the_code_are_shown_by_their_folders(desk, words, title):
     assert desk.launch("help", words).stdout.startswith(title)
@@ -98,9 +98,11 @@ def test_a_command_comes_before_a_page(desk):
 def test_a_link_to_a_page_that_a_command_has_the_name_of_leads_to_the_page(desk):
     """`launch help status` is the command's usage, so a link to the page beside the code names it in full."""
     shown = desk.launch("help", "many-runs").stdout + desk.launch("help", "how-it-works").stdout
-    assert "(launch help launcher/notify)" in " ".join(shown.split())
+    assert "(launch help launcher/supervisor/notify)" in " ".join(shown.split())
     assert "launch help status)" not in shown
-    assert desk.launch("help", "launcher/notify").stdout.startswith(title(ROOT / "launcher/notify/README.md"))
+    assert desk.launch("help", "launcher/supervisor/notify").stdout.startswith(
+        title(ROOT / "launcher/supervisor/notify/README.md")
+    )
 
 
 def test_the_page_of_the_spec_begins_with_its_use(desk):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from run_folder import before_this_boot
 
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Failure, NodeState, NotFinite, RankState
-from launcher.words import Cause, State
+from launcher.run.layout import RunDir
+from launcher.run.records import Failure, NodeState, NotFinite, RankState
+from launcher.states import Cause, State
 
 
 def test_lines_have_time_node_and_rank(desk):

@@ -13,7 +13,7 @@ from separate_hosts import until
 from launcher import __version__
 from launcher.cli.commands import COMMANDS, GROUPS, HEADINGS, INSTEAD, RENAMED, verbs_of
 from launcher.errors import Exit
-from launcher.words import Cause, exit_of
+from launcher.states import Cause, exit_of
 
 
 def test_help_names_every_command_and_exit_code(desk):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from launcher.errors import Exit
-from launcher.rundir.layout import RunDir
+from launcher.run.layout import RunDir
 
 
 def measure(one, *losses, name="loss"):

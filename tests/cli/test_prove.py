@@ -46,15 +46,15 @@ def test_what_cannot_be_is_refused_before_anything_is_started(project, words, co
     ],
 )
 def test_what_makes_a_training_shorter_is_known_by_its_name(run, expected):
-    from launcher.repeated import steps_override
+    from launcher.apps.repeated_runs import steps_override
     from launcher.spec.read import parse_spec
 
     assert steps_override(parse_spec(f"name: x\nrun: {run}\n", "x.yaml").run, 30) == expected
 
 
 def test_a_script_with_the_trainers_settings_is_made_shorter_by_their_own_option(tmp_path):
+    from launcher.apps.repeated_runs import steps_override
     from launcher.errors import BadInput
-    from launcher.repeated import steps_override
     from launcher.spec.read import parse_spec
 
     run = parse_spec("name: x\nrun: {script: train.py, args: {lr: 0.1}}\n", "x.yaml").run

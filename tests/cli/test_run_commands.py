@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from run_folder import before_this_boot, dead_process
 
-from launcher.rundir.records import NodeState
-from launcher.words import Cause, State
+from launcher.run.records import NodeState
+from launcher.states import Cause, State
 
 HERE = tuple(
     NodeState(node, f"127.0.0.{node + 1}", "up" if node < 2 else "spare", (node,) * (node < 2), host)

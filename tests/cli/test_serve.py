@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "apps" / "serving"))
 
 from answering import processes_of, until
 from served_job import asked, check_watched, trained, write_app
 
+from launcher.apps.serving.as_job import served_in_job
 from launcher.errors import BadInput
-from launcher.serving.as_job import served_in_job
 
 pytestmark = pytest.mark.nightly
 

@@ -8,8 +8,8 @@ import pytest
 from run_folder import RunFolder, before_this_boot, of_another_machine
 
 from launcher.cli import terminal
-from launcher.rundir.records import Failure, Handle, NodeState, NotFinite, RankState
-from launcher.words import Cause, State
+from launcher.run.records import Failure, Handle, NodeState, NotFinite, RankState
+from launcher.states import Cause, State
 
 FAILURE = Failure(
     Cause.USER_ERROR, "ValueError: bad shape", 1, 2, rank=3, node=1, where="train.py:41 in step",

@@ -2,8 +2,8 @@
 
 import pytest
 
+from launcher.apps.sweeps.folder import TrialNote
 from launcher.cli.starting.sweep import grouped
-from launcher.sweeps.folder import TrialNote
 
 
 @pytest.mark.parametrize(("best", "order"), [(0, [3, 0, 2, 4, 1]), (2, [3, 2, 0, 4, 1])])

@@ -9,8 +9,8 @@ import pytest
 from run_folder import dead_process
 from saved_checkpoints import keep_best, save
 
-from launcher.rundir import drafts
-from launcher.words import State
+from launcher.run import drafts
+from launcher.states import State
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from launcher.rundir.records import GpuLoad, NodeLoad, NodeState, RankLoad
+from launcher.run.records import GpuLoad, NodeLoad, NodeState, RankLoad
 
 GB = 1_000_000_000
 

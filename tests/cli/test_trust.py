@@ -12,7 +12,7 @@ from doors import BOUND_S, MISSING, Door, keygen
 
 from launcher.cli.places.trust import trust_hosts
 from launcher.errors import Exit
-from launcher.hostlink.connect import connect
+from launcher.remote.connect import connect
 from tests.lab.requirements import skip_or_fail
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def on_terminal(door, answer):
     """What it says on a terminal where somebody types that, and how it ends."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from launcher.cli.places.trust import trust_hosts\nfrom launcher.hostlink.target import Target\n"
+        "from launcher.cli.places.trust import trust_hosts\nfrom launcher.remote.target import Target\n"
         f"sys.exit(trust_hosts([{repr(door.target()).replace('PosixPath', 'Path')}]))\n"
     )
     near, far = pty.openpty()

@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.cli.arguments import Arguments
 from launcher.cli.commands import ALSO, COMMANDS, INSTEAD, shown
 from launcher.errors import MEANING, Exit
-from launcher.rank_variables import WHO_READS_WHAT
+from launcher.spec.rank_variables import WHO_READS_WHAT
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "launcher" / "docs"

@@ -19,7 +19,7 @@ def built(tmp_path_factory):
 
 def test_every_page_is_in_it(built):
     made = {path.parent.relative_to(built).as_posix() for path in built.rglob("index.html")}
-    assert {"launcher/docs/install", "launcher/docs/commands", "launcher/agent", "trainer", "."} <= made
+    assert {"launcher/docs/install", "launcher/docs/commands", "launcher/node", "trainer", "."} <= made
     assert "<code>launch help" in (built / "index.html").read_text()
 
 

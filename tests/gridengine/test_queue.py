@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from launcher.rundir.attempts import read_plan
-from launcher.rundir.layout import RunDir
+from launcher.run.attempts import read_plan
+from launcher.run.layout import RunDir
 
 pytestmark = pytest.mark.nightly
 

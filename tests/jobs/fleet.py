@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.agent.ranks.ports import HeldPort
+from launcher.node.ranks.ports import HeldPort
 from trainer.wire import Wire
 
 BOUND_S = 200.0

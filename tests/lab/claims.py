@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.rundir.identity import alive, boot_id, process_id
-from launcher.rundir.records import ProcessId
+from launcher.run.identity import alive, boot_id, process_id
+from launcher.run.records import ProcessId
 
 FOLDER = Path("/run/launch-labs")
 TAG = "LAUNCH_LAB"  # in the environment of every process that a lab starts outside its nodes

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.agent.processes import TAG, end_all
-from launcher.rundir.identity import process_id
+from launcher.run.identity import process_id
+from launcher.run.processes import TAG, end_all
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # Of every wait, against hanging; a shorter one where it is known that what is waited for never comes.

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lab import Lab
 
-from launcher.rundir.identity import boot_id, host
-from launcher.words import VERSION
+from launcher.run.identity import boot_id, host
+from launcher.states import VERSION
 
 RECORDED = Path(__file__).parent / "recorded"
 SPEC = "name: {name}\nrun:\n  script: count.py\n  args: {{{args}}}\nresources: {{ranks_per_node: 2}}\n"

@@ -180,7 +180,7 @@ def test_a_guard_outlives_a_clock_that_breaks_every_sleep(lab):
     run = lab.submit(lab.chain(args="steps: 400", hold=399), env={"PYTHONPATH": str(lab.project.parent)})
     lab.until_step(run, 3)
     agent = lab.agent_pid(run, 0)
-    [guard] = lab.children(agent, b"launcher.agent")
+    [guard] = lab.children(agent, b"launcher.node")
     os.kill(guard, 9)
     lab.until("another agent", lambda: lab.agent_pid(run, 0, lab.read_state(run)["attempt"]) != agent)
     lab.let_go()
@@ -191,7 +191,7 @@ NO_SLEEP = """
 import sys, time
 sleep = time.sleep
 def broken(seconds):
-    if "launcher.agent" in " ".join(sys.orig_argv) and "zygote" not in sys.orig_argv[1]:
+    if "launcher.node" in " ".join(sys.orig_argv) and "zygote" not in sys.orig_argv[1]:
         raise OSError(22, "Invalid argument")
     sleep(seconds)
 time.sleep = broken
@@ -227,7 +227,7 @@ def test_a_canary_is_in_no_command_line_and_nothing_that_others_read(lab):
 
 def test_the_ranks_port_is_closed_to_whoever_asks_us(lab):
     """An agent holds MASTER_PORT without listening: there is nothing to talk to before the ranks are there."""
-    from launcher.agent.ranks.ports import HeldPort
+    from launcher.node.ranks.ports import HeldPort
 
     held = HeldPort("127.0.0.1")
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", held.number)):

@@ -8,8 +8,8 @@ from saved_checkpoints import flip
 
 from launcher.clock import boottime
 from launcher.errors import Exit
-from launcher.rundir.fence import raise_fence
-from launcher.rundir.layout import RunDir
+from launcher.run.fence import raise_fence
+from launcher.run.layout import RunDir
 
 pytestmark = pytest.mark.nightly
 

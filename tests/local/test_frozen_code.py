@@ -5,12 +5,12 @@ import shutil
 import package_layouts as layouts
 import pytest
 
-from launcher.clusters.local.cluster import LocalCluster
-from launcher.clusters.local.local_supervisor import have_code
-from launcher.clusters.local.shared_zygote import keeper_of
-from launcher.rundir.attempts import new_attempt, newest, read_plan
-from launcher.rundir.layout import RunDir
-from launcher.words import State
+from launcher.places.local.cluster import LocalCluster
+from launcher.places.local.local_supervisor import have_code
+from launcher.places.local.shared_zygote import keeper_of
+from launcher.run.attempts import new_attempt, newest, read_plan
+from launcher.run.layout import RunDir
+from launcher.states import State
 
 pytestmark = pytest.mark.nightly
 

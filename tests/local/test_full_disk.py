@@ -126,7 +126,7 @@ def test_the_keeper_waits_and_opens_the_next_attempt_once_there_is_room(lab, dis
     until_said(lab, run)
     go_on.touch()
     assert kill(lab.agent_pid(run, 0))
-    lab.until("the end of the agent", lambda: not lab.children(keeper_pid(lab, run), b"launcher.agent"))
+    lab.until("the end of the agent", lambda: not lab.children(keeper_pid(lab, run), b"launcher.node"))
     said = until_said(lab, run)
     assert said["state"] == "running"  # its last word, and its keeper lives
     assert read(keeper_pid(lab, run), "cmdline")

@@ -36,7 +36,7 @@ def messengers(lab):
     """Those of a run; none is left behind."""
 
     def of(run=""):
-        words = (b"launcher.notify", str(lab.project / ".launch" / "runs" / run).encode())
+        words = (b"launcher.supervisor.notify", str(lab.project / ".launch" / "runs" / run).encode())
         return [pid for pid in all_pids() if all(word in command(pid) for word in words)]
 
     yield of

@@ -8,7 +8,7 @@ from older import OLDER, unpack
 from recordings import RECORDED, RUNS, replay
 
 from launcher.errors import Exit
-from launcher.words import VERSION
+from launcher.states import VERSION
 from tests.docs.blocks import DOCS
 
 CHANGELOG = DOCS / "changelog.md"

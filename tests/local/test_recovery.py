@@ -12,11 +12,11 @@ import pytest
 from lab import kill
 
 from launcher.clock import boottime
-from launcher.rundir.durable import write_record
-from launcher.rundir.fence import raise_fence
-from launcher.rundir.identity import alive, process_id
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import ANEW, Gone
+from launcher.run.durable import write_record
+from launcher.run.fence import raise_fence
+from launcher.run.identity import alive, process_id
+from launcher.run.layout import RunDir
+from launcher.run.records import ANEW, Gone
 from tests.sizes import SEED
 
 pytestmark = pytest.mark.nightly
@@ -336,7 +336,7 @@ def test_a_run_whose_supervisor_was_killed_with_others_is_carried_on_by_the_next
     run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
     lab.until_step(run, 7)
     agent = lab.agent_pid(run, 0)
-    (watchdog,) = lab.children(agent, b"launcher.agent")
+    (watchdog,) = lab.children(agent, b"launcher.node")
     if which == "all":
         assert lab.tidy()
     else:
@@ -462,7 +462,7 @@ def test_a_coordinator_that_is_frozen_with_its_watchdog_is_replaced(lab, undistu
     run = lab.submit(lab.chain(args="steps: 300", resources="ranks_per_node: 1", more=LEASED, hold=299))
     (rank,) = lab.until_step(run, 3)["ranks"]
     agent = lab.agent_pid(run, 0)
-    frozen = [agent, *lab.children(agent, b"launcher.agent")]
+    frozen = [agent, *lab.children(agent, b"launcher.node")]
     assert len(frozen) == 2 and all(kill(pid, signal.SIGSTOP) for pid in frozen)
     lab.until("the next attempt", lambda: lab.read_state(run)["attempt"] == 2)
     assert has_ended(rank["pid"]) and all(map(has_ended, frozen))
@@ -478,7 +478,7 @@ def test_nobody_is_lost_who_stood_still_together_with_the_coordinator(lab):
     state = lab.until_step(run, 3)
     all_of_it = lab.processes(lab.run_dir(run))
     assert keeper_of(lab, run) in all_of_it
-    all_of_it.sort(key=lambda pid: pid not in lab.children(lab.agent_pid(run, 0), b"launcher.agent"))  # its guard first
+    all_of_it.sort(key=lambda pid: pid not in lab.children(lab.agent_pid(run, 0), b"launcher.node"))  # its guard first
     assert {lab.agent_pid(run, 0), *(rank["pid"] for rank in state["ranks"])} < {*all_of_it}
     for pid in all_of_it:
         assert kill(pid, signal.SIGSTOP)

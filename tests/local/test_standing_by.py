@@ -12,7 +12,7 @@ from launcher.supervisor.agent_processes import AgentPlace
 # What it does to each agent that boots ahead: {DEED}.
 MEDDLER = """
 import os, sys
-if "launcher.agent" in sys.orig_argv and sys.orig_argv[-2].startswith("@"):
+if "launcher.node" in sys.orig_argv and sys.orig_argv[-2].startswith("@"):
     {DEED}
 """
 
@@ -53,7 +53,7 @@ def test_what_it_hears_it_takes_on(tmp_path):
     """Environment, output, and a descriptor that it is to hold."""
     place = AgentPlace.booting(tmp_path, os.environ, None)
     log = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY)
-    words = [sys.executable, "-P", "-m", "launcher.agent", str(tmp_path), "7", "0"]
+    words = [sys.executable, "-P", "-m", "launcher.node", str(tmp_path), "7", "0"]
     assert place.take(words, {"PATH": os.environ["PATH"]}, log, [log])
     assert os.waitpid(place.pid, 0)[1] != 0
     said = Path(tmp_path / "log").read_text()

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from launcher.clusters.local.shared_zygote import keeper_of
-from launcher.rundir.attempts import new_attempt
-from launcher.rundir.layout import RunDir
+from launcher.places.local.shared_zygote import keeper_of
+from launcher.run.attempts import new_attempt
+from launcher.run.layout import RunDir
 from tests.sizes import SCALE, SEED
 
 pytestmark = pytest.mark.nightly

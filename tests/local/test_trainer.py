@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from lab import kill
 
-from launcher.words import State
+from launcher.states import State
 from tests.sizes import SEED
 from trainer.checkpoint_files import catalog
 

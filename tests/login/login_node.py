@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.agent.processes import TAG, end_all
-from launcher.agent.ranks.ports import HeldPort
+from launcher.node.ranks.ports import HeldPort
+from launcher.run.processes import TAG, end_all
 from tests.lab.requirements import missing
 
 BOUND_S = 150.0

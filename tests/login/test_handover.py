@@ -3,19 +3,19 @@
 import pytest
 
 from launcher import api
-from launcher.clusters.clusters_file import ClusterEntry, as_reached_now
-from launcher.clusters.login import cluster, handover
-from launcher.clusters.login.messages import AttemptNews, RunNews
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Unreachable
-from launcher.hostlink.rpc.wire import Made, Outcome
+from launcher.places.clusters_file import ClusterEntry, as_reached_now
+from launcher.places.login import cluster, handover
+from launcher.places.login.messages import AttemptNews, RunNews
 from launcher.plan.facts import Machine
-from launcher.rundir import registry
-from launcher.rundir.attempts import read_intent
-from launcher.rundir.durable import read_record, write_record
-from launcher.rundir.layout import RunDir
-from launcher.rundir.locks import locked
-from launcher.rundir.records import Handle
-from launcher.words import State
+from launcher.remote.rpc.wire import Made, Outcome
+from launcher.run import registry
+from launcher.run.attempts import read_intent
+from launcher.run.durable import read_record, write_record
+from launcher.run.layout import RunDir
+from launcher.run.locks import locked
+from launcher.run.records import Handle
+from launcher.states import State
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from lies import fields
 from login_node import BOUND_S, ROOT, programs
 from saved_checkpoints import save
 
-from launcher.agent.processes import end_all
-from launcher.clusters.login import messages as say
-from launcher.hostlink.rpc.wire import Garbled, Have, Outcome, Reply, Tree, decoded, encoded
-from launcher.hostlink.shipping.tree import FileEntry, digest_of
-from launcher.rundir.code.listing import list_frozen
+from launcher.places.login import messages as say
+from launcher.remote.rpc.wire import Garbled, Have, Outcome, Reply, Tree, decoded, encoded
+from launcher.remote.shipping.tree import FileEntry, digest_of
+from launcher.run.code.listing import list_frozen
+from launcher.run.processes import end_all
 from launcher.spec.read import read_spec
 from tests.conftest import tagged_processes
 from tests.sizes import one_in

@@ -3,13 +3,13 @@
 import pytest
 from run_folder import RunFolder
 
-from launcher.clusters.login import files
-from launcher.clusters.login.address import Address
-from launcher.clusters.login.messages import LogNews
-from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.logs import FOLDERS
-from launcher.hostlink.rpc.wire import decoded, encoded
-from launcher.supervisor import news
+from launcher.copies import news
+from launcher.copies.mirror import tails
+from launcher.copies.mirror.logs import FOLDERS
+from launcher.places.login import files
+from launcher.places.login.address import Address
+from launcher.places.login.messages import LogNews
+from launcher.remote.rpc.wire import decoded, encoded
 
 HPC = Address("hpc", "me@hpc", "~/launch", "~/launch", "slurm")
 

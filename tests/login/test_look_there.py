@@ -3,12 +3,12 @@
 import pytest
 from run_folder import RunFolder
 
-from launcher import far
-from launcher.clusters.login.messages import AskOutputs, KnownRun, LogNews
-from launcher.clusters.mirror import tails
-from launcher.rundir import registry
-from launcher.rundir.code import outputs
-from launcher.words import State
+from launcher.apps import remote_api as far
+from launcher.copies.mirror import tails
+from launcher.places.login.messages import AskOutputs, KnownRun, LogNews
+from launcher.run import registry
+from launcher.run.code import outputs
+from launcher.states import State
 
 
 @pytest.fixture

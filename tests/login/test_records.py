@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from run_folder import RunFolder, state_of
 
-from launcher.clusters.login import records
-from launcher.clusters.login.messages import AttemptNews, KnownRun, RunNews
 from launcher.errors import Exit, LaunchError
-from launcher.rundir.durable import read_record, write_record
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Handle, Intent, RunState
-from launcher.words import Cause, State
+from launcher.places.login import records
+from launcher.places.login.messages import AttemptNews, KnownRun, RunNews
+from launcher.run.durable import read_record, write_record
+from launcher.run.layout import RunDir
+from launcher.run.records import AttemptEnd, Blame, ClusterWord, Handle, Intent, RunState
+from launcher.states import Cause, State
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from login_node import until
 from older import OLDER, unpack
 
-from launcher.words import VERSION
+from launcher.states import VERSION
 
 pytestmark = pytest.mark.nightly
 

@@ -59,7 +59,7 @@ def test_a_login_node_over_paramiko(laptop, login_node, jobs):
 
 HOSTS = """
 import dataclasses, json
-from launcher.clusters.clusters_file import entry, hosts_of
+from launcher.places.clusters_file import entry, hosts_of
 from launcher.spec.model import JobSpec, RunOptions
 print(json.dumps([dataclasses.asdict(host) for host in hosts_of(entry("hpc"), JobSpec("board", RunOptions()))]))
 """

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from launcher.words import VERSION
+from launcher.states import VERSION
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ def not_ready(tag: str, repository: str, *, version: str = VERSION, root: Path =
     """Return one line for each thing that keeps `root` from being released as `tag` from `repository`."""
     found = []
     if tag != f"v{version}":
-        found.append(f"launcher/words.py: expected the version of the tag {tag}, got {version}")
+        found.append(f"launcher/states.py: expected the version of the tag {tag}, got {version}")
     heading = _section(version, root)[0]
     if not re.search(r"\d{4}-\d{2}-\d{2}$", heading):
         found.append(f"launcher/docs/changelog.md: expected `## {version} - YYYY-MM-DD`, got {heading or 'nothing'!r}")

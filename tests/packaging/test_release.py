@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.words import VERSION
+from launcher.states import VERSION
 from tests.packaging.release import not_ready, notes
 
 URL = "https://git.example/launch"
@@ -31,7 +31,7 @@ def test_one_that_is_ready(checkout):
 
 
 def test_a_tag_of_another_version(checkout):
-    assert lines(checkout, tag="v1.3.0") == ["launcher/words.py: expected the version of the tag v1.3.0, got 1.2.0"]
+    assert lines(checkout, tag="v1.3.0") == ["launcher/states.py: expected the version of the tag v1.3.0, got 1.2.0"]
 
 
 def test_a_changelog_without_a_date(checkout):
@@ -62,4 +62,4 @@ def test_a_version_that_is_not_recorded(checkout):
 
 def test_the_changelog_of_this_checkout_has_notes():
     assert "### Added" in notes()
-    assert not [line for line in not_ready(f"v{VERSION}", URL) if line.startswith("launcher/words.py")]
+    assert not [line for line in not_ready(f"v{VERSION}", URL) if line.startswith("launcher/states.py")]

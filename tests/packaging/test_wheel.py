@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.words import VERSION
+from launcher.states import VERSION
 from tests.docs.blocks import DOCS, ROOT, block
 
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
@@ -80,8 +80,10 @@ def test_the_wheel_carries_the_templates_and_the_jobs(wheel):
 
 def test_the_wheel_carries_the_whole_page_of_the_board(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher/board/page").rglob("*") if path.is_file()}
-    assert "launcher/board/page/index.html" in page
+    page = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher/apps/board/page").rglob("*") if path.is_file()
+    }
+    assert "launcher/apps/board/page/index.html" in page
     assert page <= names
 
 

@@ -10,7 +10,7 @@ LAUNCHER = ROOT / "launcher"
 FILES = sorted(LAUNCHER.rglob("*.py"))
 KINDS = ("local", "slurm", "gridengine", "ssh", "login")
 # The registry of kinds and the sections of the spec are where kinds have names.
-KNOW_THE_KINDS = ("words.py", "clusters/kinds.py", "spec/cluster_fields.py", "spec/model.py", "spec/checks.py")
+KNOW_THE_KINDS = ("states.py", "places/kinds.py", "spec/cluster_fields.py", "spec/model.py", "spec/checks.py")
 
 
 def inside(path):
@@ -40,9 +40,9 @@ def test_nobody_outside_asks_a_kind_for_its_name(trees):
         name = inside(path)
         if name in KNOW_THE_KINDS:
             continue
-        known = {"ssh"} if name.startswith("hostlink/") else set()  # the program of OpenSSH
+        known = {"ssh"} if name.startswith("remote/") else set()  # the program of OpenSSH
         for node in strings_of(tree):
-            if node.value in KINDS and node.value not in known and not name.startswith(f"clusters/{node.value}/"):
+            if node.value in KINDS and node.value not in known and not name.startswith(f"places/{node.value}/"):
                 told.append(f"launcher/{name}:{node.lineno}: {node.value!r}")
     assert not told, "\n".join(["what differs between kinds is data or a method of the kind:", *told])
 

@@ -20,30 +20,34 @@ def test_the_contracts_hold(tool):
 
 BREACHES = [  # a line at the end of a file, the contract that it breaks, and what is said under the contract's name
     (
-        "launcher/words.py", "import launcher.cli.main",
-        "imports go down the floors", "launcher.words -> launcher.cli.main",
+        "launcher/states.py", "import launcher.cli.main",
+        "imports go down the floors", "launcher.states -> launcher.cli.main",
     ),
     ("launcher/newcomer.py", "", "imports go down the floors", "- launcher.newcomer"),
     (
-        "launcher/rundir/layout.py", "import launcher.rundir.attempts",
+        "launcher/run/layout.py", "import launcher.run.attempts",
         "no circles inside a floor", ".layout -> .attempts",
     ),
     (
-        "launcher/agent/node.py", "import torch",
-        "neither the launcher nor the files of checkpoints need torch", "launcher.agent.node -> torch",
+        "launcher/apps/remote_api.py", "import launcher.apps.graph",
+        "imports of the apps go down their floors", "launcher.apps.remote_api -> launcher.apps.graph",
     ),
     (
-        "launcher/agent/node.py", "import launcher.agent.zygote",
-        "nothing imports the zygote", "launcher.agent.node -> launcher.agent.zygote",
+        "launcher/node/node.py", "import torch",
+        "neither the launcher nor the files of checkpoints need torch", "launcher.node.node -> torch",
     ),
     (
-        "launcher/agent/node.py", "import trainer.wire",
-        "the launcher knows of the trainer what its files are", "launcher.agent.node -> trainer.wire",
+        "launcher/node/node.py", "import launcher.node.zygote",
+        "nothing imports the zygote", "launcher.node.node -> launcher.node.zygote",
+    ),
+    (
+        "launcher/node/node.py", "import trainer.wire",
+        "the launcher knows of the trainer what its files are", "launcher.node.node -> trainer.wire",
     ),
     ("launcher/status/facts.py", "import yaml", "YAML is read in launcher.spec alone", "launcher.status.facts -> yaml"),
     (
-        "launcher/clusters/ssh/pool.py", "import paramiko",
-        "paramiko is known in one place", "launcher.clusters.ssh.pool -> paramiko",
+        "launcher/places/ssh/pool.py", "import paramiko",
+        "paramiko is known in one place", "launcher.places.ssh.pool -> paramiko",
     ),
     ("launcher/api.py", "import optuna", "optuna is known in one place", "launcher.api -> optuna"),
     ("trainer/wire.py", "import launcher.errors", "the trainer stands apart", "trainer.wire -> launcher.errors"),
@@ -95,7 +99,7 @@ def test_every_contract_bites():
 
 
 def test_the_zygote_needs_the_standard_library_alone():
-    tree = ast.parse((ROOT / "launcher" / "agent" / "zygote.py").read_text())
+    tree = ast.parse((ROOT / "launcher" / "node" / "zygote.py").read_text())
     assert imported(tree) <= sys.stdlib_module_names
 
 

@@ -57,7 +57,7 @@ def test_a_training_goes_on_after_a_kill(lab, recipe):
 
 @pytest.mark.nightly
 def test_loggers_have_each_step_once_after_a_kill(lab):
-    """W&B offline. MLflow, whose files may be cut short by a kill: tests/trainer/loggers/test_services.py."""
+    """W&B offline. MLflow, whose files may be cut short by a kill: tests/trainer/loggers/test_services/py"""
     words = ("--set", "env.WANDB_PROJECT=recipes", "--set", "env.WANDB_MODE=offline")
     status = goes_on_after_a_kill(lab, LOGGED, *words)
     folder = lab.run_dir(status["run"])

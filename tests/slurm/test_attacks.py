@@ -18,8 +18,8 @@ from hostile import (
 )
 from lab import Lab
 
-from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
-from launcher.clusters.slurm.script import render
+from launcher.places.slurm.queries.jobs import read_jobs, squeue_jobs
+from launcher.places.slurm.script import render
 from tests.sizes import SCALE
 
 pytestmark = pytest.mark.nightly
@@ -244,7 +244,7 @@ def test_a_secret_is_nowhere_but_in_its_file_and_in_the_ranks(desk, slurm, tmp_p
     said += slurm.ask("squeue", "--Format=all") if not words else ""
     assert CANARY not in said
     assert not [line for line in lines if CANARY.encode() in line]
-    assert any(b"launcher.clusters.batch.job.batch_process" in line for line in lines)
+    assert any(b"launcher.places.batch.job.batch_process" in line for line in lines)
     run_dir = desk.run_dir(runs[0])
     assert CANARY.encode() not in others_see(run_dir)
     holds = files_with(CANARY, tmp_path, slurm.folder)

@@ -8,9 +8,9 @@ import pytest
 from lab import all_pids, command, kill, parent
 from runs import causes, fingerprint_here, job_of, record, two_nodes
 
-from launcher.clusters.batch.batch import Phase
-from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
-from launcher.clusters.slurm.reach import ask
+from launcher.places.batch.batch import Phase
+from launcher.places.slurm.queries.jobs import read_jobs, squeue_jobs
+from launcher.places.slurm.reach import ask
 
 pytestmark = pytest.mark.nightly
 
@@ -49,7 +49,7 @@ def by_accounts(slurm, job):
 
 def batch_process(desk, run):
     """It carries no tag of the run: its command line tells whose it is, and is for a moment that of what it forks."""
-    words = f"launcher.clusters.batch.job.batch_process:BatchSupervisor\0{desk.run_dir(run)}\0slurm\0".encode()
+    words = f"launcher.places.batch.job.batch_process:BatchSupervisor\0{desk.run_dir(run)}\0slurm\0".encode()
     found = [pid for pid in all_pids() if words in command(pid)]
     (pid,) = [pid for pid in found if parent(pid) not in found]
     return pid

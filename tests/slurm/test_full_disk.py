@@ -6,8 +6,8 @@ import subprocess
 import pytest
 from runs import causes, desk_at, fingerprint_here, two_nodes
 
-from launcher.rundir.avoided import avoided
-from launcher.rundir.layout import RunDir
+from launcher.run.avoided import avoided
+from launcher.run.layout import RunDir
 from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.nightly

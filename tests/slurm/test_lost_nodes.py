@@ -5,9 +5,9 @@ import time
 import pytest
 from runs import causes, fingerprint_here, job_of, own, record, strike, two_nodes
 
-from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Blame
+from launcher.run.avoided import avoid, avoided
+from launcher.run.layout import RunDir
+from launcher.run.records import Blame
 from tests.lab.nodes import Cut
 
 pytestmark = pytest.mark.nightly
@@ -20,7 +20,7 @@ def test_an_agent_that_is_killed_is_back_at_once(desk, slurm):
     run = desk.submit(two_nodes(desk, STEPS, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)
     for generation in (1, 2, 3):
-        pid = own(desk, run, f"launcher.agent\0{desk.run_dir(run)}\0{1}\0{1}")[0]
+        pid = own(desk, run, f"launcher.node\0{desk.run_dir(run)}\0{1}\0{1}")[0]
         strike(pid)
         desk.until("the next generation", lambda now=generation: desk.read_state(run)["generation"] > now)
         desk.until("ranks", lambda: desk.read_state(run)["state"] == "running")
@@ -33,7 +33,7 @@ def test_an_agent_that_is_killed_is_back_at_once(desk, slurm):
 def test_the_coordinators_agent_is_followed_by_another_attempt_in_the_same_allocation(desk, slurm):
     run = desk.submit(two_nodes(desk, STEPS, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)
-    strike(own(desk, run, f"launcher.agent\0{desk.run_dir(run)}\0{1}\0{0}")[0])
+    strike(own(desk, run, f"launcher.node\0{desk.run_dir(run)}\0{1}\0{0}")[0])
     desk.let_go()
     status = desk.wait(run)
     assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])
@@ -178,7 +178,7 @@ def test_a_first_copy_that_lives_on_is_fenced(desk, slurm):
     """slurmd dies, its job lives on; Slurm believes the node dead and starts the job elsewhere: twice at once."""
     run = desk.submit(two_nodes(desk, 100_000, "recovery:\n  lease: 60s\n"), "--on", "slurm")
     desk.until_step(run, 20)
-    first = own(desk, run, f"launcher.agent\0{desk.run_dir(run)}\0{1}\0{0}")
+    first = own(desk, run, f"launcher.node\0{desk.run_dir(run)}\0{1}\0{0}")
     slurm.nodes[0].kill_slurmd()
     desk.until("a second copy", lambda: record(desk, run, "handle.json", 2))
     desk.until("its ranks", lambda: desk.until_step(run, 21)["attempt"] == 2)

@@ -162,7 +162,7 @@ def test_an_array_killed_between_its_runs_and_after_sbatch(ledger):
 def submit(desk, env, check, limit_s=60.0, words=()):
     """`launch submit` that waits no longer than that for its sbatch."""
     program = (
-        "import sys, launcher.clusters.slurm.queue as p; from launcher.cli.main import main; "
+        "import sys, launcher.places.slurm.queue as p; from launcher.cli.main import main; "
         f"p._SUBMIT_S = {limit_s}; sys.argv[0] = 'launch'; sys.exit(main())"
     )
     argv = [sys.executable, "-c", program, "submit", "job.yaml", "--on", "slurm", *words]

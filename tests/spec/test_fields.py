@@ -7,8 +7,8 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launcher.cli.shipped import shipped, starter, starters
 from launcher.errors import BadInput
-from launcher.shipped import shipped, starter, starters
 from launcher.spec import model as models
 from launcher.spec.fields import JOB
 from launcher.spec.kinds.leaf import Kind
@@ -97,7 +97,7 @@ def test_the_page_of_options_holds_the_reference() -> None:
 
 def test_the_names_of_the_run_directory_are_taken() -> None:
     """Floors above own these names; this is where the two lists meet."""
-    from launcher.rundir.layout import NamedFile, RunDir
+    from launcher.run.layout import NamedFile, RunDir
 
     root = RunDir(Path("run"))
     names = {getattr(root, name).name for name, item in vars(RunDir).items() if isinstance(item, NamedFile)}

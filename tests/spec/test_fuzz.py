@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.clusters.clusters_file import ClusterEntry, clusters_of
 from launcher.errors import BadInput
+from launcher.places.clusters_file import ClusterEntry, clusters_of
 from launcher.spec.fields import JOB
 from launcher.spec.kinds.sections import Section
 from launcher.spec.model import JobSpec

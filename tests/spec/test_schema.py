@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it has no stubs of its own
 import pytest
 
+from launcher.cli.shipped import shipped, starter, starters
 from launcher.errors import BadInput
-from launcher.shipped import shipped, starter, starters
 from launcher.spec.fields import schema
 from launcher.spec.read import parse_spec
 from launcher.spec.tree import Mapping, Node, Scalar, Sequence

@@ -6,7 +6,7 @@ import signal
 
 from lab import Lab, parent
 
-from launcher.agent.processes import TAG
+from launcher.run.processes import TAG
 
 
 class Desk(Lab):  # type: ignore[misc] # found on pytest's path

@@ -23,19 +23,19 @@ from hostile import (
     witness,
 )
 
-from launcher.agent.messages import WIRE_VERSION
-from launcher.agent.wire import proof_of, wire_key
-from launcher.clusters.mirror import tails
-from launcher.clusters.ssh.host.server import HostServer
-from launcher.clusters.ssh.host_client import HostClient, Place
-from launcher.clusters.ssh.messages import AskReport, AskTails, Request, RunReport
-from launcher.clusters.ssh.submit import report
+from launcher.copies.mirror import tails
 from launcher.errors import LaunchError
-from launcher.hostlink.rpc.server import answer_all
-from launcher.hostlink.rpc.wire import Incoming, Reply, decoded, encoded
-from launcher.rundir.layout import RunDir
+from launcher.places.ssh.host.server import HostServer
+from launcher.places.ssh.host_client import HostClient, Place
+from launcher.places.ssh.messages import AskReport, AskTails, Request, RunReport
+from launcher.places.ssh.submit import report
+from launcher.remote.rpc.server import answer_all
+from launcher.remote.rpc.wire import Incoming, Reply, decoded, encoded
+from launcher.run.layout import RunDir
 from launcher.spec.model import SshHost
-from launcher.words import State
+from launcher.states import State
+from launcher.wire.frames import proof_of, wire_key
+from launcher.wire.messages import WIRE_VERSION
 from tests.lab.hosts import UIDS
 from tests.sizes import SCALE, SEED
 
@@ -227,7 +227,7 @@ def test_a_secret_is_nowhere_but_in_its_files_and_in_the_ranks(desk, hosts, tmp_
         seen = others_see(*places)
         desk.launch("cancel", run)
     assert CANARY not in heard_
-    assert any(b"launcher.clusters.ssh.host.keeper" in line for line in lines)
+    assert any(b"launcher.places.ssh.host.keeper" in line for line in lines)
     assert not [line for line in lines if CANARY.encode() in line]
     assert CANARY.encode() not in seen
     holds = files_with(CANARY, tmp_path, hosts.folder)

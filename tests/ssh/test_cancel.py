@@ -62,7 +62,7 @@ def test_the_keeper_killed_first(desk):
 def test_a_frozen_agent(desk):
     run = desk.submit(desk.job(100_000, more="recovery: {grace: 1s}\n"), "--on", "pool")
     desk.until_step_there(0, run, 5)
-    for pid in desk.own("launcher.agent", 1):
+    for pid in desk.own("launcher.node", 1):
         desk.freeze(pid)
     desk.launch("cancel", run)
     assert desk.left() == []

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from ssh_desk import Desk, strike
 
-from launcher.clusters.ssh.doctor_checks import crontab_line
+from launcher.places.ssh.doctor_checks import crontab_line
 from tests.lab.fixtures import open_folder
 from tests.lab.hosts import HostLab
 
@@ -57,7 +57,7 @@ def test_a_host_that_was_lost_is_in_the_next_generation(desk, lost):
     if lost == "machine":
         node.power_off()
     else:
-        for pid in [*desk.own("ssh.host.keeper", 2), *desk.own("launcher.agent", 2)]:
+        for pid in [*desk.own("ssh.host.keeper", 2), *desk.own("launcher.node", 2)]:
             with contextlib.suppress(ProcessLookupError):  # what an agent has goes with it
                 strike(pid)
     desk.until("a smaller world", lambda: desk.state_there(0, run).get("world_size") == 4)

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from lab import BOUND_S
 
-from launcher.clusters.ssh.doctor_checks import SeenHost, crontab_line, host_findings, together
-from launcher.clusters.ssh.facts import Facts, Surveyed
-from launcher.doctor import machine_there
-from launcher.doctor.findings import Level
-from launcher.doctor.machine_there import FolderFacts, MachineFacts, Torch
-from launcher.doctor.session import read_answer
-from launcher.doctor.ways import Way, findings, rounds, slow
-from launcher.hostlink.shipping import bundle
+from launcher.health import machine_there
+from launcher.health.findings import Level
+from launcher.health.machine_there import FolderFacts, MachineFacts, Torch
+from launcher.health.session import read_answer
+from launcher.health.ways import Way, findings, rounds, slow
+from launcher.places.ssh.doctor_checks import SeenHost, crontab_line, host_findings, together
+from launcher.places.ssh.facts import Facts, Surveyed
+from launcher.remote.shipping import bundle
 from launcher.spec.model import SshHost
 from tests.lab.nodes import Cut
 

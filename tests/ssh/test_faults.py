@@ -5,7 +5,7 @@ import signal
 import pytest
 from ssh_desk import command_line, strike
 
-from launcher.rundir.identity import alive, process_id
+from launcher.run.identity import alive, process_id
 from tests.lab.nodes import pid_inside
 
 pytestmark = pytest.mark.nightly
@@ -15,7 +15,7 @@ SPARE = "recovery: {spares: 1, lease: 10s}\n"  # shorter ones run out on a machi
 
 def agents(desk, index):
     """The agent, then its guard."""
-    return [pid for pid in desk.own("launcher.agent", index) if b"zygote" not in command_line(pid)]
+    return [pid for pid in desk.own("launcher.node", index) if b"zygote" not in command_line(pid)]
 
 
 def at_work(desk, steps, more="", **args):

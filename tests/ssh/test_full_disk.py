@@ -50,7 +50,7 @@ def test_a_full_disk_of_one_host(desk, disk_of_node1):
     state = desk.until("the spare at work", lambda: at_work(1))
     assert (state["restarts"], state["failure"]["cause"], state["failure"]["node"]) == ({"disk": 1}, "disk", 1)
     assert "o space left on device" in state["failure"]["summary"]
-    strike(next(pid for pid in desk.own("launcher.agent", 0) if b"zygote" not in command_line(pid)))
+    strike(next(pid for pid in desk.own("launcher.node", 0) if b"zygote" not in command_line(pid)))
     state = desk.until("the spare at work again", lambda: at_work(2))
     assert [node["host"] for node in state["nodes"]] == ["node0", "node2", "node1"]
     disk_of_node1.free()

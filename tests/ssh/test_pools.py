@@ -40,7 +40,7 @@ def test_one_disk_for_all_hosts(pool_of):
     run = desk.submit(desk.job(400, more="recovery: {spares: 1, lease: 3s}\n", hold=399), "--on", "pool")
     desk.until_step_there(0, run, 20)
     assert len(list((desk.hosts.home(0) / "launch" / "runs").iterdir())) == 1
-    strike(next(pid for pid in desk.own("launcher.agent", 0)))
+    strike(next(pid for pid in desk.own("launcher.node", 0)))
     desk.until_step_there(0, run, 40, attempt=2)
     desk.hosts.nodes[0].power_off()
     desk.let_go()

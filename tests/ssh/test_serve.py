@@ -8,7 +8,7 @@ import sys
 import pytest
 from served_job import TRAIN, asked, check_served, check_watched, trained, write_app
 
-from launcher.serving.how_to_ask import read_token
+from launcher.apps.serving.how_to_ask import read_token
 
 pytestmark = pytest.mark.nightly
 

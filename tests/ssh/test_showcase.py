@@ -94,7 +94,7 @@ def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
     spec, run = lessons_with_copies(desk)
     desk.hosts.nodes[1].power_off()
     strike(desk.own("ssh.host.keeper", 0)[0])
-    strike(next(pid for pid in desk.own("launcher.agent", 0)))
+    strike(next(pid for pid in desk.own("launcher.node", 0)))
     desk.until("word of who may know better", lambda: "node1" in desk.status(run)["message"])
     assert f"launch cancel {run} --gone HOST" in desk.launch("resume", run, check=4).stderr
     assert f"{run} is cancelled" in desk.launch("cancel", run, "--gone", "node1").stdout

@@ -241,8 +241,8 @@ def struck_command(condition, number, words=SUBMIT):
 
 STRUCK = """
 import os, signal, sys, threading
-from launcher.clusters.ssh.host_client import HostClient
-from launcher.hostlink.running import Running
+from launcher.places.ssh.host_client import HostClient
+from launcher.remote.running import Running
 from launcher.cli.main import main
 count, lock, ask, feed = {{}}, threading.Lock(), HostClient.ask, Running.feed
 
@@ -338,7 +338,7 @@ def test_cancelled_before_any_host_had_the_word(pool, desk):
 
 STANDING = """
 import os, signal, sys
-import launcher.clusters.ssh.submit.handover as handover
+import launcher.places.ssh.submit.handover as handover
 from launcher.cli.main import main
 locked = handover.locked
 

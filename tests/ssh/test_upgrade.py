@@ -5,7 +5,7 @@ import json
 import pytest
 from older import OLDER, unpack
 
-from launcher.hostlink.rpc.wire import WIRE
+from launcher.remote.rpc.wire import WIRE
 
 pytestmark = pytest.mark.nightly
 

@@ -12,7 +12,7 @@ from run_folder import RunFolder, plan_of
 from saved_checkpoints import flip, keep_best, save, save_part
 
 from launcher.errors import LaunchError
-from launcher.rundir.durable import Damaged
+from launcher.run.durable import Damaged
 from launcher.status.checkpoints import Condition, checkpoint_folder, checkpoints, kept
 
 STEP = "step-00000001"
@@ -208,7 +208,7 @@ def test_a_run_without_a_plan(run):
 def test_torch_is_not_needed(run, folder):
     save(folder, 1)
     code = (
-        "import sys; from pathlib import Path; from launcher.rundir.layout import RunDir\n"
+        "import sys; from pathlib import Path; from launcher.run.layout import RunDir\n"
         "from launcher.status.checkpoints import checkpoints\n"
         "assert [row.state for row in checkpoints(RunDir(Path(sys.argv[1])), verify=True)] == ['verified']\n"
         "assert not {'torch', 'numpy', 'torchvision', 'pickle'} & set(sys.modules), 'heavy or unsafe'\n"

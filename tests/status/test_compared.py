@@ -7,12 +7,12 @@ import pytest
 from run_folder import RunFolder, plan_of
 
 from launcher.plan.model import FrozenCode
-from launcher.rundir.records import Environment
+from launcher.run.records import Environment
 from launcher.spec.model import JobSpec, Resources, RunOptions
+from launcher.states import State
 from launcher.status.compared import compared, spec_values
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
-from launcher.words import State
 
 
 @pytest.fixture

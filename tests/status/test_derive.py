@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from run_folder import dead_process, of_another_machine, state_of
 
 from launcher.errors import Exit
-from launcher.rundir.identity import boot_id, this_process
-from launcher.rundir.records import AttemptEnd, ClusterWord, Failure, Handle, Intent, NodeState, RankState, StopRequest
+from launcher.run.identity import boot_id, this_process
+from launcher.run.records import AttemptEnd, ClusterWord, Failure, Handle, Intent, NodeState, RankState, StopRequest
+from launcher.states import Cause, State
 from launcher.status.derive import derive, exit_code_of
 from launcher.status.facts import Living, Moment, PlanHead, RunFacts
-from launcher.words import Cause, State
 
 NOW = Moment(now=2000.0, monotonic_s=500.0, boot_id=boot_id())
 ALL = Living(keeper=True, coordinator=True, agents=True)

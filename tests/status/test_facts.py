@@ -8,12 +8,12 @@ from pathlib import Path
 
 from run_folder import dead_process, of_another_machine
 
-from launcher.agent.processes import TAG
-from launcher.rundir.identity import process_id, this_process
-from launcher.rundir.records import ProcessId
+from launcher.run.identity import process_id, this_process
+from launcher.run.processes import TAG
+from launcher.run.records import ProcessId
+from launcher.states import Cause, State
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
-from launcher.words import Cause, State
 
 
 def status(folder):

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import msgspec
 import pytest
 
-from launcher.rundir.records import GpuLoad, NodeLoad, NodeState, RankState
-from launcher.shipped import shipped
+from launcher.cli.shipped import shipped
+from launcher.run.records import GpuLoad, NodeLoad, NodeState, RankState
 from launcher.status.derive import Restarts, derive
 from launcher.status.facts import read_facts
 from launcher.status.openmetrics import exposition_now

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from run_folder import RunFolder
 
-from launcher.rundir.records import Failure, NotFinite
+from launcher.run.records import Failure, NotFinite
+from launcher.states import Cause
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
 from launcher.status.html import run_html, table_html
-from launcher.words import Cause
 
 EVIL = "<script>alert('x')</script>&\x1b[31m\"'"
 

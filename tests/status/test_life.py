@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.rundir.records import TOLD, Event
+from launcher.run.records import TOLD, Event
+from launcher.states import Cause
 from launcher.status.life import Doing, life_of
-from launcher.words import Cause
 
 
 def event(at, kind, attempt=1, generation=0, **more):

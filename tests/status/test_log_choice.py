@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_folder import RunFolder
 
-from launcher.rundir.records import RankState
+from launcher.run.records import RankState
 from launcher.status import log_choice
 from launcher.status.log_choice import LogChoice, begin_at
 from launcher.status.logs import LogReader, merged_logs

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folder import RunFolder, dead_process
 
-from launcher.rundir.records import RankState
+from launcher.run.records import RankState
+from launcher.states import State
 from launcher.status.logs import LogReader, merged_logs
-from launcher.words import State
 from tests.sizes import SCALE
 
 

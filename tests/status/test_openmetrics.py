@@ -9,11 +9,11 @@ from prometheus_client import parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from run_folder import RunFolder
 
-from launcher.rundir.records import GpuLoad, NodeLoad, NodeState, NotFinite, RankLoad, RankState
+from launcher.run.records import GpuLoad, NodeLoad, NodeState, NotFinite, RankLoad, RankState
+from launcher.states import State
 from launcher.status.derive import Restarts, derive
 from launcher.status.facts import read_facts
 from launcher.status.openmetrics import exposition, exposition_now
-from launcher.words import State
 
 EVIL = 'a "b"\\c\nd'
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.rundir.layout import RunDir
+from launcher.run.layout import RunDir
 from launcher.status.series import (
     AT,
     Figure,

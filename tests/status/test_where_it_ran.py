@@ -2,9 +2,9 @@
 
 import pytest
 
-from launcher.rundir.records import Failure
+from launcher.run.records import Failure
+from launcher.states import Cause
 from launcher.status.where_it_ran import way_to_have
-from launcher.words import Cause
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -27,3 +28,7 @@ def test_a_job_of_an_older_version_finds_its_batch_process(tmp_path):
     words = [sys.executable, "-P", "-m", "launcher.clusters.batch.job.batch_process", "unknown-kind", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == Exit.BAD_INPUT and "there is no kind of cluster 'unknown-kind'" in done.stderr
+
+
+def test_a_supervisor_of_an_older_version_finds_the_agent():
+    assert find_spec("launcher.agent.__main__").origin == find_spec("launcher.node.__main__").origin

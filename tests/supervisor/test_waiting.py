@@ -7,11 +7,11 @@ import pytest
 
 from launcher.errors import LaunchError, Unreachable
 from launcher.plan.model import AwaitedRun, Plan
-from launcher.rundir.durable import create_record, readable
-from launcher.rundir.identity import this_process
-from launcher.rundir.records import AttemptEnd, RunState
+from launcher.run.durable import create_record, readable
+from launcher.run.identity import this_process
+from launcher.run.records import AttemptEnd, RunState
+from launcher.states import State
 from launcher.supervisor.waiting import OtherRun, Turn, Waiter, has_come_to_it, never_will, waits_for
-from launcher.words import State
 from tests.run_folder import RunFolder
 
 GONE = OtherRun(None)
@@ -29,7 +29,7 @@ def other(state, step=None):
 def test_who_is_to_succeed_has_or_may_yet_or_never_will(state):
     seen = other(state)
     assert has_come_to_it(wish(), seen) == (state is State.SUCCEEDED)
-    failed = state in (State.FAILED, State.CANCELLED, State.LOST)
+    failed = state.ended and state is not State.SUCCEEDED
     assert never_will(wish(), seen) == (f"prep-7k3f, which it was to follow, is {state}" if failed else "")
 
 

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.optim
 
-from launcher.agent.ranks.ports import HeldPort
+from launcher.node.ranks.ports import HeldPort
 
 _LIMIT_S = 200.0
 

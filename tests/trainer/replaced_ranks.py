@@ -17,7 +17,7 @@ import torch
 from ranks import world_environment
 from torch._dynamo.utils import counters
 
-from launcher.agent.ranks.ports import HeldPort
+from launcher.node.ranks.ports import HeldPort
 from trainer.checkpoint_files import catalog
 
 SCRIPT = Path(__file__).parents[1] / "local" / "scripts" / "in_place.py"

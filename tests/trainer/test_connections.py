@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks, world_environment
 
-from launcher.agent.ranks.ports import HeldPort
+from launcher.node.ranks.ports import HeldPort
 from trainer.connections import Connections, made_here
 from trainer.world import _own_store, cpu_group, join
 

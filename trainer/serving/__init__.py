@@ -1,6 +1,6 @@
 """Answers requests with a model that was trained: what a service is, and the processes that compute its answers.
 
-The HTTP side, batching and the cache are `launcher.serving`'s, which starts `python -m trainer.serving`.
+The HTTP side, batching and the cache are `launcher.apps.serving`'s, which starts `python -m trainer.serving`.
 """
 
 from trainer.serving.service import Rejected, Service

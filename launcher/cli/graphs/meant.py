@@ -1,9 +1,9 @@
 """What a word on the command line means: one run, or all runs of a file with `steps:`."""
 
 from launcher import api
+from launcher.apps.graph import Graph
 from launcher.errors import Refused
-from launcher.graph import Graph
-from launcher.rundir.graphs import find_graph
+from launcher.run.graphs import find_graph
 
 
 def graph_called(ref: str | None) -> Graph | None:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.apps.graph import StepStatus, state_of
 from launcher.cli.graphs.tree import branches
-from launcher.graph import StepStatus, state_of
-from launcher.rundir.durable import readable
-from launcher.rundir.graphs import GraphRecord, known_graphs
+from launcher.run.durable import readable
+from launcher.run.graphs import GraphRecord, known_graphs
+from launcher.states import State
 from launcher.status.derive import RunStatus
-from launcher.words import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from launcher.apps.graph import Graph, StepStatus, state_of
 from launcher.cli import figures
 from launcher.cli.terminal import fitting, paint, safe, state_colour, width_of
-from launcher.graph import Graph, StepStatus, state_of
+from launcher.states import State
 from launcher.status.derive import RunStatus, duration_s, state_text
-from launcher.words import State
 
 _HEADS = ("STEP", "RUN", "STATE", "PROGRESS", "RESTARTS", "DURATION", "WHY")
 _LESS = ("RESTARTS", "PROGRESS", "DURATION", "RUN", "WHY")

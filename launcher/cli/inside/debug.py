@@ -6,7 +6,7 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.inside.exec import node_of, takes_rank
 from launcher.cli.inside.session import converse
-from launcher.clusters.inside.words import AttachDebugger
+from launcher.node.inside.words import AttachDebugger
 
 EXAMPLES = """
   launch debug last              attach to rank 0, which has come to a breakpoint() in its code

@@ -6,8 +6,8 @@ import os
 from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.inside.session import converse, window_here
-from launcher.clusters.inside.words import RunCommand
 from launcher.errors import BadInput, Refused
+from launcher.node.inside.words import RunCommand
 
 EXAMPLES = """
   launch exec last -- nvidia-smi                  on the node of rank 0

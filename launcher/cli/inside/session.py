@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Self
 
 from launcher.cli.terminal import size
-from launcher.clusters.inside.visit import Visit
-from launcher.clusters.inside.words import (
+from launcher.node.inside.visit import Visit
+from launcher.node.inside.words import (
     PIECE_BYTES,
     CommandEnded,
     Given,
@@ -24,7 +24,7 @@ from launcher.clusters.inside.words import (
     Signalled,
     Window,
 )
-from launcher.rundir.durable import write_all
+from launcher.run.durable import write_all
 
 
 def window_here() -> Window | None:

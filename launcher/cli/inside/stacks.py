@@ -9,9 +9,9 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.logs import numbers
 from launcher.cli.terminal import paint, safe, to_json
-from launcher.clusters.inside.words import AskStacks, RankStacks
 from launcher.errors import Exit, LaunchError, Refused
-from launcher.hostlink.parallel import for_all
+from launcher.node.inside.words import AskStacks, RankStacks
+from launcher.remote.parallel import for_all
 
 EXAMPLES = """
   launch stacks last                 of all ranks, the innermost frame first; they are in the ranks' logs too

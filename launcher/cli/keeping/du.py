@@ -9,11 +9,11 @@ from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.looking.selection import everywhere, runs_like, runs_named
 from launcher.cli.terminal import columns, fitting, paint, safe, to_json, width_of
-from launcher.clusters.elsewhere import kept_elsewhere
-from launcher.clusters.place import KeptRemote
 from launcher.errors import Exit
-from launcher.rundir.layout import RunDir
-from launcher.rundir.removal import Usage, size_of, unused_code
+from launcher.places.elsewhere import kept_elsewhere
+from launcher.places.place import KeptRemote
+from launcher.run.layout import RunDir
+from launcher.run.removal import Usage, size_of, unused_code
 
 EXAMPLES = """
   launch du                  every run, the largest first, and what could go without a loss

@@ -10,10 +10,10 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.looking.checkpoints import noted_text
 from launcher.cli.terminal import is_terminal, safe, show_news
 from launcher.errors import Exit
-from launcher.exporting import Exported
 from launcher.spec.kinds.leaf import Unfit
 from launcher.spec.kinds.numbers import Size
 from launcher.spec.tree import FROM_COMMAND_LINE, Scalar
+from launcher.submission.exporting import Exported
 from trainer.checkpoint_files.float_types import FLOATS
 
 EXAMPLES = """

@@ -11,15 +11,15 @@ from launcher import api
 from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.terminal import columns, safe
 from launcher.errors import BadInput, Exit, LaunchError, Refused
-from launcher.notify.delivery import NotDelivered, deliver
-from launcher.notify.late import tell_end
-from launcher.notify.message import Message
-from launcher.notify.record import Notifying
-from launcher.notify.settings import notifying_of, settings_file
-from launcher.rundir.durable import read_lines, readable
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import NOT_TOLD, TOLD, Event
+from launcher.run.durable import read_lines, readable
+from launcher.run.layout import RunDir
+from launcher.run.records import NOT_TOLD, TOLD, Event
 from launcher.spec.model import NotifyOptions
+from launcher.supervisor.notify.delivery import NotDelivered, deliver
+from launcher.supervisor.notify.late import tell_end
+from launcher.supervisor.notify.message import Message
+from launcher.supervisor.notify.record import Notifying
+from launcher.supervisor.notify.settings import notifying_of, settings_file
 
 EXAMPLES = """
   launch notify last              what was told of the newest run, when and whom; and what was not, and why

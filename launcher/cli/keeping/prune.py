@@ -14,11 +14,11 @@ from launcher.cli.keeping.rm import say_what_stays
 from launcher.cli.looking.run_columns import RunRow, with_about
 from launcher.cli.looking.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import columns, paint, safe
-from launcher.clusters.elsewhere import kept_elsewhere
-from launcher.clusters.place import KeptRemote
 from launcher.errors import BadInput, Exit, Refused
-from launcher.rundir.layout import RunDir
-from launcher.rundir.removal import forget_gone, remove_tree, remove_unused_code, size_of, unused_code
+from launcher.places.elsewhere import kept_elsewhere
+from launcher.places.place import KeptRemote
+from launcher.run.layout import RunDir
+from launcher.run.removal import forget_gone, remove_tree, remove_unused_code, size_of, unused_code
 from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
 from launcher.status.derive import RunStatus, state_text
 

@@ -9,11 +9,11 @@ from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.selection import runs_like
 from launcher.cli.terminal import safe
-from launcher.clusters.elsewhere import kept_elsewhere
-from launcher.clusters.place import KeptRemote
 from launcher.errors import Exit, Refused
-from launcher.rundir.graphs import find_graph, remove_empty_graph
-from launcher.rundir.layout import RunDir
+from launcher.places.elsewhere import kept_elsewhere
+from launcher.places.place import KeptRemote
+from launcher.run.graphs import find_graph, remove_empty_graph
+from launcher.run.layout import RunDir
 
 EXAMPLES = """
   launch rm resnet-4ykr                 with its code, logs and checkpoints; a live run is refused

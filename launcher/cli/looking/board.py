@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from launcher.board.export import export_page  # late: a page that is served does without
+    from launcher.apps.board.export import export_page  # late: a page that is served does without
 
     runs = [*dict.fromkeys(map(api.run, options.runs))]
     if not runs:
@@ -83,8 +83,8 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from launcher.listening import in_address, is_loopback, listen  # late: sockets, for this command alone
-    from launcher.web.keys import Keys, origin, page_address  # late: secrets, likewise
+    from launcher.apps.web.keys import Keys, origin, page_address  # late: secrets, likewise
+    from launcher.apps.web.listening import in_address, is_loopback, listen  # late: sockets, for this command alone
 
     first = [*dict.fromkeys(map(api.run, options.runs))]
     view = _view(first)
@@ -106,7 +106,7 @@ def _serve(options: argparse.Namespace) -> int:
             print("note: the token crosses the network as it is: --tls-cert and --tls-key encrypt it", file=sys.stderr)
         print("Ctrl-C ends it; runs go on", file=sys.stderr)
         try:
-            from launcher.board import server  # late: an optional package; a browser starts meanwhile
+            from launcher.apps.board import server  # late: an optional package; a browser starts meanwhile
 
             board = server.Board(actions=options.actions, first=tuple(first), keys=keys)
             server.serve(listening, options.host, board, welcomed=lambda: _forget(way), tls=tls)

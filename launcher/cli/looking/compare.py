@@ -11,7 +11,7 @@ from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.looking.metrics import best_text, value_text
 from launcher.cli.terminal import columns, cut, is_terminal, paint, safe, size, to_json
 from launcher.errors import BadInput, Exit
-from launcher.rundir.code.diffing import FileChange, shown
+from launcher.run.code.diffing import FileChange, shown
 from launcher.status.compared import CodeComparison, Comparison, Table, Value
 from launcher.status.series import Figure
 

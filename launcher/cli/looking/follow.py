@@ -11,7 +11,7 @@ from launcher.cli.looking.log_lines import Prefix, with_restarts
 from launcher.cli.looking.page import failure_lines, headline, not_finite
 from launcher.cli.terminal import cut, is_terminal, safe, size
 from launcher.errors import Exit
-from launcher.rundir.layout import RunDir
+from launcher.run.layout import RunDir
 from launcher.status.derive import RunStatus, exit_code_of, state_text
 from launcher.status.log_choice import LogChoice
 from launcher.status.logs import LogReader

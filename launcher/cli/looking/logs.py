@@ -11,7 +11,7 @@ from launcher.cli.graphs.meant import runs_called
 from launcher.cli.looking.follow import follow
 from launcher.cli.looking.log_lines import Prefix, json_line, with_restarts
 from launcher.errors import Exit
-from launcher.rundir.layout import RunDir
+from launcher.run.layout import RunDir
 from launcher.status.derive import exit_code_of
 from launcher.status.log_choice import LogChoice
 from launcher.status.restarts import RestartReader

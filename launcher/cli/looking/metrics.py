@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher import api
-from launcher.agent.ranks.reports.metrics_file import KEPT_WHOLE
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.looking.plot import Curve, in_letters, letters, plot
 from launcher.cli.looking.selection import runs_like, runs_named
+from launcher.cli.shipped import shipped
 from launcher.cli.terminal import fitting, in_colour, paint, safe, size, to_json, width_of
 from launcher.errors import BadInput, Exit
-from launcher.rundir.layout import RunDir
-from launcher.shipped import shipped
+from launcher.node.ranks.reports.metrics_file import KEPT_WHOLE
+from launcher.run.layout import RunDir
 from launcher.status.series import AT, STEP, Figure, Rows, better, figures_of, names_in, thinned
 
 EXAMPLES = """

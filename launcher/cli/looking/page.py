@@ -10,11 +10,11 @@ from launcher.cli.looking.run_columns import duration_text
 from launcher.cli.terminal import columns, paint, safe, state_colour
 from launcher.errors import LaunchError
 from launcher.ids import parse_run_id
-from launcher.rundir.durable import read_lines
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import TOLD, Event, Failure, NodeState
+from launcher.run.durable import read_lines
+from launcher.run.layout import RunDir
+from launcher.run.records import TOLD, Event, Failure, NodeState
+from launcher.states import Cause, State
 from launcher.status.derive import RunStatus, state_text
-from launcher.words import Cause, State
 
 _EVENTS = 8
 _RANKS = 16

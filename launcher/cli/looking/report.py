@@ -28,7 +28,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from launcher.board.export import export_report  # late: the help does without
+    from launcher.apps.board.export import export_report  # late: the help does without
 
     print(safe(str(export_report(runs_like(options.runs), options.output))))
     print("open it in a browser", file=sys.stderr)

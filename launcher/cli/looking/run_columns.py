@@ -10,7 +10,7 @@ from launcher.cli import figures
 from launcher.cli.graphs.members import GraphMember
 from launcher.cli.terminal import safe
 from launcher.errors import BadInput
-from launcher.rundir.layout import RunDir
+from launcher.run.layout import RunDir
 from launcher.status.derive import RunStatus, duration_s, state_text
 
 if TYPE_CHECKING:

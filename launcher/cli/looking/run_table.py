@@ -7,9 +7,9 @@ from pathlib import Path
 from launcher.cli.graphs.tree import heading
 from launcher.cli.looking.run_columns import USUAL, RunRow, cell, with_about
 from launcher.cli.terminal import fitting, paint, state_colour
-from launcher.rundir.layout import RunDir
+from launcher.run.layout import RunDir
+from launcher.states import State
 from launcher.status.derive import RunStatus
-from launcher.words import State
 
 _NEWEST = 20
 # What goes first where a terminal is too narrow; the others are cut.

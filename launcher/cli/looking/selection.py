@@ -11,8 +11,8 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.meant import runs_called
 from launcher.cli.looking.run_columns import RunRow, with_about
 from launcher.errors import NoSuchRun
-from launcher.rundir.layout import RunDir
-from launcher.words import State
+from launcher.run.layout import RunDir
+from launcher.states import State
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _ENDED = tuple(state for state in State if state.ended)

@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from launcher import api
+from launcher.apps.graph import Graph
 from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.meant import graph_called
 from launcher.cli.graphs.members import members
@@ -19,10 +20,9 @@ from launcher.cli.looking.run_table import Table, table, together
 from launcher.cli.looking.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import Screen, is_terminal, to_json, width_of
 from launcher.errors import BadInput, Exit, NoSuchRun
-from launcher.graph import Graph
-from launcher.rundir.graphs import known_graphs, missing_of
+from launcher.run.graphs import known_graphs, missing_of
+from launcher.states import State
 from launcher.status.derive import RunStatus
-from launcher.words import State
 
 EXAMPLES = """
   launch status                  what is running, and the newest runs of any folder

@@ -13,7 +13,7 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.looking.page import headline
 from launcher.cli.terminal import Screen, columns, is_terminal, paint, safe, to_json
 from launcher.errors import Exit, Refused
-from launcher.rundir.records import GpuLoad, NodeLoad, RankLoad
+from launcher.run.records import GpuLoad, NodeLoad, RankLoad
 from launcher.status.derive import RunStatus
 
 EXAMPLES = """

@@ -10,7 +10,7 @@ from launcher.cli.terminal import columns, safe, tell, to_json
 from launcher.errors import BadInput, Exit
 
 if TYPE_CHECKING:
-    from launcher.collectives.findings import CollectivesReport
+    from launcher.apps.collectives.findings import CollectivesReport
 
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _OF_CHECK_UPS = ("try", "within", "partition", "account", "qos", "interface")
@@ -41,9 +41,9 @@ def refuse_without_collectives(options: argparse.Namespace) -> None:
 
 
 def run_collectives(options: argparse.Namespace) -> int:
-    from launcher.collectives.measuring import SIZES, collectives  # late: a check-up submits nothing
-    from launcher.collectives.page import write_page  # late: likewise
-    from launcher.collectives.tables import problems  # late: likewise
+    from launcher.apps.collectives.measuring import SIZES, collectives  # late: a check-up submits nothing
+    from launcher.apps.collectives.page import write_page  # late: likewise
+    from launcher.apps.collectives.tables import problems  # late: likewise
 
     if given := [name for name in _OF_CHECK_UPS if vars(options)[name]]:
         raise BadInput(f"--{given[0]} is not of --collectives", "hint: what a job asks for stands in the clusters file")
@@ -71,7 +71,7 @@ def run_collectives(options: argparse.Namespace) -> int:
 
 
 def _lines(report: "CollectivesReport") -> list[str]:
-    from launcher.collectives import tables  # late: a check-up has tables of its own
+    from launcher.apps.collectives import tables  # late: a check-up has tables of its own
 
     if not report.ranks:
         return []

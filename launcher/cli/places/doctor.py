@@ -15,20 +15,20 @@ from launcher.cli import figures
 from launcher.cli.arguments import Arguments, seconds
 from launcher.cli.places.collectives import MANY, declare_collectives, refuse_without_collectives, run_collectives
 from launcher.cli.terminal import columns, is_terminal, paint, safe, size, tell
-from launcher.clusters.clusters_file import ClusterEntry, entry, named_clusters
-from launcher.clusters.kinds import kind_named, of_kind
-from launcher.doctor.findings import Finding, Level, exit_code
-from launcher.doctor.last import keep
-from launcher.doctor.wish import OF_THIS_MACHINE, DoctorWish
 from launcher.errors import BadInput
-from launcher.interpreter import interpreter
-from launcher.project import project_of
-from launcher.rundir.registry import runs_root
+from launcher.health.findings import Finding, Level, exit_code
+from launcher.health.last import keep
+from launcher.health.wish import OF_THIS_MACHINE, DoctorWish
+from launcher.places.clusters_file import ClusterEntry, entry, named_clusters
+from launcher.places.kinds import kind_named, of_kind
+from launcher.plan.interpreter import interpreter
+from launcher.run.registry import runs_root
 from launcher.spec.model import JobSpec, RunOptions
-from launcher.words import LOCAL
+from launcher.states import LOCAL
+from launcher.submission.project import project_of
 
 if TYPE_CHECKING:
-    from launcher.clusters.place import Doctor
+    from launcher.places.place import Doctor
 
 EXAMPLES = """
   launch doctor                  this machine

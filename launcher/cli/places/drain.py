@@ -7,7 +7,7 @@ from launcher import api
 from launcher.cli.arguments import Arguments, seconds
 from launcher.cli.terminal import tell
 from launcher.errors import Exit, Refused
-from launcher.words import State
+from launcher.states import State
 
 EXAMPLES = """
   launch nodes drain last 1                its ranks move to a spare node, and it is used no more

@@ -14,7 +14,7 @@ from launcher.cli.terminal import fitting, paint, safe, show_news, to_json, widt
 from launcher.errors import BadInput, Exit, LaunchError
 
 if TYPE_CHECKING:
-    from launcher.clusters.ssh.facts import Surveyed
+    from launcher.places.ssh.facts import Surveyed
     from launcher.spec.model import Ssh
 
 EXAMPLES = """
@@ -39,7 +39,7 @@ _NAME_ONE = "hint: in ~/.config/launch/clusters.yaml (or $LAUNCH_CLUSTERS): `myp
 
 
 def run(options: argparse.Namespace) -> int:
-    from launcher.clusters.clusters_file import named_pools  # late: it reads YAML
+    from launcher.places.clusters_file import named_pools  # late: it reads YAML
 
     if options.names[:1] == ["trust"]:
         return trust(options.names[1:], options.yes)
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
-    from launcher.clusters.ssh import pool as crew  # late: paramiko
+    from launcher.places.ssh import pool as crew  # late: paramiko
 
     worst, told = Exit.OK, set[str]()
     for name, pool in pools.items():

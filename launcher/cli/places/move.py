@@ -6,7 +6,7 @@ import time
 from launcher import api
 from launcher.cli.arguments import Arguments, seconds
 from launcher.errors import Exit, Refused
-from launcher.rundir.records import MOVED
+from launcher.run.records import MOVED
 
 EXAMPLES = """
   launch nodes move last 1                    its ranks move to a spare node, and it is a spare itself

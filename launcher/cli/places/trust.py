@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from launcher.cli.terminal import safe
 from launcher.errors import Exit, LaunchError, Refused
-from launcher.hostlink.connect import host_key
-from launcher.hostlink.known_hosts import ChangedKey, HostKey, UnknownKey, add, check, fingerprint, known_keys
-from launcher.hostlink.target import Target, who
+from launcher.remote.connect import host_key
+from launcher.remote.known_hosts import ChangedKey, HostKey, UnknownKey, add, check, fingerprint, known_keys
+from launcher.remote.target import Target, who
 
 
 def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -> int:

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from launcher.cli.arguments import Arguments
+from launcher.cli.shipped import starter, starters
 from launcher.cli.starting.spec_text import job_name, scalar
 from launcher.cli.terminal import columns, safe
 from launcher.errors import BadInput, Exit, Refused, said_by_the_system
-from launcher.rundir.durable import make_dir, write_bytes
-from launcher.rundir.registry import hide_from_git
-from launcher.shipped import starter, starters
+from launcher.run.durable import make_dir, write_bytes
+from launcher.run.registry import hide_from_git
 from launcher.spec.fields import schema
 
 EXAMPLES = """
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 def _for_script(script: str, file: Path) -> str:
     """A spec of this script: what it has to be given is to be filled in, what has no default is a comment."""
     from launcher.cli.starting.script_options import script_options  # late: only for --from
-    from launcher.project import project_of  # late: likewise
+    from launcher.submission.project import project_of  # late: likewise
 
     lines, rest = list[str](), list[str]()
     for one in script_options(Path(script)):

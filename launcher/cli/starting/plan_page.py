@@ -5,7 +5,7 @@ import shlex
 
 from launcher.cli import figures
 from launcher.cli.terminal import columns, paint, safe
-from launcher.clusters.place import Preview
+from launcher.places.place import Preview
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.placement import (
     crosses_nodes,
@@ -14,7 +14,7 @@ from launcher.plan.placement import (
     stages_of_ranks,
     tensor_parallel,
 )
-from launcher.rundir.code.listing import CodeList
+from launcher.run.code.listing import CodeList
 
 _LARGEST = 5
 

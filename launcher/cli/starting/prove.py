@@ -10,7 +10,7 @@ from launcher.cli.terminal import columns, paint, safe, show_news, tell, to_json
 from launcher.errors import Exit
 
 if TYPE_CHECKING:
-    from launcher.proof.findings import ComparedRun, Departure, Kill, Proof, StateDeparture
+    from launcher.apps.proof.findings import ComparedRun, Departure, Kill, Proof, StateDeparture
 
 EXAMPLES = """
   launch prove job.yaml --steps 60                the training, 60 steps of it, undisturbed, and killed in each mode
@@ -53,7 +53,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from launcher.proof.proving import prove  # late: the help does without
+    from launcher.apps.proof.proving import prove  # late: the help does without
 
     show_news()
     proof = prove(

@@ -4,11 +4,11 @@ import argparse
 import sys
 
 from launcher import api
+from launcher.apps.graph import Graph
 from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.meant import graph_called
 from launcher.cli.terminal import show_news
 from launcher.errors import BadInput, Exit
-from launcher.graph import Graph
 
 EXAMPLES = """
   launch resume last                                     from the newest verified checkpoint, as it was

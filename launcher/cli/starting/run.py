@@ -14,10 +14,10 @@ from launcher.cli.looking.logs import numbers
 from launcher.cli.starting.spec_text import flow, job_name, scalar
 from launcher.cli.terminal import safe, show_news
 from launcher.errors import BadInput, Exit
-from launcher.rundir.attempts import read_plan
-from launcher.rundir.layout import RunDir
+from launcher.run.attempts import read_plan
+from launcher.run.layout import RunDir
 from launcher.spec.model import Recovery
-from launcher.words import LOCAL
+from launcher.states import LOCAL
 
 EXAMPLES = """
   launch run train.py --lr 0.1                     a rank on each GPU, else one; shows its log, ends with its code
@@ -141,7 +141,10 @@ class _Place:
 
 def _place(options: argparse.Namespace) -> _Place:
     """The project that you stand in, and there where you stand; a script of another project begins in its own."""
-    from launcher.project import marked_above, project_of  # late: `launch run --help` would take as long as these
+    from launcher.submission.project import (  # late: `launch run --help` would take as long as these
+        marked_above,
+        project_of,
+    )
 
     here = Path.cwd()
     project, script = project_of(here / "job.yaml"), Path(os.path.abspath(options.program))
@@ -195,8 +198,8 @@ def _script(program: str, folder: Path) -> str:
 @contextmanager
 def _written(text: str, project: Path, name: str) -> Iterator[Path]:
     """The spec as a file of the project, as long as it is read; problems are told without its name."""
-    from launcher.rundir.durable import make_dir, write_bytes  # late: what starts nothing does without
-    from launcher.rundir.registry import hide_from_git  # late: likewise
+    from launcher.run.durable import make_dir, write_bytes  # late: what starts nothing does without
+    from launcher.run.registry import hide_from_git  # late: likewise
 
     folder = project / ".launch"
     make_dir(folder)

@@ -10,7 +10,7 @@ from launcher.cli.terminal import columns, fitting, safe, show_news, tell, to_js
 from launcher.errors import Exit
 
 if TYPE_CHECKING:
-    from launcher.scaling.findings import ScalingReport
+    from launcher.apps.scaling.findings import ScalingReport
 
 EXAMPLES = """
   launch scale job.yaml --ranks 1,2,4             a table, sentences, what would help first, and more ranks foretold
@@ -60,8 +60,8 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from launcher.scaling.measuring import scale  # late: the help does without
-    from launcher.scaling.page import write_pages  # late: only with -o
+    from launcher.apps.scaling.measuring import scale  # late: the help does without
+    from launcher.apps.scaling.page import write_pages  # late: only with -o
 
     show_news()
     report = scale(
@@ -91,7 +91,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def lines_of(report: "ScalingReport") -> list[str]:
     """The table, a sentence for each row, what would help, and what the model makes of more ranks."""
-    from launcher.scaling.tables import (  # late: the help does without
+    from launcher.apps.scaling.tables import (  # late: the help does without
         FORECAST_HEADS,
         HEADS,
         VOLUME_HEADS,

@@ -4,8 +4,8 @@ import argparse
 import json
 
 from launcher.cli.arguments import Arguments
-from launcher.clusters.clusters_file import plugin_sections
 from launcher.errors import Exit
+from launcher.places.clusters_file import plugin_sections
 from launcher.spec.fields import schema
 
 EXAMPLES = """

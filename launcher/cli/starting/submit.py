@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from launcher import api
+from launcher.apps.graph import is_graph
 from launcher.cli.arguments import Arguments
 from launcher.cli.starting.waits import declare_waits, overrides_of
 from launcher.cli.terminal import show_news, to_json
 from launcher.errors import BadInput, Exit, LaunchError
-from launcher.graph import is_graph
-from launcher.words import LOCAL
+from launcher.states import LOCAL
 
 EXAMPLES = """
   launch submit job.yaml                                start it here; prints the run's id

@@ -6,10 +6,10 @@ import sys
 import msgspec
 
 from launcher import api
+from launcher.apps.graph import Graph, prepare_graph, submit_graph
 from launcher.cli.starting.plan_page import plan_page
 from launcher.cli.terminal import paint, to_json
 from launcher.errors import BadInput, Exit
-from launcher.graph import Graph, prepare_graph, submit_graph
 
 
 def submit_steps(options: argparse.Namespace) -> int:

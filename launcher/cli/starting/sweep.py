@@ -12,13 +12,13 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import columns, fitting, safe, show_news, to_json, width_of
 from launcher.errors import BadInput, Exit
 from launcher.ids import LAST
-from launcher.words import LOCAL
+from launcher.states import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from launcher.sweeps.folder import SweepState, TrialNote
-    from launcher.sweeps.sweep import Sweep
+    from launcher.apps.sweeps.folder import SweepState, TrialNote
+    from launcher.apps.sweeps.sweep import Sweep
 
 EXAMPLES = """
   launch sweep jobs/resnet_sweep.yaml             begin it here; prints the sweep's id
@@ -58,7 +58,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from launcher.sweeps.sweep import Sweep  # late: the help does without
+    from launcher.apps.sweeps.sweep import Sweep  # late: the help does without
 
     show_news()
     if (options.trials is not None) != (options.what == "add"):
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _begin(options: argparse.Namespace) -> int:
-    from launcher.sweeps.sweep import sweep as begin  # late: it reads YAML
+    from launcher.apps.sweeps.sweep import sweep as begin  # late: it reads YAML
 
     _refuse_no_spec(options.what)
     if options.sweep != LAST:
@@ -156,9 +156,9 @@ def _best(sweep: "Sweep", *, as_json: bool) -> int:
 
 def _way_on(sweep: "Sweep", run: str) -> str:
     """Return how to have the weights of the run; without a checkpoint of the trainer's there are none to export."""
-    from launcher.rundir.layout import RunDir  # late: only for this
+    from launcher.apps.sweeps.folder import SweepDir  # late: likewise
+    from launcher.run.layout import RunDir  # late: only for this
     from launcher.status.checkpoints import kept  # late: likewise
-    from launcher.sweeps.folder import SweepDir  # late: likewise
 
     found = kept(RunDir(SweepDir(sweep.path).runs / run))
     if not (found.best or found.steps):
@@ -261,9 +261,9 @@ def _table(sweep: "Sweep", trials: "Sequence[TrialNote]") -> list[list[str]]:
 
 def _steps(sweep: "Sweep", one: "TrialNote") -> str:
     """`120/200`: what the run of the trial has reported, or what the conductor has heard of it."""
-    from launcher.rundir.durable import readable  # late: only for this
-    from launcher.rundir.records import RunState  # late: likewise
-    from launcher.sweeps.folder import SweepDir  # late: likewise
+    from launcher.apps.sweeps.folder import SweepDir  # late: likewise
+    from launcher.run.durable import readable  # late: only for this
+    from launcher.run.records import RunState  # late: likewise
 
     state = readable(SweepDir(sweep.path).runs / one.run / "state.json", RunState)
     if state is not None and state.step is not None:

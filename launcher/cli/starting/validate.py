@@ -4,10 +4,10 @@ import argparse
 import sys
 
 from launcher import api
+from launcher.apps.graph import is_graph, validate_graph
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import safe, show_news
 from launcher.errors import BadInput, Exit
-from launcher.graph import is_graph, validate_graph
 
 EXAMPLES = """
   launch spec validate job.yaml           `job.yaml: ok`, or one line for each problem and exit code 2

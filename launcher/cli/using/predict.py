@@ -8,7 +8,7 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import show_news
 from launcher.errors import Exit
-from launcher.words import LOCAL
+from launcher.states import LOCAL
 
 EXAMPLES = """
   launch predict last -o answers.jsonl --follow                         of its validation data, by its best checkpoint

@@ -15,14 +15,14 @@ from launcher import api
 from launcher.cli.arguments import Arguments, tls_of
 from launcher.cli.terminal import tell
 from launcher.errors import BadInput, Exit
-from launcher.rundir import registry
+from launcher.run import registry
 from launcher.spec.kinds.leaf import Unfit
 from launcher.spec.kinds.numbers import Size
 from launcher.spec.kinds.times import Duration
 from launcher.spec.tree import FROM_COMMAND_LINE, Scalar
 
 if TYPE_CHECKING:
-    from launcher.serving.engine import Engine
+    from launcher.apps.serving.engine import Engine
 
 EXAMPLES = """
   launch serve last                                 the newest checkpoint, at http://127.0.0.1:8000
@@ -120,22 +120,22 @@ def run(options: argparse.Namespace) -> int:
     if options.tunnel:
         return _tunnel(api.run(options.run), options)
     try:
-        from launcher.serving import server  # late: optional packages, and slow to import
+        from launcher.apps.serving import server  # late: optional packages, and slow to import
     except ImportError as error:
         from trainer.extras import install_hint  # late: after a failure alone
 
         raise BadInput(f"serve needs packages: {error}", install_hint("serve")) from error
-    from launcher.listening import listen  # late: sockets, for this command alone
-    from launcher.serving import how_to_ask  # late: with it
-    from launcher.serving.engine import ServingOptions  # late: with it
-    from launcher.serving.what_is_served import served  # late: with it
-    from launcher.web.keys import Keys, origin, page_address  # late: with it
+    from launcher.apps.serving import how_to_ask  # late: with it
+    from launcher.apps.serving.engine import ServingOptions  # late: with it
+    from launcher.apps.serving.what_is_served import served  # late: with it
+    from launcher.apps.web.keys import Keys, origin, page_address  # late: with it
+    from launcher.apps.web.listening import listen  # late: sockets, for this command alone
 
     host = options.host or _own_address()
     port = _PORT if options.port is None else options.port
     tls = tls_of(options)
     if options.in_job is not None:
-        from launcher.serving.as_job import served_in_job  # late: of such a job alone
+        from launcher.apps.serving.as_job import served_in_job  # late: of such a job alone
 
         found = served_in_job(
             options.run, app=options.app, args=options.in_job, best=options.best, watched=options.watched
@@ -179,9 +179,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _as_job(options: argparse.Namespace) -> int:
     """Start a run that serves it, and say where its address will be."""
-    from launcher.serving import how_to_ask  # late: only for --on
-    from launcher.serving.as_job import open_server  # late: with it
-    from launcher.serving.what_is_served import served  # late: with it
+    from launcher.apps.serving import how_to_ask  # late: only for --on
+    from launcher.apps.serving.as_job import open_server  # late: with it
+    from launcher.apps.serving.what_is_served import served  # late: with it
 
     tls_of(options)
     one = api.run(options.run)
@@ -217,10 +217,10 @@ def _as_job(options: argparse.Namespace) -> int:
 
 def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
     """Have the job asked at an address of this machine, until Ctrl-C."""
-    from launcher.hostlink.tunnel import Tunnel  # late: for --tunnel alone
-    from launcher.listening import listen  # late: with it
-    from launcher.serving.as_job import WayToJob  # late: with it
-    from launcher.web.keys import origin  # late: with it
+    from launcher.apps.serving.as_job import WayToJob  # late: with it
+    from launcher.apps.web.keys import origin  # late: with it
+    from launcher.apps.web.listening import listen  # late: with it
+    from launcher.remote.tunnel import Tunnel  # late: for --tunnel alone
 
     way, host = WayToJob(job), options.host or _HERE
     while way.port() is None:
@@ -235,7 +235,7 @@ def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
 
 def _say_risks(host: str, *, public: bool, tls: bool) -> None:
     """Say whom it lets in without a token, and where a token is read on its way."""
-    from launcher.listening import is_loopback  # late: sockets, for this command alone
+    from launcher.apps.web.listening import is_loopback  # late: sockets, for this command alone
 
     if public:
         who = "every user of this machine" if is_loopback(host) else "whoever gets to that address"
@@ -274,7 +274,7 @@ def _report(address: str) -> None:
 
 def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
     """None: anyone may ask. `kept`: where a rank that is started again finds the one that it had."""
-    from launcher.serving.how_to_ask import read_token  # late: for this command alone
+    from launcher.apps.serving.how_to_ask import read_token  # late: for this command alone
 
     if options.public:
         return None

@@ -4,11 +4,11 @@ import re
 
 from msgspec import Struct
 
-from launcher.rank_variables import EXPRESSION, misleads
 from launcher.spec.kinds.leaf import Json, Leaf, Unfit
 from launcher.spec.kinds.text import Text, any_path
 from launcher.spec.model import Secret
 from launcher.spec.problems import Gather, Wrong, wrong
+from launcher.spec.rank_variables import EXPRESSION, misleads
 from launcher.spec.tree import Node, Scalar, Sequence, Unusable
 
 JOB_NAME = r"[a-z0-9][a-z0-9_-]{0,62}"

@@ -1,7 +1,7 @@
 """A small training in which whatever is not put back shows: dropout, BatchNorm, draws of Python and NumPy, a schedule
 that goes by validations, a callback with state, and samples that are augmented.
 
-`--audit FILE`: what each rank does, for tests/chaos/audit.py. `--hold FILE`: no rank goes on from the step in it.
+`--audit FILE`: what each rank does, for tests/chaos/audit/py `--hold FILE`: no rank goes on from the step in it.
 `--pause S` in each forward pass; with `--slow FILE` as long as that is there. `--die PATH`: in files PATH-0, PATH-1 and
 so on a rank, a step and a place each, where that rank kills itself, or stops where `stop` follows, or hangs as in an
 operation of torch's where `hang` does, or, where `word` does, waits for launch's word that another one is gone:

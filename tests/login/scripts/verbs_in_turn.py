@@ -20,8 +20,8 @@ from launcher.cli import main
 from launcher.cli.keeping import cancel, fetch, pardon, wait  # noqa: F401
 from launcher.cli.looking import checkpoints, logs, status  # noqa: F401
 from launcher.cli.starting import resume, submit  # noqa: F401
-from launcher.clusters.login import cluster, files, handover, lines
-from launcher.hostlink.rpc import client
+from launcher.places.login import cluster, files, handover, lines
+from launcher.remote.rpc import client
 
 # So that silence is noticed within seconds; what is looked at is that it is noticed.
 client.GREETING_S = cluster.LIMIT_S = cluster._ANSWER_S = files._ANSWER_S = files._LONG_S = files._STOCK_S = 2.0

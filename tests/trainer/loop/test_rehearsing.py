@@ -10,7 +10,7 @@ from tiny_training import Noisy, run_tiny
 from torch import nn
 from torch.utils.data import Dataset
 
-from launcher.agent.ranks.control import ControlPipe, control_of
+from launcher.node.ranks.control import ControlPipe, control_of
 from trainer.checkpoint.generators import seed_all
 
 

@@ -1,0 +1,74 @@
+"""What a page may do to a run where the board was started with --actions; `dry` only says what it would do."""
+
+import msgspec
+
+from launcher import api
+from launcher.errors import BadInput
+from launcher.run.records import Labels
+from launcher.status.text import plain
+
+_MOST_TAGS, _LONGEST_TAG, _LONGEST_NOTE = 64, 63, 10_000
+
+
+class ActionWish(msgspec.Struct, frozen=True):
+    dry: bool = False
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    text: str = ""
+
+
+class ActionReport(msgspec.Struct, frozen=True):
+    said: str
+    done: bool
+
+
+def cancel(one: api.Run, wish: ActionWish) -> ActionReport:
+    if wish.dry:
+        said = f"cancel {one.id}: its ranks get SIGTERM and the spec's grace to save, then no process of it is left"
+        return ActionReport(f"{said}; its files stay", done=False)
+    report = one.cancel()
+    if report.already:
+        return ActionReport(f"{one.id} has already ended", done=True)
+    return ActionReport("\n".join([f"{one.id} was told to end", *report.ended, *report.cut_off]), done=True)
+
+
+def resume(one: api.Run, wish: ActionWish) -> ActionReport:
+    if wish.dry:
+        from launcher.status.checkpoints import by_script  # late: 10 ms that no other page needs
+
+        status = one.status(api.WATCH_S)
+        step = status.checkpoint
+        at = "its beginning" if step is None else f"its newest whole checkpoint (step {step})"
+        if step is not None and one.saved_by_script(step):
+            at = f"its newest checkpoint ({by_script(step)})"
+        return ActionReport(f"resume {one.id} on {status.cluster}, from {at}, with the code it had", done=False)
+    one.resume()
+    return ActionReport(f"{one.id} goes on", done=True)
+
+
+def tag(one: api.Run, wish: ActionWish) -> ActionReport:
+    for text in wish.add:
+        if not text or len(text) > _LONGEST_TAG or plain(text) != text or text.split() != [text] or "," in text:
+            raise BadInput(f"expected a tag of one word of at most {_LONGEST_TAG} characters, got {text[:100]!r}")
+    if len(wish.add) + len(wish.remove) > _MOST_TAGS:
+        raise BadInput(f"expected at most {_MOST_TAGS} tags at once")
+    if wish.dry:
+        words = [*(f"+{text}" for text in wish.add), *(f"-{text}" for text in wish.remove)]
+        return ActionReport(f"tag {one.id}: {' '.join(words) or 'nothing'}", done=False)
+    return ActionReport(_tags(one.label(add=wish.add, remove=wish.remove)), done=True)
+
+
+def _tags(now: Labels) -> str:
+    return f"tags: {', '.join(now.tags) or 'none'}"
+
+
+def note(one: api.Run, wish: ActionWish) -> ActionReport:
+    if len(wish.text) > _LONGEST_NOTE:
+        raise BadInput(f"a note is at most {_LONGEST_NOTE} characters long, this has {len(wish.text)}")
+    if wish.dry:
+        return ActionReport(f"write this note at {one.id}, in the place of what was there", done=False)
+    one.label(note=wish.text)
+    return ActionReport("the note is written" if wish.text else "the note is taken away", done=True)
+
+
+ACTIONS = {"cancel": cancel, "resume": resume, "tag": tag, "note": note}

@@ -1,0 +1,138 @@
+"""What ranks of a run wrote to `artifacts/`: named, and read one by one. It is theirs: no link in it is followed, no
+name leads out of it, and its pages run no script.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import msgspec
+
+from launcher.errors import NoSuchRun, Refused
+from launcher.run.attempts import read_plan
+from launcher.run.layout import RunDir
+
+Kind = Literal["picture", "page", "text", "table", "other"]
+FOLDER = "artifacts"
+POLICY = (  # of each answer: nothing runs in it, and it asks nobody
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'self'"
+)
+TYPES: dict[str, tuple[Kind, str]] = {
+    ".png": ("picture", "image/png"),
+    ".svg": ("picture", "image/svg+xml"),
+    ".html": ("page", "text/html; charset=utf-8"),
+    ".md": ("text", "text/plain; charset=utf-8"),
+    ".csv": ("table", "text/plain; charset=utf-8"),
+}
+_MOST_FILES = 1000
+_MOST_DEEP = 8
+_MOST_BYTES = 16 << 20  # of one that is shown
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """A file, by its path below the folder."""
+
+    name: str
+    kind: Kind
+    bytes: int
+    at: float  # when it was written
+
+
+class Artifacts(msgspec.Struct, frozen=True):
+    """The newest first. `folder`: where they lie, or would."""
+
+    folder: str
+    files: list[Artifact]
+    more: bool  # than are named
+
+
+def artifacts(run: RunDir) -> Artifacts:
+    """Return what the run wrote, here or where it was fetched from."""
+    files = [one for root in _roots(run) for one in _files(run, root)]
+    files.sort(key=lambda one: (-one.at, one.name))
+    return Artifacts(_shown(run, _roots(run)[0]), files[:_MOST_FILES], len(files) > _MOST_FILES)
+
+
+def read_artifact(run: RunDir, name: str) -> bytes:
+    """Return one of those that `artifacts` names. Raises NoSuchRun if there is none, and Refused if it is too large."""
+    parts = PurePosixPath(name).parts
+    if not parts or len(parts) > _MOST_DEEP + 6 or any(part in ("/", "..", ".") or "\0" in part for part in parts):
+        raise NoSuchRun(f"{name[:200]!r}: no such artifact")
+    if not any(PurePosixPath(name).is_relative_to(_shown(run, root)) for root in _roots(run)):
+        raise NoSuchRun(f"{name[:200]!r}: no such artifact")
+    with contextlib.ExitStack() as opened:
+        try:
+            at = _opened(opened, run.path, _FOLDER, None)
+            for part in parts[:-1]:
+                at = _opened(opened, Path(part), _FOLDER, at)
+            file = _opened(opened, Path(parts[-1]), _FILE, at)
+        except OSError:
+            raise NoSuchRun(f"{name[:200]!r}: no such artifact") from None
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise NoSuchRun(f"{name[:200]!r}: no such artifact")
+        if found.st_size > _MOST_BYTES:
+            raise Refused(f"{name[:200]}: has {found.st_size} bytes, and the board shows {_MOST_BYTES} at most")
+        return _whole(file)
+
+
+def _whole(file: int) -> bytes:
+    """It may grow while it is read."""
+    parts, left = list[bytes](), _MOST_BYTES
+    while left and (part := os.read(file, left)):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _opened(stack: contextlib.ExitStack, path: Path, flags: int, folder: int | None) -> int:
+    fd = os.open(path, flags, dir_fd=folder)
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _roots(run: RunDir) -> list[Path]:
+    """Where ranks that begin here write them, and what was fetched from elsewhere: of one machine or of several."""
+    begins = read_plan(run, 1).workdir
+    inside = PurePosixPath(begins).relative_to(run.code.name) / FOLDER
+    fetched = [run.outputs, *sorted(path for path in _entries(run.outputs) if path.is_dir() and not path.is_symlink())]
+    return [run.path / begins / FOLDER, *(folder / inside for folder in fetched)]
+
+
+def _shown(run: RunDir, path: Path) -> str:
+    return path.relative_to(run.path).as_posix()
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [*folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _files(run: RunDir, root: Path) -> Iterator[Artifact]:
+    """Files below it, as many as are shown and one more."""
+    many = 0
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        if len(Path(folder).relative_to(root).parts) >= _MOST_DEEP or Path(root).is_symlink():
+            folders.clear()
+            continue
+        for name in sorted(names):
+            path = Path(folder, name)
+            try:
+                found = path.lstat()
+                shown = _shown(run, path).encode().decode()  # a name that is no text cannot be asked for
+            except (OSError, UnicodeError):
+                continue
+            if stat.S_ISREG(found.st_mode):
+                kind = TYPES.get(path.suffix.lower(), ("other", ""))[0]
+                yield Artifact(shown, kind, found.st_size, found.st_mtime)
+                if (many := many + 1) > _MOST_FILES:
+                    return

@@ -1,0 +1,97 @@
+"""Secrets of a run, and answers without them: a page is looked at over one's shoulder, and is given away.
+
+A secret is what `secrets:` names, an address of `notify:`, and what `env:` or an option of the script sets for a name
+that says so, such as API_KEY or --token.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from launcher.decoding import converted
+from launcher.errors import LaunchError
+from launcher.run.attempts import plan_as
+from launcher.run.durable import read_record
+from launcher.run.layout import RunDir
+from launcher.status.about import options_in
+from launcher.supervisor.notify.record import Notifying, without_secrets
+
+T = TypeVar("T")
+_OF_A_SECRET = re.compile(r"(?:key|token|secret|passw(?:or)?d|credentials?)$", re.IGNORECASE)  # a variable's name
+# Of an option, where `--sort-key` and `--pad-token` are words as others are, a key has to say more.
+_OPTION_OF_A_SECRET = re.compile(
+    r"(?:(?:^|api|access|secret|private|auth|license|account)[-_]?key"
+    r"|(?<!pad)(?<!bos)(?<!eos)(?<!unk)(?<!sep)(?<!cls)(?<!mask)(?:^|[-_]|auth|access)token"
+    r"|secret|passw(?:or)?d|passphrase|credentials?)$",
+    re.IGNORECASE,
+)
+
+
+class _EnvSpec(msgspec.Struct, frozen=True):
+    env: dict[str, str] = {}
+
+
+class _EntryArgs(msgspec.Struct, frozen=True):
+    args: tuple[str, ...] = ()
+
+
+class _SpelledOut(msgspec.Struct, frozen=True):
+    """The parts of plan.json in which a person may have written a secret."""
+
+    spec: _EnvSpec
+    entry: _EntryArgs
+
+
+def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
+    """Of all attempts up to this one. Raises what keeps the records of them from being read."""
+    for value in (read_record(run.secrets, dict[str, str]) or {}).values():
+        yield from _as_shown(value)
+    if (told := read_record(run.notify, Notifying)) is not None:
+        yield from told.secrets()
+    for number in range(1, max(1, attempt) + 1):
+        words = plan_as(run, number, _SpelledOut)
+        for name, value in words.spec.env.items():
+            if _OF_A_SECRET.search(name):
+                yield from _as_shown(value)
+        for name, value in options_in(words.entry.args).items():
+            if name.startswith("-") and _OPTION_OF_A_SECRET.search(name.lstrip("-")):
+                yield from _as_shown(value)
+
+
+def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
+    """As far as they can be read: for the page of whoever may read all of them anyway."""
+    found = list[str]()
+    with contextlib.suppress(LaunchError, OSError):
+        for one in secrets_of(run, attempt):
+            found.append(one)
+    return tuple(dict.fromkeys(found))
+
+
+def _as_shown(value: str) -> Iterable[str]:
+    """Line by line, and on one line, too."""
+    return (value, *value.splitlines(), " ".join(value.split()))
+
+
+def blotted(answer: Any, secrets: Sequence[str]) -> Any:
+    """The answer in which none of them is: as it was where there are none, else made of mappings, lists and texts."""
+    return _without(msgspec.to_builtins(answer), tuple(secrets)) if secrets else answer
+
+
+def blotted_record(record: T, secrets: Sequence[str]) -> T:
+    """A record of texts in which none of them is."""
+    return converted(blotted(record, secrets), type(record)) if secrets else record
+
+
+def _without(answer: Any, secrets: tuple[str, ...]) -> Any:
+    match answer:
+        case str():
+            return without_secrets(answer, secrets)
+        case dict():
+            return {_without(name, secrets): _without(value, secrets) for name, value in answer.items()}
+        case list() | tuple():
+            return [_without(value, secrets) for value in answer]
+        case _:
+            return answer

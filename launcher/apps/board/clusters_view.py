@@ -1,0 +1,198 @@
+"""Clusters as a page shows them: hosts with their GPUs, who has them, and what waits. Nobody waits for a silent one."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace as replace_struct
+
+from launcher import api
+from launcher.apps.board.rows import BoardRow
+from launcher.errors import BadInput, LaunchError
+from launcher.health.last import CheckUp, last_check_up
+from launcher.places.place import HostNow
+from launcher.run.attempts import newest, read_plan
+from launcher.run.layout import RunDir
+from launcher.states import LOCAL, State
+
+if TYPE_CHECKING:
+    from launcher.places.clusters_file import ClusterEntry
+    from launcher.spec.model import JobSpec
+
+_FRESH_S = 15.0  # hosts are asked no more often
+_PATIENCE_S = 0.8  # of a page, for the first answer
+_SILENT_S = 60.0  # since it was asked: then the page says so
+_AT_ONCE = 16  # a silent one holds up no other
+_MOST_HOSTS = 400  # that a page shows of a cluster
+
+
+class WaitingRun(msgspec.Struct, frozen=True):
+    run: str
+    why: str
+    since: float
+
+
+class HostSums(msgspec.Struct, frozen=True):
+    """Of all hosts, those that the page does not show too."""
+
+    hosts: int
+    free_hosts: int
+    gpus: int
+    free_gpus: int
+
+
+class BoardCluster(msgspec.Struct, frozen=True):
+    name: str
+    kind: str
+    at: float | None  # when its hosts were last seen; None: they have not answered yet, or it has none to ask
+    asking: bool
+    error: str
+    sums: HostSums
+    hosts: list[HostNow]
+    waiting: list[WaitingRun]
+    running: list[str]
+    doctor: CheckUp | None
+
+
+class BoardClusters(msgspec.Struct, frozen=True):
+    """All of them, and why those of the clusters file are not among them."""
+
+    clusters: list[BoardCluster]
+    error: str
+
+
+class Survey:
+    """The hosts of clusters, asked in threads; what they last said stays until they say something else."""
+
+    def __init__(self, *, fresh_s: float = _FRESH_S, silent_s: float = _SILENT_S) -> None:
+        self._fresh_s, self._silent_s = fresh_s, silent_s
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="survey")
+        self._lock = threading.Lock()
+        self._asked: dict[str, tuple[float, Future[list[HostNow]]]] = {}
+        self._said: dict[str, tuple[float, list[HostNow], str]] = {}
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def clusters(self, rows: Sequence[BoardRow]) -> BoardClusters:
+        """This machine, all that the clusters file names, and pools of specs that runs are on."""
+        places, error = _named()
+        specs = _pools_of_specs(rows, places)
+        asked = [self._ask(name, place, specs.get(name)) for name, place in places.items()]
+        until = time.monotonic() + _PATIENCE_S
+        for name, future in zip(places, asked, strict=True):
+            if name not in self._said:
+                self._wait(future, until)
+        return BoardClusters([self._cluster(name, place.kind, rows) for name, place in places.items()], error)
+
+    @staticmethod
+    def _wait(future: "Future[list[HostNow]]", until: float) -> None:
+        try:
+            future.exception(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            return
+
+    def _ask(self, name: str, place: "ClusterEntry", spec: "JobSpec | None") -> "Future[list[HostNow]]":
+        with self._lock:
+            began, future = self._asked.get(name, (float("-inf"), None))
+            old = time.monotonic() - began >= self._fresh_s
+            if future is None or (future.done() and old):
+                future = self._threads.submit(_hosts_of, place, spec)
+                future.add_done_callback(lambda done: self._hear(name, done))
+                self._asked[name] = time.monotonic(), future
+            return future
+
+    def _hear(self, name: str, done: "Future[list[HostNow]]") -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self._said[name] = (time.time(), done.result(), "")
+        else:
+            at, hosts, _ = self._said.get(name, (0.0, [], ""))
+            self._said[name] = at, hosts, _in_words(name, error)
+
+    def _cluster(self, name: str, kind: str, rows: Sequence[BoardRow]) -> BoardCluster:
+        at, hosts, error = self._said.get(name, (0.0, [], ""))
+        mine = [row for row in rows if row.cluster == name and not row.ended]
+        waiting = [WaitingRun(row.id, row.headline, row.submitted_at) for row in mine if row.state is State.QUEUED]
+        running = [row.id for row in mine if row.state is not State.QUEUED]
+        asking = not self._asked[name][1].done()
+        if asking and time.monotonic() - self._asked[name][0] >= self._silent_s:
+            asking, error = (
+                False,
+                f"{name} has not answered for {self._silent_s:.0f} s: `launch doctor {name}` looks why",
+            )
+        shown = [with_runs(host, mine) for host in hosts]
+        shown.sort(key=lambda host: not host.runs)  # those that one asks about come first
+        return BoardCluster(
+            name, kind, at if hosts else None, asking, error, _sums(hosts), shown[:_MOST_HOSTS], waiting, running,
+            last_check_up(name),
+        )  # fmt: skip
+
+
+def _named() -> "tuple[dict[str, ClusterEntry], str]":
+    """Return this machine and what the clusters file names, and why that is not more."""
+    from launcher.places.clusters_file import ClusterEntry, named_clusters  # late: it reads YAML
+
+    try:
+        return named_clusters(), ""
+    except BadInput as error:
+        said = f"the clusters file cannot be used, so that its clusters are missing here; mend it: {error.lines[0]}"
+        return {LOCAL: ClusterEntry(LOCAL, LOCAL)}, said
+
+
+def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]") -> "dict[str, JobSpec]":
+    """Add pools that only specs of runs name to the places, and return these specs, each with the hosts of all."""
+    from launcher.places.clusters_file import ClusterEntry, is_pool  # late: it reads YAML
+
+    specs = dict[str, "JobSpec"]()
+    for row in (row for row in rows if not row.ended and (row.cluster not in places or row.cluster in specs)):
+        with contextlib.suppress(LaunchError, OSError):  # it is being removed
+            run = RunDir(api.run(row.id).path)
+            attempt = newest(run)
+            plan = read_plan(run, attempt.number if attempt is not None else 1)
+            if is_pool(plan.cluster_kind):
+                known = specs.get(row.cluster, plan.spec)
+                hosts = tuple(dict.fromkeys((*known.ssh.hosts, *plan.spec.ssh.hosts)))
+                specs[row.cluster] = replace_struct(known, ssh=replace_struct(known.ssh, hosts=hosts))
+                places[row.cluster] = ClusterEntry(plan.cluster_kind, row.cluster)
+    return specs
+
+
+def _in_words(name: str, error: BaseException) -> str:
+    """One sentence for people, with what to do."""
+    doctor = f"`launch doctor {name}` looks into it"
+    if isinstance(error, LaunchError) and error.lines:
+        said, *hints = error.lines
+        return "; ".join([said, *(hint.removeprefix("hint: ") for hint in hints or [doctor])])
+    why = (
+        f"cannot be asked ({error.strerror or error})" if isinstance(error, OSError) else "answered what cannot be read"
+    )
+    return f"{name} {why}: {doctor}"
+
+
+def _hosts_of(place: "ClusterEntry", spec: "JobSpec | None") -> list[HostNow]:
+    from launcher.places.clusters_file import hosts_of  # late: it reads YAML
+    from launcher.spec.model import JobSpec, RunOptions  # late: likewise
+
+    return hosts_of(place, spec or JobSpec("board", RunOptions()))
+
+
+def with_runs(host: HostNow, rows: Sequence[BoardRow]) -> HostNow:
+    """With the runs of its jobs, where the cluster knows of jobs alone."""
+    runs = tuple(row.id for row in rows if row.job is not None and row.job in host.jobs)
+    return replace(host, runs=(*host.runs, *runs)) if runs else host
+
+
+def _sums(hosts: Sequence[HostNow]) -> HostSums:
+    free = sum(host.state == "free" for host in hosts)
+    usable = [host for host in hosts if host.state != "unknown"]
+    return HostSums(
+        len(hosts), free, sum(host.gpus or 0 for host in hosts), sum(host.free_gpus or 0 for host in usable)
+    )

@@ -1,0 +1,70 @@
+"""Who may see the board: whoever has its token, by the name of this machine, and no page of elsewhere."""
+
+from dataclasses import dataclass
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from launcher.apps.web.guard import Access, is_this_machine
+from launcher.apps.web.keys import Keys, equal
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+ALWAYS = (  # headers of every answer, beside its policy
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cache-control", "no-store"),
+)
+_POST_HEADER = "x-launch-token"
+
+
+@dataclass(frozen=True)
+class BoardRules:
+    """What the board asks of a request; `host` is the name that it listens on."""
+
+    access: Access
+    host: str
+
+    @classmethod
+    def of(cls, keys: Keys, port: int, host: str) -> "BoardRules":
+        """Return those of a board at this port. The token opens nothing but the front page."""
+        return cls(Access(keys, f"launch_board_{port}", ("/",)), host.lower())
+
+    def refusal(self, request: HTTPConnection) -> Response | None:
+        """Return what is answered instead, or None where the way is free."""
+        method = request.scope["method"]
+        if not is_this_machine(request, self.host):
+            return in_words("not a name of this board", 421)
+        if method not in ("GET", "HEAD", "POST"):
+            return in_words("GET, or POST for actions", 405)
+        if not self.access.has_token(request):
+            return in_words("open the address that `launch board` printed", 401)
+        if method == "POST" and not equal(request.headers.get(_POST_HEADER, ""), self.access.keys.post):
+            return in_words(f"an action needs the header {_POST_HEADER}", 403)
+        return None
+
+
+class WithPolicy:
+    """An application whose answers have the page's policy, where they have none of their own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault("content-security-policy", _POLICY)
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+
+def in_words(text: str, status: int) -> Response:
+    """Return an answer for people."""
+    return PlainTextResponse(f"launch board: {text}\n", status)

@@ -1,0 +1,95 @@
+"""The life of a run as a page draws it: what happened, and beside it the checkpoints that there are and validations."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from launcher.apps.board.measured.reading import MeasuredRun
+from launcher.errors import LaunchError
+from launcher.run.layout import RunDir
+from launcher.status.checkpoints import Checkpoint, checkpoints
+from launcher.status.derive import RunStatus
+from launcher.status.life import Life, LifeMark, read_life
+from launcher.status.series import better
+from launcher.status.text import plain
+
+MeasuredPoint = tuple[int, float, float]  # step, time and value
+_OF_A_VALIDATION = ("val_", "val/", "valid_", "valid/", "validation_", "validation/", "eval_", "eval/")
+_MOST_VALIDATIONS = 200  # spread over all of the run: of a script that validates at every step they are but a wall
+_MOST_VALUES = 3  # that a mark names
+
+
+def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
+    """Nobody is asked: it is of what lies on this disk."""
+    life = read_life(status, now)
+    names = filter(is_of_a_validation, measured.names)
+    points = {name: measured.points(name) for name in names}
+    marks = [*life.marks, *_saved(_here(status), status), *validations(points)]
+    return msgspec.structs.replace(life, marks=tuple(sorted(marks, key=lambda mark: mark.at)))
+
+
+def _here(status: RunStatus) -> list[Checkpoint]:
+    found = list[Checkpoint]()
+    with contextlib.suppress(LaunchError, OSError):
+        for one in checkpoints(RunDir(Path(status.run_dir))):
+            found.append(one)
+    return found
+
+
+def _saved(found: Iterable[Checkpoint], status: RunStatus) -> Iterator[LifeMark]:
+    """`checkpoint`; `best` where a monitored value keeps it; `safe` where it survives the loss of any one disk."""
+    for one in found:
+        if one.saved_at is not None:
+            safe = status.safe_checkpoint is not None and one.step <= status.safe_checkpoint
+            kind = "best" if one.kind == "best" else "safe" if safe else "checkpoint"
+            told = [f"{name} {value:.4g}" for name, value in one.info.items() if isinstance(value, float)]
+            odd = [] if one.state == "ok" else [str(one.state)]
+            words = plain(", ".join([*odd, *told[:_MOST_VALUES]]))
+            yield LifeMark(one.saved_at, kind, words, one.attempt or 0, 0, step=one.step)
+
+
+def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeMark]:
+    """Yield the steps of which a validation has told something, as far as their time is known, evenly spread.
+
+    A value that a script reports on with every step until the next validation is of the step at which it was new.
+    """
+    found: dict[int, tuple[float, list[str]]] = {}
+    for name in filter(is_of_a_validation, points):
+        for step, moment, value in thinned(_new(points[name])):
+            at, words = found.get(step, (0.0, []))
+            found[step] = max(moment, at), [*words, f"{name} {value:.4g}"]
+    steps = sorted(step for step, (at, _) in found.items() if at > 0)
+    if len(steps) > _MOST_VALIDATIONS:
+        last = len(steps) - 1
+        steps = [steps[place * last // (_MOST_VALIDATIONS - 1)] for place in range(_MOST_VALIDATIONS)]
+    for step in steps:
+        at, words = found[step]
+        yield LifeMark(at, "validation", plain(", ".join(words[:_MOST_VALUES])), 0, 0, step=step)
+
+
+def thinned(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
+    """Return some hundreds of the points, evenly spread, with the last one, in memory that does not grow."""
+    kept, every, last = list[MeasuredPoint](), 1, None
+    for place, point in enumerate(points):
+        last = point
+        if place % every == 0:
+            kept.append(point)
+            if len(kept) > 2 * _MOST_VALIDATIONS:
+                kept, every = kept[::2], 2 * every
+    return kept if last is None or kept[-1] == last else [*kept, last]
+
+
+def _new(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]:
+    """Those that do not just say again, at the very next step, what was known."""
+    before: MeasuredPoint | None = None
+    for point in points:
+        if before is None or point[0] != before[0] + 1 or point[2] != before[2]:
+            yield point
+        before = point
+
+
+def is_of_a_validation(name: str) -> bool:
+    """Whether a metric is what a validation has found: `val_loss`, but no rate or count such as `val/lr`."""
+    return name.startswith(_OF_A_VALIDATION) and better(name) != 0

@@ -1,0 +1,302 @@
+"""All runs as lines of a table, kept current: looked at on disk often, and clusters asked in threads of their own.
+
+A cluster that is silent holds up nobody: its runs show what was last known of them, and since when.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from launcher import api
+from launcher.apps.board.blotted import blotted_record, known_secrets
+from launcher.apps.board.groups import RunGroup, group_of
+from launcher.apps.board.live.apart import apart
+from launcher.apps.board.live.listed import ListedRuns
+from launcher.apps.board.measured.shelf import MeasuredRuns
+from launcher.apps.board.rows import BoardRow, Figures, board_row, figures_of
+from launcher.run.layout import RunDir
+from launcher.status.about import About
+from launcher.status.derive import RunStatus
+from launcher.status.series import size
+
+_ENDED_S = 4.0  # how often those that have ended are looked at: one may be resumed, or given a tag
+_SILENT_S = 1.0  # how often those that go on are read of which no record has changed: a process may have died
+_GROWN = 1.02  # a small curve is drawn anew once there is so much more of it
+_ASKED_AT_ONCE = 8
+
+
+class RowChanges(msgspec.Struct, frozen=True):
+    """Lines that are new or other, and the runs that are gone."""
+
+    runs: list[BoardRow]
+    gone: list[str]
+
+
+@dataclass(slots=True)
+class SeenRun:
+    """What was last seen of a run."""
+
+    run: api.Run
+    status: RunStatus
+    files: tuple[str, ...]  # its records: its last word, and what people say of it
+    seen: tuple[int, ...]  # when they were changed, before they were read
+    about: About  # without the secrets
+    secrets: tuple[str, ...]
+    group: RunGroup | None
+    figures: Figures = field(default_factory=Figures)
+    drawn: int = -1  # bytes of metrics that the figures are of
+    changed: tuple[int, ...] = ()  # when they were, at the look that comes next
+    read_at: float = float("-inf")  # by the clock of who looks
+
+    @classmethod
+    def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":
+        about, secrets = _about(one, status)
+        return cls(
+            one, status, _files_of(one), seen, about, secrets, group_of(one.id, one.path, about.tags), changed=seen
+        )
+
+    def is_other(self) -> bool:
+        """A record was changed since it was read."""
+        self.changed = _changed(self.files)
+        return self.changed != self.seen
+
+    def row(self) -> BoardRow:
+        return blotted_record(board_row(self.status, self.about, self.figures, self.group), self.secrets)
+
+
+class _Looked(NamedTuple):
+    """What a look has found, and when the records were changed that it read."""
+
+    run: api.Run
+    status: RunStatus
+    changed: tuple[int, ...]
+
+
+class AllRuns:
+    """`look` is called by one thread; others read `rows`, which is replaced as a whole."""
+
+    def __init__(self, measured: MeasuredRuns, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rows: dict[str, BoardRow] = {}
+        self.complete = False  # all were seen once
+        self._measured, self._clock = measured, clock
+        self._listed = ListedRuns(clock)
+        self._known: dict[str, SeenRun] = {}
+        self._going: set[str] = set()  # of these: that have not ended
+        self._undrawn: set[str] = set()  # that were seen since their figures were made
+        self._elsewhere: dict[str, tuple[str, api.Run]] = {}  # that a cluster knows more of: its kind
+        self._asked: dict[str, Future[list[RunStatus]]] = {}
+        self._asked_at: dict[str, float] = {}
+        self._touched: set[str] = set()
+        self._waiting: dict[str, list[api.Run]] = {}
+        self._looked_at_ended = float("-inf")
+        self._threads = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="clusters")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def status(self, run_id: str) -> RunStatus | None:
+        known = self._known.get(run_id)
+        return known.status if known is not None else None
+
+    def secrets(self, run_id: str) -> tuple[str, ...]:
+        known = self._known.get(run_id)
+        return known.secrets if known is not None else ()
+
+    def statuses(self) -> list[RunStatus]:
+        return [known.status for known in list(self._known.values())]
+
+    def known(self, one: api.Run) -> SeenRun:
+        """That of which nobody has heard yet is looked at now."""
+        known = self._known.get(one.id)
+        if known is not None:
+            return known
+        seen = _changed(_files_of(one))
+        status, kind = api.as_far_as_here(one)
+        return SeenRun.of(one, _being_asked(status) if kind else status, seen)
+
+    def bring(self, run_id: str) -> None:
+        """Have what its ranks wrote on other machines come home, in a thread: somebody looks at it."""
+        known = self._known.get(run_id)
+        key = f"files of {run_id}"
+        is_late = self._clock() - self._asked_at.get(key, float("-inf")) >= api.WATCH_S
+        if known is not None and run_id in self._elsewhere and is_late:
+            self._asked_at[key] = self._clock()
+            self._ask_for_files(key, known.run)
+
+    def _ask_for_files(self, key: str, one: api.Run) -> None:
+        def renewed() -> list[RunStatus]:
+            return [one.renew()]
+
+        if key not in self._asked:
+            self._waiting[key] = [one]
+            self._asked[key] = self._threads.submit(renewed)
+
+    def look(self) -> RowChanges:
+        """What is other since the last look."""
+        runs = self._listed.now()
+        gone = [run_id for run_id in self._known if run_id not in runs]
+        for run_id in gone:
+            self._known.pop(run_id, None)
+            self._elsewhere.pop(run_id, None)
+            self._measured.forget(run_id)
+        self._going -= {*gone}
+        self._undrawn -= {*gone}
+        self._take([*self._heard(), *self._seen(self._due(runs))])
+        self.complete = True
+        return self._changes(gone)
+
+    def draw(self, until: float) -> RowChanges:
+        """Read on in the metrics, of those that go on first, until it is that late."""
+        undrawn = [self._known[run_id] for run_id in self._undrawn]
+        for known in sorted(undrawn, key=lambda one: (one.status.state.ended, -one.status.submitted_at)):
+            if self._clock() >= until:
+                break
+            self._undrawn.discard(known.run.id)
+            with apart(known.run.id), contextlib.suppress(OSError):
+                self._draw(known)
+        return self._changes([])
+
+    def _due(self, runs: Mapping[str, api.Run]) -> list[api.Run]:
+        """Those that may have changed."""
+        now = self._clock()
+        known = [self._known[run_id] for run_id in self._going]
+        due = [one for one in known if one.is_other() or now - one.read_at >= _SILENT_S]
+        if now - self._looked_at_ended >= _ENDED_S:
+            self._looked_at_ended = now
+            ended = (one for run_id, one in self._known.items() if run_id not in self._going)
+            due += [one for one in ended if one.is_other()]
+        for one in due:
+            one.read_at = now
+        return [*(one.run for one in due), *(one for run_id, one in runs.items() if run_id not in self._known)]
+
+    def _seen(self, due: Sequence[api.Run]) -> list[_Looked]:
+        """Of those that are here, and of others what lies here until their cluster has answered."""
+        found = list[_Looked]()
+        for one in due:
+            with apart(one.id):
+                known = self._known.get(one.id)
+                # Before it is read: what is written meanwhile is seen by the next look.
+                changed = known.changed if known is not None else _changed(_files_of(one))
+                status, kind = api.as_far_as_here(one)
+                if kind:
+                    self._elsewhere[one.id] = kind, one
+                else:
+                    self._elsewhere.pop(one.id, None)
+                if not kind or known is None:
+                    found.append(_Looked(one, _being_asked(status) if kind else status, changed))
+        asked = dict[str, list[api.Run]]()
+        for kind, one in self._elsewhere.values():
+            asked.setdefault(kind, []).append(one)
+        for kind, runs in asked.items():
+            self._ask(kind, runs)
+        return found
+
+    def _ask(self, kind: str, runs: list[api.Run]) -> None:
+        is_late = self._clock() - self._asked_at.get(kind, float("-inf")) >= api.WATCH_S
+        if kind not in self._asked and is_late:
+            self._asked_at[kind] = self._clock()
+            self._waiting[kind] = runs
+            self._asked[kind] = self._threads.submit(api.statuses, runs, api.WATCH_S)
+
+    def _heard(self) -> list[_Looked]:
+        """What clusters have answered by now."""
+        found: list[tuple[api.Run, RunStatus]] = []
+        for kind in [kind for kind, asked in self._asked.items() if asked.done()]:
+            asked, runs = self._asked.pop(kind), self._waiting.pop(kind)
+            error = asked.exception()
+            if error is not None:
+                found += [
+                    (one, _silent(self._known[one.id].status, str(error))) for one in runs if one.id in self._known
+                ]
+            else:
+                found += zip(runs, asked.result(), strict=True)
+        return [_Looked(one, status, self._known[one.id].changed) for one, status in found if one.id in self._known]
+
+    def _take(self, found: Sequence[_Looked]) -> None:
+        for looked in found:
+            one, status, _ = looked
+            if status.submitted_at <= 0 and status.state == "unknown" and not one.path.exists():
+                continue  # its folder was taken away behind our back
+            with apart(one.id):
+                self._take_one(*looked)
+
+    def _take_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
+        known = self._known.get(one.id)
+        if known is None:
+            self._known[one.id] = known = SeenRun.of(one, status, changed)
+            known.read_at = self._clock()
+        else:
+            if changed[1:] != known.seen[1:] or status.attempt != known.status.attempt:
+                known.about, known.secrets = _about(one, status)
+                known.group = group_of(one.id, one.path, known.about.tags)
+            known.status, known.seen = status, changed
+        if status.state.ended:
+            self._going.discard(one.id)
+            self._elsewhere.pop(one.id, None)
+        else:
+            self._going.add(one.id)
+        self._touched.add(one.id)
+        self._undrawn.add(one.id)
+
+    def _draw(self, known: SeenRun) -> None:
+        ended = known.status.state.ended
+        bytes_now = size(RunDir(known.run.path))
+        grown = bytes_now > _GROWN * known.drawn or bytes_now < known.drawn or (ended and bytes_now != known.drawn)
+        if not grown or (ended and bytes_now > self._measured.limits.row_bytes):
+            return
+        known.drawn = bytes_now
+        if bytes_now == 0:
+            return
+        with self._measured.renewed(known.run) as measured:
+            known.figures = figures_of(measured)
+        self._touched.add(known.run.id)
+        if ended:
+            self._measured.forget(known.run.id)
+
+    def _changes(self, gone: list[str]) -> RowChanges:
+        """Lines are made anew for those alone of which something was seen."""
+        touched, self._touched = self._touched, set()
+        made = {one: self._known[one].row() for one in touched}
+        other = {one: row for one, row in made.items() if self.rows.get(one) != row}
+        if other or gone:
+            rows = self.rows | other
+            for one in gone:
+                rows.pop(one, None)
+            self.rows = rows
+        return RowChanges([*other.values()], gone)
+
+
+def _files_of(one: api.Run) -> tuple[str, ...]:
+    run = RunDir(one.path)
+    return os.fspath(run.state), os.fspath(run.labels)
+
+
+def _about(one: api.Run, status: RunStatus) -> tuple[About, tuple[str, ...]]:
+    """Without the secrets; and these."""
+    secrets = known_secrets(RunDir(one.path), status.attempt)
+    return blotted_record(one.about(), secrets), secrets
+
+
+def _changed(files: Sequence[str]) -> tuple[int, ...]:
+    """When each of them was; 0: it is not there."""
+    found = []
+    for path in files:
+        try:
+            found.append(os.stat(path).st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return tuple(found)
+
+
+def _being_asked(status: RunStatus) -> RunStatus:
+    return _silent(status, f"{status.cluster} is being asked")
+
+
+def _silent(status: RunStatus, why: str) -> RunStatus:
+    return msgspec.structs.replace(status, message=why)

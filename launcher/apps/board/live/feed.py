@@ -1,0 +1,181 @@
+"""One look for all open pages: what changed on disk, sent to each page that it is about."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+from launcher import api
+from launcher.apps.board.answers import encode
+from launcher.apps.board.blotted import blotted
+from launcher.apps.board.live.all_runs import AllRuns, RowChanges
+from launcher.apps.board.live.apart import apart
+from launcher.apps.board.live.watched import Message, WatchedRun
+from launcher.apps.board.measured.shelf import MeasuredRuns
+
+_LOOK_S = 0.5  # with open pages
+_IDLE_S = 2.0  # without any
+_DRAW_S = 0.15  # of each look, at most, for metrics that nobody has read yet
+_ALIVE_S = 15.0  # a word so often, by which a page notices that we are gone
+MOST_HELD_BYTES = 16 << 20  # for a page that takes nothing
+
+
+@dataclass(eq=False)
+class OpenPage:
+    """An open page: what it looks at, and what it has not been sent yet. None among that: it is to begin anew."""
+
+    run_id: str
+    wake: Callable[[], object] = lambda: None  # whoever takes: there is something
+    met: bool = False  # it has been told how its run is
+    told: list[bytes] = field(default_factory=list)  # of this look, which goes to it as one
+    waiting: "deque[bytes | None]" = field(default_factory=deque)
+    held: int = 0  # bytes that wait
+    is_behind: bool = False  # too many did: it is to begin anew, and gets nothing before
+    lock: threading.Lock = field(default_factory=threading.Lock)  # one thread puts, another takes
+
+    def send(self) -> None:
+        """All that it was told."""
+        if self.told:
+            data, self.told = b"".join(self.told), []
+            self.put(data)
+
+    def put(self, data: bytes) -> None:
+        """Have it wait for whoever takes."""
+        with self.lock:
+            if self.is_behind:
+                return
+            self.is_behind = self.held > 0 and self.held + len(data) > MOST_HELD_BYTES
+            if self.is_behind:
+                self.waiting.clear()
+            self.held += len(data)
+            self.waiting.append(None if self.is_behind else data)
+        self.wake()
+
+    def dismiss(self) -> None:
+        """Have the page begin anew."""
+        with self.lock:
+            self.waiting.append(None)
+        self.wake()
+
+    def take(self) -> bytes | None:
+        """Return what waits, empty where nothing does; None where the page is to begin anew."""
+        with self.lock:
+            if not self.waiting:
+                return b""
+            data = self.waiting.popleft()
+            self.held -= len(data or b"")
+            return data
+
+
+class Feed:
+    """A thread that looks; `live` is what a page hears of it."""
+
+    def __init__(self, measured: MeasuredRuns) -> None:
+        self.runs = AllRuns(measured)
+        self._measured = measured
+        self._pages: set[OpenPage] = set()
+        self._watched: dict[str, WatchedRun] = {}
+        self._wake = threading.Event()
+        self._ends = False
+        self._thread = threading.Thread(target=self._work, name="feed", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ends = True
+        self._wake.set()
+        self._thread.join()
+        self.runs.close()
+
+    def dismiss(self) -> None:
+        """End what open pages listen to."""
+        for page in list(self._pages):
+            page.dismiss()
+
+    async def live(self, run_id: str) -> AsyncIterator[bytes]:
+        """Yield events as a page takes them, until it has to begin anew."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        page = OpenPage(run_id, lambda: loop.call_soon_threadsafe(news.set))
+        self._pages.add(page)
+        self._wake.set()
+        try:
+            yield _event("hello", {"at": time.time()})
+            while True:
+                news.clear()
+                while data := page.take():
+                    yield data
+                if data is None:
+                    return
+                try:
+                    async with asyncio.timeout(_ALIVE_S):
+                        await news.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            self._pages.discard(page)
+
+    def _work(self) -> None:
+        while not self._ends:
+            self._wake.clear()
+            try:
+                self._look()
+            except Exception:
+                logging.getLogger(__name__).exception("a look at the runs failed; there is another one soon")
+            self._wake.wait(_LOOK_S if self._pages else _IDLE_S)
+
+    def _look(self) -> None:
+        seen, drawn = self.runs.look(), self.runs.draw(time.monotonic() + _DRAW_S)
+        pages = list(self._pages)  # now: who came meanwhile has asked for the rows of before
+        try:
+            self._tell_all(pages, seen, drawn)
+            self._tell_watching(pages)
+        finally:
+            for page in pages:
+                page.send()
+
+    def _tell_watching(self, pages: list[OpenPage]) -> None:
+        wanted = {page.run_id for page in pages if page.run_id}
+        self._watched = {run_id: one for run_id, one in self._watched.items() if run_id in wanted}
+        for run_id in wanted:
+            with apart(run_id):
+                self._tell(run_id, [page for page in pages if page.run_id == run_id])
+
+    def _tell(self, run_id: str, pages: list[OpenPage]) -> None:
+        secrets = self.runs.secrets(run_id)
+        for name, what in self._news_of(run_id):
+            data = _event(name, blotted(what, secrets))
+            for page in pages:
+                page.met = page.met or name == "head"
+                page.told.append(data)
+        watched = self._watched.get(run_id)
+        for page in pages:
+            if not page.met and watched is not None and watched.head is not None:
+                page.met = True
+                page.told.append(_event("head", blotted(watched.head, secrets)))
+
+    def _tell_all(self, pages: list[OpenPage], seen: RowChanges, drawn: RowChanges) -> None:
+        """Of a run that both are about, the later."""
+        rows = {row.id: row for changes in (seen, drawn) for row in changes.runs}
+        if (rows or seen.gone) and pages:
+            data = _event("runs", RowChanges([*rows.values()], seen.gone))
+            for page in pages:
+                page.told.append(data)
+
+    def _news_of(self, run_id: str) -> Iterator[Message]:
+        status, row = self.runs.status(run_id), self.runs.rows.get(run_id)
+        if status is None or row is None:
+            return
+        self.runs.bring(run_id)
+        if run_id not in self._watched:
+            self._watched[run_id] = WatchedRun(api.run(run_id), self._measured)
+        with contextlib.suppress(OSError):  # its folder may be taken away meanwhile
+            yield from self._watched[run_id].look(status, row)
+
+
+def _event(name: str, what: object) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + encode(what) + b"\n\n"

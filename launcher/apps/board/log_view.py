@@ -1,0 +1,65 @@
+"""Lines of a run's merged log, page by page: the last ones first asked for, then those before them."""
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from launcher import api
+from launcher.run.layout import RunDir
+from launcher.status.log_choice import LogChoice
+from launcher.status.logs import LogLine, LogReader
+from launcher.status.text import plain
+
+MOST_LINES = 5000
+_AROUND_S = 30.0  # before a failure
+
+
+class BoardLine(msgspec.Struct, frozen=True):
+    at: float | None
+    attempt: int
+    generation: int
+    node: int | None
+    rank: int | None
+    text: str
+
+
+class LogWish(msgspec.Struct, frozen=True):
+    """What of a log is wanted; `before`: how many of the last lines are known already."""
+
+    ranks: frozenset[int] | None = None
+    search: str = ""
+    before: int = 0
+    around: float | None = None
+    limit: int = 500
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    lines: list[BoardLine]
+    before: str | None  # what to ask with for those before them; None: there are none
+
+
+def log_page(one: api.Run, wish: LogWish) -> LogPage:
+    """Of what is on this disk."""
+    limit = max(1, min(wish.limit, MOST_LINES))
+    pattern = re.compile(re.escape(wish.search), re.IGNORECASE) if wish.search else None
+    if wish.around is not None:
+        lines = _read(one, LogChoice(wish.ranks, since=wish.around - _AROUND_S, pattern=pattern))
+        return LogPage([board_line(line) for line in islice(lines, limit)], None)
+    wanted = wish.before + limit
+    found = deque(_read(one, LogChoice(wish.ranks, pattern=pattern, last=wanted + 1)), wanted + 1)
+    more = len(found) > wanted
+    end = max(0, len(found) - wish.before)
+    lines_ = [board_line(line) for line in islice(found, max(0, end - limit), end)]
+    return LogPage(lines_, str(wanted) if more else None)
+
+
+def _read(one: api.Run, choice: LogChoice) -> Iterator[LogLine]:
+    return LogReader(RunDir(one.path), choice=choice).read(final=True)
+
+
+def board_line(line: LogLine) -> BoardLine:
+    """Text, and nothing that would steer a terminal."""
+    return BoardLine(line.at, line.attempt, line.generation, line.node, line.rank, plain(line.text))

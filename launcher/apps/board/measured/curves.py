@@ -1,0 +1,142 @@
+"""Curves as a page draws them: each point where there are few, else the least and the most of each pixel."""
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import le
+from typing import Literal
+
+import msgspec
+
+from launcher.apps.board.answers import Number, numbers
+from launcher.apps.board.measured.reading import MeasuredRun
+from launcher.apps.board.measured.table import MISSING
+
+By = Literal["step", "time"]
+_POINTS_A_PIXEL = 2  # more than these cannot be told from each other
+_FIRST = 12  # metrics that are shown where none is named
+MOST_NAMES, _MOST_PIXELS = 100, 4000
+
+
+class CurveWindow(msgspec.Struct, frozen=True):
+    """What of the curves is wanted; in steps, or in Unix seconds."""
+
+    by: By = "step"
+    start: float = -math.inf
+    end: float = math.inf
+    px: int = 800
+
+
+class ExactCurve(msgspec.Struct, frozen=True):
+    """Every point."""
+
+    x: list[Number]
+    y: list[Number]
+
+
+class PixelCurve(msgspec.Struct, frozen=True):
+    """One entry for each pixel that has points: where the first one is, and between which values they lie."""
+
+    x: list[Number]
+    min: list[float | None]
+    max: list[float | None]
+    odd: list[int]  # entries that hold NaN or an infinite value too
+    last: tuple[Number, Number]  # its last point, which a pixel may have many of
+
+
+class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
+    by: By
+    start: float | None
+    end: float | None
+    exact: bool
+    names: list[str]  # all that there are
+    curves: dict[str, ExactCurve | PixelCurve]
+    glimpse: bool = False  # of some of the points: what it is like until all have been read
+
+
+def curves(
+    run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False, first: int = _FIRST
+) -> Curves:
+    """Of these metrics, or of the `first` few."""
+    known = run.names
+    wanted = [name for name in names if name in known][:MOST_NAMES] if names else known[:first]
+    lines = {name: _within(_line(run, name, window.by), window) for name in wanted}
+    ends = [(xs[start], xs[end - 1]) for xs, _, start, end in lines.values() if end > start]
+    px = max(16, min(window.px, _MOST_PIXELS))
+    low = min((first for first, _ in ends), default=None)
+    high = max((last for _, last in ends), default=None)
+    drawn = {name: _drawn(line, low or 0.0, high or 0.0, px) for name, line in lines.items()}
+    exact = not glimpse and all(isinstance(one, ExactCurve) for one in drawn.values())
+    return Curves(window.by, low, high, exact, known, drawn, glimpse)
+
+
+_Line = tuple["array[int] | array[float]", "array[float]", int, int]  # where it is, what it is, and which part
+
+
+def _line(run: MeasuredRun, name: str, by: By) -> "tuple[array[int] | array[float], array[float]]":
+    """In order; as it lies in memory where each step has a value."""
+    if (whole := run.column(name)) is not None:
+        steps, at, values = whole
+        if by == "step":
+            return steps, values
+        if at[0] > 0 and all(map(le, at, islice(at, 1, None))):
+            return at, values
+    if by == "step":
+        return _arrays((float(step), value) for step, _, value in run.points(name))
+    return _arrays(sorted(((at, value) for _, at, value in run.points(name) if at > 0), key=lambda point: point[0]))
+
+
+def _arrays(points: "Iterator[tuple[float, float]] | list[tuple[float, float]]") -> "tuple[array[float], array[float]]":
+    xs, ys = array("d"), array("d")
+    for x, y in points:
+        xs.append(x)
+        ys.append(y)
+    return xs, ys
+
+
+def _within(line: "tuple[array[int] | array[float], array[float]]", window: CurveWindow) -> _Line:
+    xs, ys = line
+    return xs, ys, bisect_left(xs, window.start), bisect_right(xs, window.end)
+
+
+def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelCurve:
+    xs, ys, start, end = line
+    if end - start <= _POINTS_A_PIXEL * px:
+        return ExactCurve(list(xs[start:end]), numbers(ys[start:end]))
+    found, odd = list[tuple[float, float | None, float | None]](), list[int]()
+    at = start
+    for pixel in range(1, px + 1):
+        until = end if pixel == px else bisect_left(xs, low + (high - low) * pixel / px, at, end)
+        if until > at:
+            least, most, is_odd = _extent(ys[at:until])
+            if is_odd:
+                odd.append(len(found))
+            found.append((xs[at], least, most))
+        at = until
+    x, last = numbers((xs[end - 1], ys[end - 1]))
+    return PixelCurve(
+        [x for x, _, _ in found], [low for _, low, _ in found], [high for _, _, high in found], odd, (x, last)
+    )
+
+
+def _extent(values: "array[float]") -> tuple[float | None, float | None, bool]:
+    """The least and the most that are numbers, and whether some are none."""
+    if math.isfinite(sum(values)):
+        return _short(min(values)), _short(max(values)), False
+    finite = [value for value in values if math.isfinite(value)]
+    odd = len(finite) < len(values)
+    return (_short(min(finite)), _short(max(finite)), odd) if finite else (None, None, odd)
+
+
+def _short(value: float) -> float:
+    """As many digits as can be seen."""
+    return float(f"{value:.7g}")
+
+
+def thumbnail(values: Sequence[float], most: int) -> list[float | None]:
+    """So many values of them, evenly spread, with the last one: a curve for a line of a table."""
+    if len(values) > most:
+        values = [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
+    return [_short(value) if math.isfinite(value) and value != MISSING else None for value in values]

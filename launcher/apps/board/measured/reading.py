@@ -1,0 +1,364 @@
+"""What a run has measured, read on as its files grow: nobody reads a million lines again for the one that is new.
+
+It says what `launcher.status.series.read_rows` says of a run, for a page that stays open: the agents' files of reports
+and the trainer's own, start by start, where a start makes void what was written of the steps that it does again.
+"""
+
+import heapq
+import json
+import math
+import os
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from operator import attrgetter, itemgetter, lt
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import msgspec
+
+from launcher.apps.board.measured.table import MISSING, MOST_STEP, NO_TIME, StepTable
+from launcher.run.durable import NOT_JSON
+from launcher.run.layout import RunDir
+from launcher.status.series import AT, STEP, flat
+from trainer.metrics_files import ATTEMPT, START, files_in, open_file
+
+_CHUNK_BYTES = 1 << 18  # more at a time is slower, and holds up the threads that answer pages
+_NO_START = -1  # what is reported before any is nobody's
+_MOST_RANKS = (1 << 16) - 1
+_REPORTED = re.compile(r"reported\.n[0-9]+\.a([0-9]+)\.jsonl")
+_SAMPLED = re.compile(r"system\.n[0-9]+\.a([0-9]+)\.jsonl")
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+Step = Annotated[int, msgspec.Meta(ge=-MOST_STEP, le=MOST_STEP)]
+_Key = tuple[int, int]  # attempt and generation, which put starts in order
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingLimits:
+    """How much of a run's metrics is read at once."""
+
+    long_bytes: int = 32 << 20  # to read so many takes longer than one likes to wait for a page
+    row_bytes: int = 4 << 20  # for a line of the table; more only where the run goes on or is looked at
+    places: int = 1024  # of a glimpse, in all files together
+    place_bytes: int = 4096
+
+
+class ReportLine(msgspec.Struct, gc=False):
+    """Of a file of reports: a start, or what one rank said."""
+
+    generation: int | None = None
+    step: Step = 0
+    at: float = NO_TIME
+    rank: Annotated[int, msgspec.Meta(ge=0)] = 0
+    values: dict[str, float | str] = {}
+
+
+_starts, _step, _rank = attrgetter("generation"), attrgetter("step"), attrgetter("rank")
+_reports = msgspec.json.Decoder(ReportLine)
+_objects = msgspec.json.Decoder(dict[str, Any])
+
+
+class _Late(Exception):
+    """A line of a start before the newest one: all has to be read again in its order."""
+
+
+class GrowingLines:
+    """Whole lines of a file, chunk by chunk, from where the last look ended."""
+
+    def __init__(self, path: Path, attempt: int, pause: Callable[[], object] = lambda: None) -> None:
+        self.path, self.key = path, (attempt, _NO_START)
+        self._pause = pause  # before each chunk: somebody else may be in more of a hurry
+        self._offset = 0
+        self._size = -1  # when it was looked at last; -1: not yet
+
+    def chunks(self) -> Iterator[bytes]:
+        if self._size == self._offset:
+            return
+        try:
+            file = open_file(self.path)
+        except OSError:
+            return
+        with file:
+            file.seek(self._offset)
+            rest = b""
+            while data := file.read(_CHUNK_BYTES):
+                self._pause()
+                whole, newline, rest = (rest + data).rpartition(b"\n")
+                self._offset += len(whole) + len(newline)
+                if newline:
+                    yield whole
+
+    def shrank(self) -> bool:
+        try:
+            self._size = os.stat(self.path).st_size
+        except OSError:
+            self._size = 0
+        return self._size < self._offset
+
+
+class GlimpsedLines(GrowingLines):
+    """Lines from places all over a long file, evenly spread, and its last ones: enough to see what it is like."""
+
+    def __init__(self, path: Path, attempt: int, places: int, place_bytes: int) -> None:
+        super().__init__(path, attempt)
+        self._places, self._place_bytes = places, place_bytes
+
+    def chunks(self) -> Iterator[bytes]:
+        try:
+            file = open_file(self.path)
+        except OSError:
+            return
+        with file:
+            size, kept = os.fstat(file.fileno()).st_size, list[bytes]()
+            if size <= (self._places + 1) * self._place_bytes:
+                yield from super().chunks()
+                return
+            between = (size - self._place_bytes) / self._places
+            for offset in (int(place * between) for place in range(self._places + 1)):
+                data = os.pread(file.fileno(), self._place_bytes, offset)
+                begin = data.find(b"\n") + 1 if offset else 0
+                if (whole := data[begin : data.rfind(b"\n") + 1]) and (begin or not offset):
+                    kept.append(whole.rstrip(b"\n"))
+        if kept:
+            yield b"\n".join(kept)
+
+
+def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
+    """What its metrics are like, in a time that does not depend on how many there are. Starts may be missing in it."""
+    limits = limits or ReadingLimits()
+    places = max(16, limits.places // max(1, len([*run.metrics.glob("*.jsonl")])))
+    found = MeasuredRun(run, partial(GlimpsedLines, places=places, place_bytes=limits.place_bytes))
+    found.renew()
+    return found
+
+
+class MeasuredRun:
+    """The metrics of one run, as far as they were read. `renew` reads on."""
+
+    def __init__(
+        self, run: RunDir, reader: Callable[[Path, int], GrowingLines] = GrowingLines, *, system: bool = False
+    ) -> None:
+        """`system`: what its machines and ranks used, in the place of what it has measured."""
+        self._run, self._reader = run, reader
+        self._pattern, self._system = (_SAMPLED if system else _REPORTED), system
+        self.is_read = False  # once, as a whole
+        self.rewinds: list[int] = []  # from which step on what was known became void, one entry each time
+        self._begin()
+
+    def _begin(self) -> None:
+        self._files: dict[str, GrowingLines] = {}
+        self._reported, self._written = StepTable(), StepTable()
+        self._newest: dict[int, _Key] = {}
+        self._first: int | None = None
+
+    def renew(self) -> None:
+        """Take in what was written since."""
+        try:
+            if any(file.shrank() for file in self._files.values()):
+                raise _Late
+            self._read(again=False)
+        except _Late:
+            self._begin()
+            self.rewinds.append(0)
+            self._read(again=True)
+        self.is_read = True
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in dict.fromkeys((*self._reported.columns, *self._written.columns)) if name != AT]
+
+    @property
+    def numbers(self) -> int:
+        """How many it keeps in memory."""
+        return sum(len(one.steps) * (2 + len(one.columns)) for one in (self._reported, self._written))
+
+    def points(self, name: str) -> Iterator[tuple[int, float, float]]:
+        """Step, time (0: not known) and value; what the trainer wrote itself goes before what was reported."""
+        in_reports, written = name in self._reported.columns, name in self._written.columns
+        if not written:
+            return self._reported.points(name) if in_reports else iter(())
+        own = ((step, at or self._reported.time_of(step), value) for step, at, value in self._written.points(name))
+        return _once(heapq.merge(own, self._reported.points(name), key=lambda point: point[0])) if in_reports else own
+
+    def column(self, name: str) -> "tuple[array[int], array[float], array[float]] | None":
+        """Steps, times and values as they lie in memory, where each step has a value of one source."""
+        tables = [one for one in (self._reported, self._written) if name in one.columns]
+        if len(tables) != 1 or tables[0].columns[name].count(MISSING) or not tables[0].steps:
+            return None
+        return tables[0].steps, tables[0].at, tables[0].columns[name]
+
+    def since(self, name: str, step: int) -> list[tuple[int, float, float]]:
+        """The points behind this step."""
+        tables = [one for one in (self._reported, self._written) if name in one.columns]
+        found: dict[int, tuple[int, float, float]] = {}
+        for one in tables:
+            for place in range(len(one.steps) - 1, -1, -1):
+                if one.steps[place] <= step:
+                    break
+                if one.columns[name][place] != MISSING:
+                    at = one.at[place] or self._reported.time_of(one.steps[place])
+                    found[one.steps[place]] = (one.steps[place], at, one.columns[name][place])
+        return [found[step] for step in sorted(found)]
+
+    def newest(self, name: str) -> tuple[int, float] | None:
+        """Return the last step at which it was measured and its value there, as `points` ends; None if it never was."""
+        found = [one for table in (self._reported, self._written) if (one := table.newest(name)) is not None]
+        return max(reversed(found), key=lambda one: one[0], default=None)
+
+    def last(self) -> int:
+        return max(self._reported.last, self._written.last)
+
+    # -- the agents' files and the trainer's
+
+    def _read(self, *, again: bool) -> None:
+        streams = [self._reports_of(self._file(path)) for path in self._reports()]
+        for key, lines in heapq.merge(*streams, key=lambda part: part[0]):
+            if self._is_new(0, key, again=again):
+                self._first = None
+            self._report(lines)
+        starts = [self._written_in(file) for file in map(self._file, self._own())]
+        for key, written in heapq.merge(*starts, key=lambda part: part[0]):
+            self._is_new(1, key, again=again)
+            for line in written:
+                self._write(line)
+
+    def _reports(self) -> list[Path]:
+        folder = self._run.metrics
+        try:
+            return [folder / name for name in sorted(filter(self._pattern.fullmatch, os.listdir(folder)))]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _own(self) -> list[Path]:
+        return [] if self._system else files_in(self._run.metrics)
+
+    def _file(self, path: Path) -> GrowingLines:
+        if path.name not in self._files:
+            found = self._pattern.fullmatch(path.name)
+            self._files[path.name] = self._reader(path, int(found[1]) if found else 0)
+        return self._files[path.name]
+
+    def _is_new(self, which: int, key: _Key, *, again: bool) -> bool:
+        newest = self._newest.get(which, (-1, 0))
+        if key < newest and not again:
+            raise _Late
+        self._newest[which] = max(key, newest)
+        return key != newest
+
+    def _reports_of(self, file: GrowingLines) -> Iterator[tuple[_Key, list[ReportLine]]]:
+        for whole in map(_decoded, file.chunks()):
+            if whole and [*map(_starts, whole)].count(None) == len(whole):  # nearly always
+                if file.key[1] != _NO_START:
+                    yield file.key, whole
+                continue
+            lines: list[ReportLine] = []
+            for line in whole:
+                if line.generation is None:
+                    if file.key[1] != _NO_START:
+                        lines.append(line)
+                    continue
+                if lines:
+                    yield file.key, lines
+                file.key, lines = (file.key[0], line.generation), []
+            if lines:
+                yield file.key, lines
+
+    def _report(self, lines: list[ReportLine]) -> None:
+        least = min(map(_step, lines))
+        if self._first is None or least < self._first:
+            if self._reported.cut(least, self._first):
+                self.rewinds.append(least)
+            self._first = least
+        if not self._in_bulk(lines):
+            for line in lines:
+                self._report_one(line)
+
+    def _in_bulk(self, lines: list[ReportLine]) -> bool:
+        """The usual case, thirty times faster: one rank says of step after step the same metrics."""
+        steps, rank, values = [*map(_step, lines)], lines[0].rank, [line.values for line in lines]
+        names = (*values[0],)
+        ascend = steps[0] > self._reported.last and all(map(lt, steps, islice(steps, 1, None)))
+        if not ascend or not names or {*map(_rank, lines)} != {rank} or {*map(len, values)} != {len(names)}:
+            return False
+        try:
+            columns = {name: _column(map(itemgetter(name), values)) for name in names}
+        except (KeyError, TypeError):  # another metric; a word for a number that is none
+            return False
+        self._reported.extend(steps, [line.at for line in lines], columns, min(rank, _MOST_RANKS))
+        return True
+
+    def _report_one(self, line: ReportLine) -> None:
+        place = self._reported.row(line.step, line.at)
+        for name, value in line.values.items():
+            known = value if not isinstance(value, str) else _NOT_FINITE.get(value, math.nan)
+            self._reported.put(place, name, known, min(line.rank, _MOST_RANKS))
+
+    def _written_in(self, file: GrowingLines) -> Iterator[tuple[_Key, list[dict[str, Any]]]]:
+        for chunk in file.chunks():
+            lines: list[dict[str, Any]] = []
+            for line in map(_parsed, chunk.split(b"\n")):
+                if START in line:
+                    if lines:
+                        yield file.key, lines
+                    attempt = line.get(ATTEMPT)
+                    file.key, lines = (attempt if isinstance(attempt, int) else 0, 0), []
+                lines.append(line)
+            if lines:
+                yield file.key, lines
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        start, step = line.get(START), line.get(STEP)
+        if isinstance(start, int):
+            first = max(start + 1, -MOST_STEP)
+            if self._written.cut(first):
+                self.rewinds.append(first)
+        elif isinstance(step, int) and -MOST_STEP <= step <= MOST_STEP:
+            values = dict(flat(line))
+            place = self._written.row(step, values.pop(AT, NO_TIME))
+            for name, value in values.items():
+                self._written.put(place, name, value)
+
+
+def _column(values: Iterable[float | str]) -> "array[float]":
+    """Raises TypeError for a word."""
+    return array("d", cast("Iterable[float]", values))
+
+
+def _once(points: Iterator[tuple[int, float, float]]) -> Iterator[tuple[int, float, float]]:
+    """Of each step the first that comes."""
+    last = None
+    for point in points:
+        if point[0] != last:
+            yield point
+        last = point[0]
+
+
+def _decoded(chunk: bytes) -> list[ReportLine]:
+    """Lines that are what they should be."""
+    try:
+        return _reports.decode_lines(chunk)
+    except NOT_JSON:
+        return [line for line in map(_report_in, chunk.split(b"\n")) if line is not None]
+
+
+def _report_in(text: bytes) -> ReportLine | None:
+    try:
+        return _reports.decode(text)
+    except NOT_JSON:
+        return None
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """A line of the trainer's, or of a script that wrote NaN as Python does."""
+    try:
+        return _objects.decode(text)
+    except NOT_JSON:
+        pass
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return line if isinstance(line, dict) else {}

@@ -1,0 +1,98 @@
+"""The metrics of those runs that are looked at or go on: kept in memory so that only what is new is read."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from launcher import api
+from launcher.apps.board.measured.reading import GrowingLines, MeasuredRun, ReadingLimits, glimpse
+from launcher.run.layout import RunDir
+from launcher.status.series import size
+
+_MOST_NUMBERS = 12_000_000  # of eight bytes; one run may have more
+_SYSTEM = " system"  # behind the id: no id has a blank
+
+
+@dataclass(slots=True)
+class _Kept:
+    run: MeasuredRun
+    numbers: int = 0  # of which it is counted that they are in memory
+    lock: threading.Lock = field(default_factory=threading.Lock)  # a page asks while the feed reads on
+
+
+class MeasuredRuns:
+    """What was longest not asked for goes first where there is too much of it."""
+
+    def __init__(self, limits: ReadingLimits | None = None) -> None:
+        self.limits = limits or ReadingLimits()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._numbers = 0  # in memory, of all
+        self._lock = threading.Lock()
+        self._glimpses = 0  # under way
+        self._nobody_glimpses = threading.Event()
+        self._nobody_glimpses.set()
+
+    @contextmanager
+    def glimpsed(self, one: api.Run) -> Iterator[MeasuredRun | None]:
+        """What it is like, where it takes long to read and has not been read; else None: to wait for it is better.
+
+        Meanwhile whoever reads a run as a whole pauses, as threads of Python take turns.
+        """
+        run = RunDir(one.path)
+        with self._lock:
+            kept = self._kept.get(one.id)
+        if (kept is not None and kept.run.is_read) or size(run) < self.limits.long_bytes:
+            yield None
+            return
+        self._count_glimpses(1)
+        try:
+            found = glimpse(run, self.limits)
+            yield found if found.names else None
+        finally:
+            self._count_glimpses(-1)
+
+    def read_ahead(self, one: api.Run) -> None:
+        """Before somebody asks for it; but what takes long, which they are shown in outline first."""
+        if size(RunDir(one.path)) < self.limits.long_bytes:
+            with self.renewed(one):
+                pass
+
+    def _count_glimpses(self, more: int) -> None:
+        with self._lock:
+            self._glimpses += more
+            if self._glimpses:
+                self._nobody_glimpses.clear()
+            else:
+                self._nobody_glimpses.set()
+
+    @contextmanager
+    def renewed(self, one: api.Run, *, system: bool = False) -> Iterator[MeasuredRun]:
+        """As it is now; nobody else reads on until it is given back. `system`: what its machines used."""
+        key = f"{one.id}{_SYSTEM * system}"
+        with self._lock:
+            if key not in self._kept:
+                reader = partial(GrowingLines, pause=self._nobody_glimpses.wait)
+                self._kept[key] = _Kept(MeasuredRun(RunDir(one.path), reader, system=system))
+            kept = self._kept[key]
+            self._kept.move_to_end(key)
+        with kept.lock:
+            kept.run.renew()
+            yield kept.run
+        self._make_room(key, kept)
+
+    def forget(self, run_id: str) -> None:
+        with self._lock:
+            for key in (run_id, f"{run_id}{_SYSTEM}"):
+                if (kept := self._kept.pop(key, None)) is not None:
+                    self._numbers -= kept.numbers
+
+    def _make_room(self, key: str, renewed: _Kept) -> None:
+        with self._lock:
+            if self._kept.get(key) is renewed:
+                self._numbers += (now := renewed.run.numbers) - renewed.numbers
+                renewed.numbers = now
+            while self._numbers > _MOST_NUMBERS and len(self._kept) > 1:
+                self._numbers -= self._kept.popitem(last=False)[1].numbers

@@ -1,0 +1,143 @@
+"""A run as a line of the table of all runs."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from launcher.apps.board.answers import Number, named_numbers, number
+from launcher.apps.board.groups import RunGroup
+from launcher.apps.board.measured.curves import thumbnail
+from launcher.apps.board.measured.reading import MeasuredRun
+from launcher.states import Cause, State
+from launcher.status.about import About, options_in
+from launcher.status.derive import RunStatus
+from launcher.status.series import better
+from launcher.status.text import plain
+
+_POINTS = 40
+_LONGEST = 2000  # characters of a headline, a note or an argument that somebody wrote without end
+
+
+class LastValue(msgspec.Struct, frozen=True):
+    """The newest value of a metric, and its step: what the end of its curve shows."""
+
+    name: str
+    value: Number
+    step: int
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What its metrics say in short; as long as nobody has read them, nothing."""
+
+    best: dict[str, tuple[float, int]] = {}  # value and step
+    spark: list[float | None] = []
+    spark_of: str = ""
+    last: LastValue | None = None  # of what the small curve is of
+
+
+class BoardRow(msgspec.Struct, frozen=True):
+    """One line."""
+
+    id: str
+    name: str
+    called: str
+    tags: tuple[str, ...]
+    note: str
+    description: str
+    cluster: str
+    job: str | None
+    state: State
+    ended: bool
+    cause: Cause | None
+    headline: str
+    step: int | None
+    total: int | None
+    rate: float | None
+    eta_s: float | None
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    as_of: float | None
+    args: dict[str, str]
+    metrics: dict[str, Number]
+    best: dict[str, tuple[float, int]]
+    restarts: int
+    nodes: int
+    world_size: int | None
+    spark: list[float | None]
+    spark_of: str
+    last: LastValue | None = None  # of what the small curve is of
+    group: RunGroup | None = None  # what it was started for, together with others
+
+
+def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup | None = None) -> BoardRow:
+    said = status.last_word if status.state is State.FAILED else status.message
+    return BoardRow(
+        id=status.run,
+        name=status.name,
+        called=about.called,
+        tags=about.tags,
+        note=_short(about.note),
+        description=_short(about.description),
+        cluster=status.cluster,
+        job=status.job,
+        state=status.state,
+        ended=status.state.ended,
+        cause=status.cause,
+        headline=_short(said),
+        step=status.step,
+        total=status.total_steps,
+        rate=status.rate,
+        eta_s=status.eta_s,
+        submitted_at=status.submitted_at,
+        started_at=status.started_at,
+        ended_at=status.ended_at,
+        as_of=status.as_of,
+        args={_short(name): _short(value) for name, value in options_in(about.args).items()},
+        metrics=_metrics(status),
+        best=figures.best,
+        restarts=status.restarts.total,
+        nodes=len(status.nodes),
+        world_size=status.world_size,
+        spark=figures.spark,
+        spark_of=figures.spark_of,
+        last=figures.last,
+        group=group,
+    )
+
+
+def _metrics(status: RunStatus) -> dict[str, Number]:
+    """The newest values; of one that is no number any more, the word for it."""
+    words = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+    odd = {name: words[one.value] for name, one in status.not_finite.items()}
+    return {**named_numbers(status.metrics), **odd}
+
+
+def _short(text: str) -> str:
+    return plain(" ".join(text.split()))[:_LONGEST]
+
+
+def figures_of(measured: MeasuredRun) -> Figures:
+    """The best of each metric whose name says which way is better, and a small curve of the loss."""
+    best, names = {}, measured.names
+    for name in names:
+        if way := better(name):
+            points = ((value, step) for step, _, value in measured.points(name) if value - value == 0.0)
+            found = min(points, key=lambda point: (-way * point[0], point[1]), default=None)
+            if found is not None:
+                best[name] = found
+    shown = _shown(names)
+    values = [value for _, _, value in measured.points(shown)]
+    return Figures(best, thumbnail(values, _POINTS), shown, last_value(measured))
+
+
+def last_value(measured: MeasuredRun) -> LastValue | None:
+    """Return the newest loss, or of what else the small curve is, as far as it was read; None if nothing was."""
+    name = _shown(measured.names)
+    found = measured.newest(name)
+    return LastValue(name, number(found[1]), found[0]) if found is not None else None
+
+
+def _shown(names: Sequence[str]) -> str:
+    """The metric that stands for a run: its loss, where there is one."""
+    return next((name for name in names if name == "loss" or name.endswith("/loss")), names[0] if names else "")

@@ -1,0 +1,246 @@
+"""Everything about one run: what changes while one looks at it (RunHead), and what does not (RunSheet)."""
+
+import contextlib
+import os
+import statistics
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from launcher import api
+from launcher.apps.board.answers import Number, named_numbers
+from launcher.apps.board.rows import BoardRow, LastValue
+from launcher.errors import MEANING, LaunchError
+from launcher.run.attempts import read_plan
+from launcher.run.layout import RunDir
+from launcher.run.records import Blame, Environment, Failure, GpuLoad, NodeLoad, NotFinite, RankState
+from launcher.states import exit_of
+from launcher.status.about import About
+from launcher.status.checkpoints import Checkpoint, by_script
+from launcher.status.derive import Restarts, RunStatus, state_text
+from launcher.status.rank_log import open_log
+from launcher.status.text import plain
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+
+_BEHIND_STEPS = 2  # behind most others by so many, a rank holds them up: one step is the width of a report
+_MOST_SPEC_BYTES = 1 << 20
+
+
+class BoardRank(msgspec.Struct, frozen=True):
+    """A rank, with what it takes of its node as far as that is sampled."""
+
+    rank: int
+    node: int
+    pid: int | None
+    state: str
+    step: int | None
+    behind: int  # steps, behind most others
+    straggler: bool
+    cpu: float | None = None
+    memory: int | None = None
+    gpus: tuple[int, ...] = ()
+    gpu_memory: int | None = None
+    gpu_busy: float | None = None
+
+
+class BoardNode(msgspec.Struct, frozen=True):
+    node: int
+    host: str
+    address: str
+    state: str
+    ranks: tuple[int, ...]
+    load: NodeLoad | None
+
+
+class RunHead(msgspec.Struct, frozen=True):
+    """What changes: sent anew whenever it has."""
+
+    row: BoardRow
+    state_text: str
+    words: str
+    cause_text: str
+    next: str
+    next_command: str  # the part of it that is typed
+    last: LastValue | None  # of the loss, as the end of its curve has it
+    attempt: int
+    generation: int
+    exit_code: int | None
+    job: str | None
+    run_dir: str
+    checkpoint: int | None
+    checkpoint_words: str  # what is said of it
+    safe_checkpoint: int | None
+    restarts: Restarts
+    failure: Failure | None
+    not_finite: dict[str, NotFinite]
+    nodes: list[BoardNode]
+    ranks: list[BoardRank]
+    avoided: tuple[Blame, ...]
+
+
+class RunSheet(msgspec.Struct, frozen=True):
+    """What stays."""
+
+    spec: str
+    overrides: tuple[str, ...]
+    command: tuple[str, ...]
+    project: str
+    commit: str
+    dirty: bool | None
+    environments: tuple[Environment, ...]
+
+
+class RunView(msgspec.Struct, frozen=True):
+    """Both, as of one moment."""
+
+    at: float
+    head: RunHead
+    sheet: RunSheet
+
+
+class BoardCheckpoint(msgspec.Struct, frozen=True):
+    """A line of the table of checkpoints; its path says nothing to who looks from elsewhere."""
+
+    step: int
+    kind: str
+    state: str
+    reason: str
+    saved_at: float | None
+    size_bytes: int | None
+    world_size: int | None
+    attempt: int | None
+    finite: bool | None
+    info: dict[str, str | Number | bool | None]
+
+
+class BoardCheckpoints(msgspec.Struct, frozen=True):
+    """All that could be read, and why the others could not."""
+
+    checkpoints: list[BoardCheckpoint]
+    error: str
+    by_script: str = ""  # what is said of one that the script saves in its own way, which is not listed
+
+
+def run_head(status: RunStatus, row: BoardRow, checkpoint_words: str, last: LastValue | None = None) -> RunHead:
+    """Return how a run is; `last` is newer than what its row says."""
+    failure = status.failure
+    return RunHead(
+        row=row,
+        state_text=state_text(status),
+        words=row.headline,
+        cause_text="" if status.cause is None else MEANING[exit_of(status.cause)],
+        next=status.next,
+        next_command=command_in(status.next),
+        last=last or row.last,
+        attempt=status.attempt,
+        generation=status.generation,
+        exit_code=status.exit_code,
+        job=status.job,
+        run_dir=status.run_dir,
+        checkpoint=status.checkpoint,
+        checkpoint_words=checkpoint_words,
+        safe_checkpoint=status.safe_checkpoint,
+        restarts=status.restarts,
+        failure=None if failure is None else _shown(failure),
+        not_finite=status.not_finite,
+        nodes=_nodes(status),
+        ranks=_ranks(status),
+        avoided=status.avoided,
+    )
+
+
+def command_in(advice: str) -> str:
+    """Return what of `mend train.py:3, then launch resume RUN --code` is a command; empty if nothing is."""
+    return next((part for part in (advice, advice.rpartition(", then ")[2]) if part.startswith("launch ")), "")
+
+
+def _shown(failure: Failure) -> Failure:
+    """Without what would steer a terminal, which is noise on a page."""
+    tail = tuple(plain(line) for line in failure.tail)
+    return msgspec.structs.replace(failure, summary=plain(failure.summary), tail=tail)
+
+
+def _nodes(status: RunStatus) -> list[BoardNode]:
+    loads = {load.node: msgspec.structs.replace(load, ranks=()) for load in status.loads}
+    return [
+        BoardNode(one.node, one.host, one.address, one.state, one.ranks, loads.get(one.node)) for one in status.nodes
+    ]
+
+
+def _ranks(status: RunStatus) -> list[BoardRank]:
+    steps = [rank.step for rank in status.ranks if rank.step is not None and rank.state == "running"]
+    usual = statistics.median_high(steps) if steps else 0
+    loads = {load.node: load for load in status.loads}
+    return [_rank(rank, usual, loads.get(rank.node)) for rank in status.ranks]
+
+
+def _rank(rank: RankState, usual: int, node: NodeLoad | None) -> BoardRank:
+    behind = max(0, usual - rank.step) if rank.step is not None and rank.state == "running" else 0
+    load = next((one for one in node.ranks if one.rank == rank.rank), None) if node is not None else None
+    row = BoardRank(rank.rank, rank.node, rank.pid, rank.state, rank.step, behind, behind >= _BEHIND_STEPS)
+    if load is None or node is None:
+        return row
+    busy = _busy(gpu for gpu in node.gpus if gpu.index in load.gpus)
+    return msgspec.structs.replace(
+        row, cpu=load.cpu, memory=load.memory, gpus=load.gpus, gpu_memory=load.gpu_memory, gpu_busy=busy
+    )
+
+
+def _busy(gpus: Iterable[GpuLoad]) -> float | None:
+    told = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    return sum(told) / len(told) if told else None
+
+
+def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
+    """As far as it can be read."""
+    from launcher.status.compared import environments  # late: it knows all options of a spec; the first page does not
+
+    at = RunDir(run.path)
+    plan: Plan | None = None
+    with contextlib.suppress(LaunchError, OSError):
+        plan = read_plan(at, attempt)
+    return RunSheet(
+        spec=_spec(at),
+        overrides=plan.overrides if plan is not None else (),
+        command=(plan.entry.target, *plan.entry.args) if plan is not None else (),
+        project=plan.project if plan is not None else "",
+        commit=about.commit,
+        dirty=about.dirty,
+        environments=environments(at, attempt),
+    )
+
+
+def _spec(run: RunDir) -> str:
+    with contextlib.suppress(OSError), open_log(run.spec) as fd:
+        return os.read(fd, _MOST_SPEC_BYTES).decode("utf-8", "replace") if fd is not None else ""
+    return ""
+
+
+def checkpoint_words(run: api.Run, step: int | None) -> str:
+    """Return what is said of the newest checkpoint of a run, of the one that its script saves itself too."""
+    if step is None:
+        return ""
+    return by_script(step) if run.saved_by_script(step) else f"step {step}"
+
+
+def board_checkpoints(run: api.Run, reported: int | None) -> BoardCheckpoints:
+    """Return those that can be listed; `reported` is the step of the newest that its ranks told of."""
+    found = list[BoardCheckpoint]()
+    try:
+        for one in run.checkpoints():
+            found.append(_checkpoint(one))
+    except (LaunchError, OSError) as trouble:
+        return BoardCheckpoints(found, str(trouble))
+    own = reported is not None and run.saved_by_script(reported)
+    return BoardCheckpoints(found, "", by_script(reported) if own and reported is not None else "")
+
+
+def _checkpoint(one: Checkpoint) -> BoardCheckpoint:
+    told = {name: value for name, value in one.info.items() if isinstance(value, float)}
+    return BoardCheckpoint(
+        one.step, one.kind, one.state, one.reason, one.saved_at, one.size_bytes, one.world_size, one.attempt,
+        one.finite, {**one.info, **named_numbers(told)},
+    )  # fmt: skip

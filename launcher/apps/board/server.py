@@ -1,0 +1,403 @@
+"""The board's HTTP: each route is a question to what is known, shaped elsewhere. `serve` runs it until it is ended."""
+
+import asyncio
+import math
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from launcher import api
+from launcher.apps.board.actions import ACTIONS, ActionReport, ActionWish
+from launcher.apps.board.answers import NoAnswer, encode
+from launcher.apps.board.artifacts import POLICY, TYPES, Artifacts, artifacts, read_artifact
+from launcher.apps.board.blotted import blotted
+from launcher.apps.board.bundle import PAGE_FILES, page_file
+from launcher.apps.board.clusters_view import Survey
+from launcher.apps.board.guard import ALWAYS, BoardRules, WithPolicy, in_words
+from launcher.apps.board.life_view import board_life
+from launcher.apps.board.live.apart import apart
+from launcher.apps.board.live.feed import Feed
+from launcher.apps.board.log_view import LogPage, LogWish, log_page
+from launcher.apps.board.measured.curves import MOST_NAMES, By, Curves, CurveWindow, curves
+from launcher.apps.board.measured.shelf import MeasuredRuns
+from launcher.apps.board.run_view import (
+    BoardCheckpoints,
+    RunView,
+    board_checkpoints,
+    checkpoint_words,
+    run_head,
+    run_sheet,
+)
+from launcher.apps.web.guard import RequestGuard
+from launcher.apps.web.keys import Keys
+from launcher.apps.web.limits import Limits
+from launcher.apps.web.server import WebServer
+from launcher.decoding import decoder_of
+from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
+from launcher.run.durable import NOT_JSON
+from launcher.run.layout import RunDir
+from launcher.states import VERSION
+from launcher.status.life import Life
+from launcher.status.openmetrics import exposition_now
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}  # fmt: skip
+_OF_RUN = "/api/runs/{run}"
+_PACKED_FROM = 10_000  # bytes
+_MOST_COMPARED = 20
+
+
+@dataclass(frozen=True)
+class Board:
+    """What the routes ask."""
+
+    actions: bool = False
+    first: tuple[api.Run, ...] = ()  # with which the page begins
+    keys: Keys = field(default_factory=Keys)
+    measured: MeasuredRuns = field(default_factory=MeasuredRuns)
+    survey: Survey = field(default_factory=Survey)
+
+
+def serve(
+    listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None,
+    tls: ssl.SSLContext | None = None,
+) -> None:  # fmt: skip
+    """Serve until SIGINT or SIGTERM; call `welcomed` when a browser has come by the address that was printed."""
+    BoardServer(listening, host, board, welcomed, tls=tls).run()
+
+
+class BoardServer:
+    """A board on a socket that listens. The feed begins and ends with it."""
+
+    def __init__(
+        self, listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None, *,
+        tls: ssl.SSLContext | None = None, limits: Limits | None = None,
+    ) -> None:  # fmt: skip
+        self._board, self._feed = board, Feed(board.measured)
+        rules, limits = BoardRules.of(board.keys, listening.getsockname()[1], host), limits or Limits()
+        guarded = RequestGuard(_application(board, self._feed), rules, limits, welcomed)
+        self._server = WebServer(
+            WithPolicy(guarded),
+            listening,
+            limits,
+            proves=guarded.proves,
+            tls=tls,
+            headers=ALWAYS,
+            dismiss=self._feed.dismiss,
+        )
+
+    def run(self) -> None:
+        """Serve until it is stopped, or until a signal where this is the main thread."""
+        self._feed.start()
+        threading.Thread(target=_read_ahead, args=(self._board,), name="ahead", daemon=True).start()
+        try:
+            asyncio.run(self._server.serve())
+        finally:
+            self._feed.close()
+            self._board.survey.close()
+
+    def stop(self) -> None:
+        """End it from another thread."""
+        self._server.should_exit = True
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What a route is asked, and whom it asks."""
+
+    board: Board
+    feed: Feed
+    request: Request
+    body: bytes
+
+
+def _application(board: Board, feed: Feed) -> Starlette:
+    def live(request: Request) -> Response:
+        events = feed.live(request.query_params.get("run", ""))
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    def route(path: str, answer: Callable[[_Question], Response], method: str = "GET") -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await run_in_threadpool(answer, _Question(board, feed, request, await request.body()))
+
+        return Route(path, endpoint, methods=[method])
+
+    routes = [Route("/api/live", live), *(route(path, answer) for path, answer in _ROUTES.items())]
+    if board.actions:
+        routes.append(route(f"{_OF_RUN}/{{verb}}", _answering(_act), "POST"))
+    packing = Middleware(GZipMiddleware, minimum_size=_PACKED_FROM, compresslevel=1)
+    return Starlette(routes=routes, middleware=[packing], exception_handlers={HTTPException: _refused})
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    refused = cast("HTTPException", error)
+    return in_words("no such page" if refused.status_code == 404 else refused.detail, refused.status_code)
+
+
+def _read_ahead(board: Board) -> None:
+    """What the page that is about to come asks for first, while its browser starts."""
+    for name in PAGE_FILES:
+        page_file(name)
+    for one in board.first:
+        with apart(one.id):
+            board.measured.read_ahead(one)
+    from launcher.status import compared  # noqa: F401 - late: the page of a run is the first that needs it
+
+
+# -- the way in and out of a route
+
+
+def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Response]:
+    """Return its answer as JSON, without secrets of the runs that are asked for, or why there is none as an error."""
+
+    def answer(question: _Question) -> Response:
+        try:
+            found = route(question)
+            return found if isinstance(found, Response) else _json(blotted(found, _secrets(question)))
+        except LaunchError as error:
+            first, *more = error.lines or ("",)
+            hint = next((line.removeprefix("hint: ") for line in more if line.startswith("hint: ")), "")
+            return _json(NoAnswer(first, hint), _status_of(error))
+        except OSError as error:
+            return _json(NoAnswer(str(error)), 500)
+
+    return answer
+
+
+def _json(answer: Any, status: int = 200) -> Response:
+    return Response(encode(answer), status, media_type="application/json")
+
+
+def _status_of(error: LaunchError) -> int:
+    match error:
+        case NoSuchRun():
+            return 404
+        case BadInput():
+            return 400
+        case Refused():
+            return 409
+        case Unreachable():
+            return 503
+        case _:
+            return 500
+
+
+def _asked_run(question: _Question) -> api.Run:
+    return api.run(question.request.path_params["run"])
+
+
+def _secrets(question: _Question) -> tuple[str, ...]:
+    named = [
+        *_words(question, "runs"),
+        *_words(question, "with"),
+        *filter(None, [question.request.path_params.get("run")]),
+    ]
+    runs = question.feed.runs
+    return tuple(secret for ref in named for secret in runs.known(api.run(ref)).secrets)
+
+
+def _words(question: _Question, name: str) -> list[str]:
+    return [word for word in question.request.query_params.get(name, "").split(",") if word]
+
+
+def _number(question: _Question, name: str, usual: float) -> float:
+    text = question.request.query_params.get(name, "")
+    try:
+        found = float(text) if text else usual
+    except ValueError:
+        raise BadInput(f"{name}: expected a number, got {text[:100]!r}") from None
+    if math.isnan(found):
+        raise BadInput(f"{name}: expected a number, got {text[:100]!r}")
+    return found
+
+
+def _count(question: _Question, name: str, usual: int) -> int:
+    return int(max(0.0, min(_number(question, name, usual), 1e12)))
+
+
+def _ranks(question: _Question) -> frozenset[int] | None:
+    """`0,3-5`; None: all of them."""
+    found = set[int]()
+    for word in _words(question, "ranks"):
+        part = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
+        if part is None:
+            raise BadInput(f"ranks: expected numbers such as 0 or 0,3-5, got {word[:100]!r}")
+        found.update(range(int(part[1]), int(part[2] or part[1]) + 1))
+    return frozenset(found) or None
+
+
+# -- the page
+
+
+def _index(_: _Question) -> Response:
+    return _file("index.html")
+
+
+def _page(question: _Question) -> Response:
+    return _file(question.request.path_params["name"])
+
+
+def _file(name: str) -> Response:
+    """Return what is in the folder of the page and nothing else, whatever the name says."""
+    if name not in PAGE_FILES:
+        return in_words("no such file", 404)
+    return Response(page_file(name), media_type=_TYPES[Path(name).suffix])
+
+
+# -- all runs
+
+
+def _about(question: _Question) -> dict[str, object]:
+    board = question.board
+    post = board.keys.post if board.actions else ""
+    return {"version": VERSION, "at": time.time(), "actions": board.actions, "post_token": post, "exported": False}
+
+
+def _runs(question: _Question) -> dict[str, object]:
+    runs = question.feed.runs
+    complete = runs.complete
+    rows = sorted(runs.rows.values(), key=lambda row: (-row.submitted_at, row.id))
+    return {"at": time.time(), "complete": complete, "runs": rows}
+
+
+def _compare(question: _Question) -> object:
+    refs = _words(question, "runs")
+    if not 2 <= len(refs) <= _MOST_COMPARED:
+        raise BadInput(f"runs: expected 2 to {_MOST_COMPARED} runs, got {len(refs)}")
+    return api.compare([api.run(ref) for ref in refs])
+
+
+def _clusters(question: _Question) -> dict[str, object]:
+    rows = [*question.feed.runs.rows.values()]
+    found = question.board.survey.clusters(rows)
+    return {"at": time.time(), "clusters": found.clusters, "error": found.error}
+
+
+def _metrics(question: _Question) -> Response:
+    text = exposition_now(question.feed.runs.statuses(), time.time())
+    return Response(text, media_type="application/openmetrics-text; version=1.0.0; charset=utf-8")
+
+
+# -- one run
+
+
+def _run(question: _Question) -> RunView:
+    one = _asked_run(question)
+    known = question.feed.runs.known(one)
+    sheet = run_sheet(one, known.status.attempt, known.about)
+    return RunView(
+        time.time(), run_head(known.status, known.row(), checkpoint_words(one, known.status.checkpoint)), sheet
+    )
+
+
+def _life(question: _Question) -> Life:
+    one = _asked_run(question)
+    with question.board.measured.renewed(one) as measured:
+        return board_life(question.feed.runs.known(one).status, measured, time.time())
+
+
+def _checkpoints(question: _Question) -> BoardCheckpoints:
+    one = _asked_run(question)
+    return board_checkpoints(one, question.feed.runs.known(one).status.checkpoint)
+
+
+def _curves(question: _Question) -> Curves:
+    by = question.request.query_params.get("by", "step")
+    if by not in ("step", "time"):
+        raise BadInput(f"by: expected step or time, got {by[:100]!r}")
+    low, high = _number(question, "from", -math.inf), _number(question, "to", math.inf)
+    window = CurveWindow(cast("By", by), low, high, _count(question, "px", 800))
+    one, names, measured = _asked_run(question), _words(question, "names"), question.board.measured
+    if (of := question.request.query_params.get("of", "metrics")) not in ("metrics", "system"):
+        raise BadInput(f"of: expected metrics or system, got {of[:100]!r}")
+    if of == "system":
+        with measured.renewed(one, system=True) as used:
+            return curves(used, names, window, first=MOST_NAMES)
+    if question.request.query_params.get("glimpse"):
+        with measured.glimpsed(one) as glimpsed:
+            if glimpsed is not None:
+                return curves(glimpsed, names, window, glimpse=True)
+    with measured.renewed(one) as whole:
+        return curves(whole, names, window)
+
+
+def _artifacts(question: _Question) -> Artifacts:
+    return artifacts(RunDir(_asked_run(question).path))
+
+
+def _artifact(question: _Question) -> Response:
+    """One file; what is text is without secrets."""
+    name = question.request.path_params["name"]
+    kind, media_type = TYPES.get(Path(name).suffix.lower(), ("other", ""))
+    if kind == "other":
+        raise NoSuchRun(f"{name[:200]!r}: the board shows {', '.join(TYPES)}")
+    content = read_artifact(RunDir(_asked_run(question).path), name)
+    if media_type != "image/png":
+        content = blotted(content.decode(errors="replace"), _secrets(question)).encode()
+    return Response(content, media_type=media_type, headers={"content-security-policy": POLICY})
+
+
+def _logs(question: _Question) -> LogPage:
+    around = _number(question, "around", math.inf)
+    wish = LogWish(
+        ranks=_ranks(question),
+        search=question.request.query_params.get("search", ""),
+        before=_count(question, "before", 0),
+        around=around if math.isfinite(around) else None,
+        limit=_count(question, "limit", 500),
+    )
+    return log_page(_asked_run(question), wish)
+
+
+def _code(question: _Question) -> dict[str, object]:
+    """How it differs from that of another run, or, where none is named, from its commit."""
+    run, ref = _asked_run(question), question.request.query_params.get("with", "")
+    found = api.compare([api.run(ref), run]).code[0] if ref else api.uncommitted(run)
+    return {"changes": found.changes, "unknown": found.unknown}
+
+
+def _act(question: _Question) -> ActionReport:
+    verb = question.request.path_params["verb"]
+    if verb not in ACTIONS:
+        raise NoSuchRun(f"{verb[:100]!r}: no such action")
+    try:
+        wish = decoder_of(ActionWish).decode(question.body or b"{}")
+    except NOT_JSON as error:
+        raise BadInput(f"{verb}: {error}") from None
+    return ACTIONS[verb](_asked_run(question), wish)
+
+
+_ROUTES: dict[str, Callable[[_Question], Response]] = {
+    "/": _index,
+    "/page/{name:path}": _page,
+    "/api/board": _answering(_about),
+    "/api/runs": _answering(_runs),
+    _OF_RUN: _answering(_run),
+    f"{_OF_RUN}/checkpoints": _answering(_checkpoints),
+    f"{_OF_RUN}/life": _answering(_life),
+    f"{_OF_RUN}/curves": _answering(_curves),
+    f"{_OF_RUN}/logs": _answering(_logs),
+    f"{_OF_RUN}/artifacts": _answering(_artifacts),
+    f"{_OF_RUN}/artifacts/{{name:path}}": _answering(_artifact),
+    f"{_OF_RUN}/code": _answering(_code),
+    "/api/compare": _answering(_compare),
+    "/api/clusters": _answering(_clusters),
+    "/metrics": _metrics,
+}

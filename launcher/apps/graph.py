@@ -1,0 +1,160 @@
+"""Several runs of one file, of which some need others, from Python; and all that the command line knows of them.
+
+import launcher
+
+graph = launcher.submit_graph("jobs/train_then_predict.yaml")
+print(graph.wait())
+for step in graph.steps():
+    print(step.name, step.needs, step.status.state if step.status else "not started")
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.api import WATCH_S, Run, Spec, as_files, statuses
+from launcher.errors import NoSuchRun, Refused
+from launcher.ids import RunId
+from launcher.run.graphs import GraphDir, GraphRecord, find_graph, graph_record
+from launcher.states import LOCAL, State
+from launcher.status.derive import RunStatus
+
+if TYPE_CHECKING:
+    from launcher.submission.graphs import StepPlan
+
+_WAIT_STEP_S = 0.1
+_MOVING = (State.UNKNOWN, State.RUNNING, State.REGROUPING, State.STARTING, State.QUEUED)
+_WORST = (State.FAILED, State.INTERRUPTED, State.LOST, State.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class StepStatus:
+    """One step, and how its run is."""
+
+    name: str
+    needs: tuple[str, ...]
+    run: RunId
+    status: RunStatus | None  # None: it was not started, or its run was removed
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Runs of one file, each of which starts once those that it needs have succeeded."""
+
+    id: RunId
+    path: Path
+
+    @classmethod
+    def get(cls, ref: str) -> "Graph":
+        """The one of this id, or of a unique beginning of one."""
+        found = find_graph(ref)
+        if found is None:
+            raise NoSuchRun(f"{ref[:100]!r}: no runs of one file with steps are called so")
+        return cls(found.id, found.path)
+
+    def steps(self, fresh_s: float = 0.0) -> list[StepStatus]:
+        """Each after those that it needs."""
+        return self._steps(fresh_s, restart_lost=True)
+
+    def _steps(self, fresh_s: float, *, restart_lost: bool) -> list[StepStatus]:
+        steps = self._record().steps
+        there = {run.id: run for run in self.runs()}
+        found = dict(zip(there, statuses([*there.values()], fresh_s, restart_lost=restart_lost), strict=True))
+        return [StepStatus(one.name, one.needs, one.run, found.get(one.run)) for one in steps]
+
+    def runs(self) -> list[Run]:
+        """The runs of its steps, as far as they are there, in that order."""
+        runs = self._folder.runs
+        return [Run(one.run, runs / one.run) for one in self._record().steps if (runs / one.run).is_dir()]
+
+    def state(self, fresh_s: float = WATCH_S) -> State:
+        return state_of(self.steps(fresh_s))
+
+    def wait(self, timeout_s: float | None = None) -> State:
+        """Return when nothing of it goes on any more, or raise TimeoutError."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (state := self.state()).ended:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.id} is still {state} after {timeout_s:g} s")
+            time.sleep(_WAIT_STEP_S)
+        return state
+
+    def cancel(self) -> None:
+        """End all its runs: the last ones first, so that none waits for one that is ended."""
+        for run in reversed(self.runs()):
+            run.cancel()
+
+    def resume(self, *, anew: bool = False, code: bool = False) -> list[Run]:
+        """Go on where it ended otherwise than it should: start what is missing, have what failed go on, and what was
+        cancelled for it follow again. Gives the runs that go on. Raises Refused where there is nothing to do."""
+        from launcher.submission.graphs import start_missing  # late: it reads YAML, which `status` must not pay for
+
+        record, before = self._record(), self._steps(0.0, restart_lost=False)
+        if state_of(before) is State.SUCCEEDED:
+            raise Refused(f"{self.id} has succeeded: there is nothing to resume", f"hint: launch status {self.id}")
+        missing = [step for step in before if step.status is None]
+        if missing and self._folder.complete.exists():
+            raise Refused(f"{missing[0].run} was removed: {self.id} cannot go on without it", "hint: submit it anew")
+        over = [step for step in before if _is_to_go_on(step)]
+        if not over and not missing:
+            raise Refused(
+                f"{self.id} is {state_of(before)}: there is nothing to resume", f"hint: launch status {self.id}"
+            )
+        for step in over:
+            self._resume(record, step, anew=anew, code=code)
+        start_missing(self._folder)
+        return [run for run in self.runs() if run.id in {step.run for step in (*over, *missing)}]
+
+    def _resume(self, record: GraphRecord, step: StepStatus, *, anew: bool, code: bool) -> None:
+        waits = ", ".join(one.run for one in record.steps if one.name in step.needs)
+        overrides = [f"queue.after=[{waits}]", "queue.hold=null", "queue.at=null"] if waits else []
+        Run(step.run, self._folder.runs / step.run).resume(overrides=overrides, anew=anew, code=code)
+
+    def _record(self) -> GraphRecord:
+        return graph_record(self._folder)
+
+    @property
+    def _folder(self) -> GraphDir:
+        return GraphDir(self.path)
+
+
+def state_of(steps: Sequence[StepStatus]) -> State:
+    """Of all steps together: how the furthest one is that still goes on, else the worst end. Lost: one is missing."""
+    states = {step.status.state if step.status is not None else State.LOST for step in steps}
+    return next((state for state in (*_MOVING, *_WORST) if state in states), State.SUCCEEDED)
+
+
+def _is_to_go_on(step: StepStatus) -> bool:
+    return step.status is not None and step.status.state.ended and step.status.state is not State.SUCCEEDED
+
+
+def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Graph:
+    """Start what has `steps`: a run for each, in order. The spec is a file, or what would stand in one."""
+    from launcher.submission.graphs import open_graph  # late: it reads YAML
+
+    with as_files([spec]) as ([file], roots):
+        found = open_graph(file, on=on, overrides=tuple(overrides), root=roots.get(file))
+    return Graph(found.id, found.path)
+
+
+def prepare_graph(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "list[StepPlan]":
+    """What `submit_graph` would do, as data, in order. Starts and writes nothing."""
+    from launcher.submission.graphs import prepare_steps  # late: it reads YAML
+
+    return prepare_steps(Path(spec), on=on, overrides=tuple(overrides))
+
+
+def validate_graph(spec: str | Path, *, overrides: Sequence[str] = ()) -> None:
+    """Raise BadInput with every problem of a file with `steps`, as far as they do not depend on where it will run."""
+    from launcher.submission.graphs import validate_steps  # late: it reads YAML
+
+    validate_steps(Path(spec), tuple(overrides))
+
+
+def is_graph(spec: str | Path) -> bool:
+    """Whether a file has `steps`."""
+    from launcher.spec.graph.reading import is_graph as has_steps  # late: it reads YAML
+
+    return has_steps(Path(spec))

@@ -1,0 +1,122 @@
+"""A disturbed run beside the undisturbed one: what its ranks reported, and what its checkpoints hold. Pure but for
+reading the latter."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.apps.proof.findings import Departure, StateDeparture
+from launcher.status.series import Rows, better
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.differences import Differences, differences
+from trainer.errors import CheckpointDamaged, CheckpointPartial
+
+_ALSO = frozenset({"lr", "norm", "grad_norm"})  # of no better or worse, but a part of the training; others may be times
+_DECIDES = ("generators", "data")  # of what is kept beside tensors: what comes next is drawn from it
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRows:
+    """Of what two runs reported."""
+
+    at: tuple[int, ...]  # the steps at which both reported something of the same name
+    metrics: tuple[str, ...]
+    first: Departure | None
+
+
+def is_of_the_training(metric: str) -> bool:
+    """Whether it is to be the same in every run, as far as its name says: no rate, and no time."""
+    return better(metric) != 0 or metric in _ALSO
+
+
+def compared_rows(
+    undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], chosen: Collection[str] = ()
+) -> ComparedRows:
+    """Rank by rank, at the steps of which both runs have something; by their bits: NaN is like NaN."""
+    wanted = set(chosen).__contains__ if chosen else is_of_the_training
+    pairs = list(_pairs(undisturbed, disturbed, wanted))
+    departures = (
+        Departure(step, rank, name, one, other) for step, rank, name, one, other in pairs if not _alike(one, other)
+    )
+    names = tuple(dict.fromkeys(name for _, _, name, *_ in pairs))
+    return ComparedRows(tuple(dict.fromkeys(step for step, *_ in pairs)), names, next(departures, None))
+
+
+def _pairs(
+    undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], wanted: Callable[[str], bool]
+) -> Iterator[tuple[int, int, str, float, float]]:
+    """Step by step, and at each one rank by rank, in the order in which metrics are reported."""
+    both = [rank for rank in sorted(undisturbed) if rank in disturbed]
+    for step in sorted({step for rank in both for step in undisturbed[rank]}):
+        for rank in both:
+            here, there = undisturbed[rank].get(step, {}), disturbed[rank].get(step, {})
+            for name, one in here.items():
+                if name in there and wanted(name):
+                    yield step, rank, name, one, there[name]
+
+
+def _alike(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedStates:
+    """Of the checkpoints of two runs."""
+
+    steps: tuple[int, ...]  # that were compared
+    first: StateDeparture | None
+    unread: str = ""  # why one could not be
+
+
+def compared_states(
+    undisturbed: Mapping[int, Path], disturbed: Mapping[int, Path], *, untouched: int, every: bool
+) -> ComparedStates:
+    """Of the checkpoints that both have, by their steps: the last one, or `every` one until two differ.
+
+    `untouched`: the step up to which nothing had been killed. What differs in kept state by then, as a generator that
+    nobody has seeded, differs between any two runs, and says nothing.
+    """
+    both = sorted(undisturbed.keys() & disturbed.keys())
+    done = list[int]()
+    try:
+        before = next((step for step in reversed(both) if step <= untouched), None)
+        usual = None if before is None else {*_between(before, undisturbed, disturbed).kept}
+        for step in both if every else both[-1:]:
+            found = _between(step, undisturbed, disturbed)
+            done.append(step)
+            if (first := departure_of(step, found, usual)) is not None:
+                return ComparedStates(tuple(done), first)
+    except (CheckpointDamaged, CheckpointPartial, OSError) as error:
+        return ComparedStates(tuple(done), None, str(error).partition("\n")[0])
+    return ComparedStates(tuple(done), None)
+
+
+def _between(step: int, undisturbed: Mapping[int, Path], disturbed: Mapping[int, Path]) -> Differences:
+    return differences(Entry("step", step, undisturbed[step]), Entry("step", step, disturbed[step]))
+
+
+def departure_of(step: int, found: Differences, usual: Collection[str] | None) -> StateDeparture | None:
+    """What people are told of it; None where nothing differs that decides how the training goes on. `usual`: kept state
+    that differs between any two runs; None: that is not known, and then tensors alone decide."""
+    kept = tuple(place for place in found.kept if usual is None or place not in usual)
+    if not found.different and (usual is None or not any(map(decides, kept))):
+        return None
+    state = StateDeparture(step, found.tensors, len(found.different), kept=kept)
+    if (first := found.first) is None:
+        return state
+    return msgspec.structs.replace(
+        state, tensor=first.name, index=first.index, undisturbed=first.one, disturbed=first.other
+    )
+
+
+def decides(place: str) -> bool:
+    """Of kept state that is no tensor: a user's object may keep a time as well, and no two runs are alike in that."""
+    return bool(named_in([place], _DECIDES))
+
+
+def named_in(places: Iterable[str], parts: Sequence[str]) -> list[str]:
+    """Those of these places that have such a part."""
+    return [place for place in places if set(parts) & set(place.split("/"))]

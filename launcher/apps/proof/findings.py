@@ -1,0 +1,94 @@
+"""What a proof found: data alone, which `launch prove --json` prints."""
+
+from enum import StrEnum
+
+import msgspec
+
+from launcher.states import State
+
+
+class Judgement(StrEnum):
+    """Of one disturbed run, and of all of them."""
+
+    EXACT = "exact"  # nothing that could be compared differs from the undisturbed run
+    DIFFERS = "differs"
+    UNPROVEN = "unproven"  # nothing was struck, or there was nothing to compare
+    FAILED = "failed"  # a run did not come to its end
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """One that was planned, and what it did."""
+
+    planned_step: int
+    missed: str = ""  # why nothing was hit
+    rank: int | None = None  # None: all of the run on `node`
+    node: int = 0
+    attempt: int = 0
+    generation: int = 0
+    at: float = 0.0
+    step: int | None = None  # how far the run was
+    checkpoint: int | None = None  # the newest that was known then
+    went_on_from: int | None = None
+    steps_again: int | None = None
+    next_step_s: float | None = None  # until the next step was done
+
+
+class Departure(msgspec.Struct, frozen=True):
+    """The first number that is another one than in the undisturbed run."""
+
+    step: int
+    rank: int
+    metric: str
+    undisturbed: float
+    disturbed: float
+
+
+class StateDeparture(msgspec.Struct, frozen=True):
+    """What differs in the first checkpoint that does, of those that both runs have."""
+
+    step: int
+    tensors: int  # that it has
+    different: int  # of them
+    tensor: str = ""  # the first of these
+    index: tuple[int, ...] = ()
+    undisturbed: str = ""
+    disturbed: str = ""
+    kept: tuple[str, ...] = ()  # other kept state that differs: generators, the place in the data, users' objects
+
+
+class ComparedRun(msgspec.Struct, frozen=True):
+    """A disturbed run beside the undisturbed one."""
+
+    mode: str
+    run: str
+    verdict: Judgement
+    kills: tuple[Kill, ...]
+    state: State
+    took_s: float
+    why: str = ""  # it is unproven, or has failed
+    steps: int = 0  # at which a number could be compared
+    metrics: tuple[str, ...] = ()  # that were compared
+    checkpoints: tuple[int, ...] = ()  # that were compared, by their steps
+    fingerprint: str | None = None
+    exit_code: int = 0  # of the run
+    first: Departure | None = None
+    first_state: StateDeparture | None = None
+    again_differs: int | None = None  # the first step at which a second undisturbed run differs from the first one, too
+    causes: tuple[str, ...] = ()  # what usually makes such a difference
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    id: str
+    seed: int
+    verdict: Judgement
+    steps: int  # of the training
+    undisturbed: str  # the run
+    undisturbed_s: float
+    took_s: float  # the whole proof
+    fingerprint: str | None
+    exit_code: int  # of the undisturbed run
+    compared: tuple[ComparedRun, ...]
+    kept: tuple[str, ...] = ()  # runs that are still there
+    why: str = ""  # it is unproven, or has failed

@@ -1,0 +1,404 @@
+"""`launch _far`: the side of a login node. Answers requests on stdin until nobody asks any more.
+
+Nothing that was begun depends on the connection: a request is carried out once it has come whole, and its outcome kept.
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, assert_never
+
+from launcher import api
+from launcher.copies.mirror import tails
+from launcher.copies.mirror.holders import keep_file
+from launcher.copies.mirror.logs import FOLDERS
+from launcher.errors import BadInput, Exit, LaunchError, NoSuchRun, Refused
+from launcher.ids import RunId, parse_run_id
+from launcher.node.inside.visit import relay
+from launcher.node.inside.words import VisitDeclined
+from launcher.places.clusters_file import entry, hosts_of, merged
+from launcher.places.elsewhere import kept_elsewhere
+from launcher.places.kinds import of_kind
+from launcher.places.login.messages import (
+    EVENTS_BYTES,
+    MOST_ATTEMPTS,
+    PIECE_BYTES,
+    AskCheckpoints,
+    AskHosts,
+    AskLogs,
+    AskMachine,
+    AskOutputs,
+    AskPreview,
+    AskQueue,
+    AskRunsFolder,
+    AskStock,
+    AttemptNews,
+    EndRun,
+    ForgiveNodes,
+    GivePiece,
+    KeepPiece,
+    KnownRun,
+    LogNews,
+    LookAtRuns,
+    OpenAttempt,
+    OpenRuns,
+    PreviewThere,
+    ReleaseRun,
+    Request,
+    RunNews,
+    SpecThere,
+    TidyRuns,
+    VoidTokens,
+)
+from launcher.places.login.records import events_after
+from launcher.places.place import KeptRemote
+from launcher.plan.facts import Misfit
+from launcher.plan.model import Plan
+from launcher.remote.rpc.once import Runs, Token, tidy
+from launcher.remote.rpc.server import folder_of, projects_in, serve, take_stdio
+from launcher.remote.rpc.wire import Outcome, encoded, greeting
+from launcher.remote.shipping import kept_trees
+from launcher.run import registry
+from launcher.run.attempts import attempts, read_intent, read_plan
+from launcher.run.code import outputs
+from launcher.run.durable import make_dir, readable, write_all, write_bytes
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd, RunState, StopRequest
+from launcher.run.removal import remove_tree, size_of
+from launcher.spec.model import JobSpec, RunOptions
+from launcher.states import State
+from launcher.status.checkpoints import checkpoint_folder
+from launcher.status.derive import RunStatus
+from launcher.submission.opening import open_shipped
+from launcher.submission.reopening import reopen
+from launcher.submission.requests import Shipped, ShippedRun, prepare
+from launcher.supervisor.waiting import awaited_by
+from trainer.checkpoint_files.partial import inventory, open_file, read_manifest
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_LONGEST_NAME = 200
+_LONGEST_NUMBER = 7  # digits
+_MOST_LISTED = 4  # runs
+
+_listed: dict[RunId, list[str]] = {}  # what their ranks have written, for the next answers to who asks for it
+
+
+def serve_far() -> int:
+    return serve(Request, lambda request, _body: answer(request), where="on the login node: ")
+
+
+def serve_inside(run: str = "", node: str = "") -> int:
+    """`launch _inside RUN NODE`: pass on what a visitor elsewhere and the host on this node of a run here say."""
+    source, sink = take_stdio()
+    try:
+        if not (node.isascii() and node.isdigit() and len(node) <= _LONGEST_NUMBER):
+            raise BadInput(f"expected the number of a node, got {node[:100]!r}")
+        with _run(parse_run_id(run)).reach(int(node)) as running:
+            relay(running, source, sink)
+    except LaunchError as error:
+        write_all(sink, greeting() + encoded(VisitDeclined(error.lines, error.exit_code)))
+    return Exit.OK
+
+
+def answer(request: Request) -> Any:
+    """Carry it out. Raises LaunchError, which is told to who asked."""
+    match request:
+        case AskMachine() | AskHosts() | AskQueue() | AskRunsFolder():
+            return _of_cluster(request)
+        case AskPreview():
+            return _preview(request)
+        case OpenRuns():
+            return _open_runs(request)
+        case OpenAttempt():
+            return _open_attempt(request)
+        case VoidTokens():
+            folder = folder_of(request.folder)
+            return {token: Token(folder, token).void() for token in request.tokens}
+        case LookAtRuns():
+            return _look(request.runs)
+        case AskLogs():
+            return _logs(request)
+        case AskOutputs():
+            return _outputs(request)
+        case EndRun() | ForgiveNodes() | ReleaseRun():
+            return _of_life(request)
+        case AskCheckpoints() | AskStock() | GivePiece() | KeepPiece():
+            return _of_checkpoints(request)
+        case TidyRuns():
+            return _tidy(request)
+        case _:
+            assert_never(request)
+
+
+def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> Any:
+    match request:
+        case AskMachine(on=on, spec=spec):
+            place = entry(on)
+            return of_kind(place.kind).machine(merged(place, spec))
+        case AskHosts(on=on, spec=spec):
+            return hosts_of(entry(on), spec)
+        case AskQueue():
+            return _queue_problems(request)
+        case AskRunsFolder():
+            return str(_runs_root(request.folder))
+
+
+def _of_life(request: EndRun | ForgiveNodes | ReleaseRun) -> Any:
+    match request:
+        case EndRun():
+            return _run(request.run).cancel()
+        case ForgiveNodes():
+            return _run(request.run).pardon(request.hosts)
+        case ReleaseRun():
+            return api.release(_run(request.run))
+
+
+def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) -> Any:
+    match request:
+        case AskCheckpoints():
+            return list(_run(request.run).checkpoints(verify=request.verify))
+        case AskStock():
+            one = _run(request.run)
+            one.fetch(request.checkpoint)  # where this is no login node's disk, but other hosts'
+            return inventory(checkpoint_folder(RunDir(one.path)))
+        case GivePiece():
+            return _piece(request)
+        case KeepPiece():
+            return _keep_piece(request)
+
+
+def _queue_problems(request: AskQueue) -> list[Misfit]:
+    place = entry(request.on)
+    cluster = of_kind(place.kind)
+    awaited, unknown = awaited_by(request.to_follow)
+    spec = merged(place, JobSpec("queue", RunOptions(command="true"), queue=request.queue))
+    return [*unknown, *cluster.queue_problems(spec, awaited)]
+
+
+def _preview(request: AskPreview) -> PreviewThere:
+    root = _project(request.folder, request.digest)
+    with tempfile.TemporaryDirectory(prefix="launch-") as made, _shipped(request.spec, Path(made), root) as shipped:
+        overrides = shipped.overrides
+        plan, _ = prepare(shipped.file, on=request.on, overrides=overrides, shipped=shipped)
+        return PreviewThere(plan.run_dir, api.preview(plan))
+
+
+def _open_runs(request: OpenRuns) -> Outcome:
+    folder = folder_of(request.folder)
+    token = Token(folder, request.token)
+    if any(one.spec >= len(request.specs) for one in request.runs):
+        raise BadInput(f"expected runs of {len(request.specs)} specs")
+
+    def start(choose: Callable[[Runs], None]) -> Runs:
+        root = _project(request.folder, request.digest)
+        goes_on_from = checkpoints if (checkpoints := _checkpoints(token)).is_dir() else None
+        specs = []
+        with contextlib.ExitStack() as stack:
+            for index, spec in enumerate(request.specs):
+                shipped = stack.enter_context(_shipped(spec, token.path / f"spec-{index}", root))
+                runs = (
+                    ShippedRun(one.run, one.repeat, one.first, one.events, goes_on_from, one.starts_at)
+                    for one in request.runs
+                    if one.spec == index
+                )
+                specs.append(replace(shipped, secrets=request.secrets, notifying=request.notifying, runs=tuple(runs)))
+            return open_shipped(specs, on=request.on, choose=choose)
+
+    outcome = token.redeem(start)
+    tidy(folder, time.time())
+    return outcome
+
+
+def _keep_piece(request: KeepPiece) -> None:
+    """The file is gathered beside the checkpoint, and becomes a part of it once it is whole."""
+    folder = _checkpoints(Token(folder_of(request.folder), request.token))
+    make_dir(folder)
+    gathered = folder.with_suffix(".part")
+    there = gathered.stat().st_size if gathered.exists() else 0
+    if request.at > there or request.at + len(request.piece) > request.size:
+        raise BadInput(f"expected a piece from byte {there} on at most, got one from {request.at} on")
+    with gathered.open("r+b" if request.at else "wb") as file:
+        file.seek(request.at)
+        file.write(request.piece)
+    if request.at + len(request.piece) < request.size:
+        return
+    with gathered.open("rb") as file:
+        keep_file(folder, request.manifest, request.name, iter(partial(file.read, PIECE_BYTES), b""), request.kind)
+    gathered.unlink()
+
+
+def _checkpoints(token: Token) -> Path:
+    return token.path / "checkpoints"
+
+
+def _open_attempt(request: OpenAttempt) -> Outcome:
+    def start(choose: Callable[[Runs], None]) -> Runs:
+        one = _run(request.run)
+        status = one.status()
+        if not status.state.ended:
+            raise Refused(f"{one.id} is {status.state} on the login node: {status.message}")
+        run = RunDir(one.path)
+        opened = [(one.id, run.attempt(request.after + 1).path)]
+        choose(opened)  # there once the attempt is
+        reopen(
+            run, after=request.after, on=None, overrides=request.overrides, defaults=request.defaults, anew=request.anew
+        )
+        return opened
+
+    return Token(folder_of(request.folder), request.token).redeem(start)
+
+
+# -- runs that are here
+
+
+def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dict[RunId, RunNews]:
+    """Return what is new of these runs, with at most so many bytes of events of all of them."""
+    known = dict(registry.registered())
+    asked = [one for one in wanted if one.run in known and known[one.run].is_dir()]
+    runs = [api.Run(one.run, known[one.run]) for one in asked]
+    statuses = api.statuses(runs, api.WATCH_S)
+    found: dict[RunId, RunNews] = {}
+    left = events_bytes  # what does not fit into this answer comes with the next one
+    for run, one, status in zip(runs, asked, statuses, strict=True):
+        try:
+            found[one.run] = _news(run, one, status, left, is_alone=left == events_bytes)
+        except (LaunchError, OSError) as error:  # one damaged run keeps nobody else's from being told of
+            found[one.run] = RunNews(State.UNKNOWN, str(error), None, None, (), None, (), 0, b"")
+        left -= len(found[one.run].events)
+    return found
+
+
+def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alone: bool) -> RunNews:
+    """Return what is new of a run, with at most so many bytes of its events; `is_alone`: no other has taken room."""
+    run = RunDir(one.path)
+    settled = status.state.ended  # else what follows from the end is on its way
+    begun = [each for each in attempts(run) if each.number >= known.attempt and each.intent.exists()]
+    news = tuple(_attempt_news(each, settled=settled or each != begun[-1]) for each in begun[:MOST_ATTEMPTS])
+    last = readable(run.state, RunState)
+    at, events = events_after(run, known, most)  # after the end was looked for: it is not told without its events
+    more = run.events.exists() and run.events.stat().st_size - at > most
+    return RunNews(
+        state=status.state,
+        message=status.message,
+        cause=status.cause,
+        job=status.job,
+        attempts=news,
+        last=last,
+        avoided=status.avoided,
+        events_at=at,
+        events=events,
+        more=more and (bool(events) or not is_alone),
+    )
+
+
+def _attempt_news(attempt: AttemptDir, *, settled: bool) -> AttemptNews:
+    intent = read_intent(attempt)
+    end, stop = readable(attempt.end, AttemptEnd), readable(attempt.stop, StopRequest)
+    if end is not None and end.state.ended and not settled:
+        end = None
+    return AttemptNews(attempt.number, intent.reason, intent.cause, intent.created_at, end, stop)
+
+
+def _logs(request: AskLogs) -> LogNews:
+    one = _run(request.run)
+    one.renew()
+    found, more = tails.grown(one.path, FOLDERS, request.known)
+    return LogNews(tuple(found), more)
+
+
+def _outputs(request: AskOutputs) -> LogNews:
+    """Who knows nothing yet is the first to ask, and is told of what is there now; that is listed once."""
+    run = RunDir(_run(request.run).path)
+    last = attempts(run)[-1]
+    if of_kind(read_intent(last).cluster_kind).remote:
+        hint = f"hint: on the login node: launch fetch {run.id} --outputs"
+        raise Refused("what ranks have written is on other machines behind the login node", hint)
+    if not request.known or run.id not in _listed:
+        _list_outputs(run, read_plan(run, last.number))
+    found = (run.code / name for name in _listed[run.id])
+    whole = (path for path in found if path.is_file() and not path.is_symlink())
+    grown, more = tails.grown_of(run.path, whole, request.known)
+    if not more:
+        del _listed[run.id]
+    return LogNews(tuple(grown), more)
+
+
+def _list_outputs(run: RunDir, plan: Plan) -> None:
+    names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
+    _listed.pop(run.id, None)
+    while len(_listed) >= _MOST_LISTED:
+        del _listed[next(iter(_listed))]
+    _listed[run.id] = [name for name in names if tails.is_text(name)]
+
+
+def _piece(request: GivePiece) -> bytes:
+    folder = checkpoint_folder(RunDir(_run(request.run).path))
+    if not request.name:
+        return read_manifest(folder, request.step, request.kind)[request.at : request.at + PIECE_BYTES]
+    with open_file(folder, request.step, request.name, request.kind) as file:
+        file.seek(request.at)
+        return file.read(PIECE_BYTES)
+
+
+def _tidy(request: TidyRuns) -> list[KeptRemote]:
+    known = dict(registry.registered())
+    there = [api.Run(run_id, known[run_id]) for run_id in request.runs if run_id in known and known[run_id].is_dir()]
+    live = {one.run for one in api.statuses(there) if not one.state.ended}
+    over = [one for one in there if one.id not in live]
+    sizes = {one.id: one.usage().total for one in there}
+    projects = kept_trees.idle(projects_in(request.folder), time.time())
+    code = sum(map(size_of, projects))
+    further = api.remove(over) if request.remove else kept_elsewhere([RunDir(one.path) for one in over])
+    if request.remove:
+        for tree in projects:
+            remove_tree(tree)
+    return [KeptRemote("", sizes, code, tuple(one.id for one in there if one.id in live)), *further]
+
+
+def _run(run_id: RunId) -> api.Run:
+    """By its whole id, which is only ever compared with names."""
+    path = dict(registry.registered()).get(run_id)
+    if path is None:
+        raise NoSuchRun(f"{run_id}: no such run on the login node")
+    if not path.is_dir():
+        raise NoSuchRun(f"{run_id}: its folder is gone: {path}")
+    return api.Run(run_id, path)
+
+
+# -- specs and code that came
+
+
+@contextlib.contextmanager
+def _shipped(spec: SpecThere, folder: Path, root: Path) -> Iterator[Shipped]:
+    """The spec in a file here; problems name the files where the user is."""
+    plain = spec.name and set(spec.name) <= _PLAIN and not spec.name.startswith((".", "-"))
+    make_dir(folder)
+    file = folder / (spec.name if plain and len(spec.name) <= _LONGEST_NAME else "job.yaml")
+    write_bytes(file, spec.text)
+    try:
+        yield Shipped(file, spec.overrides, root, {}, spec.defaults)
+    except LaunchError as error:
+        lines = [line.replace(str(file), spec.called[0]).replace(str(root), spec.called[1]) for line in error.lines]
+        told = LaunchError(*lines)
+        told.exit_code = error.exit_code
+        raise told from error
+
+
+def _runs_root(named: str) -> Path:
+    """Where runs of this folder are, from now on for whatever makes one."""
+    os.environ.setdefault("LAUNCH_RUNS", str(folder_of(named) / "runs"))
+    return registry.runs_root(folder_of(named))
+
+
+def _project(named: str, digest: str) -> Path:
+    """The tree that the run is made of, whose own runs do not go into it."""
+    _runs_root(named)
+    tree = kept_trees.tree(folder_of(named) / "projects", digest)
+    if not tree.is_dir():
+        raise LaunchError("code: expected the tree to be here")
+    return tree

@@ -1,0 +1,152 @@
+"""Which trainings are run: each as the spec with a few options set. Pure."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.apps.repeated_runs import gives, steps_override
+from launcher.apps.scaling.findings import DP, MASTER, MP, OWN, STRONG, WEAK
+from launcher.errors import BadInput
+from launcher.spec.model import Resources, RunOptions
+
+# The last two are baselines, and no strategies of the trainer; so is dp with a number of GPUs.
+STRATEGIES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp", MASTER, MP)
+BASELINES = (DP, MASTER, MP)  # measured for comparison, and nothing to train by
+_IN_ONE_PROCESS = (DP, MP)
+_AS_THE_TRAINER_HAS_IT = {MASTER: "ddp", MP: "none"}
+_BATCH, _STRATEGY = "batch-size", "strategy"
+_BASELINE = "env.TRAINER_BASELINE"  # trainer/strategies/baselines.py reads it
+_LINES = 6  # of metrics, that are measured
+_WARM = 5  # steps at least, before them
+_TRACED = 5  # steps, after them: a trace makes them slower
+# Nobody is to hear of it, and nothing is worth keeping but its lines of metrics.
+_ALWAYS = ("sweep=null", "notify.to=[]", "checkpoint.every=null", "checkpoint.memory_every=null")
+_UNSET = ("max-epochs", "max-time-s", "patience", "checkpoint-every")  # a training has none of them, in the end
+_LEFT_OUT = ("keep-best", "lr-find", "tensorboard", "fast-dev-run", "overfit-batches", "resume")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Of a training: steps to warm up, steps that are measured, steps that are traced."""
+
+    warm: int
+    measured: int
+    traced: int
+    log_every: int
+
+    @property
+    def last(self) -> int:
+        """That is measured."""
+        return self.warm + self.measured
+
+    @property
+    def end(self) -> int:
+        return self.last + self.traced
+
+
+def schedule_of(steps: int) -> Schedule:
+    """Some lines of metrics, all of equally many steps."""
+    every = max(1, steps // _LINES)
+    return Schedule(every * math.ceil(_WARM / every), every * (steps // every), _TRACED, every)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One training: its rows are those of several scalings, where it is what others are compared with.
+
+    With dp, `ranks` counts the GPUs of nn.DataParallel; with mp, the devices that share the layers.
+    """
+
+    strategy: str  # "": as the spec has it
+    scaling: str
+    nodes: int
+    per_node: int
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def name(self) -> str:
+        """A part of its runs' ids."""
+        parts = (self.strategy, str(self.ranks), self.scaling if self.scaling == WEAK else "")
+        return "-".join(part for part in parts if part)
+
+
+def configurations(
+    ranks: Sequence[int], strategies: Sequence[str], scalings: Sequence[str], resources: Resources, per_node: int | None
+) -> list[Configuration]:
+    """The fewest ranks first. Raises BadInput for ranks that make no whole nodes."""
+    found = list[Configuration]()
+    for strategy in strategies:
+        for count in sorted(set(ranks)):
+            nodes, each = _placed(count, resources, per_node)
+            if strategy in _IN_ONE_PROCESS and nodes > 1:
+                raise BadInput(
+                    f"--strategies: {strategy} is one process on one node: expected up to {each} ranks, got {count}"
+                )
+            for scaling in scalings[: 1 if count == min(ranks) else None]:
+                found.append(Configuration(strategy, scaling, nodes, each))
+    return found
+
+
+def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int, int]:
+    """Nodes and ranks on each: all on one, where the spec has one node and nobody says otherwise."""
+    if per_node is None and resources.nodes.max > 1:
+        per_node = resources.ranks_per_node
+        if per_node is None:
+            raise BadInput("--per-node: expected how many ranks a node has, the spec says auto")
+    if per_node is None or ranks <= per_node:
+        return 1, ranks
+    if ranks % per_node:
+        raise BadInput(f"--ranks: expected whole nodes of {per_node} ranks, got {ranks}")
+    return ranks // per_node, per_node
+
+
+def overrides_of(
+    one: Configuration, run: RunOptions, schedule: Schedule, batch: int | None, cpus: int | None = None
+) -> list[str]:
+    """For the trainer's options. `batch`: samples of a step over all ranks; None: as the spec has it, as the cores of
+    each rank are, `cpus`.
+    """
+    return [
+        *_ALWAYS, *(_in_one_process(one, cpus) if one.strategy in _IN_ONE_PROCESS else _places(one)),
+        *(f"run.args.{name}=none" for name in _UNSET),
+        *(f"run.args.{name}=null" for name in _LEFT_OUT if gives(run, name)),
+        f"run.args.max-steps={schedule.end}", f"run.args.log-every={schedule.log_every}",
+        f"run.args.profile={schedule.last + 1}..{schedule.end}", "run.args.validate-every=never",
+        *_strategy_overrides(one.strategy),
+        *([f"run.args.{_BATCH}={batch}"] if batch is not None else []),
+    ]  # fmt: skip
+
+
+def own_overrides(one: Configuration, run: RunOptions, schedule: Schedule) -> list[str]:
+    """For a script that has options of its own. Raises BadInput where nobody knows what limits its steps."""
+    return [*_ALWAYS, *_places(one), steps_override(run, schedule.last)]
+
+
+def _strategy_overrides(strategy: str) -> Iterator[str]:
+    if strategy == MASTER:  # as ddp, but for how it adds gradients up
+        yield f"{_BASELINE}={MASTER}"
+    if strategy:
+        yield f"run.args.{_STRATEGY}={_AS_THE_TRAINER_HAS_IT.get(strategy, strategy)}"
+
+
+def _in_one_process(one: Configuration, cpus: int | None) -> Iterator[str]:
+    yield from ("resources.nodes=1", "resources.ranks_per_node=1", f"{_BASELINE}={one.strategy}={one.ranks}")
+    if cpus is not None:
+        yield f"resources.cpus_per_rank={cpus * one.ranks}"
+
+
+def _places(one: Configuration) -> Iterator[str]:
+    yield f"resources.nodes={one.nodes}"
+    yield f"resources.ranks_per_node={one.per_node}"
+
+
+def scalings_of(*, strong: bool, weak: bool, has_options: bool) -> tuple[str, ...]:
+    """What is measured: both, where nobody has chosen."""
+    if not has_options:
+        if strong or weak:
+            raise BadInput("--strong, --weak: expected a script with the trainer's options: add_options(parser)")
+        return (OWN,)
+    return tuple(word for word, wanted in ((STRONG, strong or not weak), (WEAK, weak or not strong)) if wanted)

@@ -1,0 +1,87 @@
+"""What the metrics of a run say of its speed. Pure."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.apps.scaling.findings import KINDS, Spread, StepParts
+
+_TRACED = "traced/"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """Of the same training, run once or several times."""
+
+    rates: tuple[float, ...]  # samples a second, line by line
+    steps_s: tuple[float, ...]  # seconds of a step, line by line
+    memory_gb: float | None
+    shares: tuple[Mapping[str, float], ...]  # of a traced step, one of each run
+    sent: tuple[float, float]  # bytes and messages of a step
+    model_bytes: float  # of all parameters that are trained; 0: nothing was traced
+
+    @property
+    def step_samples(self) -> float | None:
+        """Over all ranks; None: nothing was measured."""
+        each = [rate * seconds for rate, seconds in zip(self.rates, self.steps_s, strict=True)]
+        return statistics.median(each) if each else None
+
+
+def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last: int) -> MeasuredSpeed:
+    """`runs`: their lines of metrics by step; those after step `first`, up to `last`, count."""
+    lines = [line for rows in runs for line in _lines(rows, first, last)]
+    memory = [row["memory_gb"] for rows in runs for row in rows.values() if "memory_gb" in row]
+    traces = [trace for rows in runs if (trace := _trace(rows))]
+    return MeasuredSpeed(
+        tuple(rate for rate, _ in lines),
+        tuple(seconds for _, seconds in lines),
+        max(memory, default=None),
+        tuple({name: trace.get(name, 0.0) / trace["step"] for name in (*KINDS, "hidden")} for trace in traces),
+        (_mean(traces, "bytes"), _mean(traces, "messages")),
+        _mean(traces, "model_bytes"),
+    )
+
+
+def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> Iterator[tuple[float, float]]:
+    """Rate, and seconds of a step by the clock on the wall since the line before."""
+    before: tuple[int, float] | None = None
+    for step, row in rows.items():
+        if "samples_per_s" not in row or step > last:
+            continue
+        at = row.get("elapsed_s", row.get("at"))
+        if before is not None and at is not None and step > first and at > before[1]:
+            yield row["samples_per_s"], (at - before[1]) / (step - before[0])
+        before = None if at is None else (step, at)
+
+
+def _trace(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """The last that was made; of one without time nothing follows."""
+    for row in reversed(list(rows.values())):
+        if row.get(f"{_TRACED}step", 0.0) > 0:
+            return {name.removeprefix(_TRACED): value for name, value in row.items() if name.startswith(_TRACED)}
+    return {}
+
+
+def _mean(traces: Sequence[Mapping[str, float]], name: str) -> float:
+    return statistics.fmean(trace.get(name, 0.0) for trace in traces) if traces else 0.0
+
+
+def parts_of(found: MeasuredSpeed) -> StepParts | None:
+    """The shares of traced steps, of the usual step: a trace makes steps slower."""
+    if not found.shares or not found.steps_s:
+        return None
+    step_s = statistics.median(found.steps_s)
+    seconds = {name: step_s * _mean(found.shares, name) for name in (*KINDS, "hidden")}
+    return StepParts(**seconds, bytes=found.sent[0], messages=found.sent[1])
+
+
+def spread(values: Sequence[float], share: float = 0.0) -> Spread:
+    """The median, and the range without this share of them at each end."""
+    ordered = sorted(values)
+    cut = int(share * len(ordered))
+    return Spread(statistics.median(ordered), ordered[cut], ordered[-1 - cut])
+
+
+def ratios(many: Sequence[float], one: Sequence[float]) -> Spread:
+    """Each of the ones over each of the others: without a tenth of them at each end, for the outliers of both meet."""
+    return spread([other / base for other in many for base in one], 0.1)

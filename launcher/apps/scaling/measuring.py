@@ -1,0 +1,238 @@
+"""Runs a training on one number of ranks after the other, for a few steps each, and brings together what they measured.
+
+spec ─ configurations ─► runs, one at a time ─ measured ─► points ─ accounts ─► speed-up, what was lost, advice
+                                                             └──── model ─────► forecasts
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from launcher import api
+from launcher.api import Run
+from launcher.apps.repeated_runs import RepeatedJob, Tell, gives, is_ours, job_of, name_of, to_its_end
+from launcher.apps.scaling.accounts import accounted, advice, unsteady
+from launcher.apps.scaling.configurations import (
+    STRATEGIES,
+    Configuration,
+    Schedule,
+    configurations,
+    overrides_of,
+    own_overrides,
+    scalings_of,
+    schedule_of,
+)
+from launcher.apps.scaling.findings import WEAK, ScaledRun, ScalingReport
+from launcher.apps.scaling.forecasts import foretold
+from launcher.apps.scaling.measured import MeasuredSpeed, measured, parts_of, spread
+from launcher.apps.scaling.volumes import volume_of
+from launcher.errors import BadInput, LaunchError
+from launcher.ids import RunId, parse_run_id
+from launcher.run.layout import RunDir
+from launcher.spec.model import RunOptions
+from launcher.states import State
+from launcher.status.compared import environments
+from launcher.status.derive import RunStatus
+from launcher.submission.requests import Request
+
+Rows = dict[int, dict[str, float]]
+TAG = "scale"
+_OPTIONS = "add_options"  # of the trainer: a script that has it takes the options of all settings
+_OFF = 0.1  # of a batch: by so much measured samples may differ from those that were asked for
+
+
+def scale(
+    ref: str, *, ranks: Sequence[int] = (1, 2), strategies: Sequence[str] = (), on: str | None = None,
+    overrides: Sequence[str] = (), steps: int = 30, rounds: int = 1, per_node: int | None = None, strong: bool = False,
+    weak: bool = False, keep: bool = False, tell: Tell = lambda _: None,
+) -> ScalingReport:  # fmt: skip
+    """How much faster the training of a spec, or of a run, is on more ranks, and where the rest of the time goes.
+
+    Everything is checked before anything is started. Interrupted, it cancels the run that goes on. Its runs are
+    removed, unless `keep`, or unless they failed. Both scalings are measured where neither is chosen.
+    """
+    for name, numbers in (("--ranks", ranks), ("--steps", [steps]), ("--rounds", [rounds]), ("--per-node", [per_node])):
+        if not numbers or any(number is not None and number < 1 for number in numbers):
+            raise BadInput(f"{name}: expected numbers above 0, got {', '.join(map(str, numbers)) or 'none'}")
+    if unknown := [name for name in strategies if name not in STRATEGIES]:
+        raise BadInput(f"--strategies: expected some of {', '.join(STRATEGIES)}, got {unknown[0][:100]!r}")
+    job = job_of(ref, on=on, overrides=overrides)
+    wish = job.request()
+    run = wish.spec.run
+    has_options = _has_options(run, Path(wish.project.path))
+    if strategies and not has_options:
+        raise BadInput(
+            "--strategies: expected a script with the trainer's options: it has no add_options(parser)",
+            "hint: leave them out: its rate is measured by the samples_per_s that it reports",
+        )
+    scalings = scalings_of(strong=strong, weak=weak, has_options=has_options)
+    wanted = configurations(ranks, strategies or [""], scalings, wish.spec.resources, per_node)
+    work = _Measuring(job, wish, name_of(wish), schedule_of(steps), has_options, tell)
+    for one in wanted:
+        job.request(work.overrides(one))
+    return work.carry_out(wanted, scalings, rounds, str(ref), keep=keep)
+
+
+def _has_options(run: RunOptions, project: Path) -> bool:
+    """Whether the trainer's options can be set: of its tasks, and of scripts and modules that say so by their text."""
+    if is_ours(run):
+        return True
+    place = run.script or (f"{run.module.replace('.', '/')}.py" if run.module else "")
+    try:
+        return bool(place) and _OPTIONS in (project / run.workdir / place).read_text(errors="replace")
+    except OSError:
+        return False
+
+
+@dataclass(slots=True)
+class _Measuring:
+    """The runs, and what they measured so far."""
+
+    job: RepeatedJob
+    wish: Request
+    id: RunId
+    schedule: Schedule
+    has_options: bool
+    tell: Tell
+    runs: list[Run] = field(default_factory=list)
+    failed: list[Run] = field(default_factory=list)
+    rows: dict[Configuration, list[Rows]] = field(default_factory=dict)
+    why: dict[Configuration, str] = field(default_factory=dict)
+    crowded: dict[Configuration, str] = field(default_factory=dict)
+
+    def carry_out(
+        self, wanted: Sequence[Configuration], scalings: Sequence[str], rounds: int, spec: str, *, keep: bool
+    ) -> ScalingReport:
+        """Round by round: whatever else the machine does meanwhile is spread over all of them."""
+        began = time.monotonic()
+        many = len(wanted) * rounds
+        self.tell(f"{self.id}: {many} run{'s' if many > 1 else ''} of {self.schedule.end} steps")
+        for number in range(1, rounds + 1):
+            for one in wanted:
+                if one not in self.why:
+                    self._measure(one, number, wanted)
+        points = accounted(self._points(wanted, scalings))
+        if not keep:
+            api.remove([run for run in self.runs if run not in self.failed])
+        models, forecasts = foretold(points)
+        return ScalingReport(
+            self.id, spec, self.job.on, self.schedule.measured, rounds, time.monotonic() - began, tuple(points),
+            models, forecasts, tuple(advice(points)), tuple(unsteady(points)),
+            tuple(run.id for run in (self.runs if keep else self.failed)),
+        )  # fmt: skip
+
+    def overrides(self, one: Configuration, batch: int | None = None) -> list[str]:
+        run = self.wish.spec.run
+        if not self.has_options:
+            return own_overrides(one, run, self.schedule)
+        return overrides_of(one, run, self.schedule, batch, self.wish.spec.resources.cpus_per_rank)
+
+    def _measure(self, one: Configuration, number: int, wanted: Sequence[Configuration]) -> None:
+        try:
+            batch = self._batch(one, wanted)
+            name = f"{self.id}-{one.name}" + (f"-{number}" if number > 1 else "")
+            run = self.job.start(parse_run_id(name), self.overrides(one, batch))
+        except LaunchError as error:
+            self._failed(one, str(error).partition("\n")[0])
+            return
+        self.runs.append(run)
+        run.label(add=[TAG, self.id])
+        status = to_its_end(run, run.wait, self.tell)
+        if why := _failure(status, self.schedule.end if self.has_options else 0):
+            self.failed.append(run)
+            self._failed(one, why)
+            return
+        run.renew()
+        self.rows.setdefault(one, []).append(run.metrics())
+        self.crowded[one] = self._crowded(one, run, status)
+        self.tell(f"{run.id}: {self._rate(one)}")
+
+    def _failed(self, one: Configuration, why: str) -> None:
+        self.why[one] = why
+        self.tell(f"{self.id}-{one.name}: {why}")
+
+    def _rate(self, one: Configuration) -> str:
+        rates = measured(self.rows[one][-1:], self.schedule.warm, self.schedule.last).rates
+        return f"{statistics.median(rates):.4g} samples/s" if rates else "no samples_per_s was reported"
+
+    def _batch(self, one: Configuration, wanted: Sequence[Configuration]) -> int | None:
+        """In weak scaling in proportion to that of the fewest ranks, which have been measured by then."""
+        base = next(other for other in wanted if other.strategy == one.strategy)
+        if one.scaling != WEAK or one is base:
+            return None
+        if base not in self.rows:
+            raise BadInput(f"nothing to compare with: {base.ranks} ranks could not be measured")
+        samples = self._measured(base).step_samples
+        if samples is None:
+            raise BadInput("nobody knows of how many samples its steps are")
+        return round(samples * one.ranks / base.ranks)
+
+    def _crowded(self, one: Configuration, run: Run, status: RunStatus) -> str:
+        """Nodes may be on one machine: this one, where it plays several."""
+        nodes = environments(RunDir(run.path), status.attempt)
+        if any(node.gpus for node in nodes):
+            return ""
+        threads = self.wish.spec.resources.cpus_per_rank or 1
+        for host, count in Counter(node.host for node in nodes).items():
+            cpus = next(node.cpus for node in nodes if node.host == host)
+            ranks = one.per_node * count
+            if cpus and ranks * threads > cpus:
+                return f"{ranks} ranks take turns on {cpus} cores"
+        return ""
+
+    def _points(self, wanted: Sequence[Configuration], scalings: Sequence[str]) -> list[ScaledRun]:
+        """Who has the fewest ranks stands in each scaling."""
+        found = list[ScaledRun]()
+        for scaling in scalings:
+            for strategy in dict.fromkeys(one.strategy for one in wanted):
+                mine = [one for one in wanted if one.strategy == strategy]
+                found += [self._point(one, scaling) for one in mine if one is mine[0] or one.scaling == scaling]
+        return found
+
+    def _measured(self, one: Configuration) -> MeasuredSpeed:
+        return measured(self.rows.get(one, []), self.schedule.warm, self.schedule.last)
+
+    def _point(self, one: Configuration, scaling: str) -> ScaledRun:
+        strategy = one.strategy or _strategy(self.wish.spec.run)
+        runs = tuple(run.id for run in self.runs if _is_of(run, f"{self.id}-{one.name}"))
+        point = ScaledRun(strategy, scaling, one.ranks, one.nodes, runs, crowded=self.crowded.get(one, ""))
+        found = self._measured(one)
+        why = self.why.get(one, "")
+        if not why and not found.rates:
+            why = "it reports no samples_per_s, by which its rate could be known"
+        if why:
+            return msgspec.structs.replace(point, why=why)
+        return msgspec.structs.replace(
+            point, rates=found.rates, samples_per_s=spread(found.rates), step_samples=found.step_samples,
+            step_s=statistics.median(found.steps_s), memory_gb=found.memory_gb, parts=parts_of(found),
+            volume=None if gives(self.wish.spec.run, "mesh") else volume_of(strategy, one, found.model_bytes),
+        )  # fmt: skip
+
+
+def _is_of(run: Run, name: str) -> bool:
+    """Of the first round, or of a later one."""
+    return run.id == name or run.id.removeprefix(f"{name}-").isdigit()
+
+
+def _failure(status: RunStatus, steps: int) -> str:
+    """Why it says nothing of its speed."""
+    if status.state is State.SUCCEEDED and status.restarts.total:
+        return f"it was restarted {status.restarts.total} times"
+    if status.state is State.SUCCEEDED:
+        return "" if (status.step or 0) >= steps else f"it ended after {status.step or 0} of {steps} steps"
+    return f"it {status.state}" + (f": {status.last_word}" if status.last_word else "")
+
+
+def _strategy(run: RunOptions) -> str:
+    for word, after in pairwise((*run.args, "")):
+        if word == "--strategy":
+            return after
+        if word.startswith("--strategy="):
+            return word.partition("=")[2]
+    return "ddp" if is_ours(run) or gives(run, "strategy") else "as it is"

@@ -1,0 +1,40 @@
+"""Answers to inputs that were asked before: the newest so many, each for a while. Pure: time is given."""
+
+from collections import OrderedDict
+
+from launcher.apps.serving.batching import Key
+
+
+class AnswerCache:
+    """Forgets what is older than `keep_s`, and beyond `size` what was not asked for longest."""
+
+    def __init__(self, size: int, keep_s: float) -> None:
+        self._size, self._keep_s = size, keep_s
+        self._answers: OrderedDict[Key, tuple[float, bytes]] = OrderedDict()
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def get(self, key: Key, now: float) -> bytes | None:
+        found = self._answers.get(key)
+        if found is not None and now - found[0] < self._keep_s:
+            self._answers.move_to_end(key)
+            self.hits += 1
+            return found[1]
+        if found is not None:
+            del self._answers[key]
+        self.misses += 1
+        return None
+
+    def put(self, key: Key, answer: bytes, now: float) -> None:
+        if self._size:
+            self._answers[key] = (now, answer)
+            self._answers.move_to_end(key)
+            while len(self._answers) > self._size:
+                self._answers.popitem(last=False)
+
+    def clear(self) -> None:
+        """Another model answers now."""
+        self._answers.clear()

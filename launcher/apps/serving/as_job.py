@@ -1,0 +1,146 @@
+"""A run of a run: a server of its model wherever runs go, by its frozen code and a checkpoint that goes along.
+
+here    RUN ─ the chosen checkpoint, the code, the arguments ─► a run of one rank ─ start ─► CLUSTER
+there   launch serve RUN --in-job ARGS ─► its own checkpoint, its own code ─► address ─► launch status
+
+With `--watch` it looks into the folder where RUN saves, as its place sees that: on this disk, or where RUN was trained.
+"""
+
+import json
+import os
+import posixpath
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.api import WATCH_S, Run, line_to
+from launcher.apps.repeated_runs import as_it_ran, name_of
+from launcher.apps.serving.what_is_served import Served
+from launcher.errors import BadInput, LaunchError, Refused
+from launcher.remote.running import Channel
+from launcher.status.derive import state_text
+from launcher.submission.opening import open_named
+from launcher.submission.requests import Request
+
+_PROGRAM = "launcher.cli.main"
+_TOKEN = "SERVE_TOKEN"  # noqa: S105 - its name
+_SERVES = re.compile(r"\bserves https?://\S+?:([0-9]{1,5})\b")
+_ONE_RANK = (
+    "run.script=null", "run.command=null", f"run.module={_PROGRAM}", "run.preload=[]",
+    "resources.nodes=1", "resources.ranks_per_node=1", "recovery.spares=0",
+    "recovery.hang_after=off",  # a server that nobody asks says nothing
+    "checkpoint.every=null", "checkpoint.memory_every=null", "sweep=null",
+)  # fmt: skip
+
+
+def open_server(
+    one: Run, found: Served, words: Sequence[str], token: str | None, *, on: str, overrides: Sequence[str],
+    watch: bool = False, tls: Sequence[Path] = (), tunnel: bool = False,
+) -> Run:  # fmt: skip
+    """Start a run that serves what was found. `words`: options of its `launch serve`. `watch`: and what is newer.
+    Without a `token` anyone may ask it. `tls`: the files of its certificate and key.
+    `tunnel`: it will be asked over the connection to its node.
+
+    Raises Refused where there is no checkpoint to send, and BadInput where its program, what it is to watch, or its
+    certificate would not be there.
+    """
+    chosen = next(iter(found.choices()), None)
+    if chosen is None:
+        hint = "hint: without --on it is served here, by its --app"
+        raise Refused(f"{one.id} has no checkpoint of the trainer's, which could be sent along", hint)
+    words = [*words, *(f"--tls-{what}={path}" for what, path in zip(("cert", "key"), tls, strict=False))]
+    args = ["serve", one.id, "--in-job", json.dumps(found.args), "--app", found.app, *words]
+    ran = as_it_ran(one)
+    job = replace(ran, on=on)
+    name = f"{job.request().spec.name}-serve"
+    secret = []
+    if token is not None:
+        os.environ[_TOKEN] = token  # a secret of the run, which a restart has, too
+        secret = [f"secrets+={_TOKEN}"]
+
+    def asked(args: Sequence[str]) -> Request:
+        own = (*_ONE_RANK, f"name={name}", f"run.args={json.dumps(args)}", *secret)
+        return job.request([*own, *overrides])
+
+    wish = asked(args)
+    if watch:
+        wish = asked([*args, "--watch", "--watched", _watched(one, found, wish, on, trained_there=ran.on == on)])
+    if found.app.startswith("/") and wish.cluster.remote:
+        hint = "hint: --app MODULE, one of the run's code"
+        raise BadInput(f"--app: {on} does not see this machine's disk, where {found.app} is", hint)
+    if tls and wish.cluster.remote:
+        hint = "hint: --tunnel asks it through SSH"
+        raise BadInput(f"--tls-cert: {on} does not see this machine's disk, where {tls[0]} is", hint)
+    if tunnel and not wish.cluster.supports_tunnel:
+        hint = "hint: without --tunnel others reach it by `launch status`; or ssh -L to its node"
+        raise BadInput(f"--tunnel: not supported on {wish.cluster.kind}: expected a pool of hosts", hint)
+    run_id = name_of(wish)
+    return Run(run_id, open_named(run_id, wish, checkpoint=chosen.path))
+
+
+def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: bool) -> str:
+    """The folder of the run's checkpoints, as the place of the server sees it. Raises BadInput where it does not."""
+    if not wish.cluster.remote:
+        return str(found.checkpoints)
+    inside = found.checkpoints.is_relative_to(one.path)
+    if not (trained_there and inside):
+        raise BadInput(
+            f"--watch: {on} does not see this machine's disk, where {one.id} saves",
+            f"hint: without --on it is served here; without --watch {on} serves the checkpoint that it is sent",
+        )
+    return posixpath.join(wish.cluster.runs_folder(wish.spec), one.id, found.checkpoints.relative_to(one.path))
+
+
+class WayToJob:
+    """The way to a job that serves on its node's loopback, wherever it is started again."""
+
+    def __init__(self, job: Run) -> None:
+        self._job = job
+        self._port: int | None = None
+        self._lock = threading.Lock()
+
+    def port(self) -> int | None:
+        """Return the port on its node; None: it does not serve yet. Raises Refused where it has ended."""
+        status = self._job.status(WATCH_S)
+        if status.state.ended:
+            raise Refused(f"{self._job.id} {state_text(status)}", f"hint: launch logs {self._job.id}")
+        found = _SERVES.search(status.message)
+        return int(found[1]) if found is not None else None
+
+    def channel(self) -> Channel:
+        """Connect to it. Raises LaunchError."""
+        with self._lock:
+            if self._port is None:
+                self._port = self.port()
+            port = self._port
+        if port is None:
+            raise Refused(f"{self._job.id} does not serve now")
+        try:
+            return line_to(self._job, 0).to_port(port)
+        except LaunchError:
+            with self._lock:
+                self._port = None
+            raise
+
+
+def served_in_job(run: str, *, app: str | None, args: str, best: bool, watched: Path | None = None) -> Served:
+    """What this process, a rank of such a run, is to serve: the code that it runs in, and the checkpoint beside it, or
+    the newest of those that it watches."""
+    try:
+        folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])
+        found = json.loads(args)
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"--in-job: expected in a run that `launch serve --on` has started: {error}") from error
+    if app is None or not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+        raise BadInput("--in-job: expected a list of arguments as JSON, and --app")
+    cwd, token = str(Path.cwd()), os.environ.get(_TOKEN, "")
+    mine = Served(run, app, tuple(found), sys.executable, cwd, dict(os.environ), folder, best, token)
+    if watched is None:
+        return mine
+    if not watched.is_dir():
+        hint = f"hint: launch serve {run} --on ... without --watch; or where nodes see that folder"
+        raise BadInput(f"--watch: this node sees no {watched}, where newer checkpoints of {run} come", hint)
+    return replace(mine, checkpoints=watched, spare=folder)

@@ -1,0 +1,424 @@
+"""Between requests and workers: inputs wait here, are computed in batches, and their answers are kept.
+
+```
+ask ─► cache? ─► Batcher ──batch──► a worker that is idle ──► answers to all who wait, and into the cache
+                                       ▲
+Crew: a nursery and its workers, of one checkpoint; who dies is replaced; another crew takes over for a newer one
+```
+"""
+
+import asyncio
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from launcher.apps.serving.answer_cache import AnswerCache
+from launcher.apps.serving.batching import Batcher, BatchPace, Key, WantedAnswer
+from launcher.apps.serving.figures import ServingFigures, ServingState, exposition
+from launcher.apps.serving.input_schema import Inputs
+from launcher.apps.serving.processes import (
+    Answer,
+    Loaded,
+    NotBegun,
+    NotLoaded,
+    Nursery,
+    NurseryLost,
+    ServingWorker,
+    WorkerLost,
+)
+from launcher.apps.serving.what_is_served import Served
+from launcher.errors import Refused
+from trainer.checkpoint_files.catalog import Entry
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # between two starts of a worker that never answered anything
+_LOOK_EVERY_S = 1.0
+_KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    workers: int = 2
+    batch: int = 32
+    wait_s: float = 0.005
+    cache: int = 10_000
+    cache_s: float = 3600.0
+    queue: int = 1024
+    timeout_s: float = 30.0  # of a request; and of a batch, whose worker is ended then
+    watch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """An answer, as JSON, and of which checkpoint."""
+
+    json: bytes
+    step: int | None
+    cached: bool = False
+
+
+class Overloaded(Exception):
+    """Too many wait already."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"too many requests wait; try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class InputRefused(Exception):
+    """The service cannot answer this input, though it fits the schema."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(why)
+        self.field, self.why = field, why
+
+
+class PredictFailed(Exception):
+    """`predict` raised an exception for this input."""
+
+
+class TookTooLong(Exception):
+    """No worker was free for it in time."""
+
+
+Ticket = asyncio.Future[Computed]
+
+
+def pause_s(failures: int) -> float:
+    """Before a worker is started again that has failed so often in a row without one answer."""
+    return 0.0 if failures == 0 else min(_FIRST_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S)
+
+
+class Engine:
+    """Answers inputs. Everything happens in one event loop."""
+
+    def __init__(self, served: Served, options: ServingOptions, say: Callable[[str], None]) -> None:
+        self._served, self.options = served, options
+        self.say = say
+        self._batcher: Batcher[Ticket] = Batcher(options.batch, options.wait_s, options.queue)
+        self._cache = AnswerCache(options.cache, options.cache_s)
+        self._pace = BatchPace()
+        self._idle: deque[ServingWorker] = deque()
+        self._crew: Crew | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.figures = ServingFigures()
+        self.inputs = Inputs({})
+
+    # -- its life
+
+    async def start(self) -> None:
+        """Return when all workers are ready. Raises LaunchError where no checkpoint can be loaded."""
+        self._take_over(await self._first_whole(self._served.choices() or [None]))
+        if self.loaded.unfit:
+            self.say(f"note: each worker loads the model itself, which takes longer: {self.loaded.unfit}")
+        if self.options.watch:
+            self._spawn(self._watch())
+
+    async def _first_whole(self, choices: "Sequence[Entry | None]") -> "Crew":
+        """Damaged ones are passed over."""
+        for choice in choices:
+            try:
+                return await Crew.assembled(self, self._served, self.options, choice, None)
+            except NotLoaded as error:
+                if not error.damaged or choice is choices[-1]:
+                    raise
+                self.say(f"warning: passed over: {error}")
+        raise AssertionError("there is at least one choice")
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._crew is not None:
+            await self._crew.dismiss(at_once=True)
+
+    @property
+    def loaded(self) -> Loaded:
+        return self._working.loaded
+
+    @property
+    def step(self) -> int | None:
+        return self._working.step
+
+    @property
+    def ready(self) -> int:
+        """How many workers there are."""
+        return len(self._working.workers)
+
+    @property
+    def pids(self) -> list[int]:
+        return sorted(worker.pid for worker in self._working.workers)
+
+    def exposition(self) -> str:
+        """What is known of it, in the format of OpenMetrics."""
+        state = ServingState(
+            self._served.run, self.step, self.ready, len(self._idle), self._batcher.waiting, self._batcher.shared,
+            len(self._cache), self._cache.hits, self._cache.misses,
+        )  # fmt: skip
+        return exposition(self.figures, state)
+
+    # -- answering
+
+    async def ask(self, inputs: Sequence[Any]) -> list[Computed]:
+        """The answer to each. Raises Overloaded at once; and the first error of those that could not be answered:
+        WorkerLost, PredictFailed, InputRefused, TookTooLong.
+        """
+        now = asyncio.get_running_loop().time()
+        keyed = [_keyed(one) for one in inputs]
+        kept = [self._cache.get(key, now) for key, _ in keyed] if self.options.cache else [None] * len(keyed)
+        missing = sum(one is None for one in kept)
+        if missing and not self._batcher.takes(missing):
+            self.figures.refused += 1
+            raise Overloaded(self._pace.retry_after_s(self._batcher.waiting, self.ready))
+        found = [
+            self._ticket(key, payload, now) if one is None else one
+            for (key, payload), one in zip(keyed, kept, strict=True)
+        ]
+        self._pump()
+        return await self._answers(keyed, found) if missing else [self._kept(one) for one in found]
+
+    async def _answers(self, keyed: Sequence[tuple[Key, bytes]], found: "Sequence[Ticket | bytes]") -> list[Computed]:
+        tickets = [(key, one) for (key, _), one in zip(keyed, found, strict=True) if not isinstance(one, bytes)]
+        try:
+            await asyncio.wait([one for _, one in tickets], timeout=self.options.timeout_s)
+            if not all(one.done() for _, one in tickets):
+                raise TookTooLong(f"not answered within {self.options.timeout_s:g} s")
+            answered = [self._kept(one) if isinstance(one, bytes) else one for one in found]
+            return [one if isinstance(one, Computed) else one.result() for one in answered]
+        finally:
+            for key, ticket in tickets:
+                if not ticket.done():
+                    self._batcher.withdraw(key, ticket)
+                elif not ticket.cancelled():
+                    ticket.exception()  # of several that failed one is told; the others are known all the same
+
+    def _ticket(self, key: Key, payload: bytes, now: float) -> Ticket:
+        ticket: Ticket = asyncio.get_running_loop().create_future()
+        self._batcher.ask(key, payload, ticket, now)
+        return ticket
+
+    def _kept(self, answer: Any) -> Computed:
+        return Computed(answer, self.step, cached=True)
+
+    def _pump(self) -> None:
+        """Give out what is due, and come back when more will be."""
+        loop = asyncio.get_running_loop()
+        while self._idle and (batch := self._batcher.take(loop.time())):
+            self._spawn(self._run(self._idle.popleft(), batch))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._batcher.due_at()
+        if self._idle and due is not None:
+            self._timer = loop.call_at(due, self._pump)
+
+    async def _run(self, worker: ServingWorker, batch: Sequence[WantedAnswer[Ticket]]) -> None:
+        loop = asyncio.get_running_loop()
+        began, step = loop.time(), worker.step
+        try:
+            answers = await worker.compute([wanted.payload for wanted in batch], self.options.timeout_s)
+        except NotBegun:
+            self._batcher.put_back(batch)
+            self._pump()
+            return
+        except WorkerLost as error:
+            self.figures.lost_workers += 1
+            self._batcher.settle(batch)
+            for ticket in _waiting(batch):
+                ticket.set_exception(error)
+            return
+        took = loop.time() - began
+        self._pace.took(took, len(batch))
+        self.figures.batch(len(batch), took)
+        self._batcher.settle(batch)
+        for wanted, answer in zip(batch, answers, strict=True):
+            self._settle(wanted, answer, step, loop.time())
+        self.free(worker)
+
+    def _settle(self, wanted: WantedAnswer[Ticket], answer: Answer, step: int | None, now: float) -> None:
+        if "json" in answer and step == self.step:  # of a crew that was relieved meanwhile nothing is kept
+            self._cache.put(wanted.key, answer["json"], now)
+        for ticket in _waiting([wanted]):
+            if "json" in answer:
+                ticket.set_result(Computed(answer["json"], step))
+            elif "field" in answer:
+                ticket.set_exception(InputRefused(answer["field"], answer["why"]))
+            else:
+                ticket.set_exception(PredictFailed(answer["error"]))
+
+    # -- workers
+
+    def free(self, worker: ServingWorker) -> None:
+        """It may have the next batch; or it has had its last one."""
+        if worker.retired:
+            worker.close()
+        elif not worker.gone.is_set():
+            self._idle.append(worker)
+            self._pump()
+
+    def left(self, worker: ServingWorker) -> None:
+        with suppress(ValueError):
+            self._idle.remove(worker)
+
+    @property
+    def _working(self) -> "Crew":
+        if self._crew is None:
+            raise Refused("no model is loaded")
+        return self._crew
+
+    def _take_over(self, crew: "Crew") -> None:
+        """From one moment to the next: batches that are being computed are finished by those who have them."""
+        old, self._crew = self._crew, crew
+        self.inputs = Inputs(crew.loaded.input)
+        self._cache.clear()
+        if old is not None:
+            for worker in old.workers:
+                self.left(worker)
+            self._spawn(old.dismiss())
+        for worker in crew.workers:
+            self.free(worker)
+
+    async def _watch(self) -> None:
+        """Take over the checkpoint that is the first choice now. One that cannot be loaded is tried once."""
+        refused: set[str] = set()
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            choice = next(iter(self._served.choices()), None)
+            if choice is None or _name(choice) in refused | {self._working.name}:
+                continue
+            try:
+                crew = await Crew.assembled(self, self._served, self.options, choice, self._working)
+            except (NotLoaded, NurseryLost, WorkerLost) as error:
+                self.say(f"warning: {_name(choice)} is passed over: {error}")
+                refused.add(_name(choice))
+                continue
+            self._take_over(crew)
+            self.figures.takeovers += 1
+            self.say(f"{_name(choice)} answers now")
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Crew:
+    """Those who compute with one checkpoint. Who dies is replaced, until it is dismissed."""
+
+    loaded: Loaded
+
+    def __init__(self, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None) -> None:
+        self._engine, self._served, self._options = engine, served, options
+        self._choice = choice
+        self.name = _name(choice)
+        self.step = None if choice is None else choice.step
+        self.workers: set[ServingWorker] = set()
+        self._nursery: Nursery | None = None
+        self._started: list[Nursery] = []
+        self._changing = asyncio.Lock()
+        self._slots: list[asyncio.Task[None]] = []
+        self._failures = 0
+        self._working = False
+
+    @classmethod
+    async def assembled(
+        cls, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None, before: "Crew | None"
+    ) -> "Crew":
+        """With all its workers ready; forked from the crew `before` where that can be. Raises NotLoaded."""
+        crew = cls(engine, served, options, choice)
+        try:
+            await crew._load(before)
+            await asyncio.gather(*(crew._new_worker(number) for number in range(options.workers)))
+        except BaseException:
+            await crew.dismiss(at_once=True)
+            raise
+        crew._working = True
+        crew._slots = [asyncio.create_task(crew._keep(worker, n)) for n, worker in enumerate([*crew.workers])]
+        return crew
+
+    async def dismiss(self, *, at_once: bool = False) -> None:
+        """Workers finish what they have; then nothing of it is left."""
+        self._working = False
+        for slot in self._slots:
+            slot.cancel()
+        for worker in [*self.workers]:
+            worker.retired = True
+            if at_once or not worker.busy:
+                worker.close()
+        await asyncio.gather(*(worker.gone.wait() for worker in [*self.workers]))
+        if self._nursery is not None:
+            self._nursery.close()
+        await asyncio.gather(*(nursery.has_ended() for nursery in self._started))
+
+    async def _load(self, before: "Crew | None" = None) -> None:
+        """Have a nursery that has the checkpoint."""
+        where = str(self._served.checkpoints if self._choice is None else self._choice.path)
+        parent = before._nursery if before is not None and not before.loaded.unfit else None  # noqa: SLF001 - one of us
+        if parent is not None and not parent.ended.is_set():
+            with suppress(OSError):
+                self._nursery, self.loaded = await parent.renewed(where)
+                return
+        self._nursery, self.loaded = await Nursery.started(self._served, where)
+        self._started.append(self._nursery)
+
+    async def _new_worker(self, number: int) -> ServingWorker:
+        """Of the nursery; or, where that cannot be forked, a process of its own."""
+        async with self._changing:
+            if self._nursery is None or self._nursery.ended.is_set():
+                await self._load()
+            nursery = self._nursery
+            op = "become" if self.loaded.unfit else "fork"
+            if self.loaded.unfit:
+                self._nursery = None
+        assert nursery is not None, "it was loaded"  # noqa: S101 - for the type checker
+        worker = await nursery.worker(op, self._threads(), number, self._left)
+        if worker.gone.is_set():
+            raise WorkerLost("it ended right after its start")
+        worker.step = self.step
+        self.workers.add(worker)
+        return worker
+
+    def _threads(self) -> int:
+        return max(1, len(os.sched_getaffinity(0)) // self._options.workers)
+
+    async def _keep(self, worker: ServingWorker, number: int) -> None:
+        """Someone is always in this place."""
+        while True:
+            await worker.gone.wait()
+            self._failures = 0 if worker.batches else self._failures + 1
+            self._engine.say(f"worker {worker.pid} has ended; another one takes its place")
+            worker = await self._replaced(number)
+            self._engine.free(worker)
+
+    async def _replaced(self, number: int) -> ServingWorker:
+        while True:
+            await asyncio.sleep(pause_s(self._failures))
+            try:
+                return await self._new_worker(number)
+            except (NotLoaded, NurseryLost, WorkerLost) as error:
+                self._failures += 1
+                self._engine.say(f"warning: no worker could be started: {error}")
+
+    def _left(self, worker: ServingWorker) -> None:
+        self.workers.discard(worker)
+        self._engine.left(worker)
+
+
+def _keyed(one: Any) -> tuple[Key, bytes]:
+    """Equal inputs are equal here, however they were written: in the order of the schema, with its defaults."""
+    payload = msgspec.msgpack.encode(one)
+    return hashlib.blake2b(payload, digest_size=_KEY_BYTES).digest(), payload
+
+
+def _waiting(batch: Sequence[WantedAnswer[Ticket]]) -> list[Ticket]:
+    return [ticket for wanted in batch for ticket in wanted.tickets if not ticket.done()]
+
+
+def _name(choice: Entry | None) -> str:
+    return "" if choice is None else choice.path.name

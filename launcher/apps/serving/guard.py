@@ -1,0 +1,49 @@
+"""Who may ask a served model; what is refused here costs no worker anything."""
+
+from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, Response
+
+from launcher.apps.web.guard import Access, is_this_machine
+from launcher.apps.web.keys import Keys
+
+_FREE = "/health"  # load balancers ask without a token
+_PAGES = ("/docs",)
+ALWAYS = (("x-content-type-options", "nosniff"), ("cache-control", "no-store"))  # headers of every answer
+
+
+@dataclass(frozen=True)
+class ServingRules:
+    """What the server of a model asks of a request.
+
+    With a token it is called by any name. Without one a site could have its name lead here and have a browser ask: that
+    is found out by the Host header, and others are not let to send JSON to another origin.
+    """
+
+    access: Access | None
+    most_bytes: int
+
+    @classmethod
+    def of(cls, token: str | None, port: int, most_bytes: int) -> "ServingRules":
+        """Return those of a server at this port; without a token anyone may ask."""
+        access = None if token is None else Access(Keys(token), f"launch_serve_{port}", _PAGES)
+        return cls(access, most_bytes)
+
+    def refusal(self, request: HTTPConnection) -> Response | None:
+        """Return what is answered instead, or None where the way is free."""
+        if self.access is None and not is_this_machine(request):
+            return _said(421, "not a name of this server")
+        if self.access is not None and request.url.path != _FREE and not self.access.has_token(request):
+            return _said(401, "expected the header `Authorization: Bearer TOKEN`", {"www-authenticate": "Bearer"})
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if request.scope["method"] == "POST" and kind != "application/json":
+            return _said(415, "expected the header `Content-Type: application/json`")
+        length = request.headers.get("content-length", "0")
+        if not length.isdigit() or int(length[:20]) > self.most_bytes:
+            return _said(413, f"expected a body of at most {self.most_bytes} bytes", {"connection": "close"})
+        return None
+
+
+def _said(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"detail": text}, status, headers)

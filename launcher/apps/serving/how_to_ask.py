@@ -1,0 +1,60 @@
+"""How a server is asked from a shell: a file with its token, and a line that can be pasted."""
+
+import os
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launcher.errors import BadInput
+from launcher.run.durable import make_dir
+
+_SCHEME = "Authorization: Bearer "
+_SHORTEST_TOKEN = 16
+_LONGEST_IN_LINE = 200
+
+
+def write_header(folder: Path, name: str, token: str) -> Path:
+    """Write the token as the header that curl reads (`-H @FILE`): on a command line everybody could see it."""
+    return _written(folder, f"{name}.header", f"{_SCHEME}{token}\n".encode())
+
+
+def read_token(path: Path) -> str:
+    """Return the first line of a file, or the token in it where that is such a header. Raises BadInput."""
+    try:
+        token = path.read_text().partition("\n")[0].removeprefix(_SCHEME).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--token-file: {error}") from error
+    if len(token) < _SHORTEST_TOKEN:
+        raise BadInput(f"--token-file: expected at least {_SHORTEST_TOKEN} characters in its first line")
+    return token
+
+
+def curl_line(server: str, header: Path | None, example: Any, folder: Path, certificate: Path | None = None) -> str:
+    """Return a command that asks for the answer to `example`, or whether it is well where there is none.
+
+    A long one is written into `folder`, from where curl reads it.
+    """
+    words = ["curl", *(["--cacert", str(certificate)] if certificate is not None else [])]
+    if example is None:
+        return shlex.join([*words, f"{server}/health"])
+    body = msgspec.json.encode(example)
+    if len(body) > _LONGEST_IN_LINE:
+        body = b"@" + os.fsencode(_written(folder, "example.json", body))
+    known = ["-H", f"@{header}"] if header is not None else []
+    return shlex.join(
+        [*words, f"{server}/predict", *known, "-H", "Content-Type: application/json", "-d", body.decode()]
+    )
+
+
+def _written(folder: Path, name: str, data: bytes) -> Path:
+    """Write a file that its user alone can read, in the place of what was there."""
+    make_dir(folder)
+    fd, draft = tempfile.mkstemp(dir=folder)  # 0600
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    path = folder / name
+    os.replace(draft, path)
+    return path

@@ -1,0 +1,267 @@
+"""The processes that compute, as the server sees them: a nursery that forks, and workers that answer."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from launcher.apps.serving.what_is_served import Served
+from launcher.errors import LaunchError
+from trainer.serving.frames import HEAD_BYTES, FrameBroken, frame, length_of, message_in
+
+Answer = Mapping[str, Any]  # {"json"}, {"field", "why"} or {"error"}
+_LET_GO_S = 5.0
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # else numpy starts one per core as it is imported: nobody could fork then
+_NO_WORD = (
+    "the process that loads the model ended without a word",
+    "hint: what it says stands above; the run's Python needs this version of launch-anywhere with the extra `train`",
+)
+
+
+class WorkerLost(Exception):
+    """A worker ended, or was ended, in the middle of a batch."""
+
+
+class NotBegun(WorkerLost):
+    """It ended before it had read the batch: another worker may have it."""
+
+
+class NurseryLost(Exception):
+    """The process that forks workers has ended."""
+
+
+class NotLoaded(LaunchError):
+    """A checkpoint, or the service itself, cannot be loaded. `damaged`: another checkpoint may do."""
+
+    def __init__(self, *lines: str, damaged: bool = False) -> None:
+        super().__init__(*lines)
+        self.damaged = damaged
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a nursery sends when it has the model."""
+
+    input: Mapping[str, Any]
+    output: Mapping[str, Any]
+    unfit: str  # why it cannot be forked; "": it can
+    example: Any = None  # an input; None: the service, or an older trainer, has none
+
+
+class Link:
+    """Our end of a socket pair: what is heard goes to `heard`, and its end to `ended`, once.
+
+    Who has left without reading all that was said resets the connection: that is how one knows what was not begun.
+    """
+
+    def __init__(self, end: socket.socket, heard: Callable[[Any], None], ended: Callable[[], None]) -> None:
+        self.unread = False
+        self._end, self._heard, self._ended = end, heard, ended
+        end.setblocking(False)
+        self._task = asyncio.create_task(self._listen())
+
+    async def say(self, message: Any, hand: socket.socket | None = None) -> None:
+        """`hand`: a socket that the other side gets. Raises OSError where it has left."""
+        data = frame(message)
+        if hand is not None:
+            sent = socket.send_fds(self._end, [data], [hand.fileno()])
+            data = data[sent:]
+        await asyncio.get_running_loop().sock_sendall(self._end, data)
+
+    def close(self) -> None:
+        self._task.cancel()  # and then the socket is closed: not before nobody waits for it
+
+    async def _listen(self) -> None:
+        try:
+            with suppress(FrameBroken):
+                await self._hear()
+        except ConnectionError:
+            self.unread = True
+        finally:
+            self._end.close()
+        self._ended()
+
+    async def _hear(self) -> None:
+        loop = asyncio.get_running_loop()
+        data = bytearray()
+        while more := await loop.sock_recv(self._end, 1 << 18):
+            data += more
+            while len(data) >= HEAD_BYTES and len(data) >= (end := HEAD_BYTES + length_of(bytes(data[:HEAD_BYTES]))):
+                message = message_in(bytes(data[HEAD_BYTES:end]))
+                del data[:end]
+                self._heard(message)
+
+
+class ServingWorker:
+    """One process that computes one batch at a time."""
+
+    def __init__(self, end: socket.socket, on_end: "Callable[[ServingWorker], None]") -> None:
+        self._on_end = on_end
+        self._pidfd: int | None = None
+        self.pid = 0
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[list[Answer]] | None = None
+        self.batches = 0
+        self.step: int | None = None  # of the checkpoint that it computes with
+        self.retired = False  # it gets no more batches
+        self.gone = asyncio.Event()
+        self._link = Link(end, self._heard, self._ended)
+
+    @property
+    def busy(self) -> bool:
+        return self._answer is not None
+
+    async def compute(self, payloads: Sequence[bytes], most_s: float) -> list[Answer]:
+        """An answer to each input. Raises WorkerLost; a worker that takes longer is ended."""
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(most_s):
+                await self._say({"inputs": [msgspec.Raw(one) for one in payloads]})
+                found = await self._answer
+        except TimeoutError:
+            self.kill()
+            raise WorkerLost(f"took longer than {most_s:g} s") from None
+        finally:
+            self._answer = None
+        self.batches += 1
+        return found
+
+    async def _say(self, message: Any) -> None:
+        try:
+            await self._link.say(message)
+        except OSError as error:
+            raise NotBegun(f"it had left: {error}") from error
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """It ends by itself: nobody listens."""
+        self._link.close()
+        self._ended()
+
+    def _heard(self, message: Any) -> None:
+        if "answers" in message:
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(message["answers"])
+        elif not self.ready.done():
+            self.pid = message["pid"]
+            with suppress(ProcessLookupError):
+                self._pidfd = os.pidfd_open(self.pid)
+            self.ready.set_result(None)
+
+    def _ended(self) -> None:
+        if self.gone.is_set():
+            return
+        self.gone.set()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        lost = (NotBegun if self._link.unread else WorkerLost)("the process that computed it has ended")
+        for waiting in (self._answer, self.ready):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(lost)
+        self._on_end(self)
+
+
+class Nursery:
+    """A process that has the model of one checkpoint, and forks workers."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.ended = asyncio.Event()
+        self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+        self._link = Link(end, self._heard, self._on_end)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @classmethod
+    async def started(cls, served: Served, checkpoint: str) -> "tuple[Nursery, Loaded]":
+        """A new process; it has to import everything. Raises NotLoaded."""
+        ours, theirs = socket.socketpair()
+        words = ("-m", "trainer.serving", str(theirs.fileno()))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                served.python, *words, cwd=served.cwd, env={**served.env, **_ONE_THREAD}, pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL, stdout=2, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            raise NotLoaded(f"{served.python}: {error.strerror}") from error
+        finally:
+            theirs.close()
+        found = cls(ours)
+        found._process = process
+        order = {"op": "load", "app": served.app, "args": served.args, "checkpoint": checkpoint}
+        return found, await found._load(order)
+
+    async def renewed(self, checkpoint: str) -> "tuple[Nursery, Loaded]":
+        """A fork of it that has another checkpoint: nothing is imported again. Raises NotLoaded."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await self._link.say({"op": "renew", "checkpoint": checkpoint}, theirs)
+        found = Nursery(ours)
+        return found, await found._load(None)
+
+    async def worker(
+        self, op: str, threads: int, number: int, on_end: Callable[[ServingWorker], None]
+    ) -> ServingWorker:
+        """`fork` a worker, or have this process `become` one. Raises NurseryLost or WorkerLost."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                await self._link.say({"op": op, "threads": threads, "number": number}, theirs)
+        except OSError as error:
+            ours.close()
+            raise NurseryLost from error
+        worker = ServingWorker(ours, on_end)
+        await worker.ready
+        return worker
+
+    def close(self) -> None:
+        """What is left of its workers ends with it."""
+        self._link.close()
+        self._on_end()
+
+    async def has_ended(self) -> None:
+        """After it was closed, or became a worker that was; one that does not end by itself is ended. A fork is not
+        ours to wait for.
+        """
+        if self._process is None:
+            return
+        try:
+            async with asyncio.timeout(_LET_GO_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _load(self, order: Mapping[str, Any] | None) -> Loaded:
+        try:
+            if order is not None:
+                with suppress(OSError):  # that it has left is heard
+                    await self._link.say(order)
+            return await self._loaded
+        except BaseException:
+            self.close()
+            await self.has_ended()
+            raise
+
+    def _heard(self, message: Any) -> None:
+        match message["op"]:
+            case "loaded":
+                found = Loaded(message["input"], message["output"], message["unfit"], message.get("example"))
+                self._loaded.set_result(found)
+            case "failed":
+                self._loaded.set_exception(NotLoaded(*message["message"].splitlines(), damaged=message["damaged"]))
+
+    def _on_end(self) -> None:
+        self.ended.set()
+        if not self._loaded.done():
+            self._loaded.set_exception(NotLoaded(*_NO_WORD))

@@ -1,0 +1,83 @@
+"""Which model a run is served with, by which code, in which Python: read from the run's folder."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.api import Run
+from launcher.errors import BadInput, Refused
+from launcher.node.environment import with_own_folders
+from launcher.run.attempts import newest, read_plan
+from launcher.run.layout import RunDir
+from launcher.status.checkpoints import checkpoint_folders
+from trainer.checkpoint_files.catalog import Entry, entries
+from trainer.checkpoint_files.choice import candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """All that starts a process which answers for a run."""
+
+    run: str
+    app: str  # where the service is found: `module`, `module:name` or `/file.py:name`
+    args: tuple[str, ...]  # of the training: they say which model it is
+    python: str
+    cwd: str
+    env: Mapping[str, str]
+    checkpoints: Path  # the folder, or one of them
+    best: bool
+    token: str = ""  # that requests need, where it is known already
+    spare: Path | None = None  # a copy of some of them, where there are none any more
+
+    def choices(self) -> list[Entry]:
+        """The checkpoints that will do, the first choice first; none where the trainer has saved none."""
+        others = [] if self.spare is None else candidates(self.spare, best=self.best)
+        return [*candidates(self.checkpoints, best=self.best), *others]
+
+
+def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) -> Served:
+    """Raises BadInput where nobody says how its model is asked, and Refused where there is no checkpoint of it."""
+    folder = RunDir(run.path)
+    attempt = newest(folder)
+    plan = read_plan(folder, attempt.number if attempt is not None else 1)
+    found = Served(
+        run=run.id,
+        app=_app(app, plan.entry.target if plan.entry.kind == "module" else None),
+        args=plan.entry.args,
+        python=plan.entry.python,
+        cwd=str(folder.path / plan.workdir),
+        env=with_own_folders({**os.environ, **plan.spec.env, "PYTHONDONTWRITEBYTECODE": "1"}, plan),
+        checkpoints=_kept_in(folder) if checkpoint is None else checkpoint.absolute(),
+        best=best,
+    )
+    if not Path(found.cwd).is_dir():
+        raise Refused(f"{run.id}: its code is not here: {found.cwd}", "hint: launch serve where it was submitted")
+    if best and not found.choices():
+        hint = "hint: the trainer keeps the best one with `keep_best`; without --best the newest is served"
+        raise Refused(f"{run.id} has kept no checkpoint apart as the best", hint)
+    if not found.checkpoints.exists():
+        hint = f"hint: launch checkpoints {run.id}; of a run on other machines: launch fetch {run.id}"
+        raise Refused(f"{run.id} has no checkpoints here", hint)
+    return found
+
+
+def _kept_in(run: RunDir) -> Path:
+    """The first of its folders that has checkpoints."""
+    folders = checkpoint_folders(run)
+    return next((folder for folder in folders if entries(folder)), folders[0])
+
+
+def _app(named: str | None, module: str | None) -> str:
+    """A file is one of here, made absolute; a module is one of the run's own code."""
+    if named is None:
+        if module is None:
+            hint = "hint: launch serve RUN --app serving.py, which has load(checkpoint) and predict(model, inputs)"
+            raise BadInput("expected --app: the run's own program is no module that says how it is asked", hint)
+        return module
+    place, colon, name = named.partition(":")
+    if not place.endswith(".py"):
+        return named
+    if not Path(place).is_file():
+        raise BadInput(f"--app: expected a Python file, found none at {place}")
+    return f"{Path(place).absolute()}{colon}{name}"

@@ -1,0 +1,201 @@
+"""One round of a conductor: look at trials and runs, decide, do. What it does is safe to do again after a kill."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from launcher.apps.sweeps.decide import (
+    Aim,
+    CancelTrial,
+    EndSweep,
+    Next,
+    NextTrial,
+    PromoteTrial,
+    ReviveTrial,
+    StartTrial,
+    TellTrial,
+    TrialRun,
+    TrialView,
+    is_cancelled,
+    is_paused,
+    next_actions,
+    why_no_more,
+)
+from launcher.apps.sweeps.folder import SweepDir, SweepOrder, SweepRecord, SweepState, TrialNote, Wanted
+from launcher.apps.sweeps.trial_book import FAILED, OPEN, BookedTrial, TrialBook
+from launcher.apps.sweeps.trial_runs import NotYet, Trials, run_id_of
+from launcher.errors import BadInput, LaunchError, said_by_the_system
+from launcher.run.durable import readable, write_record
+from launcher.run.patience import say
+
+_BEGINS = StartTrial | NextTrial | ReviveTrial | PromoteTrial
+_RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did not answer
+
+
+@dataclass(slots=True)
+class _Patience:
+    """When what failed is tried again."""
+
+    failures: int = 0
+    until: float = 0.0
+    said: str = ""
+
+    def failed(self, now: float, said: str) -> None:
+        self.until = now + _RETRY_S[min(self.failures, len(_RETRY_S) - 1)]
+        self.failures += 1
+        self.said = said
+
+
+@dataclass(slots=True)
+class Round:
+    """All that a conductor knows between two looks is on disk, but for when it tries again."""
+
+    sweep: SweepDir
+    record: SweepRecord
+    book: TrialBook
+    runs: Trials
+    clock: Callable[[], float] = time.time
+    patience: _Patience = field(default_factory=_Patience)
+    _next: str = ""  # the run that will be the next to be started
+
+    def go(self) -> tuple[bool, bool]:
+        """One look and what follows it; gives whether anything was done, and whether the sweep is over."""
+        entries = self._chosen(self.book.entries())
+        views = self.runs.look([one.run for one in entries if one.state == OPEN])
+        self._report(entries, views)
+        entries = self.book.entries()
+        asked = self._asked()
+        aim = self._aim(*asked)
+        trials = [_view(one, views) for one in entries]
+        found = next_actions(trials, aim)
+        if self.clock() < self.patience.until:
+            found = [one for one in found if not isinstance(one, _BEGINS)]
+        done = self._do(found, {one.number: one for one in entries})
+        self._next = self._after(aim, trials)
+        self._clear_order(aim, trials)
+        end = next((one for one in found if isinstance(one, EndSweep)), None)
+        self._say(end)
+        # Who asks for more now finds that the sweep has ended, and starts another conductor; who did before is heard.
+        return done, end is not None and self._asked() == asked
+
+    def _chosen(self, entries: Sequence[BookedTrial]) -> list[BookedTrial]:
+        """A trial that a kill left without its values gets them now."""
+        half = [one for one in entries if one.state == OPEN and not one.run]
+        for one in half:
+            self.book.choose(one.number, run_id_of(self.record.id, one.number))
+        return self.book.entries() if half else [*entries]
+
+    def _report(self, entries: Sequence[BookedTrial], views: Mapping[str, TrialRun]) -> None:
+        """Tell Optuna what has been measured, where trials may end early for it; one that has ended may not."""
+        if self.record.options.stop.early == "none":
+            return
+        for one in entries:
+            if one.state == OPEN and one.pruned_at is None and one.run in views and not one.extension:
+                seen = -1 if one.last_step is None else one.last_step
+                news = [(step, value) for step, value in self.runs.reports(one.run) if step > seen]
+                self.book.report(one.number, news, may_prune=not views[one.run].state.ended)
+
+    def _clear_order(self, aim: Aim, trials: Sequence[TrialView]) -> None:
+        """All that was stopped goes on: what is cancelled from now on stays so."""
+        if aim.reviving and not any(is_cancelled(one) and not is_paused(one, aim) for one in trials):
+            self.sweep.order.unlink(missing_ok=True)
+
+    def _asked(self) -> tuple[Wanted | None, SweepOrder | None]:
+        return readable(self.sweep.wanted, Wanted), readable(self.sweep.order, SweepOrder)
+
+    def _aim(self, wanted: Wanted | None, order: SweepOrder | None) -> Aim:
+        options = self.record.options
+        limit_s, stop = options.budget.time_s, options.stop
+        return Aim(
+            trials=wanted.trials if wanted is not None else 0,
+            parallel=options.parallel,
+            failures=options.failures,
+            metric=options.metric,
+            in_time=limit_s is None or self.clock() < self.record.began_at + limit_s,
+            stopping=order is not None and order.stop,
+            reviving=order is not None and not order.stop,
+            factor=stop.factor if stop.early == "asha" else None,
+        )
+
+    def _do(self, actions: Sequence[Next], entries: dict[int, BookedTrial]) -> bool:
+        done = False
+        for action in actions:
+            try:
+                self._one(action, entries)
+            except NotYet:
+                continue
+            except BadInput as error:
+                if not isinstance(action, StartTrial | ReviveTrial):
+                    raise
+                if isinstance(action, ReviveTrial) and not entries[action.number].extension:
+                    raise
+                self.book.tell(action.number, None, pruned=False, why=str(error))
+            except (LaunchError, OSError) as error:
+                said = said_by_the_system(error) if isinstance(error, OSError) else str(error)
+                say(f"to be tried again: {action}: {said}")
+                self.patience.failed(self.clock(), said)
+                return True
+            else:
+                if isinstance(action, StartTrial | ReviveTrial):
+                    self.patience = _Patience()
+            done = done or not isinstance(action, CancelTrial | EndSweep)
+        return done
+
+    def _one(self, action: Next, entries: dict[int, BookedTrial]) -> None:
+        match action:
+            case NextTrial():
+                number = self.book.ask()
+                self.book.choose(number, run_id_of(self.record.id, number))
+            case StartTrial(number):
+                self.runs.start(entries[number].run, entries[number].overrides)
+            case CancelTrial(number):
+                self.runs.cancel(entries[number].run)
+            case ReviveTrial(number):
+                self.runs.revive(entries[number].run, entries[number].extension)
+            case PromoteTrial(number, after):
+                self.book.promote(number, after)
+            case TellTrial(number, value, pruned, why):
+                self.book.tell(number, value, pruned=pruned, why=why)
+            case EndSweep():
+                return
+            case _:
+                assert_never(action)
+
+    def _after(self, aim: Aim, trials: Sequence[TrialView]) -> str:
+        """The run of the trial that comes after all that are there, where these have been started; else ""."""
+        there = not any(one.open and one.run is None for one in trials)
+        return run_id_of(self.record.id, len(trials)) if there and not why_no_more(trials, aim) else ""
+
+    def make_ready(self) -> None:
+        """What can be started of the next trial before it may begin is started now."""
+        if self._next:
+            self.runs.expect(self._next)
+
+    def _say(self, end: EndSweep | None) -> None:
+        halving = self.record.options.stop.early == "asha"
+        notes = tuple(_note(one, halving=halving) for one in self.book.entries())
+        message = end.message if end is not None else self.patience.said
+        said = SweepState(end.state if end is not None else "running", message, notes, self.clock())
+        before = readable(self.sweep.state, SweepState)
+        if before is None or (before.state, before.message, before.trials) != (said.state, said.message, said.trials):
+            write_record(self.sweep.state, said)
+
+
+def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
+    return TrialView(
+        one.number,
+        one.state == OPEN,
+        one.state == FAILED,
+        one.why,
+        one.pruned_at is not None,
+        one.rung,
+        one.goes_on_after,
+        views.get(one.run),
+    )
+
+
+def _note(one: BookedTrial, *, halving: bool) -> TrialNote:
+    """One that is stopped at a rung is open, because it may go on."""
+    state = "paused" if halving and one.state == OPEN and one.pruned_at is not None else one.state
+    return TrialNote(one.number, state, one.run, one.params, one.value, one.last_step, one.why)

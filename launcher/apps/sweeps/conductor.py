@@ -1,0 +1,87 @@
+"""The conductor of a sweep: one small process that has runs started, looks at them, and asks Optuna what comes next.
+
+What it knows is in the sweep's folder and in the runs: killed at any instant, the next one goes on where it was.
+"""
+
+import os
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, BinaryIO
+
+from launcher.apps.sweeps.folder import SweepDir, SweepRecord, SweepState, record_of
+from launcher.apps.sweeps.trial_runs import RunsOfTrials
+from launcher.errors import Exit
+from launcher.run.durable import write_record
+from launcher.run.identity import this_process
+from launcher.run.locks import locked
+from launcher.supervisor.__main__ import main
+from launcher.supervisor.own_log import log_to
+from launcher.supervisor.strategy import Strategy
+
+if TYPE_CHECKING:
+    from launcher.apps.sweeps.conducting import Round
+
+_LEAST_S, _MOST_S = 0.1, 1.0  # between two looks
+_BEGUN_S = 0.5  # after a trial was started it has the machine to itself: then the next one is made ready
+
+
+class Conductor(Strategy):
+    """Conducts one sweep, whose folder it is given, unless another process does."""
+
+    def boot(self) -> bytes:
+        """Take the sweep's lock, if it is free: what was written before is read by whoever has it."""
+        self._alone, self._sweep = ExitStack(), SweepDir(self.run.path)
+        self._conducts = self._alone.enter_context(locked(self._sweep.lock)) is not None
+        if self._conducts:
+            write_record(self._sweep.conductor, this_process())
+        return super().boot()
+
+    def supervise(self, go: BinaryIO) -> int:
+        """Conduct until the sweep is over."""
+        go.close()
+        with self._alone:
+            if not self._conducts:
+                return Exit.OK
+            record = record_of(self._sweep)
+            os.environ.update({**record.variables, "LAUNCH_RUNS": str(self._sweep.runs)})  # as where it was begun
+            log_to(self._sweep.log)
+            return _kept(self._sweep, record)
+
+
+def _kept(sweep: SweepDir, record: SweepRecord) -> int:
+    """A fault of ours is the sweep's last word, not a silence."""
+    try:
+        runs = RunsOfTrials(sweep, record)
+        runs.warm_up()
+        from launcher.apps.sweeps.conducting import Round  # late: it imports Optuna, beside what runs import
+        from launcher.apps.sweeps.trial_book import TrialBook  # late: likewise
+
+        conduct(Round(sweep, record, TrialBook(sweep, record), runs))
+    except Exception as error:  # noqa: BLE001 - the last resort of a process that nobody watches
+        traceback.print_exc()
+        said = SweepState("lost", f"its conductor failed: {error}; see {sweep.log}", (), time.time())
+        write_record(sweep.state, said)
+        return 1
+    return 0
+
+
+def conduct(rounds: "Round") -> None:
+    """Until the sweep is over; the longer nothing happens, the more seldom it looks."""
+    quiet_since = time.monotonic()
+    while True:
+        done, over = rounds.go()
+        if over:
+            return
+        now = time.monotonic()
+        if done:
+            quiet_since = now
+        else:
+            if now - quiet_since > _BEGUN_S:
+                rounds.make_ready()
+            rounds.runs.rest(min(_MOST_S, max(_LEAST_S, (now - quiet_since) / 10)))
+
+
+if __name__ == "__main__":  # the name by which a process of an older version starts it
+    sys.exit(main(["launcher.apps.sweeps.conductor:Conductor", *sys.argv[1:]]))

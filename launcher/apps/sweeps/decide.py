@@ -1,0 +1,252 @@
+"""What a conductor does next, given how each trial and its run are: pure.
+
+A trial is open until Optuna has been told how it ended. Nothing here asks whether something has been done before: each
+action can be done again after a kill, and is told to be done as long as the trials look as if it had not been.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from launcher.states import State
+
+MOST_REVIVALS = 5
+ALIKE = 3  # so many failures for one reason, and nothing else: the next trial would fail, too
+_LATE = "its time is over"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRun:
+    """The run of a trial, as it is now."""
+
+    state: State
+    value: float | None = None  # the newest of the metric
+    message: str = ""
+    reported: tuple[str, ...] = ()  # names of what it has measured
+    revivals: int = 0
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A step of successive halving at which trials are compared, as one of them stands there."""
+
+    number: int
+    better: int  # how many of those that have come to it are better
+    of: int
+
+    def is_climbed(self, factor: int) -> bool:
+        """Whether this trial is among the best of so many; the best one always is."""
+        return self.better < max(1, self.of // factor)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """A trial, as Optuna's journal and its run say."""
+
+    number: int
+    open: bool
+    failed: bool = False
+    why: str = ""  # it failed
+    pruning: bool = False  # it was decided that it ends early
+    rung: Rung | None = None  # the last one that it has come to, where it may go on from there
+    goes_on_after: int = 0  # the attempt of its run that is to be followed by another one
+    run: TrialRun | None = None  # None: not started yet
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a person wants of the sweep."""
+
+    trials: int
+    parallel: int
+    failures: int | None
+    metric: str
+    in_time: bool = True
+    stopping: bool = False
+    reviving: bool = False  # what was stopped goes on
+    factor: int | None = None  # of successive halving, where who is stopped at a rung may go on later
+
+
+@dataclass(frozen=True, slots=True)
+class NextTrial:
+    """Ask for one more point."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartTrial:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTrial:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReviveTrial:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteTrial:
+    """Have one that was stopped at a rung go on: its run's next attempt follows this one."""
+
+    number: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellTrial:
+    """How it ended: with a value, pruned, or, for this reason, failed."""
+
+    number: int
+    value: float | None = None
+    pruned: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndSweep:
+    state: str
+    message: str
+
+
+TrialAction = StartTrial | CancelTrial | ReviveTrial | PromoteTrial | TellTrial
+Next = NextTrial | EndSweep | TrialAction
+
+
+def next_actions(trials: Sequence[TrialView], aim: Aim) -> list[Next]:
+    """In their order; at most one trial begins or goes on, because which one may depend on all that is known before."""
+    still_open = [one for one in trials if one.open]
+    paused = [one for one in still_open if is_paused(one, aim)]
+    active = [one for one in still_open if one not in paused]
+    found: list[Next] = [action for one in active for action in _of(one, aim)]
+    closed, reason = why_nothing_begins(trials, aim), why_no_more(trials, aim)
+    if not closed and len(active) < aim.parallel:
+        found += [_promoted(one) for one in promotable(paused, aim)[:1]] or ([] if reason else [NextTrial()])
+    if aim.stopping and all(one.run is None or one.run.state.ended for one in still_open) and not found:
+        return [EndSweep("stopped", "stopped: launch sweep resume goes on")]
+    if reason and not active and not found and not aim.stopping:
+        if paused:
+            return [TellTrial(one.number, pruned=True) for one in paused]
+        failed = aim.failures is not None and sum(one.failed for one in trials) >= aim.failures
+        if trials and all(one.failed for one in trials):
+            return [EndSweep("failed", f"{reason}: none has come to a value; {_commonest(trials)}")]
+        return [EndSweep("failed" if failed else "succeeded", reason)]
+    return found
+
+
+def is_cancelled(trial: TrialView) -> bool:
+    return trial.open and trial.run is not None and trial.run.state is State.CANCELLED
+
+
+def is_paused(trial: TrialView, aim: Aim) -> bool:
+    """Stopped at a rung, with its checkpoint; it goes on from there when it is among the best that have come to it."""
+    return is_cancelled(trial) and trial.pruning and aim.factor is not None and trial.rung is not None
+
+
+def promotable(paused: Sequence[TrialView], aim: Aim) -> list[TrialView]:
+    """Those that may go on, the furthest first."""
+    factor = aim.factor
+    found = [one for one in paused if factor is not None and one.rung is not None and one.rung.is_climbed(factor)]
+    return sorted(found, key=lambda one: (-one.rung.number if one.rung is not None else 0, one.number))
+
+
+def _promoted(trial: TrialView) -> PromoteTrial:
+    return PromoteTrial(trial.number, trial.run.attempt if trial.run is not None else 0)
+
+
+def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
+    """Why no trial begins, nor one that was stopped early goes on; "" where that may be."""
+    failed = sum(one.failed for one in trials)
+    if aim.stopping:
+        return "it is being stopped"
+    if aim.failures is not None and failed >= aim.failures:
+        return f"{failed} trials have failed"
+    if aim.failures is not None and fails_alike(trials):
+        return f"the first {failed} trials have failed alike"
+    return "" if aim.in_time else _LATE
+
+
+def fails_alike(trials: Sequence[TrialView]) -> bool:
+    """Return whether all trials that are over have failed for the same reason, and these are enough to say so."""
+    over = [one for one in trials if not one.open]
+    reasons = {_alike(one.why) for one in over}
+    return len(over) >= ALIKE and all(one.failed for one in over) and len(reasons) == 1 and reasons != {""}
+
+
+def _alike(why: str) -> str:
+    """Without its numbers, which differ from trial to trial."""
+    return re.sub(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", "#", why)
+
+
+def _commonest(trials: Sequence[TrialView]) -> str:
+    """Return why most of the trials failed, in the words of the first of them."""
+    counts = Counter(_alike(one.why) for one in trials)
+    reason, count = counts.most_common(1)[0]
+    why = next(one.why for one in trials if _alike(one.why) == reason) or "their runs failed"
+    return f"{count} of {len(trials)}: {why}" if count < len(trials) else f"of each: {why}"
+
+
+def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
+    """Why no further trial begins; "" where one does."""
+    closed = why_nothing_begins(trials, aim)
+    if len(trials) >= aim.trials and closed in ("", _LATE):
+        return f"all {len(trials)} trials are done"
+    return closed
+
+
+def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
+    run, number = trial.run, trial.number
+    if run is None:
+        if not aim.stopping:
+            yield StartTrial(number)
+        return
+    if run.state.ended and run.attempt == trial.goes_on_after:
+        if not aim.stopping:
+            yield ReviveTrial(number)
+        return
+    match run.state:
+        case State.SUCCEEDED | State.FAILED | State.INTERRUPTED | State.CANCELLED if trial.pruning:
+            yield TellTrial(number, pruned=True)
+        case State.SUCCEEDED:
+            yield _valued(number, run, aim.metric)
+        case State.FAILED | State.INTERRUPTED:
+            yield TellTrial(number, why=run.message or "its run failed")
+        case State.CANCELLED:
+            yield from _of_cancelled(number, aim)
+        case State.LOST:
+            yield from _of_lost(number, run, aim)
+        case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
+            if trial.pruning or aim.stopping:
+                yield CancelTrial(number)
+        case State.UNKNOWN:
+            return
+        case _:
+            assert_never(run.state)
+
+
+def _of_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
+    if aim.reviving:
+        yield ReviveTrial(number)
+    elif not aim.stopping:
+        yield TellTrial(number, why="its run was cancelled")
+
+
+def _of_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
+    if run.revivals >= MOST_REVIVALS:
+        yield TellTrial(number, why=f"its run was lost {run.revivals + 1} times")
+    elif not aim.stopping:
+        yield ReviveTrial(number)
+
+
+def _valued(number: int, run: TrialRun, metric: str) -> TellTrial:
+    value = run.value
+    if value is None:
+        others = f"; it has reported {', '.join(run.reported)}" if run.reported else ", nor anything else"
+        return TellTrial(number, why=f"it has never reported {metric}{others}")
+    return TellTrial(number, value) if math.isfinite(value) else TellTrial(number, why=f"{metric} is {value}")

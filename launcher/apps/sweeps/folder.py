@@ -1,0 +1,160 @@
+"""The folder of a sweep: its file names, its records, and how it is found by its id."""
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import BadInput, NoSuchRun
+from launcher.ids import LAST, RunId, is_run_id, parse_run_id
+from launcher.run.durable import make_dir, read_record, readable, sync_dir
+from launcher.run.identity import alive
+from launcher.run.layout import NamedFile
+from launcher.run.ownership import refuse_exposed
+from launcher.run.records import ProcessId
+from launcher.run.registry import state_folder
+from launcher.spec.model import SweepOptions, Word
+
+_TRIAL = re.compile(r"(.+)-t[0-9]{4,}")
+Point = dict[str, Word]  # the value of each option that a trial has
+
+
+@dataclass(frozen=True, slots=True)
+class SweepDir:
+    """<runs>/.sweeps/<id>/, beside the runs that are its trials."""
+
+    path: Path
+
+    record = NamedFile("sweep.json")
+    spec = NamedFile("spec.yaml")  # as it was when the sweep began
+    code = NamedFile("code")  # likewise: every trial is of this code
+    journal = NamedFile("journal.log")  # Optuna's
+    wanted = NamedFile("wanted.json")
+    order = NamedFile("order.json")  # to stop, or to go on
+    state = NamedFile("state.json")
+    lock = NamedFile(".lock")  # held by the conductor
+    conductor = NamedFile("conductor.json")
+    log = NamedFile("conductor.log")
+
+    @property
+    def id(self) -> RunId:
+        return parse_run_id(self.path.name)
+
+    @property
+    def runs(self) -> Path:
+        """Where the runs are that are its trials."""
+        return self.path.parent.parent
+
+
+class SweepRecord(msgspec.Struct, frozen=True):
+    """What was decided when the sweep began."""
+
+    id: RunId
+    project: str
+    on: str
+    overrides: tuple[str, ...]
+    options: SweepOptions
+    seed: int
+    own_folders: tuple[str, ...]
+    points: tuple[Point, ...] | None  # of a grid or a file: all of them
+    began_at: float
+    variables: dict[str, str] = {}  # of the user's, by which files of theirs are found: these are absolute
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """How many trials, by now."""
+
+    trials: int
+
+
+class SweepOrder(msgspec.Struct, frozen=True):
+    """What a person has asked for last."""
+
+    stop: bool  # else: go on with what was stopped
+
+
+class TrialNote(msgspec.Struct, frozen=True):
+    """One trial, as people are told of it."""
+
+    number: int
+    state: str  # running, paused (it may go on), complete, pruned, failed
+    run: str
+    params: Point
+    value: float | None = None
+    step: int | None = None
+    why: str = ""
+
+
+class SweepState(msgspec.Struct, frozen=True):
+    """The conductor's last word."""
+
+    state: str  # running, stopped, succeeded, failed
+    message: str
+    trials: tuple[TrialNote, ...]
+    updated_at: float
+
+
+def conductor_lives(sweep: SweepDir) -> bool | None:
+    """None where it is, or was, on another machine."""
+    process = readable(sweep.conductor, ProcessId)
+    return process is not None and alive(process)
+
+
+def record_of(sweep: SweepDir) -> SweepRecord:
+    record = read_record(sweep.record, SweepRecord)
+    if record is None:
+        raise NoSuchRun(f"{sweep.path}: no sweep is there")
+    return record
+
+
+def register_sweep(sweep: SweepDir) -> None:
+    """Have its id lead to its folder. Raises FileExistsError where the id is taken."""
+    folder = _links()
+    make_dir(folder)
+    refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of sweeps")
+    (folder / sweep.id).symlink_to(sweep.path.absolute())
+    sync_dir(folder)
+
+
+def known_sweeps() -> list[SweepDir]:
+    """All of this user whose folder is there, the newest last."""
+    try:
+        names = [name for name in os.listdir(_links()) if is_run_id(name)]
+    except FileNotFoundError:
+        return []
+    found = [SweepDir(Path(os.readlink(_links() / name))) for name in names]
+    began = {one.path: record.began_at for one in found if (record := readable(one.record, SweepRecord)) is not None}
+    return sorted((one for one in found if one.path in began), key=lambda one: began[one.path])
+
+
+def sweep_of_trial(run: str, path: Path) -> str | None:
+    """Return the id of the sweep that a run is a trial of, told by their names and places; None if it is none."""
+    if (found := _TRIAL.fullmatch(run)) is None or not is_run_id(found[1]):
+        return None
+    with contextlib.suppress(OSError):
+        if SweepDir(Path(os.readlink(_links() / found[1]))).runs == path.parent:
+            return found[1]
+    return None
+
+
+def find_sweep(ref: str) -> SweepDir:
+    """The sweep of this id, of this unique beginning of one, or the newest for `last`."""
+    known = known_sweeps()
+    if not known:
+        raise NoSuchRun("there is no sweep yet", "hint: launch sweep FILE")
+    if ref == LAST:
+        return known[-1]
+    found = [one for one in known if one.id == ref] or [one for one in known if ref and one.id.startswith(ref)]
+    if len(found) == 1:
+        return found[0]
+    hint = f"hint: there is {', '.join(one.id for one in known[-8:])}"
+    if found:
+        raise BadInput(f"{ref}: expected the id of one sweep, got the beginning of {len(found)}", hint)
+    raise NoSuchRun(f"{ref[:100]!r}: no such sweep", hint)
+
+
+def _links() -> Path:
+    return state_folder() / "sweeps"

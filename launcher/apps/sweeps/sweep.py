@@ -1,0 +1,165 @@
+"""A sweep from Python, and all that `launch sweep` stands on.
+
+import launcher
+
+sweep = launcher.sweep("jobs/resnet_sweep.yaml")
+print(sweep.wait().state, sweep.best().params)
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.api import Spec, as_files
+from launcher.apps.sweeps.beginning import begin
+from launcher.apps.sweeps.folder import (
+    SweepDir,
+    SweepOrder,
+    SweepState,
+    TrialNote,
+    Wanted,
+    conductor_lives,
+    find_sweep,
+    record_of,
+)
+from launcher.errors import BadInput, Refused
+from launcher.ids import RunId
+from launcher.run.durable import readable, write_record
+from launcher.run.locks import locked
+from launcher.states import LOCAL
+from launcher.supervisor.standby import StandbyKeeper
+
+_WAIT_STEP_S = 0.1
+_CONDUCTOR = "launcher.apps.sweeps.conductor:Conductor"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Many runs of one spec, for their whole life."""
+
+    id: RunId
+    path: Path
+
+    @classmethod
+    def get(cls, ref: str) -> "Sweep":
+        """The sweep of this id, of this unique beginning of one, or `last`."""
+        found = find_sweep(ref)
+        return cls(found.id, found.path)
+
+    def status(self) -> SweepState:
+        """Its trials, and how it is: running, stopped, succeeded, failed, or lost where nobody conducts it."""
+        lives = conductor_lives(self._folder)  # before its last word is read, which may be its end
+        said = readable(self._folder.state, SweepState)
+        if said is None:
+            return SweepState("lost", f"it has no readable state: {self._folder.state}", (), 0.0)
+        if said.state == "running" and lives is False:
+            why = f"its conductor is gone: launch sweep resume {self.id} goes on, and nothing is lost"
+            return msgspec.structs.replace(said, state="lost", message=why)
+        return said
+
+    def best(self) -> TrialNote | None:
+        """The trial with the best value of those that are complete; None as long as there is none."""
+        sign = 1 if record_of(self._folder).options.mode == "max" else -1
+        complete = [one for one in self.status().trials if one.state == "complete" and one.value is not None]
+        return max(complete, key=lambda one: (sign * (one.value or 0.0), -one.number), default=None)
+
+    def importances(self) -> dict[str, float]:
+        """How much each option has to do with what came of it, of 1 in all; nothing where that cannot be told yet."""
+        from launcher.apps.sweeps.pictures import importances  # late: Optuna takes a second
+
+        return importances(self._folder)
+
+    def plot(self, out: str | Path, kinds: Sequence[str] = ()) -> list[str]:
+        """Write a page with pictures of it (.html), or one picture; gives a line for each that was left out.
+
+        Kinds: history, parallel, slice, importance; none: all.
+        """
+        from launcher.apps.sweeps.pictures import KINDS, draw  # late: Optuna takes a second
+
+        return draw(self._folder, Path(out), kinds or KINDS)
+
+    def trials_wanted(self) -> int:
+        wanted = readable(self._folder.wanted, Wanted)
+        return wanted.trials if wanted is not None else 0
+
+    def stop(self) -> SweepState:
+        """Have its trials saved and stopped; they go on where they were with `resume`. Returns when that is so."""
+        if self.status().state in ("succeeded", "failed", "stopped"):
+            raise Refused(f"{self.id} is {self.status().state}: there is nothing to stop")
+        write_record(self._folder.order, SweepOrder(stop=True))
+        self._conduct()
+        return self.wait()
+
+    def resume(self) -> None:
+        """Go on with what was stopped, or with a sweep whose conductor is gone."""
+        state = self.status()
+        if state.state not in ("stopped", "lost"):
+            hint = f"hint: launch sweep add {self.id} --trials 20" if state.state == "succeeded" else ""
+            raise Refused(f"{self.id} is {state.state}: there is nothing to resume", *filter(None, [hint]))
+        if state.state == "stopped":
+            write_record(self._folder.order, SweepOrder(stop=False))
+        self._conduct()
+
+    def add(self, trials: int) -> int:
+        """So many trials more; gives how many it has then in all. One that is over goes on with them."""
+        points = record_of(self._folder).points
+        with locked(self.path / ".wanted-lock", wait=True):
+            wanted = self.trials_wanted() + trials
+            if points is not None and wanted > len(points):
+                raise BadInput(f"{self.id}: there are {len(points)} points, and no more")
+            write_record(self._folder.wanted, Wanted(wanted))
+        if self.status().state in ("succeeded", "lost"):
+            self._conduct()
+        return wanted
+
+    def extend(self, best: int, overrides: Sequence[str]) -> list[str]:
+        """Train the best so many trials further, from their checkpoints, with these changes; gives their runs.
+
+        Each becomes one trial more, with the same point and the same run; those that have not begun yet wait for them.
+        """
+        from launcher.apps.sweeps.extending import chosen  # late: Optuna takes a second, and reading specs a tenth
+
+        with locked(self.path / ".wanted-lock", wait=True):
+            runs = chosen(self._folder, self.status(), best, overrides)
+            write_record(self._folder.wanted, Wanted(self.trials_wanted() + best))
+        if self.status().state in ("succeeded", "lost"):
+            self._conduct()
+        return runs
+
+    def wait(self, timeout_s: float | None = None) -> SweepState:
+        """Return when nothing of it goes on any more, or raise TimeoutError."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (status := self.status()).state == "running":
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.id} is still running after {timeout_s:g} s")
+            time.sleep(_WAIT_STEP_S)
+        return status
+
+    def _conduct(self) -> None:
+        """See to it that there is a conductor, and that it has heard what was written before."""
+        sweep = self._folder
+        if conductor_lives(sweep) and self.status().state == "running":
+            return
+        said = readable(sweep.state, SweepState)
+        if said is not None and said.state != "running":
+            with locked(sweep.lock, wait=True):  # of one that has said its last word, and is about to leave
+                write_record(sweep.state, msgspec.structs.replace(said, state="running", message="it goes on"))
+        keeper = StandbyKeeper(_CONDUCTOR, sweep.path)
+        keeper.report()
+        keeper.close()
+
+    @property
+    def _folder(self) -> SweepDir:
+        return SweepDir(self.path)
+
+
+def sweep(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Sweep:
+    """Begin a sweep and return as soon as it is conducted. The spec is a file, or what would stand in one."""
+    with as_files([spec]) as ([file], roots):
+        folder = begin(file, on=on, overrides=tuple(overrides), root=roots.get(file))
+    found = Sweep(folder.id, folder.path)
+    found._conduct()  # noqa: SLF001 - of our own class
+    return found

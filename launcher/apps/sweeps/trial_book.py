@@ -1,0 +1,198 @@
+"""Optuna's journal as a conductor uses it: which trials there are, the next point, reports, how each ended.
+
+Whatever is written can be found again after a kill at any instant: a trial is asked for, then its values are chosen,
+then the id of its run is written down, and only then is that run started. A trial without that id has no run.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+from optuna import create_study, load_study, logging
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from launcher.apps.sweeps.decide import Rung
+from launcher.apps.sweeps.folder import Point, SweepDir, SweepRecord, TrialNote
+from launcher.apps.sweeps.points import override_of
+from launcher.apps.sweeps.samplers import FORESEEN, foreseen, pruner_of, sampler_of, suggested
+from launcher.run.durable import read_bytes
+from launcher.spec.model import Dimension
+
+_STALE_S = 3  # a lock that stands so long is that of a process that was killed: a write takes a thousandth of it
+OPEN, FAILED = "running", "failed"
+_STATES = {
+    TrialState.RUNNING: OPEN,
+    TrialState.FAIL: FAILED,
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+}
+_RUN, _PRUNED_AT, _WHY, _POINT = "run", "pruned_at", "why", "point"
+_GOES_ON, _EXTENDS = "goes_on", "extends"
+_RUNG = "completed_rung_"  # what Optuna's successive halving notes of a trial, with the number of the rung
+
+
+@dataclass(frozen=True, slots=True)
+class BookedTrial:
+    """A trial as it stands in the journal."""
+
+    number: int
+    state: str  # running, complete, pruned, failed
+    params: Point
+    run: str  # "": its values are not chosen yet
+    pruned_at: int | None  # as long as it has not been told to go on from there
+    value: float | None
+    last_step: int | None  # the newest that was reported
+    why: str
+    rung: Rung | None = None
+    goes_on_after: int = 0  # the attempt of its run that is to be followed by another one
+    extension: tuple[str, ...] = ()  # with which changes, where it trains a run of another trial further
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return tuple(override_of(key, value) for key, value in self.params.items())
+
+
+class TrialBook:
+    """One conductor writes at a time; others read, or add trials of their own, by Optuna."""
+
+    def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
+        logging.set_verbosity(logging.WARNING)
+        self._record, self._options = record, record.options
+        mend(sweep.journal)
+        forget_dead_lock(sweep.journal)
+        self._storage = _storage(sweep)
+        self._study = create_study(
+            storage=self._storage,
+            study_name=record.id,
+            direction="maximize" if self._options.mode == "max" else "minimize",
+            pruner=pruner_of(self._options.stop),
+            load_if_exists=True,
+        )
+        self._foreseen: list[Point] = [*(record.points or ())]
+
+    def entries(self) -> list[BookedTrial]:
+        """Of all trials but those that only wait to be asked for."""
+        trials = self._study.get_trials(deepcopy=False)
+        sign = 1 if self._options.mode == "max" else -1
+        return [_entry(one, _rung(one, trials, sign)) for one in trials if one.state in _STATES]
+
+    def ask(self) -> int:
+        """The number of one more trial, whose values may not all be chosen yet."""
+        trials = self._study.get_trials(deepcopy=False)
+        if not any(one.state is TrialState.WAITING for one in trials):
+            index = 1 + max((one.user_attrs.get(_POINT, -1) for one in trials), default=-1)
+            point = self._point(index)
+            if point is not None:
+                self._study.enqueue_trial(point, user_attrs={_POINT: index})
+        return self._study.ask().number
+
+    def choose(self, number: int, run_id: str) -> None:
+        """Choose its values, and write down which run is to have them."""
+        self._study.sampler = sampler_of(self._options, self._record.seed + number)
+        trial = self._trial(number)
+        suggested(trial, self._space_of(trial))
+        trial.set_user_attr(_RUN, trial.user_attrs.get(_EXTENDS, {}).get(_RUN, run_id))
+
+    def report(self, number: int, values: Sequence[tuple[int, float]], *, may_prune: bool) -> None:
+        """What its run has measured, by step; where it does worse than others it is noted that it ends early."""
+        trial = self._trial(number)
+        for step, value in values:
+            trial.report(value, step)
+            if trial.should_prune() and may_prune:
+                trial.set_user_attr(_PRUNED_AT, step)
+                return
+
+    def promote(self, number: int, after: int) -> None:
+        """Note that it goes on from where it was stopped early, with the attempt of its run that follows this one."""
+        trial = self._trial(number)
+        trial.set_user_attr(_GOES_ON, {"after": after, "step": trial.user_attrs.get(_PRUNED_AT)})
+
+    def tell(self, number: int, value: float | None, *, pruned: bool, why: str) -> None:
+        if why:
+            self._trial(number).set_user_attr(_WHY, why)
+        if value is not None:
+            self._study.tell(number, value)
+        else:
+            self._study.tell(number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
+
+    def _trial(self, number: int) -> Trial:
+        study = self._storage.get_study_id_from_name(self._record.id)
+        return Trial(self._study, self._storage.get_trial_id_from_study_id_trial_number(study, number))
+
+    def _space_of(self, trial: Trial) -> Mapping[str, Dimension]:
+        """Of a point of a grid or a file, what it has, and nothing else."""
+        index = trial.user_attrs.get(_POINT)
+        if self._record.points is None or index is None:
+            return self._options.space
+        return {key: replace(self._options.space[key], when=None) for key in self._record.points[index]}
+
+    def _point(self, index: int) -> Point | None:
+        """The one that is known beforehand, where the search is of that kind."""
+        if self._options.search in FORESEEN and index >= len(self._foreseen):
+            self._foreseen = foreseen(self._options, self._record.seed, 2 * index + 16)
+        return self._foreseen[index] if index < len(self._foreseen) else None
+
+
+def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
+    attrs, goes_on = one.user_attrs, one.user_attrs.get(_GOES_ON, {})
+    pruned_at = attrs.get(_PRUNED_AT)
+    return BookedTrial(
+        one.number,
+        _STATES[one.state],
+        dict(one.params),
+        attrs.get(_RUN, ""),
+        None if pruned_at == goes_on.get("step") else pruned_at,
+        one.value,
+        one.last_step,
+        attrs.get(_WHY, ""),
+        rung,
+        goes_on.get("after", 0),
+        tuple(attrs.get(_EXTENDS, {}).get("set", ())),
+    )
+
+
+def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | None:
+    """The last one that this trial has come to. Optuna writes down values by rung, and does not look again later."""
+    number = sum(key.startswith(_RUNG) for key in one.system_attrs) - 1
+    if number < 0:
+        return None
+    key = f"{_RUNG}{number}"
+    values = [other.system_attrs[key] for other in trials if key in other.system_attrs]
+    better = sum(sign * value > sign * one.system_attrs[key] for value in values)
+    return Rung(number, better, len(values))
+
+
+def enqueue_extensions(sweep: SweepDir, trials: Sequence[tuple[TrialNote, int]], overrides: Sequence[str]) -> None:
+    """The next trials train the runs of these further, after those attempts. A conductor may be at work meanwhile."""
+    study = load_study(study_name=sweep.id, storage=_storage(sweep))
+    for note, attempt in trials:
+        extends = {_RUN: note.run, "set": [*overrides]}
+        study.enqueue_trial(note.params, user_attrs={_EXTENDS: extends, _GOES_ON: {"after": attempt}})
+
+
+def _storage(sweep: SweepDir) -> JournalStorage:
+    lock = JournalFileSymlinkLock(str(sweep.journal), grace_period=_STALE_S)
+    return JournalStorage(JournalFileBackend(str(sweep.journal), lock))
+
+
+def mend(journal: Path) -> None:
+    """Take away a last line that a kill or a loss of power cut short: nobody was told that it had been written."""
+    data = read_bytes(journal) or b""
+    if not data.endswith(b"\n"):
+        whole = data.rfind(b"\n") + 1
+        if journal.exists() and whole < len(data):
+            os.truncate(journal, whole)
+
+
+def forget_dead_lock(journal: Path) -> None:
+    """That of a conductor which was killed while it wrote: nobody else's stands for seconds."""
+    lock = journal.with_name(f"{journal.name}.lock")
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - lock.lstat().st_mtime > _STALE_S:
+            lock.unlink()

@@ -1,0 +1,178 @@
+"""The runs of a sweep's trials: started under ids that follow from the trials' numbers, asked, resumed, cancelled."""
+
+import contextlib
+import math
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from launcher import api
+from launcher.api import WATCH_S, Run
+from launcher.apps.sweeps.decide import TrialRun
+from launcher.apps.sweeps.folder import SweepDir, SweepRecord
+from launcher.errors import LaunchError
+from launcher.ids import RunId, parse_run_id
+from launcher.run.attempts import newest
+from launcher.run.code.listing import list_frozen
+from launcher.run.layout import RunDir
+from launcher.run.patience import say
+from launcher.states import State
+from launcher.status.series import read_rows, size
+from launcher.submission.opening import open_named
+from launcher.submission.project import ProjectCode
+from launcher.submission.requests import Request, able, looked_at_first, plan_of
+
+if TYPE_CHECKING:
+    from launcher.places.place import Place
+
+_GLANCE_S, _MANY = 0.02, 20  # at so many files: at more of them more seldom
+_ARGUMENTS = "run.args."  # what they change is seen by no import
+NO_SWEEP = "sweep=null"  # of a trial: it is one run
+Reports = Sequence[tuple[int, float]]  # steps and values
+
+
+class NotYet(Exception):
+    """What runs need is being imported, once for all of them."""
+
+
+class Trials(Protocol):
+    """What a conductor asks of the runs; none of it waits for a run to end."""
+
+    def start(self, run_id: str, overrides: Sequence[str]) -> None:
+        """Once, however often it is asked. Raises NotYet, LaunchError, and BadInput where it can never be started."""
+
+    def expect(self, run_id: str) -> None:
+        """It will be the next to be started, sooner or later."""
+
+    def look(self, run_ids: Sequence[str]) -> Mapping[str, TrialRun]:
+        """How these are; of a run that was never started, nothing."""
+
+    def rest(self, seconds: float) -> None:
+        """For that time, or until one of those that went on at the last look has ended."""
+
+    def reports(self, run_id: str) -> Reports:
+        """What it has reported of the metric, in the order of steps."""
+
+    def cancel(self, run_id: str) -> None:
+        """Ask it to end; its checkpoint stays."""
+
+    def revive(self, run_id: str, overrides: Sequence[str]) -> None:
+        """Have a run that has ended go on from its newest checkpoint, with these changes."""
+
+
+def run_id_of(sweep: RunId, number: int) -> RunId:
+    """`resnet-7k3f-t0007`"""
+    return parse_run_id(f"{sweep}-t{number:04d}")
+
+
+class RunsOfTrials:
+    """The real ones, through the Python API."""
+
+    def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
+        self._sweep, self._record = sweep, record
+        self._root = sweep.runs
+        self._code = ProjectCode(list_frozen(sweep.code), record.own_folders, ())
+        self._readier: Place | None = None  # once a run was started there
+        self._ends: Sequence[Path] = ()  # what will be there once they have ended
+        self._cancels: dict[str, subprocess.Popen[bytes]] = {}
+        self._revivals = Counter[str]()
+        self._read: dict[str, tuple[int, Reports]] = {}
+
+    def warm_up(self) -> None:
+        """Before there is any trial, where each of them imports in one environment.
+
+        What is not as it should be is told of the first one.
+        """
+        changed = {*self._record.options.space, *(name for point in self._record.points or () for name in point)}
+        if not all(name.startswith(_ARGUMENTS) for name in changed):
+            return
+        with contextlib.suppress(LaunchError, OSError):
+            self._is_warm(self._wish(()), run_id_of(parse_run_id(self._record.id), 0))
+
+    def start(self, run_id: str, overrides: Sequence[str]) -> None:
+        if self._run(run_id) is not None:
+            return  # by a conductor that was killed before it could see it
+        named, wish = parse_run_id(run_id), self._wish(overrides)
+        if not self._is_warm(wish, named):
+            raise NotYet
+        try:
+            open_named(named, wish)
+        except LaunchError as error:
+            if not error.runs:
+                raise
+            say(str(error))  # the run is there: whoever looks at it hands it over
+
+    def expect(self, run_id: str) -> None:
+        if self._readier is not None:
+            self._readier.expect(self._root / run_id)
+
+    def look(self, run_ids: Sequence[str]) -> dict[str, TrialRun]:
+        there = [run for run in map(self._run, run_ids) if run is not None]
+        attempts = (newest(RunDir(run.path)) for run in there)
+        self._ends = [one.end for one in attempts if one is not None and not one.end.exists()]
+        found = api.statuses(there, WATCH_S)
+        views: dict[str, TrialRun] = {}
+        for run, one in zip(there, found, strict=True):
+            value = self._value(run) if one.state.ended else None
+            names = tuple(sorted({*one.metrics, *one.not_finite}))
+            views[run.id] = TrialRun(one.state, value, one.last_word, names, self._revivals[run.id], one.attempt)
+        return views
+
+    def rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        pause = _GLANCE_S * (1 + len(self._ends) / _MANY)
+        while (left := until - time.monotonic()) > 0 and not any(end.exists() for end in self._ends):
+            time.sleep(min(left, pause))
+
+    def reports(self, run_id: str) -> Reports:
+        run = self._run(run_id)
+        if run is None:
+            return ()
+        run.renew()  # of what is on other machines
+        folder = RunDir(run.path)
+        read, found = self._read.get(run_id, (-1, ()))
+        if (now := size(folder)) != read:
+            metric = self._record.options.metric
+            found = [(step, row[metric]) for step, row in read_rows(folder).items() if metric in row]
+            self._read[run_id] = now, found
+        return found
+
+    def cancel(self, run_id: str) -> None:
+        before = self._cancels.get(run_id)
+        if before is None or before.poll() is not None:
+            words = [sys.executable, "-P", "-m", "launcher.cli.main", "cancel", run_id]
+            self._cancels[run_id] = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    def revive(self, run_id: str, overrides: Sequence[str]) -> None:
+        run = self._run(run_id)
+        if run is not None:
+            self._revivals[run_id] += run.status().state is State.LOST
+            run.resume(overrides=overrides)
+
+    def _wish(self, overrides: Sequence[str]) -> Request:
+        record = self._record
+        words = (*record.overrides, NO_SWEEP, *overrides)
+        root = Path(record.project)
+        return able(looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code))
+
+    def _is_warm(self, wish: Request, named: RunId) -> bool:
+        self._readier = wish.cluster
+        return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)
+
+    def _run(self, run_id: str) -> Run | None:
+        path = self._root / run_id
+        return Run(parse_run_id(run_id), path) if path.is_dir() else None
+
+    def _value(self, run: Run) -> float | None:
+        return last_value(self.reports(run.id))
+
+
+def last_value(reports: Iterable[tuple[int, float]]) -> float | None:
+    """The newest that is a number; NaN where none is."""
+    values = [value for _, value in reports]
+    finite = [value for value in values if math.isfinite(value)]
+    return finite[-1] if finite else (values[-1] if values else None)

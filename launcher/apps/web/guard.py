@@ -1,0 +1,145 @@
+"""In front of an application: who may ask, and how much of a request is read."""
+
+import ipaddress
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from launcher.apps.web.keys import Keys, equal
+from launcher.apps.web.limits import Limits
+from launcher.apps.web.server import STATE, LimitedProtocol
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who has the token: in a header, as the cookie that stands for it, or in the address that was printed.
+
+    The address opens `pages` alone. A cookie is named by the port, as browsers send one to every port of a machine.
+    """
+
+    keys: Keys
+    cookie_name: str
+    pages: Collection[str]
+
+    def has_token(self, request: HTTPConnection) -> bool:
+        """Whether this request carries the token, whichever way."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        by_header = scheme.lower() == "bearer" and equal(token, self.keys.token)
+        return by_header or equal(self._cookie_of(request), self.keys.cookie) or self.comes_in(request)
+
+    def comes_in(self, request: HTTPConnection) -> bool:
+        """Whether it has the token in its address. The page's script takes it out of there.
+
+        Not a redirect: a browser keeps a strict cookie back from one that began in a file or on another site.
+        """
+        given = request.query_params.get("token", "")
+        return request.scope["method"] != "POST" and request.url.path in self.pages and equal(given, self.keys.token)
+
+    def cookie(self, request: HTTPConnection) -> tuple[bytes, bytes]:
+        """Return the header that gives the cookie to who comes in."""
+        secure = "; Secure" if request.scope["scheme"] == "https" else ""
+        value = f"{self.cookie_name}={self.keys.cookie}; HttpOnly; Path=/; SameSite=strict{secure}"
+        return b"set-cookie", value.encode()
+
+    def _cookie_of(self, request: HTTPConnection) -> str:
+        parts = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
+        return {name: value for name, _, value in parts}.get(self.cookie_name, "")
+
+
+def is_this_machine(request: HTTPConnection, *names: str) -> bool:
+    """Whether it is asked by an address, by `localhost` or by one of `names`, once; at any port, for a tunnel.
+
+    Nobody can have a name of their own lead here and still ask by an address.
+    """
+    told = request.headers.getlist("host")
+    if len(told) != 1:
+        return False
+    host = told[0]
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name = name.removeprefix("[").removesuffix("]").lower()
+    if name in ("localhost", *names):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Rules(Protocol):
+    """What one server asks of a request before it is read."""
+
+    @property
+    def access(self) -> Access | None:
+        """None: anyone may ask."""
+
+    def refusal(self, request: HTTPConnection) -> Response | None:
+        """Return what is answered instead, or None where the way is free."""
+
+
+@dataclass
+class RequestGuard:
+    """An ASGI application in front of another one. It ends quietly where a client is at fault."""
+
+    app: ASGIApp
+    rules: Rules
+    limits: Limits
+    welcomed: Callable[[], None] = lambda: None  # a browser has come by the address that was printed
+    _reading: dict[LimitedProtocol | None, int] = field(default_factory=dict)  # bytes of bodies, oldest first
+
+    @property
+    def proves(self) -> Callable[[Scope], bool] | None:
+        """Whether a request carries the token; None: anyone may ask."""
+        access = self.rules.access
+        return None if access is None else lambda scope: access.has_token(HTTPConnection(scope))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = HTTPConnection(scope)
+        access, connection = self.rules.access, scope.get("state", {}).get(STATE)
+        comes_in = access is not None and access.comes_in(request)
+        refusal = self.rules.refusal(request)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+
+        async def bounded() -> Message:
+            message = await receive()
+            self._read(connection, message)
+            return message
+
+        async def with_cookie(message: Message) -> None:
+            if access is not None and message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], access.cookie(request)]
+            await send(message)
+
+        if comes_in:
+            self.welcomed()
+        try:
+            await self.app(scope, bounded, with_cookie if comes_in else send)
+        except ClientDisconnect:
+            return  # its own affair
+        finally:
+            self._reading.pop(connection, None)
+
+    def _read(self, connection: LimitedProtocol | None, message: Message) -> None:
+        """Count a piece of a body that came. Raises HTTPException where it is more than there is room for."""
+        more = len(message.get("body", b""))
+        had = self._reading.get(connection, 0) + more
+        if had > self.limits.body_bytes:
+            raise HTTPException(413, f"expected a body of at most {self.limits.body_bytes} bytes")
+        if not message.get("more_body", False):
+            self._reading.pop(connection, None)
+            return
+        self._reading[connection] = had
+        while sum(self._reading.values()) > self.limits.bodies_bytes:
+            oldest = next((one for one in self._reading if one is not None and not one.proved), None)
+            if oldest is None or oldest is connection:
+                raise HTTPException(503, "too much is being read; try again", {"retry-after": "1"})
+            del self._reading[oldest]
+            oldest.drop()

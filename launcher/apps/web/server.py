@@ -1,0 +1,292 @@
+"""Serve an ASGI application by uvicorn, within what its clients may hold.
+
+uvicorn bounds neither how many connections there are nor how long a request takes to come. Here each is accepted and
+counted by us: when there are too many, the oldest that has not carried the token is dropped.
+"""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from launcher.apps.web.limits import Limits, UnprovedConnections
+
+STATE = "connection"  # the key of an ASGI scope's state under which its connection is found
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 0.1
+
+
+class WebServer(uvicorn.Server):
+    """Serve on a socket that listens.
+
+    `proves`: whether a request carries the token; None: anyone may ask, and a connection that is being answered is not
+    dropped. `dismiss` is called when the server begins to end, to end answers that go on.
+    """
+
+    def __init__(
+        self, app: ASGIApp, listening: socket.socket, limits: Limits, *, proves: Callable[[Scope], bool] | None,
+        tls: ssl.SSLContext | None = None, headers: Sequence[tuple[str, str]] = (), let_go_s: int = 2,
+        dismiss: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        config = uvicorn.Config(
+            app, http=LimitedProtocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
+            server_header=False, headers=[*headers], timeout_keep_alive=limits.idle_s,
+            timeout_graceful_shutdown=let_go_s,
+        )  # fmt: skip
+        super().__init__(config)
+        self._listening, self._limits, self._tls, self._dismiss = listening, limits, tls, dismiss
+        self._proves = proves
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn passes none
+        """Begin to accept."""
+        door = Door(self.config, self.server_state, self._listening, self._limits, self._tls, self._proves)
+        door.open()
+        self.servers = [cast("Any", door)]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nobody any more, drop who has not asked yet, and let the others have their answers."""
+        for door in self.servers:
+            door.close()
+        self._dismiss()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, LimitedProtocol) and connection.is_asking:
+                connection.drop()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End on SIGINT and SIGTERM. uvicorn's own would raise them again afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Door:
+    """What accepts the connections of a server, and drops those that are too many."""
+
+    def __init__(
+        self, config: uvicorn.Config, state: Any, listening: socket.socket, limits: Limits, tls: ssl.SSLContext | None,
+        proves: Callable[[Scope], bool] | None,
+    ) -> None:  # fmt: skip
+        self.limits, self.proves = limits, proves
+        self.unproved: UnprovedConnections[LimitedProtocol] = UnprovedConnections(
+            limits.connections, limits.per_address
+        )
+        self._config, self._state, self._listening, self._tls = config, state, listening, tls
+        self._reopening: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        """Begin to accept, in the event loop that runs."""
+        self._listening.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+        if self._listening.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+
+    async def wait_closed(self) -> None:
+        """Return at once: uvicorn waits for this on each of its servers."""
+
+    def count(self, connection: "LimitedProtocol") -> bool:
+        """Count it as the newest of the unproved, and drop the oldest while there are too many.
+
+        False: there are, and what has come on them has to be read first.
+        """
+        self.unproved.add(connection, connection.address)
+        while self.unproved.are_too_many(connection.address):
+            oldest = self.unproved.oldest(connection.address, LimitedProtocol.may_go)
+            if oldest is None:
+                return False
+            oldest.drop()
+        return True
+
+    def _accept(self) -> None:
+        # So few in one turn of the loop that a handshake, which takes several, has ended before they are the oldest.
+        for _ in range(max(1, self.limits.per_address // 16)):
+            try:
+                peer, address = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    continue  # it has left again
+                self._make_room()
+                return
+            peer.setblocking(False)
+            where = str(address[0]) if isinstance(address, tuple) else ""
+            connection = LimitedProtocol(self._config, self._state, {}, door=self, peer=peer, address=where)
+            connection.opening = asyncio.get_running_loop().create_task(self._connect(connection, peer))
+            connection.opening.add_done_callback(connection.close_unused)
+            if not self.count(connection):
+                return
+
+    async def _connect(self, connection: "LimitedProtocol", peer: socket.socket) -> None:
+        handshake_s = None if self._tls is None else self.limits.head_s
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, peer, ssl=self._tls, ssl_handshake_timeout=handshake_s
+            )
+        except OSError:  # it has left, or speaks no TLS
+            self.unproved.discard(connection)
+
+    def _make_room(self) -> None:
+        """Drop the oldest where no more files can be opened, and come back when it is closed."""
+        oldest = self.unproved.oldest("")
+        if oldest is not None:
+            oldest.drop()
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listening)
+        self._reopening = loop.call_later(_PAUSE_S, self.open)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's reader of requests, with a time for each part of one."""
+
+    def __init__(
+        self, config: uvicorn.Config, server_state: Any, app_state: dict[str, Any], _loop: Any = None, *,
+        door: Door, peer: socket.socket, address: str,
+    ) -> None:  # fmt: skip
+        super().__init__(config, server_state, {**app_state, STATE: self}, _loop)
+        self.address = address
+        self.is_open = False  # what is before that: a TLS handshake
+        self.proved = False  # a request on it carried the token
+        self.opening: asyncio.Task[None] | None = None
+        self._door, self._limits, self._peer = door, door.limits, peer
+        self._asking: asyncio.TimerHandle | None = None
+        self._taking: asyncio.TimerHandle | None = None
+        self._in_head, self._head_bytes = True, 0
+        self._has_begun = False
+        self._drained = 0  # bytes of a body that nobody reads
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a request is expected of it, or has not come as a whole."""
+        return self._asking is not None
+
+    def may_go(self) -> bool:
+        """Whether it can be dropped for another: not while its first words have come and have not been read."""
+        if self._has_begun:
+            return True
+        try:
+            return not self._peer.recv(1, socket.MSG_PEEK)
+        except OSError:  # nothing has come, or it is closed
+            return True
+
+    def close_unused(self, _: object) -> None:
+        """Close its socket where the event loop never had it."""
+        if not self.is_open:
+            self._peer.close()
+
+    def drop(self) -> None:
+        """Close it now, whatever was on its way."""
+        self._door.unproved.discard(self)
+        if self.is_open:
+            self.transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
+
+    # -- what the event loop calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        self.is_open = True
+        self._expect(self._limits.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._door.unproved.discard(self)
+        for timer in (self._asking, self._taking):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._has_begun = True
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.head_bytes and not self.transport.is_closing():
+                self.send_400_response(f"expected a head of at most {self._limits.head_bytes} bytes")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taking = self.loop.call_later(self._limits.take_s, self.drop)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._taking is not None:
+            self._taking.cancel()
+
+    # -- what the parser calls; an exception is answered by 400
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_head:
+            self._in_head = True
+            self._expect(self._limits.head_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > self._limits.headers:
+            raise ValueError("too many headers")
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes, self._drained = False, 0, 0
+        if len(self.pipeline) >= self._limits.pipelined:
+            raise ValueError("too many requests before the first was answered")
+        super().on_headers_complete()
+        if not self.proved and self._door.proves is not None and self._door.proves(dict(self.scope)):
+            self.proved = True
+            self._door.unproved.discard(self)
+        self._expect(self._limits.body_s)
+
+    def on_body(self, body: bytes) -> None:
+        is_read = (self.proved or self._door.proves is None) and not self.cycle.response_complete
+        if is_read:
+            super().on_body(body)
+        else:
+            self._drained += len(body)
+            if self._drained > self._limits.drained_bytes and not self.transport.is_closing():
+                self.drop()
+
+    def on_message_complete(self) -> None:
+        self._expect(None)
+        if self._door.proves is None and not self.cycle.response_complete:
+            self._door.unproved.discard(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.proved and not self.transport.is_closing():
+            self._door.count(self)
+
+    def _expect(self, in_s: float | None) -> None:
+        """Drop it where the next part of its request takes longer; None: it has come."""
+        if self._asking is not None:
+            self._asking.cancel()
+        self._asking = None if in_s is None else self.loop.call_later(in_s, self._late, in_s)
+
+    def _late(self, in_s: float) -> None:
+        if self.flow.read_paused:  # by us: it may have sent all of it
+            self._expect(in_s)
+        else:
+            self.drop()

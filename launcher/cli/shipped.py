@@ -1,0 +1,46 @@
+"""Where the files lie that come with the launcher: beside the package in a checkout, inside it once installed."""
+
+import difflib
+from pathlib import Path
+from typing import Literal
+
+from launcher.errors import BadInput
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def shipped(kind: Literal["templates", "jobs"]) -> Path:
+    """The folder of that kind."""
+    installed = _PACKAGE / "shipped_files" / kind
+    return installed if installed.is_dir() else _PACKAGE.parent / kind
+
+
+def pages() -> dict[str, Path]:
+    """The pages for users, by their names."""
+    return {path.stem: path for path in sorted((_PACKAGE / "docs").glob("*.md"))}
+
+
+def title(page: Path) -> str:
+    """What it is about, as its first line says."""
+    with page.open(encoding="utf-8") as file:
+        return file.readline().lstrip("#").strip()
+
+
+def starters() -> dict[str, str]:
+    """The specs that `launch spec init` can write, each with the line that says what it is for."""
+    return {file.stem: _purpose(file) for file in sorted(shipped("templates").glob("*.yaml"))}
+
+
+def starter(name: str) -> str:
+    """The text of one, with `{{schema}}` where the place of the JSON Schema belongs."""
+    names = list(starters())
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(names)}"
+        raise BadInput(f"no template {name!r}", f"hint: {hint}")
+    return (shipped("templates") / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _purpose(file: Path) -> str:
+    """The second line; the first names the schema for editors."""
+    return file.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ")

@@ -1,6 +1,0 @@
-"""The name of `batch.environment` in the scripts of jobs that an earlier version has submitted."""
-
-from launcher.clusters.batch.environment import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,141 @@
+"""One attempt as the coordinator knows it: what the parts that decide read and change in common."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+
+from launcher.clock import lease_of_places
+from launcher.coordinator import verdict
+from launcher.coordinator.effects import Ledger, Now
+from launcher.coordinator.gathering import Gathering
+from launcher.coordinator.generation import Generation
+from launcher.coordinator.nodes import NodeTable
+from launcher.coordinator.pace import pace_of
+from launcher.coordinator.policy import as_explained, restarts_by_cause
+from launcher.coordinator.snapshot import Standing, run_state
+from launcher.coordinator.verdict import Verdict
+from launcher.plan.model import Plan
+from launcher.plan.on_hosts import voters_of
+from launcher.run.records import ANEW, KEPT, Event, RunState
+
+
+class AttemptPhase(Enum):
+    WAITING = auto()
+    STARTING = auto()
+    RUNNING = auto()
+    COPYING = auto()  # disks apart: all ranks have finished, their last checkpoint lies on one disk only
+    CLOSING = auto()
+    OVER = auto()
+
+
+_OPEN = (AttemptPhase.STARTING, AttemptPhase.RUNNING, AttemptPhase.COPYING)
+
+
+@dataclass(slots=True)
+class Closing:
+    verdict: Verdict | None  # None: to be found among the exits
+    graceful: bool  # the attempt ends with it
+    grace_s: float
+    waits: set[int]  # nodes that may still have processes of the generation
+    gives_up_at: float
+
+
+@dataclass(slots=True)
+class Joining:
+    """Ranks that are started on more nodes, while the others train, to be in the next generation."""
+
+    generation: Generation  # the next one
+    newcomers: set[int]  # its members that have no part in the open one
+    after: int  # the number of the open one
+    began_at: float
+    gives_up_at: float
+
+
+@dataclass(slots=True)
+class Awaited:
+    """No checkpoint is whole without nodes that are away."""
+
+    verdict: Verdict
+    here: set[int]  # who was here when that was found
+    until: float
+
+
+class Attempt:
+    def __init__(
+        self,
+        plan: Plan,
+        number: int,
+        history: Sequence[Event],
+        now: Now,
+        job: str | None,
+        used_s: float,
+    ) -> None:
+        self.plan = plan
+        self.rules = plan.spec.recovery
+        self.history = [event for event in as_explained(history) if event.kind in ("failure", "resumed")]
+        self.nodes = NodeTable(plan.nodes, lease_of_places(self.rules.lease_s), {*plan.away}, now.mono, voters_of(plan))
+        self.pace = pace_of(history)
+        self.ledger = Ledger(number, self.pace, now)
+        self.standing = Standing(number, restarts=restarts_by_cause(history, number), job=job)
+        self.standing.used_s, self.standing.began_at = used_s, now.mono
+        self.standing.started_at = next((event.at for event in history if event.kind == "generation_opened"), None)
+        if self.history and self.history[-1].kind == "failure":
+            self.standing.failure = verdict.failure_of(self.history[-1])
+        self.phase = AttemptPhase.WAITING
+        self.generation: Generation | None = None  # the open one, or the last
+        self.closing: Closing | None = None
+        self.joining: Joining | None = None
+        self._numbered = 0  # the newest generation that was given a number, whatever has become of it
+        self.stop: str | None = None  # cancel, preempt or limit, once somebody asked
+        self.lost: Verdict | None = None  # why places of the open generation are to be taken by other nodes
+        self.leaving: set[int] = set()  # members that end their ranks before others take the places
+        self.warm_because = ""  # recovery.mode hot: why all ranks have to be started anew this time
+        self.fenced = ""  # which rank found a newer start of the run
+        self.gathering = Gathering(plan, self.nodes, now.mono, now.mono, first=True)
+        self.standing.message = self.gathering.words(now.mono)
+        self.awaited: Awaited | None = None  # until ranks run again
+        kept = [event.kind for event in history if event.kind in (KEPT, ANEW)][-1:]
+        self.kept = kept == [KEPT]  # checkpoints of the trainer's: the run does not begin without any
+        self.may_begin_anew = kept == [ANEW]  # a person has said so
+        resumed = [event.attempt for event in history if event.kind == "resumed"]
+        self.by_person = number == max(resumed, default=1)  # all hosts that the run was on have been asked
+        self.start_by = inf
+        self.blame_at = inf  # a rank that lost its peer waits so long for the news of who that was
+        limit_s = None if plan.limit_per_job else plan.spec.resources.time_s  # the cluster tells when it is near
+        self.limit_at = inf if limit_s is None else now.mono + limit_s - used_s
+
+    @property
+    def mono(self) -> float:
+        return self.ledger.mono
+
+    @property
+    def is_open(self) -> bool:
+        """A generation is open."""
+        return self.phase in _OPEN
+
+    @property
+    def current(self) -> Generation:
+        if self.generation is None:
+            raise AssertionError("no generation has been opened")
+        return self.generation
+
+    def outvoted(self) -> tuple[int, int] | None:
+        """How many of how many voters are heard, where the others may go on without us.
+
+        Nodes of the generation or not: any may have been cut off.
+        """
+        return self.nodes.short_of(self.nodes.heard(self.mono))
+
+    def next_number(self) -> int:
+        """Of a new generation."""
+        self._numbered += 1
+        return self._numbered
+
+    def is_current(self, number: int) -> bool:
+        return self.generation is not None and number == self.generation.number
+
+    def state(self, now: Now, *, ended: bool = True) -> RunState:
+        """Without its end it is how things stood at the end."""
+        stopping, end = self.phase is AttemptPhase.CLOSING, self.standing.end if ended else None
+        return run_state(self.plan, self.standing, self.nodes, self.generation, self.pace, stopping, now, end)

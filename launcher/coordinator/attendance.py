@@ -1,0 +1,129 @@
+"""Nodes come, fall silent, come back, are lost: what that says of the agents, and of the ranks that they had."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.coordinator.effects import Ledger, ProvenDead
+from launcher.coordinator.nodes import KnownNode, NodeTable, Presence
+from launcher.states import Cause
+from launcher.wire.messages import Join, Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An agent is gone for good, and with it whatever it ran."""
+
+    node: int
+    held: int  # the generation of its ranks; 0: none
+    text: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    node: KnownNode
+    carries_on: bool  # the very agent that was here before, and has not been given up in between
+    loss: Loss | None = None  # of the agent that was here before
+
+
+class Attendance:
+    def __init__(self, nodes: NodeTable, lease_s: float, ledger: Ledger) -> None:
+        self._nodes = nodes
+        self._lease_s = lease_s
+        self._ledger = ledger
+
+    def arrive(self, join: Join) -> Arrival | None:
+        """Welcome an agent, for the first time or again. What it may still run is not looked at here."""
+        node = self._nodes.get(join.node)
+        if node is None:
+            return None
+        self._ledger.send(node.index, Welcome(self._lease_s))
+        known = join.process in (node.process, node.ghost)
+        carries_on, loss = known and node.link is not Presence.LOST, None
+        if not known:
+            loss = self._replace(node, join)
+        elif join.process == node.ghost:
+            self._nodes.lay(node)
+        node.process, node.address, node.port = join.process, join.address, join.port
+        node.replica_port, node.link_port = join.replica_port, join.link_port
+        node.link, node.ready = Presence.UP, node.ready and known
+        self._nodes.hear(node, self._ledger.mono)
+        node.follows_from, node.answers = self._ledger.mono, {}
+        self._nodes.settle(node)
+        text = f"node {node.index} joined {'again ' if known else ''}from {join.address}"
+        self._ledger.record("agent_joined", text, node=node.index)
+        return Arrival(node, carries_on, loss)
+
+    def hear(self, node: KnownNode) -> bool:
+        """A connected agent speaks. True where it had been given up: its ranks have been replaced and must go."""
+        thawed = node.link is Presence.LOST
+        if thawed:
+            node.link = Presence.UP
+            self._ledger.record("agent_joined", f"node {node.index} is heard again", node=node.index)
+            self._nodes.settle(node)
+        if node.link is Presence.UP:
+            self._nodes.hear(node, self._ledger.mono)
+        return thawed
+
+    def disconnect(self, index: int) -> None:
+        """Its connection is gone; that says nothing about the agent."""
+        node = self._nodes.get(index)
+        if node is None or node.link is not Presence.UP:
+            return
+        node.link = Presence.UNKNOWN
+        self._nodes.settle(node)
+        left_s = max(0.0, node.heard_at + self._lease_s - self._ledger.mono)
+        text = f"node {index} cannot be reached; its lease has {left_s:.0f} s left"
+        self._ledger.record("agent_unknown", text, node=index)
+
+    def bury(self, death: ProvenDead) -> Iterator[Loss]:
+        """The agent that was last connected from this node is proven to be gone."""
+        node = self._nodes.get(death.node)
+        if node is None or (node.link is Presence.UP and node.ghost is None):
+            return  # about an agent before this one, whose end has been dealt with
+        if node.ghost is not None:
+            yield self._lose_ghost(node, death.evidence)
+        elif node.link is Presence.UNKNOWN:
+            yield self._lose(node, death.evidence)
+        if node.link is Presence.LOST:
+            node.holds, node.process = 0, None
+        self._nodes.settle(node)
+
+    def run_out_leases(self) -> Iterator[Loss]:
+        for node in self._nodes.overdue(self._ledger.mono):
+            evidence = f"not heard for {self._lease_s:g} s"
+            yield self._lose(node, evidence) if node.ghost is None else self._lose_ghost(node, evidence)
+            self._nodes.settle(node)
+
+    def _replace(self, node: KnownNode, join: Join) -> Loss | None:
+        """A new agent speaks for a node: what of the one before?"""
+        before, process, loss = node.process, join.process, None
+        if node.holds and node.link is not Presence.LOST and before is not None:
+            if before.host == process.host and before.boot_id != process.boot_id:
+                loss = self._lose(node, "its machine was started anew")
+                node.holds = 0
+            elif join.buried == before:
+                loss = self._lose(node, f"its agent, process {before.pid}, died")
+                node.holds = 0
+            else:
+                self._nodes.doubt(node)
+        elif node.ghost is None:
+            node.holds = 0
+        node.fault, node.unfit, node.slow = "", False, ""
+        if node.failing and before is not None and before.boot_id != process.boot_id:
+            node.failing, node.drained = "", False
+        return loss
+
+    def _lose(self, node: KnownNode, evidence: str) -> Loss:
+        node.link, node.ready, node.lost_at = Presence.LOST, False, self._ledger.mono
+        node.given_up = max(node.given_up, node.holds)
+        return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)
+
+    def _lose_ghost(self, node: KnownNode, evidence: str) -> Loss:
+        self._nodes.lay(node)
+        held, node.given_up, node.holds = node.holds, max(node.given_up, node.holds), 0
+        return self._loss(node, f"the agent that node {node.index} had before is gone: {evidence}", evidence, held)
+
+    def _loss(self, node: KnownNode, text: str, evidence: str, held: int) -> Loss:
+        self._ledger.record("agent_lost", text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
+        return Loss(node.index, held, text, evidence)

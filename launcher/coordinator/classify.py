@@ -1,0 +1,210 @@
+"""From how ranks ended to what it was and who began it. Pure."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+from launcher.errors import Exit
+from launcher.run.patience import DISK_ERRORS
+from launcher.run.records import Raised, RankExit
+from launcher.states import Cause, ErrorKind
+
+_MEMORY = re.compile(
+    r"\bMemoryError\b|\bOutOfMemoryError\b|CUDA out of memory|HIP out of memory|DefaultCPUAllocator: can't allocate",
+)
+# What torch.distributed raises of its own, and how C++ tells of it before an abort.
+_OF_TORCH_DISTRIBUTED = re.compile(
+    r"(?:torch\.\S*|c10::|c10d::)Dist(?:Backend|Network|Store|Queue\w*)?Error|gloo::(?:Io|Timeout)Exception",
+)
+# What torch's C++ raises comes as a RuntimeError: these are the words of NCCL and gloo in it for a peer that is gone.
+_OF_A_BACKEND = re.compile(
+    r"\bGloo connectFullMesh\b|\bNCCL (?:[Ee]rror|watchdog|communicator)\b|\bnccl[A-Z]\w+Error\b"
+    r"|Application timeout caused pair closure",
+)
+# A place in the sources of gloo, of a process group or of the store says nothing by itself: tensors that do not fit
+# each other, or no memory, have one too. With these words after it, it is about a connection.
+_IN_A_BACKEND = re.compile(
+    r"\b(?:gloo/[\w/.-]+\.(?:cc|h)|(?:ProcessGroup\w+|TCPStore\w*)\.[ch]pp)\b.*"
+    r"(?:[Cc]onnect|\b(?:closed|reset|refused|unreachable)\b|[Tt]ime[d -]*out|[Bb]roken pipe|\b[Rr]emote\b)",
+)
+# These are words that others have too.
+_OF_ANY_SOCKET = re.compile(
+    r"Connection (?:closed|reset) by (?:remote )?peer|\bpeer closed\b|[Bb]roken pipe|Connection (?:refused|timed out)"
+    r"|Socket Timeout|client socket has (?:timed out|failed)"
+    r"|Timed out (?:after|waiting)\b.*\b(?:clients?|recv|send|operation|ranks?)\b",
+)
+_SOCKET_ERRORS = frozenset((
+    "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError",
+    "TimeoutError", "socket.timeout", "EOFError",
+))  # fmt: skip
+# What another start may not meet again, by the last part of the type's name. Named one by one: most errors of the file
+# system (a missing file, a permission) are as permanent as any other.
+PASSING = frozenset((
+    "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError",
+    "ConnectError", "ProxyError", "RemoteDisconnected", "IncompleteRead", "ProtocolError", "SSLError", "URLError",
+    "gaierror", "herror", "timeout", "Timeout", "TimeoutError", "ConnectTimeout", "ReadTimeout", "ConnectTimeoutError",
+    "ReadTimeoutError", "PoolTimeout", "OSError", "IOError", "BlockingIOError", "InterruptedError",
+))  # fmt: skip
+_MODULE = frozenset({"ModuleNotFoundError", "ImportError"})
+_USAGE_CODE = 2  # of argparse, click, getopt's users and most shells
+# What Python raises; what torch's C++ does, and the trainer where no save succeeds, have only the system's words.
+_OF_A_DISK = re.compile(
+    rf"^OSError: \[Errno (?:{'|'.join(map(str, sorted(DISK_ERRORS)))})\]"
+    rf"|^(?:RuntimeError|(?:[\w.]+\.)?SaveFailed): .*\b(?:{'|'.join(map(os.strerror, sorted(DISK_ERRORS)))})\b",
+    re.IGNORECASE,
+)
+_MANNER: Callable[[RankExit], object] = attrgetter("code", "signal", "error", "where", "raised", "oom", "hung")
+_TYPE = re.compile(r"[A-Za-z_][\w.]*(?:::\w+)*(?=: |$)")
+
+
+def failed(end: RankExit) -> bool:
+    """False for a rank that left with 0, or had said that it was done before it fell."""
+    return not end.done and end.code != 0
+
+
+def finished(end: RankExit) -> bool:
+    """True for a rank that did all its work; one that leaves with 0 because it was told to stop did not."""
+    return end.done or (end.code == 0 and not end.stopping)
+
+
+def fenced(end: RankExit) -> bool:
+    """True for a rank that found a newer start in charge of the checkpoints: no failure, and no reason to restart."""
+    return end.fenced and not end.done
+
+
+def classify(end: RankExit) -> Cause:
+    """Return the class of one rank's failure.
+
+    Exit code 75 means "start me again" only of a rank that was told to stop: a program may use it for anything.
+    """
+    text = end.error or ""
+    if end.hung:
+        return Cause.HANG
+    if end.not_started:
+        return Cause.DISK if _OF_A_DISK.search(end.not_started) else Cause.LAUNCHER_FAULT
+    if end.code == Exit.RESUME_ME and (end.stopping or end.asked):
+        return Cause.PREEMPTED
+    if end.oom or (end.signal is None and _MEMORY.search(text)):
+        return Cause.OUT_OF_MEMORY
+    raised = end.raised or (Raised(text),)
+    if end.signal in (None, signal.SIGABRT) and any(_OF_A_DISK.search(one.line) for one in raised):
+        return Cause.DISK
+    # An abort that speaks of a peer is a watchdog's or a C++ exception's; any other signal came from elsewhere.
+    if end.signal in (None, signal.SIGABRT) and any(map(_is_of_a_peer, raised)):
+        return Cause.COMMUNICATION
+    if end.signal is not None or end.code is None:
+        return Cause.KILLED
+    return Cause.USER_ERROR
+
+
+def error_kind(end: RankExit) -> ErrorKind:
+    """Return what a user error says of another start: a program that is wrong is not mended by time."""
+    names = {_type_name(one.line) for one in end.raised or (Raised(end.error or ""),)} - {""}
+    if names & PASSING:
+        return ErrorKind.PASSING
+    if names & _MODULE:
+        return ErrorKind.MODULE
+    if names:
+        return ErrorKind.EXCEPTION
+    return ErrorKind.USAGE if end.left or end.code == _USAGE_CODE else ErrorKind.OTHER
+
+
+def _type_name(line: str) -> str:
+    """`ReadTimeout` of `requests.exceptions.ReadTimeout: ...`; "" where it begins with no type."""
+    found = _TYPE.match(line)
+    return re.split(r"\.|::", found[0])[-1] if found else ""
+
+
+def _is_of_a_peer(raised: Raised) -> bool:
+    """Whether it is about another rank, and not about a connection of the user's own."""
+    found = _TYPE.match(raised.line)
+    kind = found[0] if found else ""
+    if _OF_TORCH_DISTRIBUTED.fullmatch(kind):
+        return True
+    in_torch = raised.module.partition(".")[0] == "torch"
+    if kind in _SOCKET_ERRORS:
+        return in_torch and raised.module.startswith("torch.distributed")
+    if kind not in ("RuntimeError", "std::runtime_error", "c10::Error", ""):
+        return False
+    in_cpp = kind in ("RuntimeError", "") and (in_torch or not raised.module)
+    of_a_backend = _OF_A_BACKEND.search(raised.line) or _IN_A_BACKEND.search(raised.line)
+    return bool(of_a_backend or (in_cpp and _OF_ANY_SOCKET.search(raised.line)))
+
+
+def culprit(exits: Sequence[RankExit]) -> RankExit:
+    """Who is named: the one that failed first by itself, of one or more in order of arrival; of equal ones the lowest.
+
+    A rank that failed only because another did, or because it was told to stop, is not to blame. Which of those that
+    fail alike at once is heard of first is chance: a run that fails so again should not name another.
+    """
+    failures = [end for end in exits if failed(end)] or list(exits)
+    own = (end for end in failures if not end.stopping and classify(end) is not Cause.COMMUNICATION)
+    first = next(own, failures[0])
+    return min((first, *(end for end in failures if _is_like(end, first))), key=lambda end: end.rank)
+
+
+def _is_like(end: RankExit, first: RankExit) -> bool:
+    """It failed in the same way; where it had been told to stop, only its own exit code and exception show that."""
+    by_itself = not end.stopping or (end.code is not None and end.error is not None)
+    return by_itself and _MANNER(end) == _MANNER(first)
+
+
+def describe(end: RankExit, cause: Cause) -> str:
+    """One line for people."""
+    who = f"rank {end.rank} on node {end.node}"
+    if cause is Cause.HANG:
+        return f"{who} hung: no progress and no output"
+    if end.not_started:
+        return _one_line(f"{who} could not be started: {end.not_started}")
+    place = f" ({end.where})" if end.where else ""
+    if end.error and end.signal is None:
+        return _one_line(f"{who}: {end.error}{place}")
+    return _one_line(f"{who} {_how(end)}{_why(end, cause)}{place}")
+
+
+def brief(end: RankExit, cause: Cause) -> str:
+    """`KeyError in train.py:3, rank 1`."""
+    kind = _TYPE.match(end.error or "")
+    if end.not_started:
+        what = "not started"
+    elif cause is Cause.HANG or cause is Cause.OUT_OF_MEMORY:
+        what = str(cause).replace("_", " ")
+    elif end.signal is not None:
+        what = signal_name(end.signal)
+    else:
+        what = kind[0].rpartition(".")[2] if kind else evidence(end)
+    place = f" in {end.where.partition(' in ')[0]}" if end.where else ""
+    return _one_line(f"{what}{place}, rank {end.rank}")
+
+
+def evidence(end: RankExit) -> str:
+    """What the cause was read from."""
+    parts = [f"exit code {end.code}"] if end.code is not None else []
+    parts += [signal_name(end.signal)] if end.signal is not None else []
+    parts += ["the kernel or CUDA reported that memory ran out"] if end.oom else []
+    return ", ".join(parts or ["nobody saw its end"])
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _how(end: RankExit) -> str:
+    if end.signal is not None:
+        return f"was killed by {signal_name(end.signal)}"
+    return "is gone and nobody saw its end" if end.code is None else f"ended with exit code {end.code}"
+
+
+def _why(end: RankExit, cause: Cause) -> str:
+    if cause is Cause.OUT_OF_MEMORY:
+        return ": out of memory"
+    return f": {end.error}" if end.error else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:500]

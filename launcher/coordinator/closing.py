@@ -1,0 +1,281 @@
+"""The end of a generation: every process of it is ended, and then the recovery policy says what follows."""
+
+from collections.abc import Collection
+from math import inf
+
+from launcher.coordinator import verdict
+from launcher.coordinator.attempt import Attempt, AttemptPhase, Awaited, Closing
+from launcher.coordinator.gathering import Gathering
+from launcher.coordinator.generation import Rank
+from launcher.coordinator.nodes import KnownNode, Presence
+from launcher.coordinator.policy import Decision, decide
+from launcher.coordinator.verdict import Verdict
+from launcher.errors import Exit
+from launcher.run.records import AttemptEnd, Event
+from launcher.states import Action, Cause, State, exit_of
+from launcher.wire.messages import End, Stop
+
+CLOSE_S = 30.0  # from Stop with no grace to Stopped, of a node that is heard all the while
+AFTER_GRACE_S = 10.0  # beyond the grace
+_MOST_IN_A_ROW = 4  # kills without a step in between that are gone through in place
+
+
+class Aftermath:
+    """What follows a failure or an end."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def note_failure(self, found: Verdict) -> Event:
+        event = self._draft_failure(found)
+        self._note(event, found)
+        return event
+
+    def _draft_failure(self, found: Verdict, *, in_place: bool = False) -> Event:
+        return self._attempt.ledger.draft(
+            "failure",
+            found.text,
+            node=found.node,
+            rank=found.rank,
+            cause=found.cause,
+            where=found.where,
+            left_out=found.left_out,
+            signal=found.signal,
+            code=found.code,
+            said=found.said,
+            error_kind=found.error_kind,
+            brief=found.brief or found.text,
+            evidence=found.evidence,
+            in_place=in_place,
+        )
+
+    def _note(self, event: Event, found: Verdict) -> None:
+        attempt = self._attempt
+        attempt.ledger.note(event)
+        log, tail = found.log, tuple[str, ...]()
+        if attempt.generation is not None and found.rank is not None:
+            log, tail = attempt.generation.last_words(found.rank)
+        attempt.standing.failure = verdict.failure_of(event, log, tail)
+
+    def goes_on_in_place(self, found: Verdict, who: str) -> bool:
+        """Return whether the policy has a new generation follow. Then that is noted: `who` stays and who is new.
+
+        The policy's wait is not waited for, as those that live would stand still meanwhile; and some kills while ranks
+        meet after another one say nothing of a training that cannot go on. Kill after kill without a step does.
+        """
+        attempt, follows = self._attempt, f"a new generation follows, hot: {who}"
+        if found.planned:
+            self._say_what_follows(f"{found.text}; {follows}", brief=found.text)
+            return True
+        event = self._draft_failure(found, in_place=True)
+        decision = decide(event, attempt.history, attempt.rules, can_regroup=True)
+        if decision.action is not Action.REGROUP or self._in_place_in_a_row(event) > _MOST_IN_A_ROW:
+            return False
+        self._note(event, found)
+        attempt.history.append(event)
+        self._count(found.cause)
+        self._say_what_follows(f"{follows}: {decision.reason}", event, _briefly(decision, event))
+        return True
+
+    def _in_place_in_a_row(self, failure: Event) -> int:
+        """Count this failure and those before it that were gone through in place since the last step."""
+        count, event = 1, failure
+        for before in reversed(self._attempt.history):
+            if event.steps or not before.in_place:
+                break
+            count, event = count + 1, before
+        return count
+
+    def _say_what_follows(self, text: str, failure: Event | None = None, brief: str = "") -> None:
+        """On a failure; or on what somebody wanted, which is no restart: a new generation."""
+        cause, before = (failure.cause, f"{failure.text}; ") if failure is not None else (None, "")
+        self._attempt.ledger.record("regroup", text, cause=cause, brief=brief)
+        self._attempt.standing.state, self._attempt.standing.message = State.REGROUPING, f"{before}{text}"
+
+    def _count(self, cause: Cause) -> None:
+        restarts = self._attempt.standing.restarts
+        restarts[cause.value] = restarts.get(cause.value, 0) + 1
+
+    def fail(self, found: Verdict, *, can_regroup: bool) -> None:
+        attempt, warm = self._attempt, self._warm_because()
+        if found.planned and can_regroup:
+            self._say_what_follows(f"{found.text}; a new generation follows{warm}", brief=found.text)
+            self._gather_anew()
+            return
+        event = self.note_failure(found)
+        if found.cause in (Cause.DISK, Cause.LAUNCHER_FAULT) and found.node is not None:
+            attempt.nodes[found.node].suspected_at = attempt.mono
+        decision = decide(event, attempt.history, attempt.rules, can_regroup=can_regroup)
+        attempt.history.append(event)
+        # Where the run has had all the time that its spec gives it, no attempt of any budget could go on.
+        out_of_time = found.cause is Cause.TIME_LIMIT and attempt.mono >= attempt.limit_at
+        if decision.action is Action.END or out_of_time:
+            text = decision.reason if decision.action is Action.END else found.text
+            self.finish(State.FAILED, decision.cause, exit_of(decision.cause), text)
+            return
+        self._count(found.cause)
+        wait = f" in {decision.delay_s:g} s" if decision.delay_s else ""
+        if decision.action is Action.REQUEUE:
+            text = f"a new attempt follows{wait}: {decision.reason}"
+            code = exit_of(decision.cause)
+            self.finish(State.QUEUED, decision.cause, code, text, decision.delay_s, _briefly(decision, event))
+        else:
+            text = f"a new generation follows{wait}{warm}: {decision.reason}"
+            self._say_what_follows(text, event, _briefly(decision, event))
+            self._gather_anew(decision.delay_s)
+
+    def _warm_because(self) -> str:
+        """Told once, where somebody asked for it: why ranks that could have stayed are replaced."""
+        why, self._attempt.warm_because = self._attempt.warm_because, ""
+        return f", warm because {why}" if why and self._attempt.rules.mode != "auto" else ""
+
+    def _gather_anew(self, delay_s: float = 0.0) -> None:
+        attempt = self._attempt
+        attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, attempt.mono + delay_s, first=False)
+
+    def await_nodes(self, found: Verdict) -> None:
+        """No checkpoint is whole on the nodes that are here: whoever else may have one is waited for."""
+        attempt = self._attempt
+        until = attempt.awaited.until if attempt.awaited else attempt.mono + attempt.rules.gone_after_s
+        attempt.awaited = Awaited(found, attempt.nodes.here, until)
+        away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)
+        if not away or attempt.mono >= until:
+            self.end_without_checkpoint(attempt.awaited)
+            return
+        names = ", ".join(map(str, away))
+        wait_s = until - attempt.mono
+        text = f"{found.text}; the run waits for {names}, for {wait_s:.0f} s at most (recovery.gone_after)"
+        attempt.ledger.record("checkpoint_awaited", text)
+        attempt.standing.state, attempt.standing.message = State.REGROUPING, text
+        self._gather_anew()
+
+    def end_without_checkpoint(self, awaited: Awaited) -> None:
+        """It never begins anew by itself."""
+        found, away = awaited.verdict, self._attempt.nodes.away()
+        self.note_failure(found)
+        run, names = self._attempt.plan.run_id, ", ".join(map(str, away)) or "the hosts that it was on"
+        text = (
+            f"{found.text}; bring back {names}, then `launch resume {run}`. Of a host that is gone for good say "
+            f"`launch cancel {run} --gone HOST` before; `launch resume {run} --anew` begins from nothing"
+        )
+        self.finish(State.FAILED, found.cause, exit_of(found.cause), text)
+
+    def end_fenced(self) -> None:
+        """No failure: it uses up no budget. Where the newer start is an attempt, the shell refuses to write this."""
+        self.finish(State.FAILED, None, Exit.FENCED, self._attempt.fenced)
+
+    def end_cancelled(self) -> None:
+        self.finish(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, "cancelled")
+
+    def finish(
+        self, state: State, cause: Cause | None, code: Exit, text: str, delay_s: float = 0.0, brief: str = ""
+    ) -> None:
+        attempt, ledger = self._attempt, self._attempt.ledger
+        attempt.phase = AttemptPhase.OVER
+        attempt.standing.end = AttemptEnd(state, cause, int(code), ledger.now.wall, text, delay_s)
+        for node in attempt.nodes:
+            if node.link is Presence.UP:
+                ledger.send(node.index, End(text, goes_on=state is State.QUEUED))
+        ledger.finish(attempt.standing.end, brief)
+
+
+def _briefly(decision: Decision, failure: Event) -> str:
+    """`restart 1 of 3: KeyError in train.py:3, rank 1`."""
+    return f"{decision.reason.partition(' for ')[0]}: {failure.brief}"
+
+
+class Closer:
+    """Has generations closed, and hands what was found to the aftermath."""
+
+    def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
+        self._attempt = attempt
+        self._aftermath = aftermath
+
+    def close(
+        self,
+        found: Verdict | None = None,
+        *,
+        graceful: bool = False,
+        saves: bool = False,
+        hung: Collection[Rank] = (),
+    ) -> None:
+        """Have every process of the generation ended, and wait until it is. `saves`: ranks may do so before."""
+        attempt = self._attempt
+        generation = attempt.current
+        grace_s = attempt.rules.grace_s if graceful or saves else 0.0
+        gives_up_at = attempt.mono + (grace_s + AFTER_GRACE_S if graceful or saves else CLOSE_S)
+        holders = [attempt.nodes[index] for index in generation.members]
+        holders = [node for node in holders if node.holds == generation.number and node.link is not Presence.LOST]
+        attempt.phase = AttemptPhase.CLOSING
+        attempt.closing = Closing(found, graceful, grace_s, {node.index for node in holders}, gives_up_at)
+        attempt.start_by = attempt.blame_at = inf
+        attempt.leaving.clear()
+        for node in holders:
+            if node.hears_us:
+                dump = tuple(sorted(rank.number for rank in hung if rank.node == node.index))
+                attempt.ledger.send(node.index, Stop(generation.number, grace_s, dump))
+        if not graceful:
+            attempt.standing.state = State.REGROUPING
+            why = found or verdict.of_exits(generation, False)
+            attempt.standing.message = attempt.fenced or why.text
+
+    def close_gracefully(self, found: Verdict, text: str) -> None:
+        """The attempt ends with it: ranks may save and leave."""
+        attempt = self._attempt
+        self.close(found, graceful=True)
+        stop = f"; ranks have {attempt.rules.grace_s:g} s to stop" if attempt.current.live else ""
+        attempt.standing.message = text + stop
+
+    def free(self, nodes: Collection[KnownNode], found: Verdict) -> None:
+        """Have the ranks of these members alone ended, before others take their places: of each there is one at a
+        time. Once they are `Stopped`, it is asked how the others go on."""
+        attempt = self._attempt
+        attempt.leaving |= {node.index for node in nodes}
+        attempt.lost, attempt.blame_at = found, attempt.mono + CLOSE_S
+        attempt.standing.message = found.text
+        for node in nodes:
+            attempt.ledger.send(node.index, Stop(attempt.current.number, 0.0))
+
+    def exclude(self, node: KnownNode, why: str) -> None:
+        node.fault = why
+        text = f"node {node.index} is not used any more: {why}"
+        self._attempt.ledger.record("agent_fault", text, node=node.index, cause=Cause.LAUNCHER_FAULT)
+        self._attempt.nodes.settle(node)
+
+    def await_closed(self) -> None:
+        attempt, closing = self._attempt, self._attempt.closing
+        if closing is None:
+            return
+        if closing.waits and attempt.mono >= closing.gives_up_at:
+            closing.gives_up_at = attempt.mono + CLOSE_S
+            for node in [attempt.nodes[index] for index in sorted(closing.waits)]:
+                if node.hears_us:
+                    self.exclude(node, "it did not end its ranks in time")
+                    closing.waits.discard(node.index)
+            if closing.graceful:
+                closing.waits.clear()  # the attempt ends: whoever is left hears End, or reaches the end of its lease
+        if not closing.waits:
+            self._closed(closing)
+
+    def _closed(self, closing: Closing) -> None:
+        attempt, aftermath = self._attempt, self._aftermath
+        attempt.phase, attempt.closing = AttemptPhase.WAITING, None
+        if (closing.graceful or closing.grace_s) and attempt.stop != "cancel" and attempt.current.finished:
+            aftermath.finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
+            return
+        found = closing.verdict or verdict.of_exits(attempt.current, attempt.stop is not None)
+        if attempt.stop == "cancel":
+            if not closing.graceful and not found.planned:
+                aftermath.note_failure(found)
+            aftermath.end_cancelled()
+        elif attempt.fenced:
+            aftermath.end_fenced()
+        elif found.cause is Cause.NO_CHECKPOINT and not closing.graceful and attempt.stop is None:
+            aftermath.await_nodes(found)
+        else:
+            goes_on = not closing.graceful and attempt.stop is None
+            aftermath.fail(found, can_regroup=goes_on and self._can_regroup())
+
+    def _can_regroup(self) -> bool:
+        attempt, mono = self._attempt, self._attempt.mono
+        return Gathering(attempt.plan, attempt.nodes, mono, mono, first=False).may_succeed(mono)

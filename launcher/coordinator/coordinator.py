@@ -1,0 +1,272 @@
+"""The coordinator: a pure state machine over (event, now) that decides generations. No clock, no socket, no disk.
+
+    WAITING ──enough nodes, delay over──► STARTING ──all Started──► RUNNING ──all ranks finished──► OVER
+       ▲                                     │                         │
+       │                                     └── failure, loss, stop ──┤     (disks apart: first COPYING, till Settled)
+       └──────── policy: regroup ◄── CLOSING (Stop sent, Stopped or lost awaited) ◄──┘    policy: requeue, end ──► OVER
+
+Closing a generation and opening the next are separate steps with the recovery policy between them.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import assert_never
+
+from launcher.coordinator import verdict
+from launcher.coordinator.attempt import Attempt, AttemptPhase
+from launcher.coordinator.attendance import Attendance, Loss
+from launcher.coordinator.closing import Aftermath, Closer
+from launcher.coordinator.effects import Disconnected, Drain, In, Move, Now, Out, ProvenDead, StoodStill, Tick
+from launcher.coordinator.in_place.continuing import HotOpener
+from launcher.coordinator.in_place.draining import Drainer
+from launcher.coordinator.in_place.joining import Joiner
+from launcher.coordinator.links import Links
+from launcher.coordinator.nodes import KnownNode
+from launcher.coordinator.opening import Opener
+from launcher.coordinator.verdict import Verdict
+from launcher.coordinator.watching import Watch
+from launcher.plan.model import Plan
+from launcher.run.records import Event, RunState
+from launcher.states import Cause, State, exit_of
+from launcher.wire import messages
+
+
+class Coordinator:
+    """`handle` every message and every Tick at `next_deadline`; carry out, in order, what it gives back."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        attempt: int,
+        history: Sequence[Event],
+        now: Now,
+        job: str | None = None,
+        used_s: float = 0.0,
+    ) -> None:
+        self._attempt = Attempt(plan, attempt, history, now, job, used_s)
+        self._nodes = self._attempt.nodes
+        self._ledger = self._attempt.ledger
+        self._attendance = Attendance(self._nodes, plan.spec.recovery.lease_s, self._ledger)
+        self._aftermath = Aftermath(self._attempt)
+        self._closer = Closer(self._attempt, self._aftermath)
+        in_place = HotOpener(self._attempt, self._aftermath)
+        self._watch = Watch(self._attempt, self._closer, self._aftermath, in_place)
+        self._links = Links(self._attempt, self._watch)
+        self._opener = Opener(self._attempt, self._aftermath, self._links.are_known)
+        self._drainer = Drainer(self._attempt, self._closer, in_place)
+        self._joiner = Joiner(self._attempt, in_place)
+
+    # -- the face to the shell
+
+    def handle(self, event: In, now: Now) -> list[Out]:
+        """Take in one event; gives what is to be done, in order."""
+        if self._attempt.phase is AttemptPhase.OVER:
+            return []
+        self._ledger.turn(now)
+        match event:
+            case Tick():
+                pass  # whatever is due is done below
+            case StoodStill():
+                text = f"the coordinator stood still for {event.seconds:.0f} s, which count for no lease and no limit"
+                self._ledger.record("coordinator_stalled", text)
+            case Drain():
+                self._drainer.ask(event)
+            case Move():
+                self._drainer.ask_to_move(event)
+            case Disconnected():
+                self._attendance.disconnect(event.node)
+            case ProvenDead():
+                for loss in self._attendance.bury(event):
+                    self._lost(loss)
+            case messages.Join():
+                self._joined(event)
+            case _:
+                self._heard(event)
+        self._advance()
+        return self._ledger.out
+
+    def next_deadline(self) -> float | None:
+        """The `mono` of the next Tick that is needed."""
+        moments = [self._nodes.look_at, self._attempt.limit_at, self._joiner.moments(), *self._phase_moments()]
+        soonest = min((moment for moment in moments if moment > self._ledger.mono), default=inf)
+        return None if soonest == inf or self._attempt.phase is AttemptPhase.OVER else soonest
+
+    def snapshot(self, now: Now, *, ended: bool = True) -> RunState:
+        """What there is to know at this moment; without the end, before that is on disk."""
+        return self._attempt.state(now, ended=ended)
+
+    def _phase_moments(self) -> list[float]:
+        attempt = self._attempt
+        match attempt.phase:
+            case AttemptPhase.WAITING:
+                return [
+                    *attempt.gathering.moments(),
+                    self._links.moments(),
+                    attempt.awaited.until if attempt.awaited else inf,
+                ]
+            case AttemptPhase.STARTING:
+                return [attempt.start_by, attempt.blame_at]
+            case AttemptPhase.RUNNING:
+                return [attempt.blame_at]
+            case AttemptPhase.COPYING:
+                return []
+            case AttemptPhase.CLOSING:
+                return [attempt.closing.gives_up_at if attempt.closing else inf]
+            case AttemptPhase.OVER:
+                return []
+            case _:
+                assert_never(attempt.phase)
+
+    # -- nodes come and go
+
+    def _joined(self, join: messages.Join) -> None:
+        arrival = self._attendance.arrive(join)
+        if arrival is None:
+            return
+        if arrival.loss is not None:
+            self._lost(arrival.loss)
+        self._sort_out_ranks(arrival.node, join.generation, arrival.carries_on)
+        self._nodes.settle(arrival.node)
+
+    def _sort_out_ranks(self, node: KnownNode, claimed: int, carries_on: bool) -> None:
+        """An agent that comes back goes on with the open generation, or has to stop whatever it may still run."""
+        generation = self._attempt.generation
+        member = generation is not None and self._attempt.is_open and node.holds == generation.number
+        if generation is not None and member and carries_on and claimed == generation.number:
+            generation.returned.add(node.index)
+            if generation.led:
+                self._ledger.send(node.index, messages.Follow(generation.number))
+            return
+        if node.ghost is not None:
+            return  # what the node holds is the ghost's, and the new agent cannot stop it
+        node.holds = max(node.holds, claimed)
+        if member:
+            text = f"the agent of node {node.index} came back without its ranks"
+            self._closer.close(Verdict(Cause.NODE_LOST, text, node=node.index))
+        elif node.holds:
+            closing = self._attempt.closing
+            grace_s = closing.grace_s if closing and not node.is_replaced else 0.0
+            self._ledger.send(node.index, messages.Stop(node.holds, grace_s))
+
+    def _lost(self, loss: Loss) -> None:
+        """No rank is left there; if it had some of the open generation, that one cannot go on as it is."""
+        generation, closing = self._attempt.generation, self._attempt.closing
+        if closing is not None:
+            closing.waits.discard(loss.node)
+        if generation is None or loss.held != generation.number:
+            return
+        if self._attempt.phase is AttemptPhase.COPYING and generation.has_settled(loss.node):
+            self._nodes[loss.node].holds = 0  # its ranks have ended, and what it had to give is on another disk
+            return
+        generation.lose(loss.node)
+        found = Verdict(Cause.NODE_LOST, loss.text, node=loss.node, evidence=loss.evidence)
+        if self._attempt.is_open:
+            self._watch.lost(found)
+        elif closing is not None and closing.verdict is None and verdict.is_of_peers_alone(generation):
+            closing.verdict = found  # its peers noticed before we did
+
+    # -- messages of nodes that have joined
+
+    def _heard(self, message: messages.ToCoordinator) -> None:
+        node = self._nodes.get(message.node)
+        if isinstance(message, messages.Pulse) and node is not None:
+            if not node.is_replaced:  # its ranks may be held still until they have leave to go on: until Stopped
+                self._ledger.send(node.index, messages.PulseAck(message.seq))
+                self._nodes.answer(node, message.seq, message.answered, message.took_s, self._ledger.mono)
+            node.prepares(message.preparing, self._ledger.mono)
+        if node is None or node.process is None:
+            return
+        if self._attendance.hear(node) and node.holds:
+            self._ledger.send(node.index, messages.Stop(node.holds, 0.0))
+        match message:
+            case messages.Ready():
+                node.ready = True
+            case messages.Leads() | messages.Started() | messages.Pulse() | messages.Exited() | messages.Stopped():
+                self._watch.hear_of_ranks(node, message)
+                self._joiner.hear(message)
+                self._drainer.hear(message)
+            case messages.Fault():
+                self._fault(node, message)
+            case messages.StopAsked():
+                self._stop_asked(message)
+            case (
+                messages.NotFetched()
+                | messages.NothingWhole()
+                | messages.Copied()
+                | messages.Settled()
+                | messages.Noted()
+            ):
+                self._watch.hear_of_checkpoints(message)
+            case messages.DeviceFails():
+                self._drainer.fails(node, f"its kernel tells of {message.text}")
+            case messages.LinkSeen():
+                self._links.hear(message)
+            case messages.Join():
+                raise AssertionError("a Join has a way of its own")
+            case _:
+                assert_never(message)
+        if not isinstance(message, messages.Pulse):
+            self._nodes.settle(node)
+
+    def _fault(self, node: KnownNode, fault: messages.Fault) -> None:
+        attempt = self._attempt
+        if fault.disk:
+            self._disk_failed(node, fault.text)
+            return
+        if fault.unfit:
+            self._watch.leave_out(node, fault.text)
+            return
+        node.fault = fault.text
+        cause = Cause.USER_ERROR if fault.setup else Cause.LAUNCHER_FAULT
+        where = ("run.setup" if fault.log else "run.python") if fault.setup else None
+        found = Verdict(cause, fault.text, node=node.index, where=where, log=fault.log or None)
+        if fault.setup and attempt.generation is None and attempt.phase is AttemptPhase.WAITING:
+            self._aftermath.note_failure(found)
+            self._aftermath.finish(State.FAILED, cause, exit_of(cause), fault.text)
+            return
+        text = f"node {node.index} is not used any more: {fault.text}"
+        self._ledger.record("agent_fault", text, node=node.index, cause=cause)
+        if attempt.is_open and node.holds == attempt.current.number and node.ghost is None:
+            self._closer.close(found)
+
+    def _disk_failed(self, node: KnownNode, text: str) -> None:
+        """There may be room again soon, so the node is not given up; another is preferred."""
+        self._ledger.record("disk", text, node=node.index, cause=Cause.DISK)
+        if self._attempt.joining is not None and node.index in self._attempt.joining.newcomers:
+            node.suspected_at = self._ledger.mono
+        if self._attempt.is_open and node.holds == self._attempt.current.number and node.ghost is None:
+            self._closer.close(Verdict(Cause.DISK, text, node=node.index))
+
+    def _stop_asked(self, message: messages.StopAsked) -> None:
+        attempt = self._attempt
+        kind = message.kind if message.kind in verdict.STOPS else "preempt"
+        if attempt.stop is not None and (kind != "cancel" or attempt.stop == "cancel"):
+            return  # the first reason holds, unless a person does not want the run to go on
+        attempt.stop = kind
+        self._ledger.record("stop_asked", verdict.STOPS[kind], node=message.node)
+        if attempt.is_open:
+            self._closer.close_gracefully(verdict.of_stop(kind), verdict.STOPS[kind])
+
+    # -- time passes
+
+    def _advance(self) -> None:
+        """Do what is due, until nothing is."""
+        for loss in [*self._attendance.run_out_leases()]:  # first all: who takes their places is decided once
+            self._lost(loss)
+        while True:
+            before = self._attempt.phase
+            self._joiner.look()
+            match before:
+                case AttemptPhase.WAITING:
+                    self._opener.wait()
+                case AttemptPhase.STARTING | AttemptPhase.RUNNING | AttemptPhase.COPYING:
+                    self._watch.look()
+                    self._drainer.look()
+                case AttemptPhase.CLOSING:
+                    self._closer.await_closed()
+                case AttemptPhase.OVER:
+                    return
+                case _:
+                    assert_never(before)
+            if self._attempt.phase is before:
+                return

@@ -1,0 +1,90 @@
+"""Are there nodes enough to open a generation, and may there ever be? Pure questions about the nodes."""
+
+from launcher.coordinator.nodes import NodeTable
+from launcher.coordinator.verdict import Verdict
+from launcher.plan.model import Plan
+from launcher.states import Cause
+
+SPARE_S = 5.0  # how long a full set of nodes that includes spares waits for the ones the plan prefers
+_MOST_TOLD = 2
+GIVE_UP_WAITS = 5  # after that many times `recovery.wait`, nodes that never came are not waited for
+
+
+class Gathering:
+    """One wait for nodes: the first of an attempt, or the one after a failure."""
+
+    def __init__(self, plan: Plan, nodes: NodeTable, mono: float, open_at: float, *, first: bool) -> None:
+        self._plan = plan
+        self._least = plan.nodes_min
+        self._nodes = nodes
+        self._wait_until = mono + plan.spec.recovery.wait_s
+        self._give_up_at = mono + GIVE_UP_WAITS * plan.spec.recovery.wait_s
+        self._open_at = open_at
+        self._first = first
+        self._full_at: float | None = None  # since when there are as many as can be used, but not the preferred ones
+
+    def moments(self) -> list[float]:
+        """When the answers may change though no node does anything."""
+        spare_at = [] if self._full_at is None else [self._full_at + SPARE_S]
+        return [self._open_at, self._wait_until, self._give_up_at, *spare_at]
+
+    def may_succeed(self, mono: float) -> bool:
+        """False where too few nodes are left that are, or may become, usable."""
+        left = self._nodes.usable | self._nodes.hopeful
+        if self._first and mono < self._give_up_at:
+            left |= self._nodes.absent
+        return self._plan.nodes[0].index in left and self._suffice(left)
+
+    def _suffice(self, nodes: set[int]) -> bool:
+        return len(nodes) >= self._least and self._nodes.short_of(nodes) is None
+
+    @property
+    def _awaited(self) -> set[int]:
+        """Who is waited for at first: all but spares; these too where their disks may have the newest checkpoint, or
+        where they are to stand in for one that is unfit."""
+        nodes, awaited = self._nodes, self._nodes.missing - self._nodes.unfit
+        stand_ins = bool(nodes.unfit) and len(nodes.usable) < self._plan.nodes_max
+        return awaited | nodes.absent | nodes.hopeful if self._plan.disks_apart or stand_ins else awaited
+
+    def complete(self, mono: float) -> bool:
+        """True where a generation can be opened now."""
+        nodes, plan = self._nodes, self._plan
+        if mono < self._open_at or plan.nodes[0].index not in nodes.usable or not self._suffice(nodes.usable):
+            return False
+        if not self._first or not self._awaited:
+            return True  # after a failure whoever is left goes on at once
+        if len(nodes.usable) < plan.nodes_max:
+            self._full_at = None
+            return mono >= self._wait_until
+        if self._full_at is None:
+            self._full_at = mono
+        return mono >= self._full_at + SPARE_S or not self._awaited & (nodes.hopeful | nodes.absent)
+
+    def shortage(self) -> Verdict:
+        """Why it cannot succeed."""
+        least, nodes = self._least, self._nodes.usable | self._nodes.hopeful
+        text = f"{len(nodes)} of at least {least} node{'s' if least > 1 else ''} can be used"
+        if len(nodes) >= least and (short := self._nodes.short_of(nodes)) is not None:
+            text = f"{short[0]} of the {short[1]} voters can be used: the others may go on without them"
+        if self._nodes.unfit:
+            first = self._nodes[min(self._nodes.unfit)]
+            words = "; ".join([text, *self._unfit_words()])
+            return Verdict(Cause.NODE_LOST, words, node=first.index, evidence=first.fault)
+        faulty = next((node for node in self._nodes if node.fault), None)
+        if faulty is None:
+            return Verdict(Cause.NODE_LOST, text)
+        return Verdict(Cause.LAUNCHER_FAULT, f"{text}; node {faulty.index}: {faulty.fault}", node=faulty.index)
+
+    def words(self, mono: float) -> str:
+        """What is waited for, and how long that has been going on."""
+        waits = [node for node in self._nodes if node.preparing and node.hopeful]
+        doing = [f"{node.preparing}, {mono - node.preparing_since:.0f} s" for node in waits[:1]]
+        if doing and self._plan.nodes_max == 1 and not self._nodes.unfit:
+            return doing[0]
+        text = f"waiting for nodes: {len(self._nodes.usable)} of {self._plan.nodes_max} are ready"
+        return "; ".join([text, *(f"node {waits[0].index}: {one}" for one in doing), *self._unfit_words()])
+
+    def _unfit_words(self) -> list[str]:
+        found = [self._nodes[index] for index in sorted(self._nodes.unfit)]
+        more = [f"and {len(found) - _MOST_TOLD} more"] if len(found) > _MOST_TOLD else []
+        return [*(f"{node} is unfit: {node.fault}" for node in found[:_MOST_TOLD]), *more]

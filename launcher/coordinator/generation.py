@@ -1,0 +1,219 @@
+"""One generation as the coordinator sees it: its ranks, where they are, how they do, and how they ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from launcher.coordinator.classify import failed, finished
+from launcher.run.records import RankExit
+from launcher.wire.messages import Pulse, RankPulse
+
+
+@dataclass(slots=True)
+class Rank:
+    number: int
+    local: int
+    node: int
+    pid: int | None = None
+    step: int | None = None
+    active_at: float = 0.0  # its last report or output, by the coordinator's clock
+    reported: bool = False
+    frozen: bool = False
+    idle: bool = False  # for longer than the spec allows, as of its last pulse
+    breakpoint: str = ""  # where it waits for a debugger
+    address: str = ""  # where it answers requests
+    malformed: int = 0  # lines on its progress wire that were no reports
+    can_continue: bool | None = None  # in its process when another one is replaced; None: it has not said so far
+    resizes: bool = False  # and among fewer or more ranks, too
+    goes_back: bool = False  # to what was saved, among fewer ranks too
+    joins: bool = False  # it was started anew, to meet others that have the state of the training
+    waits: bool = False  # to meet ranks that are in the middle of the training, and are to be told of it
+    exit: RankExit | None = None
+    lost: bool = False  # went with its node
+
+    @property
+    def live(self) -> bool:
+        return self.exit is None and not self.lost
+
+
+class Silence:
+    """How long a rank may neither report nor print; before its first report imports and compilation may take longer."""
+
+    def __init__(self, hang_after_s: float | None, hang_at_start_s: float) -> None:
+        self.after_s = inf if hang_after_s is None else hang_after_s
+        self._at_start_s = max(self.after_s, hang_at_start_s)
+
+    def limit_s(self, *, reported: bool) -> float:
+        return self.after_s if reported else self._at_start_s
+
+
+class Generation:
+    def __init__(self, number: int, members: Sequence[int], ranks_per_node: int, silence: Silence, mono: float) -> None:
+        self.number = number
+        self.members = tuple(members)
+        self.went_back = ""  # why, and from where, its ranks continued from what was saved
+        self.ranks = [
+            Rank(group_rank * ranks_per_node + local, local, node, active_at=mono)
+            for group_rank, node in enumerate(self.members)
+            for local in range(ranks_per_node)
+        ]
+        self._of_node = {
+            node: self.ranks[group_rank * ranks_per_node : (group_rank + 1) * ranks_per_node]
+            for group_rank, node in enumerate(self.members)
+        }
+        self._silence = silence
+        self._finished = 0
+        self._idle = 0
+        self._debugged_at = -inf  # when a rank was last in a breakpoint: nobody hangs that waits for it
+        self._live = len(self.ranks)
+        self.starting = set(self.members)
+        self.led = False  # rank 0 has been forked
+        self.in_place = False  # some of its ranks were in the one before, in the same processes
+        self.lost: set[int] = set()  # members that are
+        self.returned: set[int] = set()  # members that were cut off for a while: news of their ranks may be missing
+        self.failures: list[RankExit] = []  # in order of arrival
+        self._tails: dict[int, tuple[str, ...]] = {}
+        self.fetched: dict[int, int] = {}  # bytes, of members that bring a checkpoint to their disk before they start
+        self.copied: int | None = None  # the newest step of which each member's files lie on two nodes
+        self._copied_of: dict[int, set[int]] = {}  # by step: members whose files do
+        self._settled: set[int] = set()  # members whose ranks have ended and whose files wait for no copy
+        self.uncopied: list[str] = []  # why some of them have none
+
+    @property
+    def finished(self) -> bool:
+        """Every rank has done all its work."""
+        return self._finished == len(self.ranks)
+
+    @property
+    def settled(self) -> bool:
+        """No member's files wait for a second copy."""
+        return len(self._settled) == len(self.members)
+
+    @property
+    def live(self) -> int:
+        return self._live
+
+    def has_settled(self, node: int) -> bool:
+        return node in self._settled
+
+    def of_node(self, node: int) -> Sequence[Rank]:
+        return self._of_node.get(node, ())
+
+    def rank_of(self, node: int, number: int) -> Rank | None:
+        """That rank, if it is this node's."""
+        ranks = self.of_node(node)
+        place = number - ranks[0].number if ranks else -1
+        return ranks[place] if 0 <= place < len(ranks) else None
+
+    def start(self, node: int, pids: Sequence[int]) -> None:
+        """The node's ranks run; some may have ended before it could say so."""
+        self.starting.discard(node)
+        for rank, pid in zip(self.of_node(node), pids, strict=False):
+            rank.pid = pid
+
+    def hear(self, pulse: Pulse, mono: float) -> list[RankPulse]:
+        """Take in what a node says of its ranks; gives back what was about them."""
+        known = []
+        for news in pulse.ranks:
+            rank = self.rank_of(pulse.node, news.rank)
+            if rank is None:
+                continue
+            known.append(news)
+            rank.step = news.step if news.step is not None else rank.step
+            rank.reported, rank.frozen = rank.reported or news.reported, news.frozen
+            rank.malformed, rank.breakpoint, rank.address = news.malformed, news.breakpoint, news.address
+            rank.waits = news.waits
+            if news.can_continue is not None:
+                rank.can_continue, rank.resizes, rank.goes_back = news.can_continue, news.resizes, news.goes_back
+            if rank.breakpoint:
+                self._debugged_at = mono
+            idle_s = min(news.idle_s, mono - self._debugged_at)
+            rank.active_at = max(rank.active_at, mono - idle_s)
+            if rank.live:
+                self._set_idle(rank, idle_s > self._silence.limit_s(reported=rank.reported))
+        return known
+
+    def unaccounted(self, pulse: Pulse) -> list[Rank]:
+        """Ranks that a node which was cut off should have, and does not name any more."""
+        if pulse.node not in self.returned:
+            return []
+        named = {news.rank for news in pulse.ranks}
+        return [rank for rank in self.of_node(pulse.node) if rank.live and rank.number not in named]
+
+    def end(self, exit: RankExit, tail: tuple[str, ...]) -> bool:
+        """Note how a rank ended; False where that was known, or is not this node's to say."""
+        rank = self.rank_of(exit.node, exit.rank)
+        if rank is None or rank.exit is not None:
+            return False
+        self._count_out(rank)
+        rank.exit = exit
+        self._finished += finished(exit)
+        if tail:
+            self._tails[exit.rank] = tail
+        if failed(exit):
+            self.failures.append(exit)
+        return True
+
+    def fetch(self, node: int, fetched: int) -> bool:
+        """A member that has not started yet says how much it has fetched; True where that is more than before."""
+        if node not in self.starting or fetched <= self.fetched.get(node, -1):
+            return False
+        self.fetched[node] = fetched
+        return True
+
+    def copy(self, node: int, step: int) -> None:
+        """A member's files of that step have a copy on another node."""
+        if node not in self._of_node or (self.copied is not None and step <= self.copied):
+            return
+        nodes = self._copied_of.setdefault(step, set())
+        nodes.add(node)
+        if len(nodes) == len(self.members):
+            self.copied = step
+            self._copied_of = {newer: by for newer, by in self._copied_of.items() if newer > step}
+
+    def settle(self, node: int, problem: str = "") -> None:
+        if node in self._of_node and node not in self._settled:
+            self._settled.add(node)
+            self.uncopied += [problem] if problem else []
+
+    def last_words(self, rank: int) -> tuple[str | None, tuple[str, ...]]:
+        """Where the log of a rank is that has ended, and how it ends."""
+        end = self.ranks[rank].exit
+        return (end.log or None) if end is not None else None, self._tails.get(rank, ())
+
+    def lose(self, node: int) -> None:
+        """Whatever ran on that node runs no more, and nothing is started there."""
+        self.starting.discard(node)
+        self.lost.add(node)
+        for rank in self.of_node(node):
+            self._count_out(rank)
+            rank.lost = rank.exit is None
+
+    def stalls(self, node: int) -> bool:
+        """True where one of the node's ranks that used to report is silent, or every rank that lives is."""
+        if not self._idle:
+            return False
+        return self._idle == self._live or any(rank.idle and rank.reported for rank in self.of_node(node))
+
+    def suspects(self, mono: float) -> list[Rank]:
+        """Silent for too long, or stopped by someone; the likeliest culprit first.
+
+        Where one that used to report is, those that never did have had their time too.
+        """
+        limit_s = self._silence.limit_s(reported=any(rank.idle and rank.reported for rank in self.ranks))
+        found = [rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > limit_s)]
+        return sorted(found, key=_blame)
+
+    def _count_out(self, rank: Rank) -> None:
+        if rank.live:
+            self._set_idle(rank, False)
+            self._live -= 1
+
+    def _set_idle(self, rank: Rank, idle: bool) -> None:
+        self._idle += idle - rank.idle
+        rank.idle = idle
+
+
+def _blame(rank: Rank) -> tuple[bool, int, float, int]:
+    """Frozen before merely silent, then who is furthest behind, then who fell silent first."""
+    return not rank.frozen, -1 if rank.step is None else rank.step, rank.active_at, rank.number

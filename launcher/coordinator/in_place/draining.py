@@ -1,0 +1,213 @@
+"""Nodes whose ranks somebody wants elsewhere, for good or only now: they move to others, in place where that can be."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from launcher.coordinator.attempt import Attempt, AttemptPhase
+from launcher.coordinator.closing import Closer
+from launcher.coordinator.effects import Drain, Move
+from launcher.coordinator.in_place.continuing import HotOpener
+from launcher.coordinator.nodes import KnownNode
+from launcher.coordinator.verdict import Verdict
+from launcher.run.records import MOVED, NOT_MOVED
+from launcher.states import Cause
+from launcher.wire.messages import Pulse, ToCoordinator
+
+
+class Drainer:
+    """Has ranks of nodes moved, once others can have their places.
+
+    hot: Stop to such a node alone, and once it is Stopped the others go on in place, with a spare;
+    else: all ranks may save and leave, and a generation without it follows. Till then it goes on as before.
+
+    A node that is *drained* has no ranks from then on, and waits for others that can have its places. One whose ranks
+    *move* is a spare afterwards; that is done at once, where a spare is ready, or not at all.
+    """
+
+    def __init__(self, attempt: Attempt, closer: Closer, in_place: HotOpener) -> None:
+        self._attempt = attempt
+        self._closer = closer
+        self._in_place = in_place
+        self._moves: deque[Move] = deque()  # that were asked for: one after the other
+        self._moving: KnownNode | None = None  # whose ranks are on their way
+        self._failing: set[int] = set()  # nodes whose ranks are to go once others can have their places
+        self._await_spare: set[int] = set()  # nodes that are slow, for which no spare was ready that is not
+
+    def ask(self, wish: Drain) -> None:
+        """From now on; the first node, which coordinates, cannot be drained."""
+        node = self._attempt.nodes.get(wish.node)
+        if node is None or node.drained:
+            return
+        stays = self._coordinates(node)
+        self._tell_that_asked(node, wish.why, stays)
+        if not stays:
+            self._drain(node)
+
+    def fails(self, node: KnownNode, why: str) -> None:
+        """A device of it does: it is drained once others can have the places of its ranks; till then it is used."""
+        if node.failing:
+            return
+        node.failing, first = why, self._attempt.nodes[self._attempt.plan.nodes[0].index]
+        stays = self._coordinates(node)
+        if not stays and node.process is not None and first.process is not None:
+            same = node.process.host == first.process.host
+            stays = "is on the machine of the node that coordinates the others" if same else ""
+        self._tell_that_asked(node, why, stays)
+        if not stays:
+            self._failing.add(node.index)
+
+    def _coordinates(self, node: KnownNode) -> str:
+        return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
+
+    def _tell_that_asked(self, node: KnownNode, why: str, stays: str) -> None:
+        """`can_continue`: why nothing comes of it."""
+        text = f"node {node.index} is to be drained{f' ({why})' if why else ''}"
+        if stays:
+            text += f", but {stays}: it stays"
+        elif node.holds and not self._attempt.nodes.usable:
+            text += "; its ranks stay until others can have their places"
+        self._attempt.ledger.record("drain_asked", text, node=node.index)
+
+    def _drain(self, node: KnownNode) -> None:
+        node.drained = True
+        self._attempt.nodes.settle(node)
+
+    def _drain_failing(self) -> None:
+        for node in [self._attempt.nodes[index] for index in sorted(self._failing)]:
+            if not node.failing:
+                self._failing.discard(node.index)
+            elif self._others_suffice({node.index}):
+                self._failing.discard(node.index)
+                self._drain(node)
+
+    def ask_to_move(self, move: Move) -> None:
+        """It is answered, by an event, while a generation runs."""
+        if self._attempt.nodes.get(move.node) is not None:
+            to = "a spare" if move.to is None else f"node {move.to}"
+            text = f"the ranks of node {move.node} are to move to {to}"
+            self._attempt.ledger.record("move_asked", text, node=move.node)
+            self._moves.append(move)
+
+    def hear(self, message: ToCoordinator) -> None:
+        """Ranks may say which one they all wait for: its node is told of once, and its ranks move if asked."""
+        attempt = self._attempt
+        if not isinstance(message, Pulse) or attempt.phase is not AttemptPhase.RUNNING:
+            return
+        ranks = attempt.current.ranks if attempt.is_current(message.generation) else ()
+        for slow in [news.slow for news in message.ranks if news.slow is not None]:
+            node = attempt.nodes[ranks[slow.rank].node] if slow.rank < len(ranks) else None
+            if node is None or node.slow:
+                continue
+            node.slow = (
+                f"rank {slow.rank} on {node} is slow: its own work takes {slow.own_s:.3g} s of each step, the usual "
+                f"rank's {slow.usual_s:.3g} s, and all others wait for it"
+            )
+            attempt.ledger.record("straggler", node.slow, node=node.index, rank=slow.rank)
+            if attempt.rules.replace_stragglers:
+                self._replace(node)
+
+    def _replace(self, node: KnownNode) -> None:
+        quick, usable = self._quick_spare(), self._attempt.nodes.usable
+        if quick is not None or node.index == self._attempt.plan.nodes[0].index:
+            self._moves.append(Move(node.index, quick))
+            return
+        self._await_spare.add(node.index)
+        why = "each spare that is ready was slow itself" if usable else "no spare is ready"
+        self._refuse(node.index, f"{why}; they do once another one is")
+
+    def _quick_spare(self) -> int | None:
+        nodes = self._attempt.nodes
+        return min((index for index in nodes.usable if not nodes[index].slow), default=None)
+
+    def _replace_who_waited(self) -> None:
+        """A spare has come since: that is tried once of each node that is still called slow, and has ranks."""
+        while self._await_spare and (quick := self._quick_spare()) is not None:
+            node = self._attempt.nodes[min(self._await_spare)]
+            self._await_spare.discard(node.index)
+            if node.slow and node.index in self._attempt.current.members:
+                self._moves.append(Move(node.index, quick))
+                return
+
+    def look(self) -> None:
+        """A generation is open: can ranks move now?"""
+        attempt = self._attempt
+        if attempt.phase is not AttemptPhase.RUNNING or attempt.leaving or attempt.current.failures:
+            return
+        if self._moving is not None:
+            self._settle(self._moving)
+        self._drain_failing()
+        drained = [node for node in map(attempt.nodes.__getitem__, attempt.current.members) if node.drained]
+        if drained and self._free(drained, f"{' and '.join(map(str, drained))} is drained"):
+            return
+        if not self._moves:
+            self._replace_who_waited()
+        while self._moves:
+            move = self._moves.popleft()
+            if not (why := self._obstacle(move)) and self._begin(move):
+                return
+            self._refuse(move.node, why or "too few nodes would be left")
+
+    def _free(self, nodes: Sequence[KnownNode], why: str) -> bool:
+        """Have the ranks of these members on others. False: there are too few of these."""
+        found, indexes = (
+            Verdict(Cause.PREEMPTED, why, node=nodes[0].index, planned=True),
+            {node.index for node in nodes},
+        )
+        obstacle = self._in_place.obstacle_without(indexes)
+        if obstacle == "" and any(rank.goes_back for rank in self._attempt.current.ranks):
+            obstacle = "ranks would go back to what was saved before"
+        if obstacle == "" and all(node.hears_us for node in nodes):
+            self._closer.free(nodes, found)
+        elif self._others_suffice(indexes):
+            self._attempt.warm_because = obstacle or ""
+            self._closer.close(found, saves=True)
+        else:
+            return False
+        return True
+
+    def _others_suffice(self, leave: set[int]) -> bool:
+        nodes, plan = self._attempt.nodes, self._attempt.plan
+        stay = {index for index in self._attempt.current.members if index not in leave}
+        left = stay | (nodes.usable - leave)
+        return len(left) >= plan.nodes_min and nodes.short_of(left) is None
+
+    def _obstacle(self, move: Move) -> str:
+        nodes, members = self._attempt.nodes, self._attempt.current.members
+        if move.node == self._attempt.plan.nodes[0].index:
+            return "it coordinates the others"
+        if move.node not in members:
+            return "it has no ranks"
+        if move.to is not None and move.to not in nodes.usable:
+            return f"node {move.to} is no spare that is ready"
+        return "" if nodes.usable else "no spare is ready"
+
+    def _begin(self, move: Move) -> bool:
+        node, to = self._attempt.nodes[move.node], move.to
+        node.moves = True
+        if to is not None:
+            self._attempt.nodes[to].wanted = True
+        target = "a spare" if to is None else str(self._attempt.nodes[to])
+        why = f": {node.slow}" if node.slow else ""
+        self._moving = node if self._free([node], f"the ranks of {node} move to {target}{why}") else None
+        if self._moving is None:
+            self._forget()
+        return self._moving is not None
+
+    def _settle(self, node: KnownNode) -> None:
+        """The generation after it runs."""
+        self._forget()
+        members = self._attempt.current.members
+        if node.index in members:
+            self._refuse(node.index, "no spare was ready any more")
+            return
+        there = ", ".join(map(str, members))
+        text = f"the ranks of node {node.index} have moved; ranks run on node {there}"
+        self._attempt.ledger.record(MOVED, text, node=node.index)
+
+    def _forget(self) -> None:
+        self._moving = None
+        for node in self._attempt.nodes:
+            node.moves = node.wanted = False
+
+    def _refuse(self, index: int, why: str) -> None:
+        self._attempt.ledger.record(NOT_MOVED, f"the ranks of node {index} do not move: {why}", node=index)

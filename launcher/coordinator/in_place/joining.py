@@ -1,0 +1,149 @@
+"""recovery.mode hot: nodes that come while ranks train get ranks, too, for which the others hardly stop.
+
+    a node is usable, and there may be more ranks ─► Start(joins) to it ─► its ranks import, and wait to meet the others
+      ─► ContinueInPlace to the others: they leave the step under way, and all go on from the one before it
+
+Till that last word the training has heard nothing of them: whatever goes wrong before, they alone are stopped.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import inf
+
+from msgspec.structs import replace
+
+from launcher.coordinator.attempt import Attempt, AttemptPhase, Joining
+from launcher.coordinator.classify import classify, describe
+from launcher.coordinator.generation import Generation, Rank
+from launcher.coordinator.in_place.continuing import WARM, HotOpener
+from launcher.coordinator.nodes import KnownNode
+from launcher.coordinator.opening import START_S, copies_in_memory, place, preferred, silence_of, starts
+from launcher.wire.messages import Exited, Pulse, Started, Stop, ToCoordinator
+
+
+class Joiner:
+    """Looks for nodes to have more ranks on, and sees their ranks into the generation."""
+
+    def __init__(self, attempt: Attempt, in_place: HotOpener) -> None:
+        self._attempt = attempt
+        self._in_place = in_place
+
+    def moments(self) -> float:
+        """When it is done with waiting."""
+        return inf if self._attempt.joining is None else self._attempt.joining.gives_up_at
+
+    def look(self) -> None:
+        """Something has happened, or time has passed."""
+        joining = self._attempt.joining
+        if self._attempt.phase is AttemptPhase.OVER:
+            return
+        if joining is None:
+            if members := self._grown():
+                self._begin(members)
+        elif why := self._obstacle(joining):
+            self._abandon(joining, why)
+        elif all(rank.waits for rank in self._ranks(joining)) and not joining.generation.starting & joining.newcomers:
+            self._attempt.joining = None
+            self._in_place.join(joining.generation, joining.newcomers)
+
+    def hear(self, message: ToCoordinator) -> None:
+        """Of ranks that are to join; what is about others says nothing here."""
+        joining = self._attempt.joining
+        if joining is None or message.node not in joining.newcomers:
+            return
+        match message:
+            case Started() if message.generation == joining.generation.number:
+                joining.generation.start(message.node, message.pids)
+            case Pulse() if message.generation == joining.generation.number:
+                joining.generation.hear(message, self._attempt.mono)
+            case Exited() if message.exit.generation == joining.generation.number:
+                if message.exit.node == message.node and joining.generation.end(message.exit, message.tail):
+                    self._attempt.ledger.record_exit(message.exit)
+            case _:
+                pass
+
+    def _grown(self) -> tuple[int, ...]:
+        """The members that there could be, if they can be more than there are."""
+        attempt = self._attempt
+        if attempt.phase is not AttemptPhase.RUNNING or self._is_disturbed() or not attempt.pace.moves:
+            return ()
+        plan, nodes = attempt.plan, attempt.nodes
+        if len(attempt.current.members) >= plan.nodes_max or not self._others_can():
+            return ()
+        new = [nodes[index] for index in nodes.usable if nodes[index].could_not_join != nodes[index].process]
+        there = preferred([*map(nodes.__getitem__, attempt.current.members), *new], plan.nodes[0].index, plan.nodes_max)
+        members = place(attempt.current.members, there, plan.nodes_max)
+        return members if len(members) > len(attempt.current.members) else ()
+
+    def _is_disturbed(self) -> bool:
+        attempt = self._attempt
+        asked = attempt.stop is not None or attempt.fenced != ""
+        return asked or attempt.lost is not None or bool(attempt.leaving or attempt.current.failures)
+
+    def _others_can(self) -> bool:
+        attempt = self._attempt
+        if attempt.rules.mode == WARM or attempt.plan.disks_apart:
+            return False
+        there = map(attempt.nodes.__getitem__, attempt.current.members)
+        return all(node.hears_us for node in there) and all(
+            rank.live and rank.can_continue and rank.resizes for rank in attempt.current.ranks
+        )
+
+    def _begin(self, members: tuple[int, ...]) -> None:
+        attempt, each = self._attempt, self._attempt.plan.ranks_per_node
+        number, newcomers = attempt.next_number(), {*members} - {*attempt.current.members}
+        generation = Generation(number, members, each, silence_of(attempt), attempt.mono)
+        gives_up_at = attempt.mono + max(START_S, attempt.rules.hang_at_start_s)
+        attempt.joining = Joining(generation, newcomers, attempt.current.number, attempt.mono, gives_up_at)
+        ranks = ", ".join(str(rank.number) for rank in self._ranks(attempt.joining))
+        text = f"{_names(map(attempt.nodes.__getitem__, sorted(newcomers)))}: ranks {ranks} start, to join the others"
+        attempt.ledger.record("joining", text)
+        restarts = sum(attempt.standing.restarts.values())
+        chosen = [attempt.nodes[index] for index in members]
+        for index, start in starts(number, chosen, each, restarts, copies_in_memory(attempt.plan, chosen)):
+            if index in newcomers:
+                attempt.nodes[index].holds = number
+                attempt.nodes.settle(attempt.nodes[index])
+                attempt.ledger.send(index, replace(start, joins=True))
+
+    def _obstacle(self, joining: Joining) -> str:
+        """Why it cannot be any more."""
+        attempt = self._attempt
+        if attempt.phase is not AttemptPhase.RUNNING or attempt.current.number != joining.after or self._is_disturbed():
+            return "the others have something else to do"
+        if not self._others_can():
+            return "not all others can go on among more ranks any more"
+        for node in map(attempt.nodes.__getitem__, sorted(joining.newcomers)):
+            if not node.hears_us or node.holds != joining.generation.number:
+                return f"{node} was cut off"
+            if node.is_left_out or node.suspected_at >= joining.began_at:
+                node.could_not_join = node.process
+                return f"{node} cannot have ranks"
+        for rank in self._ranks(joining):
+            if rank.exit is not None:
+                attempt.nodes[rank.node].could_not_join = attempt.nodes[rank.node].process
+                return describe(rank.exit, classify(rank.exit))
+        if attempt.mono >= joining.gives_up_at:
+            for rank in self._ranks(joining):
+                if not rank.waits:
+                    attempt.nodes[rank.node].could_not_join = attempt.nodes[rank.node].process
+            return "its ranks did not come to meet the others in time"
+        return ""
+
+    def _abandon(self, joining: Joining, why: str) -> None:
+        """End their ranks; who closes a generation waits for that, too."""
+        attempt = self._attempt
+        attempt.joining = None
+        nodes = [attempt.nodes[index] for index in sorted(joining.newcomers)]
+        attempt.ledger.record("joining_failed", f"{_names(nodes)} did not join the others: {why}")
+        for node in nodes:
+            if node.hears_us and node.holds == joining.generation.number:
+                attempt.ledger.send(node.index, Stop(joining.generation.number, 0.0))
+                if attempt.closing is not None:
+                    attempt.closing.waits.add(node.index)
+
+    def _ranks(self, joining: Joining) -> Iterator[Rank]:
+        return (rank for rank in joining.generation.ranks if rank.node in joining.newcomers)
+
+
+def _names(nodes: Iterable[KnownNode]) -> str:
+    return ", ".join(map(str, nodes))

@@ -1,0 +1,169 @@
+"""recovery.health: before ranks start, and again after a failure, the links between their nodes are measured.
+
+    all are ready ─► CheckLink to one of each pair of a turn ─► LinkSeen ─► the next turn ─► blame, a second look at who
+    is about to have it ─► unfit: left out with what was measured, as after a check of its devices ─► ranks start
+
+On a ring over all nodes that can have ranks, spares too: with one of them it can be told which of two others is slow.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+
+from launcher.coordinator.attempt import Attempt
+from launcher.coordinator.gathering import Gathering
+from launcher.coordinator.nodes import KnownNode
+from launcher.coordinator.watching import FRESH_S, Watch
+from launcher.health.links import (
+    MEASURE_S,
+    MeasuredLink,
+    Pair,
+    SlowLinks,
+    better,
+    blame,
+    evidence,
+    ring,
+    second_look,
+    told,
+    turns,
+)
+from launcher.spec.amounts import rate
+from launcher.wire.messages import CheckLink, LinkSeen, ReplicaAddress
+
+_WORD_S = 2.0  # beyond the time that a node has for it: for its word of that
+_MOST_NAMED = 4
+
+
+class Links:
+    """`are_known` before each set of ranks that is started anew."""
+
+    def __init__(self, attempt: Attempt, watch: Watch) -> None:
+        self._attempt = attempt
+        self._watch = watch
+        self._number = 0  # of the newest word
+        self._forget(None)
+
+    def _forget(self, gathering: Gathering | None) -> None:
+        self._of = gathering  # what was measured before a failure says nothing of the time after it
+        self._found: dict[Pair, MeasuredLink] = {}
+        self._looked_at: dict[int, object] = {}  # by node: its agent, when a link of it was last measured
+        self._looked_twice = False
+        self._turns: deque[list[Pair]] = deque()
+        self._asked: dict[int, tuple[Pair, object]] = {}  # by number, of which agents; and not answered yet
+        self._until = inf
+        self._began_at = self._attempt.mono
+        self._told = False
+
+    def moments(self) -> float:
+        """When nothing more of a turn is waited for."""
+        return self._until
+
+    def hear(self, seen: LinkSeen) -> None:
+        pair, agents = self._asked.get(seen.number, ((-1, -1), ()))
+        if seen.node != pair[0]:
+            return
+        del self._asked[seen.number]
+        if agents == self._agents(pair):  # else what was seen is of one that is gone
+            self._take(MeasuredLink(pair, seen.bytes_per_s, seen.round_trip_s, seen.problem))
+
+    def are_known(self, chosen: Sequence[int]) -> bool:
+        """Whether ranks can be started on these, as far as links go. False: they are being measured, or a node was left
+        out."""
+        attempt = self._attempt
+        if not attempt.rules.health or len(attempt.plan.nodes) < 2:
+            return True
+        if self._of is not attempt.gathering:
+            self._forget(attempt.gathering)
+        if self._is_under_way():
+            return False
+        nodes = [*chosen, *sorted(attempt.nodes.usable.difference(chosen))]
+        fresh = {index for index in nodes if self._looked_at.get(index) != self._agent(index)}
+        if len(chosen) > 1 and fresh.intersection(chosen):
+            self._looked_twice = False
+            self._deal([pair for pair in ring(nodes) if fresh.intersection(pair)])
+            return False
+        links = [link for pair, link in self._found.items() if attempt.nodes.usable.issuperset(pair)]
+        found = blame(links, attempt.rules.link_floor_bytes)
+        if not self._looked_twice and (again := second_look(links, found)):
+            self._looked_twice = True
+            self._deal(again)
+            return False
+        return self._conclude(links, found)
+
+    # -- measuring
+
+    def _is_under_way(self) -> bool:
+        """Goes on to the next turn where one is done."""
+        attempt = self._attempt
+        asked = [pair for pair, agents in self._asked.values() if agents == self._agents(pair)]
+        asked = [pair for pair in asked if attempt.nodes.usable.issuperset(pair)]
+        if asked and attempt.mono < self._until:
+            return True
+        for pair in asked:
+            node = attempt.nodes[pair[0]]
+            if node.heard_at >= attempt.mono - FRESH_S:  # else its lease tells: nobody knows of what it is about to say
+                self._take(MeasuredLink(pair, problem=f"no word within {MEASURE_S + _WORD_S:g} s"))
+        self._asked.clear()
+        self._until = inf
+        if not self._turns:
+            return False
+        self._ask(self._turns.popleft())
+        return True
+
+    def _deal(self, pairs: list[Pair]) -> None:
+        self._told = False
+        self._turns.extend(turns(pairs))
+        self._ask(self._turns.popleft())
+
+    def _ask(self, pairs: list[Pair]) -> None:
+        attempt, nodes = self._attempt, self._attempt.nodes
+        self._until = attempt.mono + MEASURE_S + _WORD_S
+        attempt.standing.message = "measuring the links between nodes"
+        for one, other in pairs:
+            self._number += 1
+            self._asked[self._number] = (one, other), self._agents((one, other))
+            peer = ReplicaAddress(other, nodes[other].address, nodes[other].link_port)
+            attempt.ledger.send(one, CheckLink(self._number, peer))
+
+    def _take(self, link: MeasuredLink) -> None:
+        self._found[link.pair] = better(self._found.get(link.pair), link)
+        for index in link.pair:
+            self._looked_at[index] = self._agent(index)
+
+    def _agent(self, index: int) -> object:
+        return self._attempt.nodes[index].process
+
+    def _agents(self, pair: Pair) -> object:
+        return tuple(map(self._agent, pair))
+
+    # -- what comes of it
+
+    def _conclude(self, links: list[MeasuredLink], found: SlowLinks) -> bool:
+        """True where ranks can be started now."""
+        if self._told or not links:
+            return True
+        self._told = True
+        attempt, floor = self._attempt, self._attempt.rules.link_floor_bytes
+        attempt.ledger.record("links_checked", f"{told(links)}; {attempt.mono - self._began_at:.2g} s")
+        where = " (recovery.link_floor)" if floor is not None else ", a tenth of what is usual here"
+        wanted = f"{rate(found.wanted)} wanted{where}" if found.wanted else "nothing came of it"
+        for link in found.slow[:_MOST_NAMED]:
+            ends = " and ".join(str(attempt.nodes[index]) for index in link.pair)
+            text = f"the link between {ends}: {link}; {wanted}. Which of the two it is cannot be told: both are used"
+            attempt.ledger.record("link_slow", text, evidence=str(link))
+        left_out = False
+        for node in map(attempt.nodes.__getitem__, found.unfit):
+            seen = evidence(node.index, links, wanted)
+            if floor is not None or self._can_do_without(node):
+                self._watch.leave_out(node, seen)
+                left_out = True
+            else:
+                text = f"{node} is used all the same, as no other can have its place: {seen}"
+                attempt.ledger.record("link_slow", text, node=node.index, evidence=seen)
+        return not left_out
+
+    def _can_do_without(self, node: KnownNode) -> bool:
+        """Nobody has said how fast is fast enough: a slow node is better than none."""
+        nodes, plan = self._attempt.nodes, self._attempt.plan
+        others = (nodes.usable | nodes.hopeful) - {node.index}
+        return node.index != plan.nodes[0].index and len(others) >= plan.nodes_min and nodes.short_of(others) is None

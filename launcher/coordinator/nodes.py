@@ -1,0 +1,205 @@
+"""The nodes of an attempt as the coordinator knows them: alive, gone, or unknown, and until when that may last."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from math import inf
+
+from launcher.clock import ENDING_S
+from launcher.plan.model import NodePlan
+from launcher.plan.on_hosts import quorum
+from launcher.run.records import NodeLoad, ProcessId
+
+
+class Presence(Enum):
+    ABSENT = auto()  # it has never come
+    UP = auto()
+    UNKNOWN = auto()  # its connection is gone; it may be alive
+    LOST = auto()  # proven dead, or its lease has run out, at whose end it ends its ranks by itself
+
+
+@dataclass(slots=True, eq=False)
+class KnownNode:
+    index: int
+    address: str
+    spare: bool
+    host: str = ""
+    link: Presence = Presence.ABSENT
+    process: ProcessId | None = None
+    ready: bool = False
+    preparing: str = ""  # what has to end before it is
+    preparing_since: float = 0.0
+    fault: str = ""  # why no ranks are given to it any more
+    unfit: bool = False  # that is what was seen of its devices, or of its links
+    drained: bool = False  # somebody wants no ranks on it any more
+    failing: str = ""  # what its kernel tells of a device
+    slow: str = ""  # which of its ranks all others waited for
+    moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
+    wanted: bool = False  # somebody wants them here
+    could_not_join: ProcessId | None = None  # the agent whose ranks failed, or were late, as they were to join others
+    suspected_at: float = 0.0  # when a generation last ended for its disk, or as a rank could not be started there
+    port: int = 0
+    replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none
+    link_port: int = 0  # where the link to it is measured; 0: nowhere
+    heard_at: float = 0.0
+    follows_from: float = 0.0  # it counts its lease from then, or later: a pulse may have been long on its way
+    answers: dict[int, float] = field(default_factory=dict)  # when each of its newest pulses was answered
+    lost_at: float = 0.0
+    holds: int = 0  # the generation whose ranks may still live there; 0: surely none
+    given_up: int = 0  # the newest generation whose ranks there were given up
+    ghost: ProcessId | None = None  # the agent before this one, with ranks, of which nobody knows whether it lives
+    ghost_until: float = 0.0
+    load: NodeLoad | None = None  # its newest sample
+
+    def __str__(self) -> str:
+        return f"node {self.index}{f' ({self.host})' if self.host else ''}"
+
+    def prepares(self, what: str, mono: float) -> None:
+        if what != self.preparing:
+            self.preparing, self.preparing_since = what, mono
+
+    @property
+    def is_replaced(self) -> bool:
+        """Others may have the places of the ranks that it holds."""
+        return 0 < self.holds <= self.given_up
+
+    @property
+    def usable(self) -> bool:
+        """Ranks can be started on it now."""
+        return (
+            self.link is Presence.UP and self.ready and not self.is_left_out and not self.holds and self.ghost is None
+        )
+
+    @property
+    def is_left_out(self) -> bool:
+        """No ranks are given to it any more."""
+        return self.fault != "" or self.drained
+
+    @property
+    def hopeful(self) -> bool:
+        """Not usable now, but nothing says that it will not be."""
+        return self.link in (Presence.UP, Presence.UNKNOWN) and not self.is_left_out and not self.usable
+
+    @property
+    def hears_us(self) -> bool:
+        """What is sent to the node now reaches the agent whose ranks it holds."""
+        return self.link is Presence.UP and self.ghost is None
+
+
+class NodeTable:
+    """All nodes, sorted by what can be done with them. After any change to a node: `settle` it."""
+
+    def __init__(
+        self,
+        nodes: tuple[NodePlan, ...],
+        lease_s: float,
+        lost: Collection[int] = (),
+        mono: float = 0.0,
+        voters: frozenset[int] = frozenset(),
+    ) -> None:
+        """`lost`: those that were so before, and count as lost from now on; `voters`: with less than half of them
+        nothing goes on."""
+        self._nodes = {plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host) for plan in nodes}
+        for index in lost:
+            self[index].link, self[index].lost_at = Presence.LOST, mono
+        self._lease_s, self._guests = lease_s, frozenset(lost)
+        self.voters = voters
+        self.absent = self._nodes.keys() - lost
+        self.usable: set[int] = set()
+        self.hopeful: set[int] = set()
+        self.unknown: set[int] = set()
+        self.missing = {node.index for node in self if not node.spare}  # no spares, and not usable
+        self.unfit: set[int] = set()
+        self.look_at = inf  # no lease runs out before this moment
+
+    def __iter__(self) -> Iterator[KnownNode]:
+        return iter(self._nodes.values())
+
+    def __getitem__(self, index: int) -> KnownNode:
+        return self._nodes[index]
+
+    def get(self, index: int) -> KnownNode | None:
+        return self._nodes.get(index)
+
+    def away(self, since: float = -inf) -> list[KnownNode]:
+        """Not here, and who was lost not longer ago than that: what is on their disks may come back."""
+        return [
+            node
+            for node in self
+            if node.link in (Presence.ABSENT, Presence.UNKNOWN) or (node.link is Presence.LOST and node.lost_at > since)
+        ]
+
+    def heard(self, mono: float) -> set[int]:
+        """Those that surely take us for their coordinator: at the end of their lease they leave, and may vote."""
+        return {
+            node.index
+            for node in self
+            if node.link is not Presence.ABSENT and node.follows_from + self._lease_s - ENDING_S > mono
+        }
+
+    def short_of(self, nodes: set[int]) -> tuple[int, int] | None:
+        """How many of the voters these are, and how many there are, where the others might choose another leader; None:
+        they cannot."""
+        there = len(nodes & self.voters)
+        return (there, len(self.voters)) if there < quorum(len(self.voters)) else None
+
+    @property
+    def unaccounted(self) -> list[KnownNode]:
+        """Nodes where ranks that others have replaced may still run: nobody has seen them end."""
+        return [node for node in self if node.is_replaced or (node.index in self._guests and node.process is None)]
+
+    @property
+    def here(self) -> set[int]:
+        return {node.index for node in self if node.link is Presence.UP}
+
+    def settle(self, node: KnownNode) -> None:
+        """Sort one node in again."""
+        _keep(self.absent, node.index, node.link is Presence.ABSENT)
+        _keep(self.usable, node.index, node.usable)
+        _keep(self.hopeful, node.index, node.hopeful)
+        _keep(self.unknown, node.index, node.link is Presence.UNKNOWN or node.ghost is not None)
+        _keep(self.missing, node.index, not node.usable and not node.spare)
+        _keep(self.unfit, node.index, node.unfit)
+
+    def hear(self, node: KnownNode, mono: float) -> None:
+        """Renew its lease."""
+        node.heard_at = mono
+        self.look_at = min(self.look_at, mono + self._lease_s)
+
+    def answer(self, node: KnownNode, seq: int, answered: int, took_s: float, mono: float) -> None:
+        """Note that this pulse is answered now, and that the node knows the answer to an earlier one."""
+        if answered in node.answers:
+            node.follows_from = max(node.follows_from, node.answers[answered] - took_s)
+            node.answers = {one: at for one, at in node.answers.items() if one > answered}
+        node.answers[seq] = mono
+
+    def doubt(self, node: KnownNode) -> None:
+        """Another agent speaks for the node; the one before keeps what is left of its lease."""
+        if node.ghost is None:
+            node.ghost, node.ghost_until = node.process, node.heard_at + self._lease_s
+        self.look_at = min(self.look_at, node.ghost_until)
+
+    def lay(self, node: KnownNode) -> None:
+        """Its ghost is known to be gone, or was the very agent that speaks now."""
+        node.ghost = None
+        self.look_at = min(self.look_at, node.heard_at + self._lease_s)
+
+    def overdue(self, mono: float) -> list[KnownNode]:
+        """Nodes for whose agent, or its ghost, the lease has run out. Looks at all, but only when one may be."""
+        if mono < self.look_at:
+            return []
+        ends = {node.index: self._lease_end(node) for node in self}
+        self.look_at = min((end for end in ends.values() if end > mono), default=inf)
+        return [self[index] for index, end in ends.items() if end <= mono]
+
+    def _lease_end(self, node: KnownNode) -> float:
+        if node.ghost is not None:
+            return node.ghost_until
+        return node.heard_at + self._lease_s if node.link in (Presence.UP, Presence.UNKNOWN) else inf
+
+
+def _keep(group: set[int], index: int, belongs: bool) -> None:
+    if belongs:
+        group.add(index)
+    else:
+        group.discard(index)

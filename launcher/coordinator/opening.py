@@ -1,0 +1,184 @@
+"""The beginning of a generation: when it can be opened, and who gets which ranks."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from launcher.coordinator import verdict
+from launcher.coordinator.attempt import Attempt, AttemptPhase, Awaited
+from launcher.coordinator.closing import Aftermath
+from launcher.coordinator.generation import Generation, Silence
+from launcher.coordinator.nodes import KnownNode, Presence
+from launcher.plan.model import Plan
+from launcher.wire.messages import ReplicaAddress, Start
+
+START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to Started, of a node that is heard
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Disks apart: where checkpoints are, and what it means where none is found."""
+
+    replicas: tuple[ReplicaAddress, ...] = ()
+    all_here: bool = True
+    kept: bool = False
+    anew: bool = False
+
+
+class Opener:
+    """Opens the next generation, or sees that there can be none."""
+
+    def __init__(
+        self, attempt: Attempt, aftermath: Aftermath, links_are_known: Callable[[Sequence[int]], bool]
+    ) -> None:
+        self._attempt = attempt
+        self._aftermath = aftermath
+        self._links_are_known = links_are_known
+
+    def wait(self) -> None:
+        """No generation is open: stop here, open one, or see that none can be."""
+        attempt, aftermath = self._attempt, self._aftermath
+        if attempt.stop == "cancel":
+            aftermath.end_cancelled()
+        elif attempt.fenced:
+            aftermath.end_fenced()
+        elif attempt.stop is not None:
+            aftermath.fail(verdict.of_stop(attempt.stop), can_regroup=False)
+        elif attempt.mono >= attempt.limit_at:
+            aftermath.fail(verdict.of_limit(attempt.plan), can_regroup=False)
+        elif not attempt.gathering.may_succeed(attempt.mono):
+            aftermath.fail(attempt.gathering.shortage(), can_regroup=False)
+        elif attempt.awaited is not None and not self._has_come(attempt.awaited):
+            if attempt.mono >= attempt.awaited.until:
+                aftermath.end_without_checkpoint(attempt.awaited)
+        elif attempt.gathering.complete(attempt.mono):
+            members, unfit = self._chosen(), len(attempt.nodes.unfit)
+            if self._links_are_known(members):
+                self._open(members)
+            elif len(attempt.nodes.unfit) > unfit:
+                self.wait()  # without who was left out
+        elif attempt.generation is None:
+            attempt.standing.message = attempt.gathering.words(attempt.mono)
+
+    def _has_come(self, awaited: Awaited) -> bool:
+        """A node that was away, as far as it is getting ready: its disk may have what is missing."""
+        nodes = self._attempt.nodes
+        come = nodes.here - awaited.here
+        return bool(come) and not come & nodes.hopeful
+
+    def _chosen(self) -> tuple[int, ...]:
+        """Who would have ranks, by group rank."""
+        attempt, plan = self._attempt, self._attempt.plan
+        before = attempt.generation
+        usable = preferred(
+            [attempt.nodes[index] for index in attempt.nodes.usable], plan.nodes[0].index, plan.nodes_max
+        )
+        return place(before.members if before else (), usable, plan.nodes_max)
+
+    def _open(self, members: tuple[int, ...]) -> None:
+        attempt, plan = self._attempt, self._attempt.plan
+        number = attempt.next_number()
+        generation = Generation(number, members, plan.ranks_per_node, silence_of(attempt), attempt.mono)
+        attempt.generation, attempt.phase, attempt.lost = generation, AttemptPhase.STARTING, None
+        attempt.start_by, attempt.blame_at = attempt.mono + START_S, inf
+        attempt.pace.restart()
+        self._note(generation)
+        restarts = sum(attempt.standing.restarts.values())
+        chosen = [attempt.nodes[index] for index in members]
+        search = self._search(chosen) if plan.disks_apart else copies_in_memory(plan, chosen)
+        for index, start in starts(number, chosen, plan.ranks_per_node, restarts, search):
+            node = attempt.nodes[index]
+            node.holds = number
+            attempt.nodes.settle(node)
+            attempt.ledger.send(index, start)
+
+    def _search(self, members: Sequence[KnownNode]) -> Search:
+        attempt = self._attempt
+        away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)
+        all_here = attempt.by_person and all(node.link is Presence.UNKNOWN for node in away)  # these are asked
+        return Search(replicas(members, attempt.nodes), all_here, attempt.kept, attempt.may_begin_anew)
+
+    def _note(self, generation: Generation) -> None:
+        standing, ledger = self._attempt.standing, self._attempt.ledger
+        standing.started_at = standing.started_at or ledger.now.wall
+        standing.message = f"generation {generation.number} starts"
+        ledger.generation, ledger.opened_at = generation.number, ledger.mono
+        members = generation.members
+        nodes = ", ".join(map(str, members)) if len(members) <= 8 else f"{len(members)} of them"
+        ranks = f"{len(generation.ranks)} rank{'s' if len(generation.ranks) != 1 else ''}"
+        text = f"generation {generation.number}: {ranks} on node {nodes}"
+        ledger.record("generation_opened", text)
+
+
+def copies_in_memory(plan: Plan, members: Sequence[KnownNode]) -> Search:
+    """Where nodes keep copies for each other: with whom."""
+    return Search(replicas(members, ())) if plan.keeps_copies else Search()
+
+
+def silence_of(attempt: Attempt) -> Silence:
+    """How long its ranks may be silent."""
+    return Silence(attempt.rules.hang_after_s, attempt.rules.hang_at_start_s)
+
+
+def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:
+    """Without those whose ranks are to move, were slow, or whose disks failed last, as far as there are enough others.
+
+    The head, which coordinates, is in.
+    """
+    suspects = [node for node in usable if (node.moves or node.slow or node.suspected_at) and node.index != head]
+    suspects.sort(key=lambda node: (node.moves, node.suspected_at, node.slow != ""), reverse=True)
+    left_out = suspects[: max(0, len(usable) - most)]
+    return [node for node in usable if node not in left_out]
+
+
+def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tuple[int, ...]:
+    """Node indexes by group rank, node 0 first.
+
+    Who was in the last generation keeps its place; others fill the gaps, then the end; gaps that stay are closed.
+    """
+    present = {node.index for node in usable}
+    order = sorted(usable, key=lambda node: (node.index != 0, not node.wanted, node.spare, node.index))
+    known = set(before)
+    newcomers = iter([node.index for node in order if node.index not in known])
+    places = [index if index in present else next(newcomers, None) for index in before]
+    chosen = [index for index in places if index is not None] + list(newcomers)
+    return tuple(chosen[:most])
+
+
+def replicas(members: Sequence[KnownNode], others: Iterable[KnownNode]) -> tuple[ReplicaAddress, ...]:
+    """Who may have files of checkpoints: the members by group rank, then all others that joined and are not lost."""
+    inside, here = {node.index for node in members}, (Presence.UP, Presence.UNKNOWN)
+    outside = [node for node in others if node.link in here and node.replica_port and node.index not in inside]
+    return tuple(ReplicaAddress(node.index, node.address, node.replica_port) for node in (*members, *outside))
+
+
+def starts(
+    generation: int,
+    members: Sequence[KnownNode],
+    ranks_per_node: int,
+    restarts: int,
+    search: Search,
+) -> list[tuple[int, Start]]:
+    """Each member's Start; without them all of one size, however many nodes there are."""
+    master = members[0]
+    return [
+        (
+            node.index,
+            Start(
+                generation=generation,
+                first_rank=group_rank * ranks_per_node,
+                local_world_size=ranks_per_node,
+                world_size=len(members) * ranks_per_node,
+                group_rank=group_rank,
+                group_world_size=len(members),
+                master_addr=master.address,
+                master_port=master.port,
+                restarts=restarts,
+                replicas=search.replicas,
+                all_here=search.all_here,
+                kept=search.kept,
+                anew=search.anew,
+            ),
+        )
+        for group_rank, node in enumerate(members)
+    ]

@@ -1,0 +1,113 @@
+"""How far a run has come, from what its ranks report: step, rate, metrics, the newest checkpoint."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from launcher.run.records import Event, NotFinite
+from launcher.wire.messages import RankPulse
+
+_WINDOW_S = 20.0
+_MOST_METRICS = 128
+
+
+class Pace:
+    def __init__(self, step: int | None = None, checkpoint: int | None = None) -> None:
+        self.step = step
+        self.checkpoint = checkpoint
+        self.total_steps: int | None = None
+        self.fingerprint: str | None = None
+        self.metrics: dict[str, float] = {}
+        self.not_finite: dict[str, NotFinite] = {}
+        self._speakers: dict[str, int] = {}
+        self._samples: deque[tuple[float, int]] = deque()
+        self._fresh = True
+        self._began_at = checkpoint or 0
+        self.made_in_all = 0  # steps and newer checkpoints
+        self._made_before = 0  # by earlier generations
+        self.moves = False  # this generation has made a step: ranks may report the one that they load, too
+
+    def restart(self, *, in_place: bool = False) -> None:
+        """A new generation begins, and other ranks may speak: it goes on from its checkpoint, or from where it is."""
+        self._samples.clear()
+        self._speakers.clear()
+        self.not_finite.clear()
+        self._fresh = True
+        self._began_at, self.moves = (self.step if in_place else self.checkpoint) or 0, False
+        self._made_before = self.made_in_all
+
+    def hear(self, ranks: Iterable[RankPulse], mono: float) -> None:
+        for news in ranks:
+            if news.checkpoint is not None and not self.moves:
+                self._began_at = news.checkpoint  # that they have loaded: an older one, where the newest is damaged
+            if news.step is not None:
+                self._reach(news.step, mono)
+            if news.checkpoint is not None and (self.checkpoint is None or news.checkpoint > self.checkpoint):
+                self.made_in_all += self.checkpoint is not None or self.moves  # else it may be the one that was loaded
+                self.checkpoint = news.checkpoint
+            if news.total_steps is not None:
+                self.total_steps = news.total_steps
+            if news.fingerprint is not None and self._may_speak("fingerprint", news.rank):
+                self.fingerprint = news.fingerprint
+            for name, value in news.metrics.items():
+                if self._measures(name, news.rank):
+                    self.metrics[name] = value
+                    self.not_finite.pop(name, None)
+            for name, none in news.not_finite.items():
+                if self._measures(name, news.rank):
+                    self.not_finite[name] = none
+                    self.metrics.pop(name, None)
+
+    @property
+    def made(self) -> int:
+        """Count the steps and newer checkpoints of this generation."""
+        return self.made_in_all - self._made_before
+
+    def rate(self, mono: float) -> float | None:
+        """Steps per second lately; falls when steps stay out for longer than they used to."""
+        self._forget(mono)
+        if len(self._samples) < 2:
+            return None
+        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
+        usual_gap_s = (last_at - first_at) / (len(self._samples) - 1)
+        span_s = max(last_at - first_at, mono - first_at - 2 * usual_gap_s)
+        return (last - first) / span_s if span_s > 0 else None
+
+    def still_s(self, mono: float) -> float:
+        """For how long it has made none since."""
+        return mono - self._samples[-1][0] if self._samples else 0.0
+
+    def _reach(self, step: int, mono: float) -> None:
+        if not self._fresh and self.step is not None and step <= self.step:
+            return
+        self.made_in_all += max(0, step - (self._began_at if self._fresh or self.step is None else self.step))
+        self._fresh = False
+        self.step = step
+        self.moves = self.moves or step != self._began_at
+        if self._samples and self._samples[-1][0] == mono:
+            self._samples.pop()  # two ranks of one node in one pulse
+        self._samples.append((mono, step))
+        self._forget(mono)
+
+    def _forget(self, mono: float) -> None:
+        while len(self._samples) > 2 and self._samples[0][0] < mono - _WINDOW_S:
+            self._samples.popleft()
+
+    def _measures(self, name: str, rank: int) -> bool:
+        known = name in self.metrics or name in self.not_finite
+        room = len(self.metrics) + len(self.not_finite) < _MOST_METRICS
+        return (known or room) and self._may_speak(f"metric {name}", rank)
+
+    def _may_speak(self, about: str, rank: int) -> bool:
+        """Ranks differ: the lowest that says anything about it is heard, so that numbers do not flicker."""
+        if rank > self._speakers.setdefault(about, rank):
+            return False
+        self._speakers[about] = rank
+        return True
+
+
+def pace_of(history: Iterable[Event]) -> Pace:
+    """Return how far a run had come by these events, whatever has ended its attempts."""
+    events = list(history)
+    steps = [event.step for event in events if event.step is not None]
+    checkpoints = [event.checkpoint for event in events if event.checkpoint is not None]
+    return Pace(steps[-1] if steps else None, max(checkpoints, default=None))

@@ -1,0 +1,272 @@
+"""Cause + history → what happens next. Pure; `README.md` beside this file has the table.
+
+A history is the events of all attempts so far, in order; of them only "failure" (each led to a restart, else nothing
+would follow it), "explained" (its cause was another) and "resumed" (a person began anew: budgets are full again) are
+looked at here.
+"""
+
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from launcher.run.records import EXPLAINED, Event
+from launcher.spec.model import Budget, Recovery
+from launcher.states import Action, Cause, ErrorKind
+
+STEADY_S = 600.0  # a generation that ran for so long was no failed start, even where nothing was ever reported
+# What a program does to itself. Others come from elsewhere, as SIGKILL does.
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
+_WENT_ON = frozenset({"regroup", "requeue"})
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    action: Action
+    delay_s: float
+    cause: Cause  # the failure's own, or no_progress where that ends the run
+    reason: str
+
+
+def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_regroup: bool) -> Decision:
+    """Choose the recovery action for `failure`, given earlier failures and the budgets in `rules`.
+
+    A number of restarts that somebody wrote holds: the run is not ended before they are used up, unless a file is
+    missing that no restart can bring, or by `no_progress`.
+    """
+    cause = failure.cause
+    if cause is None:
+        raise ValueError("a failure without a cause")
+    budget = budget_of(rules, cause)
+    if budget is None:
+        return Decision(Action.END, 0.0, cause, str(cause))
+    if cause is Cause.USER_ERROR and failure.left_out:
+        return Decision(
+            Action.END, 0.0, cause, f"{failure.left_out} was not frozen with the code: it would be missed again"
+        )
+    past = _since_resumed(history)
+    used = _used(failure, past, budget.refill_s)
+    if budget.restarts is not None and used >= budget.restarts:
+        return Decision(Action.END, 0.0, cause, _used_up(cause, budget.restarts))
+    if cause is Cause.USER_ERROR and not budget.explicit:
+        if why := _will_recur(failure, past):
+            return Decision(Action.END, 0.0, cause, why)
+        if _recurs(failure, past):
+            return Decision(Action.END, 0.0, cause, "the same error at the same place again, without progress")
+    if cause is Cause.KILLED and not budget.explicit and _crashes_again(failure, past):
+        return Decision(Action.END, 0.0, cause, "the same crash at the same step again, without progress")
+    row = _without_progress(failure, past)
+    if _stuck(row, rules.no_progress):
+        return Decision(Action.END, 0.0, Cause.NO_PROGRESS, _no_progress(row))
+    action = Action.REGROUP if can_regroup else Action.REQUEUE
+    limit = "" if budget.restarts is None else f" of {budget.restarts}"
+    in_a_row = _preemptions(failure, past) if cause is Cause.PREEMPTED else len(row)
+    return Decision(action, _delay_s(budget, in_a_row), cause, f"restart {used + 1}{limit} for {cause}")
+
+
+def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
+    """The spec's budget for this cause; None for those that only end runs."""
+    match cause:
+        case Cause.USER_ERROR:
+            return rules.user_error
+        case Cause.OUT_OF_MEMORY:
+            return rules.out_of_memory
+        case Cause.KILLED:
+            return rules.killed
+        case Cause.HANG:
+            return rules.hang
+        case Cause.COMMUNICATION:
+            return rules.communication
+        case Cause.NODE_LOST:
+            return rules.node_lost
+        case Cause.PREEMPTED:
+            return rules.preempted
+        case Cause.TIME_LIMIT:
+            return rules.time_limit or Budget(0)
+        case Cause.LAUNCHER_FAULT:
+            return rules.launcher_fault
+        case Cause.DISK:
+            return rules.disk
+        case Cause.NO_PROGRESS | Cause.NO_CHECKPOINT | Cause.CANCELLED:
+            return None
+        case _:
+            assert_never(cause)
+
+
+def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, int]:
+    """How many restarts each cause has had: its failures after which the run went on by itself.
+
+    `attempt` is the one that runs now, where it has left no event yet.
+    """
+    counts: Counter[str] = Counter()
+    open_failures: list[Event] = []
+    for event in as_explained(history):
+        if open_failures and (event.kind in _WENT_ON or event.attempt > open_failures[-1].attempt):
+            if event.kind != "resumed":
+                counts.update(str(failure.cause) for failure in open_failures)
+            open_failures = []
+        if event.kind == "failure":
+            open_failures.append(event)
+    counts.update(str(failure.cause) for failure in open_failures if failure.attempt < attempt)
+    return dict(counts)
+
+
+def as_explained(history: Sequence[Event]) -> list[Event]:
+    """Events with the cause of each failure as it turned out to be: of the last of an attempt it may be told later."""
+    causes = {event.attempt: event.cause for event in history if event.kind == EXPLAINED}
+    last = {event.attempt: index for index, event in enumerate(history) if event.kind == "failure"}
+    found = list(history)
+    for attempt in causes.keys() & last.keys():
+        found[last[attempt]] = replace(found[last[attempt]], cause=causes[attempt])
+    return found
+
+
+def _since_resumed(history: Sequence[Event]) -> list[Event]:
+    failures: list[Event] = []
+    for event in as_explained(history):
+        if event.kind == "resumed":
+            failures = []
+        elif event.kind == "failure":
+            failures.append(event)
+    return failures
+
+
+def _used(failure: Event, past: Sequence[Event], refill_s: float | None) -> int:
+    """Restarts for this cause that are not forgotten: since each the run has trained for less than `refill_s`."""
+    used, trained_s, next_ = 0, 0.0, failure
+    for event in reversed(past):
+        trained_s += next_.ran_s if _got_on(next_, event) else 0.0
+        if refill_s is not None and trained_s >= refill_s:
+            break
+        used += event.cause is failure.cause
+        next_ = event
+    return used
+
+
+def _used_up(cause: Cause, restarts: int) -> str:
+    if restarts == 0:
+        return f"no restart is allowed for {cause}"
+    return f"the budget of {restarts} restart{'s' if restarts > 1 else ''} for {cause} is used up"
+
+
+def _will_recur(failure: Event, past: Sequence[Event]) -> str:
+    """Return why another start would end as this one did, or "".
+
+    That is known of a run that never came beyond its start: an exception then is the program's own, and only of some
+    types does time heal it.
+    """
+    if any(event.steps_in_all or event.ran_s >= STEADY_S for event in (failure, *past)):
+        return ""
+    match failure.error_kind:
+        case ErrorKind.EXCEPTION:
+            return "an exception before the first step, of a type that another start does not mend"
+        case ErrorKind.MODULE:
+            return "a module that it imports is not there: another start would miss it again"
+        case ErrorKind.USAGE:
+            return (
+                "the script left by itself before the first step, as over a wrong argument; run.args has its arguments"
+            )
+        case ErrorKind.PASSING | ErrorKind.OTHER | None:
+            return ""
+        case _:
+            assert_never(failure.error_kind)
+
+
+def _recurs(failure: Event, past: Sequence[Event]) -> bool:
+    """The last user error was the same one, and the run has not come further since.
+
+    The same is an exception at the same place; of an exit without one, the same code and the same last line.
+    """
+    before = next((event for event in reversed(past) if event.cause is Cause.USER_ERROR), None)
+    if before is None or _identity(before) != _identity(failure):
+        return False
+    if failure.checkpoint is not None or before.checkpoint is not None:
+        return not _newer(failure.checkpoint, before.checkpoint)
+    return not _newer(failure.step, before.step)
+
+
+def _identity(error: Event) -> tuple[str | int | None, ...]:
+    return (error.where,) if error.where is not None else (None, error.code, error.said)
+
+
+def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
+    """The last crash was by the same signal at the same step; where no steps are reported: at the same place."""
+    before = next((event for event in reversed(past) if event.signal in _CRASHES), None)
+    if before is None or before.signal != failure.signal or _got_on(failure, before):
+        return False
+    if failure.step is None or before.step is None:
+        return (failure.step, failure.where) == (before.step, before.where)
+    return abs(failure.step - before.step) <= 1  # the other ranks may have been one ahead
+
+
+def _got_on(failure: Event, before: Event) -> bool:
+    """Its generation had brought a newer checkpoint; where nothing is ever reported: it had lasted."""
+    if failure.step is None and failure.checkpoint is None:
+        return failure.ran_s >= STEADY_S
+    return _further(failure, before)
+
+
+def _further(failure: Event, before: Event) -> bool:
+    """There is a newer checkpoint; or, where the ranks that lived kept what they had, a later step."""
+    return _newer(failure.checkpoint, before.checkpoint) or (before.in_place and _newer(failure.step, before.step))
+
+
+def _newer(now: int | None, before: int | None) -> bool:
+    return now is not None and (before is None or now > before)
+
+
+def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
+    """This failure and those right before it that no progress lies between, newest first; without preemptions."""
+    row, reports = [failure], failure.step is not None or failure.checkpoint is not None
+    if (not reports and failure.ran_s >= STEADY_S) or (failure.in_place and failure.steps):
+        return row  # of ranks that go on in place the steps of their generation are not lost
+    for event in reversed(past):
+        if event.cause is Cause.PREEMPTED:
+            continue
+        if _further(failure, event) or (not reports and event.ran_s >= STEADY_S):
+            break
+        row.append(event)
+    return row
+
+
+def _preemptions(failure: Event, past: Sequence[Event]) -> int:
+    """This one and those since the run last came further."""
+    since = list[Event]()
+    for event in reversed(past):
+        if _got_on(failure, event):
+            break
+        since.append(event)
+    return 1 + sum(event.cause is Cause.PREEMPTED for event in since)
+
+
+def _stuck(row: Sequence[Event], limit: int | None) -> bool:
+    """The run itself is: preemptions and full disks come from elsewhere, and have budgets of their own."""
+    if row[0].cause in (Cause.PREEMPTED, Cause.DISK) or limit is None:
+        return False
+    return sum(event.cause is not Cause.DISK for event in row) > limit
+
+
+def _no_progress(row: Sequence[Event]) -> str:
+    """Why the run ends, and, where its time limit is what leaves no room for a checkpoint, what would do."""
+    reported = row[0].step is not None or row[0].checkpoint is not None
+    lacking = "newer checkpoint" if reported else f"report and no {STEADY_S:g} s of running"
+    own = [event.cause for event in row if event.cause is not Cause.DISK]
+    text = f"no {lacking} over {len(own) - 1} restarts in a row"
+    if any(cause is not Cause.TIME_LIMIT for cause in own):
+        return text
+    ran_s = max(event.ran_s for event in row)
+    done = max((event.step or 0) - (event.checkpoint or 0) for event in row)
+    if done < 1:
+        return f"{text}: the time limit is too short: {ran_s:g} s of running brought no step; raise resources.time"
+    room = f"ranks ran for {ran_s:g} s and came {done} steps beyond the last one"
+    cure = f"save more often, as with `checkpoint.every: {max(1, done // 2)} steps`, or raise resources.time"
+    return f"{text}: the time limit is too short for a checkpoint: {room}; {cure}"
+
+
+def _delay_s(budget: Budget, in_a_row: int) -> float:
+    if in_a_row <= 1:
+        return 0.0
+    return float(min(budget.backoff_max_s, budget.backoff_s * 2 ** min(in_a_row - 2, 60)))

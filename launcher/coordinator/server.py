@@ -1,0 +1,245 @@
+"""The coordinator's shell on node 0: sockets, timers and the pen around the pure state machine."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+
+from launcher.clock import WakingClock, boottime
+from launcher.coordinator.coordinator import Coordinator
+from launcher.coordinator.effects import (
+    Disconnected,
+    Drain,
+    Finish,
+    In,
+    Move,
+    Now,
+    Out,
+    ProvenDead,
+    Record,
+    RecordExit,
+    Send,
+    StoodStill,
+    Tick,
+)
+from launcher.errors import Exit, Fenced
+from launcher.plan.model import Plan
+from launcher.run.attempts import used_s_of
+from launcher.run.durable import Damaged, read_lines, read_record, readable, write_record
+from launcher.run.identity import alive, this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.patience import waiting_for_disks
+from launcher.run.record_writer import Scribe
+from launcher.run.records import DrainRequest, Endpoint, Event, Handle, ProcessId, RunState
+from launcher.states import State
+from launcher.wire import messages
+from launcher.wire.frames import HANDSHAKE_S, Wire, WireError, WireServer, wire_key
+from launcher.wire.messages import ToAgent, ToCoordinator
+
+_STATE_S = 1.0
+_STATE_SOON_S = 0.05
+_WORTH_A_WORD_S = 1.0
+_DRAIN_S = 0.5
+_KNOWN_S = 1.0
+_SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew before its old wire is known to be gone
+_LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+
+
+class CoordinatorServer:
+    """`start` listens and publishes where; `ended` gives the exit once the attempt is over and on disk."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, address: str, token: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._attempt = attempt
+        self._plan = plan
+        self._address = address
+        key = wire_key(token, messages.WIRE, plan.run_id, attempt.number)
+        self._listener = WireServer(key, messages.TO_COORDINATOR, self._attend, 2 * len(plan.nodes) + _SPARE_WIRES)
+        handle = readable(attempt.handle, Handle)
+        job = handle.job_id if handle is not None else None
+        used_s = time_used(run, attempt)
+        self._clock, self._told_of_s = WakingClock(), 0.0
+        self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
+        self._scribe = Scribe(run, attempt, self._scribe_failed, plan.spec.recovery.lease_s)
+        self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._state_timer: asyncio.TimerHandle | None = None
+        self.ended: asyncio.Future[Exit] = self._loop.create_future()
+        self.goes_on = False  # once it has ended: another attempt follows
+
+    async def start(self) -> None:
+        port = await self._listener.start(self._address)
+        here = Endpoint(self._address, port, this_process())
+        with waiting_for_disks():  # nobody can have found us yet
+            write_record(self._attempt.endpoint, here)
+        self._write_state()
+        self._wind()
+        self._keep_until_done(self._stay_known(here))
+        if len(self._plan.nodes) > 1:  # the first one cannot be
+            self._keep_until_done(self._hear_whose_ranks_move())
+
+    async def close(self) -> None:
+        """Stop listening; agents have been told to leave."""
+        await self._listener.close()
+        for timer in (self._timer, self._state_timer):
+            if timer is not None:
+                timer.cancel()
+        await asyncio.to_thread(self._scribe.close)
+
+    # -- connections
+
+    async def _attend(self, wire: Wire[ToCoordinator, ToAgent]) -> None:
+        """One peer, until it leaves."""
+        async with asyncio.timeout(HANDSHAKE_S):
+            join = await wire.receive()
+        if not isinstance(join, messages.Join) or not 0 <= join.node < len(self._plan.nodes):
+            raise WireError("the first message must be a join of a node of the plan")
+        older = self._wires.get(join.node)
+        self._wires[join.node] = wire
+        if older is not None:
+            older.abort()  # a peer that is cut off takes nothing any more, and a close would wait for it
+        self._handle(join)
+        try:
+            while (message := await wire.receive()) is not None:
+                if message.node != join.node:
+                    raise WireError("a message in another node's name")
+                self._handle(message)
+        finally:
+            if self._wires.get(join.node) is wire:
+                del self._wires[join.node]
+                self._handle(Disconnected(join.node))
+                self._look_for(join.node, join.process)
+
+    def _look_for(self, node: int, process: ProcessId) -> None:
+        """Off the wire is not dead; the process table of this machine can tell, also when another took its place."""
+        self._keep_until_done(self._prove_death(node, process))
+
+    def _keep_until_done(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _stay_known(self, here: Endpoint) -> None:
+        """Agents that come anew look there: what a disk has damaged, or somebody has taken away, is written again."""
+        while not self.ended.done():
+            await asyncio.sleep(_KNOWN_S)
+            with contextlib.suppress(OSError):  # a disk that takes nothing now may do so a second later
+                await asyncio.to_thread(keep_written, self._attempt.endpoint, here)
+
+    async def _hear_whose_ranks_move(self) -> None:
+        """Read what people (`launch nodes drain`, `launch nodes move`) and batch processes have written down."""
+        drained, moved = set[int](), 0
+        while not self.ended.done():
+            await asyncio.sleep(_DRAIN_S)
+            request = await asyncio.to_thread(readable, self._attempt.drain, DrainRequest) or DrainRequest()
+            for node in request.nodes:
+                if node not in drained:
+                    drained.add(node)
+                    self._handle(Drain(node, request.why.get(node, "")))
+            for move in request.moves[moved:]:
+                self._handle(Move(move.node, move.to))
+            moved = max(moved, len(request.moves))
+
+    async def _prove_death(self, node: int, process: ProcessId) -> None:
+        for pause_s in _LOOKS_S:
+            await asyncio.sleep(pause_s)
+            if self.ended.done():
+                return
+            state = alive(process)
+            if state is None:
+                return
+            if state is False:
+                self._handle(ProvenDead(node, f"process {process.pid} of the agent is gone"))
+                return
+
+    # -- the state machine
+
+    def _handle(self, event: In) -> None:
+        if self.ended.done():
+            return
+        now = self._now()
+        stood_s = self._clock.slept_s - self._told_of_s
+        if stood_s >= _WORTH_A_WORD_S:
+            self._told_of_s = self._clock.slept_s
+            self._carry_out_all(self._coordinator.handle(StoodStill(stood_s), now))
+        self._carry_out_all(self._coordinator.handle(event, now))
+        self._wind()
+        if not isinstance(event, messages.Pulse | Tick):
+            self._write_state_soon()
+
+    def _now(self) -> Now:
+        return Now(self._clock.now(), time.time(), boottime())
+
+    def _carry_out_all(self, effects: list[Out]) -> None:
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Out) -> None:
+        match effect:
+            case Send(node=node, message=message):
+                wire = self._wires.get(node)
+                if wire is not None:
+                    wire.send(message)
+            case Record(event=event):
+                self._scribe.write(event)
+            case RecordExit(exit=exit_):
+                self._scribe.write(exit_)
+            case Finish(end=end, event=event):
+                self._scribe.write(self._coordinator.snapshot(self._now(), ended=False))  # its last numbers
+                self._scribe.write(end)
+                self._scribe.write(event)
+                self._scribe.write(self._coordinator.snapshot(self._now()))
+                self.goes_on = end.state is State.QUEUED
+                if not self.ended.done():
+                    self.ended.set_result(Exit(end.exit_code))
+
+    def _wind(self) -> None:
+        """Set the clock for the next moment that the state machine wants to be woken at."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._coordinator.next_deadline()
+        if deadline is not None and not self.ended.done():
+            self._timer = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._handle, Tick())
+
+    def _write_state_soon(self) -> None:
+        if self._state_timer is not None:
+            if self._state_timer.when() <= self._loop.time() + _STATE_SOON_S:
+                return  # soon enough; put off by every event, it would never come
+            self._state_timer.cancel()
+        self._state_timer = self._loop.call_later(_STATE_SOON_S, self._write_state)
+
+    def _write_state(self) -> None:
+        if self.ended.done():
+            return
+        waits = self._scribe.state_waits  # for a disk that is slow, or full: those after it would pile up
+        if not waits:
+            self._scribe.write(self._coordinator.snapshot(self._now()))
+        self._state_timer = self._loop.call_later(_STATE_SOON_S if waits else _STATE_S, self._write_state)
+
+    def _scribe_failed(self, error: Exception) -> None:
+        """In the scribe's thread."""
+        self._loop.call_soon_threadsafe(self._break, error)
+
+    def _break(self, error: Exception) -> None:
+        if not self.ended.done():
+            if isinstance(error, Fenced):
+                self.ended.set_result(Exit.FENCED)
+            else:
+                self.ended.set_exception(error)
+
+
+def keep_written(path: Path, record: Endpoint) -> None:
+    """Write a record again where its file does not say it any more."""
+    if readable(path, Endpoint) != record:
+        write_record(path, record)
+
+
+def time_used(run: RunDir, attempt: AttemptDir) -> float:
+    """How long the run's earlier attempts have lasted; a last word that nobody can read counts for nothing."""
+    try:
+        return used_s_of(run, attempt, read_record(run.state, RunState))
+    except Damaged:
+        return 0.0

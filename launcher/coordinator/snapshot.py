@@ -1,0 +1,162 @@
+"""From what the coordinator knows to state.json's record."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from launcher.coordinator.classify import failed
+from launcher.coordinator.effects import Now
+from launcher.coordinator.generation import Generation, Rank
+from launcher.coordinator.nodes import KnownNode, NodeTable, Presence
+from launcher.coordinator.pace import Pace
+from launcher.plan.model import Plan
+from launcher.run.records import AttemptEnd, Failure, NodeLoad, NodeState, RankState, RunState
+from launcher.states import State
+
+_MOST_TOLD = 4
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where an attempt stands, beside its nodes, ranks and pace."""
+
+    attempt: int
+    state: State = State.STARTING
+    message: str = ""
+    failure: Failure | None = None
+    restarts: dict[str, int] = field(default_factory=dict)
+    started_at: float | None = None
+    end: AttemptEnd | None = None
+    job: str | None = None
+    used_s: float = 0.0  # by attempts before this one
+    began_at: float = 0.0  # by the clock that decides
+
+    def used_by(self, mono: float) -> float:
+        """How long the run's attempts have lasted by then; what lies between two of them does not count."""
+        return self.used_s + mono - self.began_at
+
+
+def run_state(
+    plan: Plan,
+    standing: Standing,
+    nodes: NodeTable,
+    generation: Generation | None,
+    pace: Pace,
+    stopping: bool,
+    now: Now,
+    end: AttemptEnd | None,
+) -> RunState:
+    """`generation`: the open one, or the last."""
+    over = end is not None and end.state.ended
+    first = nodes[plan.nodes[0].index].process
+    return RunState(
+        run=plan.run_id,
+        name=plan.name,
+        cluster=plan.cluster,
+        state=end.state if end is not None else standing.state,
+        attempt=standing.attempt,
+        generation=generation.number if generation else 0,
+        submitted_at=plan.submitted_at,
+        cause=end.cause if end is not None else None,
+        exit_code=end.exit_code if end is not None and over else None,
+        step=pace.step,
+        total_steps=pace.total_steps,
+        rate=pace.rate(now.mono) if standing.state is State.RUNNING and end is None else None,
+        metrics=dict(pace.metrics),
+        not_finite=dict(pace.not_finite),
+        malformed=sum(rank.malformed for rank in generation.ranks) if generation else 0,
+        checkpoint=pace.checkpoint,
+        second_copies=plan.disks_apart and generation is not None and len(generation.members) > 1,
+        safe_checkpoint=generation.copied if generation and plan.disks_apart else None,
+        memory_copy=generation.copied if generation and plan.keeps_copies and not over else None,
+        fingerprint=pace.fingerprint,
+        world_size=len(generation.ranks) if generation else None,
+        restarts=dict(standing.restarts),
+        nodes=tuple(_node_state(node, generation, over) for node in nodes),
+        ranks=tuple(_rank_state(rank, generation, stopping) for rank in generation.ranks) if generation else (),
+        loads=() if over else tuple(_loads(nodes, generation)),
+        failure=None if end is not None and end.state is State.SUCCEEDED else standing.failure,
+        message=end.message if end is not None else _message(standing, nodes, generation),
+        started_at=standing.started_at,
+        ended_at=end.ended_at if end is not None and over else None,
+        job=standing.job,
+        used_s=standing.used_by(now.mono),
+        updated_at=now.wall,
+        boot_id=first.boot_id if first is not None else "",
+        monotonic_s=now.boot,
+    )
+
+
+def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad]:
+    """Of nodes that are here and of their own ranks that live, whatever a node says."""
+    for node in nodes:
+        if node.load is None or node.link is not Presence.UP:
+            continue
+        ranks = {one.number for one in generation.of_node(node.index) if one.live} if generation is not None else set()
+        known = tuple(one for one in node.load.ranks if one.rank in ranks)
+        yield structs.replace(node.load, node=node.index, ranks=known)
+
+
+def _message(standing: Standing, nodes: NodeTable, generation: Generation | None) -> str:
+    said = _debugged(generation) or _serving(generation) or standing.message
+    return "; ".join(filter(None, (said, _unaccounted(nodes))))
+
+
+def _unaccounted(nodes: NodeTable) -> str:
+    """Name the nodes where replaced ranks may still run, or return ""."""
+    found = nodes.unaccounted
+    named = ", ".join(map(str, found[:_MOST_TOLD]))
+    more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+    return f"ranks that were replaced may still run on {named}{more}, until heard again" if found else ""
+
+
+def _debugged(generation: Generation | None) -> str:
+    found = [rank for rank in generation.ranks if rank.live and rank.breakpoint] if generation is not None else []
+    if not found:
+        return ""
+    places = ", ".join(f"rank {rank.number} in a breakpoint at {rank.breakpoint}" for rank in found[:_MOST_TOLD])
+    more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+    return f"waits for a debugger: {places}{more}; `launch debug` attaches to one"
+
+
+def _serving(generation: Generation | None) -> str:
+    found = [rank.address for rank in generation.ranks if rank.live and rank.address] if generation is not None else []
+    more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+    return f"serves {', '.join(found[:_MOST_TOLD])}{more}" if found else ""
+
+
+def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:
+    member = generation is not None and (node.holds == generation.number or (over and node.index in generation.members))
+    ranks = tuple(rank.number for rank in generation.of_node(node.index)) if generation is not None and member else ()
+    word = _node_word(node, member, generation is not None)
+    return NodeState(node.index, node.address, word, ranks, node.host, node.fault if node.unfit else "")
+
+
+def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
+    if node.unfit:
+        return "unfit"
+    if node.fault or node.link is Presence.LOST:
+        return "lost"
+    if node.link is Presence.UNKNOWN or node.ghost is not None:
+        return "unknown"
+    if member:
+        return "up"
+    if node.drained:
+        return "drained"
+    return "spare" if node.usable and (begun or node.spare) else "waiting"
+
+
+def _rank_state(rank: Rank, generation: Generation, stopping: bool) -> RankState:
+    pid = rank.pid if rank.live else None  # the pid of one that ended may be a stranger's by now
+    return RankState(rank.number, rank.node, pid, _rank_word(rank, generation, stopping), rank.step)
+
+
+def _rank_word(rank: Rank, generation: Generation, stopping: bool) -> str:
+    if rank.exit is not None:
+        return "failed" if failed(rank.exit) else "done"
+    if rank.lost:
+        return "failed"
+    if stopping:
+        return "stopping"
+    return "starting" if rank.node in generation.starting else "running"

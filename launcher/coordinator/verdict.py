@@ -1,0 +1,129 @@
+"""Why a generation is closed, or cannot be opened: from what is known to the words for people and for the policy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.coordinator.classify import brief, classify, culprit, describe, error_kind, evidence, failed
+from launcher.coordinator.generation import Generation, Rank
+from launcher.coordinator.tracebacks import stuck_at
+from launcher.errors import Exit
+from launcher.plan.model import Plan
+from launcher.run.records import Event, Failure, RankExit
+from launcher.states import Cause, ErrorKind
+
+_CLUSTERS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM: what batch systems send to all processes of a job
+_NAMED = 8
+_LONGEST_NAME = 500
+STOPS = {
+    "cancel": "somebody cancelled the run",
+    "preempt": "the cluster takes the nodes back",
+    "limit": "the time limit of the cluster's job is near",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    cause: Cause
+    text: str  # one line
+    rank: int | None = None
+    node: int | None = None
+    where: str | None = None
+    evidence: str = ""
+    log: str | None = None
+    signal: int | None = None
+    code: int | None = None
+    said: str = ""  # the last line of its rank's log, where that left without an exception
+    error_kind: ErrorKind | None = None
+    left_out: str = ""  # the file that was not frozen, where that is why
+    brief: str = ""  # for who reads the log; "": `text` is brief enough
+    planned: bool = False  # nothing has failed: ranks are wanted elsewhere. The cause counts where none can go on there
+
+
+def of_exits(generation: Generation, preempting: bool) -> Verdict:
+    """The first rank that failed by itself."""
+    end = culprit(generation.failures)
+    cause = classify(end)
+    if preempting and (end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME):
+        cause = Cause.PREEMPTED  # the cluster's signal reached this rank before the word of it reached us
+    exited = end.error is None and end.code is not None
+    return Verdict(
+        cause,
+        describe(end, cause),
+        end.rank,
+        end.node,
+        end.where,
+        evidence(end),
+        end.log or None,
+        end.signal,
+        end.code,
+        end.said[:_LONGEST_NAME] if exited else "",
+        error_kind(end) if cause is Cause.USER_ERROR else None,
+        end.left_out[:_LONGEST_NAME],
+        brief(end, cause),
+    )
+
+
+def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float) -> Verdict:
+    """The likeliest culprit of those that are silent, and who was where."""
+    first = suspects[0]
+    how = "is stopped" if first.frozen else f"made no progress and wrote nothing for {mono - first.active_at:.0f} s"
+    never = "" if first.reported else ", and has not reported anything since its start (recovery.hang_at_start)"
+    text = f"rank {first.number} on node {first.node} hung: it {how}{never}"
+    live = [rank for rank in generation.ranks if rank.live]
+    known = ", ".join(f"{rank.number}: {'-' if rank.step is None else rank.step}" for rank in live[:_NAMED])
+    rest = f", and {len(live) - _NAMED} more" if len(live) > _NAMED else ""
+    return Verdict(
+        Cause.HANG,
+        text,
+        first.number,
+        first.node,
+        evidence=f"steps by rank: {known}{rest}",
+        brief=f"hang, rank {first.number}",
+    )
+
+
+def unseen_end(generation: Generation, rank: Rank) -> RankExit:
+    """The exit of a rank that ended while its node was cut off."""
+    return RankExit(generation.number, rank.number, rank.local, rank.node, rank.pid or 0)
+
+
+def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ()) -> Failure | None:
+    """What a user sees first of a failure."""
+    if event.cause is None:
+        return None
+    return Failure(
+        cause=event.cause,
+        summary=event.text,
+        attempt=event.attempt,
+        generation=event.generation,
+        rank=event.rank,
+        node=event.node,
+        where=event.where or (stuck_at(tail) or None if event.cause is Cause.HANG else None),
+        left_out=event.left_out,
+        log=log,
+        tail=tail,
+        at=event.at,
+    )
+
+
+def of_stop(kind: str) -> Verdict:
+    """Somebody asked for the end."""
+    if kind == "cancel":
+        return Verdict(Cause.CANCELLED, "cancelled")
+    if kind == "limit":
+        return Verdict(Cause.TIME_LIMIT, STOPS["limit"])
+    return Verdict(Cause.PREEMPTED, f"preempted: {STOPS['preempt']}")
+
+
+def of_limit(plan: Plan) -> Verdict:
+    return Verdict(Cause.TIME_LIMIT, f"the time limit of {plan.spec.resources.time_s:g} s is reached")
+
+
+def is_by_itself(end: RankExit) -> bool:
+    """It failed, and not for the loss of a peer."""
+    return failed(end) and classify(end) is not Cause.COMMUNICATION
+
+
+def is_of_peers_alone(generation: Generation) -> bool:
+    """No rank failed by itself."""
+    return all(end.stopping or classify(end) is Cause.COMMUNICATION for end in generation.failures)

@@ -1,0 +1,282 @@
+"""The open generation: what is heard of its ranks, and what is not heard in time."""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from launcher.coordinator import verdict
+from launcher.coordinator.attempt import Attempt, AttemptPhase
+from launcher.coordinator.classify import fenced
+from launcher.coordinator.closing import Aftermath, Closer
+from launcher.coordinator.in_place.continuing import HotOpener
+from launcher.coordinator.nodes import KnownNode
+from launcher.coordinator.opening import START_S
+from launcher.coordinator.verdict import Verdict
+from launcher.errors import Exit
+from launcher.run.records import KEPT, NODE_UNFIT
+from launcher.states import Cause, State
+from launcher.wire import messages
+
+BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who that was
+FRESH_S = 3.0  # nobody is called hung while some node has not been heard for longer than that
+_LOOK_S = 0.5
+
+OfRanks = messages.Leads | messages.Started | messages.Pulse | messages.Exited | messages.Stopped
+OfCheckpoints = messages.NotFetched | messages.NothingWhole | messages.Copied | messages.Settled | messages.Noted
+
+
+class Watch:
+    def __init__(self, attempt: Attempt, closer: Closer, aftermath: Aftermath, in_place: HotOpener) -> None:
+        self._attempt = attempt
+        self._closer = closer
+        self._in_place = in_place
+        self._aftermath = aftermath
+        self._look_for_hang_at = 0.0
+
+    def hear_of_ranks(self, node: KnownNode, message: OfRanks) -> None:
+        match message:
+            case messages.Leads():
+                self._led(message)
+            case messages.Started():
+                self._started(node, message)
+            case messages.Pulse():
+                self._pulse(message)
+            case messages.Exited():
+                if self._attempt.is_current(message.exit.generation) and message.exit.node == message.node:
+                    self._rank_ended(message)
+            case messages.Stopped():
+                self._stopped(node, message)
+            case _:
+                assert_never(message)
+
+    def hear_of_checkpoints(self, message: OfCheckpoints) -> None:
+        """Disks apart: what agents do with the files."""
+        attempt = self._attempt
+        match message:
+            case messages.Noted():
+                attempt.ledger.record(message.kind, message.text, node=message.node)
+            case messages.Copied() if attempt.is_current(message.generation):
+                attempt.current.copy(message.node, message.step)
+            case messages.Settled() if attempt.is_current(message.generation):
+                attempt.current.settle(message.node, message.problem)
+                if attempt.phase is AttemptPhase.COPYING:
+                    self._finished()
+            case messages.NothingWhole() if attempt.is_current(message.generation) and (
+                attempt.phase is AttemptPhase.STARTING
+            ):
+                self._closer.close(Verdict(Cause.NO_CHECKPOINT, message.text))
+            case messages.NotFetched() if attempt.is_current(message.generation) and (
+                attempt.phase is AttemptPhase.STARTING
+            ):
+                text = f"node {message.node} could not fetch its checkpoint: {message.text}"
+                # The next generation looks again.
+                self._closer.close(Verdict(Cause.COMMUNICATION, text, node=message.node))
+
+    # -- starting
+
+    def _led(self, message: messages.Leads) -> None:
+        attempt = self._attempt
+        starting = attempt.phase is AttemptPhase.STARTING and attempt.is_current(message.generation)
+        if not starting or attempt.current.led:
+            return
+        attempt.current.led = True
+        for index in attempt.current.members:
+            if index != message.node and attempt.nodes[index].hears_us:
+                attempt.ledger.send(index, messages.Follow(message.generation))
+
+    def _started(self, node: KnownNode, message: messages.Started) -> None:
+        attempt = self._attempt
+        node.port = message.port
+        if attempt.is_current(message.generation) and node.index in attempt.current.starting:
+            attempt.current.start(node.index, message.pids)
+            self._all_started()
+
+    def _all_started(self) -> None:
+        attempt = self._attempt
+        if attempt.phase is AttemptPhase.STARTING and not attempt.current.starting:
+            attempt.phase = AttemptPhase.RUNNING
+            attempt.standing.state, attempt.standing.message = State.RUNNING, ""
+            attempt.awaited = None
+            if (attempt.lost or attempt.current.failures) and not self._in_place.continue_in_place():
+                self._closer.close(attempt.lost)
+
+    # -- running
+
+    def lost(self, found: Verdict) -> None:
+        """A member of the generation is."""
+        attempt = self._attempt
+        attempt.lost = found
+        attempt.leaving -= attempt.current.lost
+        self._go_on_without()
+
+    def _go_on_without(self) -> None:
+        if self._in_place.continue_in_place():
+            self._all_started()  # the one that is gone was the last that they waited for
+        else:
+            self._closer.close(self._attempt.lost)
+
+    def leave_out(self, node: KnownNode, evidence: str) -> None:
+        """What was seen of its devices says that ranks there would fail, or compute wrongly; or of its links, that all
+        others would wait for them."""
+        attempt = self._attempt
+        if node.unfit:
+            return  # it is said again after a cut
+        node.fault, node.unfit = evidence, True
+        attempt.nodes.settle(node)
+        text = f"{node} is left out: {evidence}"
+        attempt.ledger.record(NODE_UNFIT, text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
+        holds = attempt.is_open and node.holds == attempt.current.number and node.ghost is None
+        if not holds or node.index in attempt.leaving:
+            return  # it has no ranks of the generation, or they are being ended already
+        found = Verdict(Cause.NODE_LOST, f"{node} is unfit: {evidence}", node=node.index, evidence=evidence)
+        if self._in_place.can_without(node):
+            self._closer.free([node], found)
+        else:
+            self._closer.close(found)
+
+    def _pulse(self, pulse: messages.Pulse) -> None:
+        attempt = self._attempt
+        if pulse.load is not None:
+            attempt.nodes[pulse.node].load = pulse.load
+        if not attempt.is_current(pulse.generation):
+            return
+        generation, starting = attempt.current, attempt.phase is AttemptPhase.STARTING
+        if pulse.keeps and not attempt.kept:
+            attempt.kept, attempt.may_begin_anew = True, False
+            attempt.ledger.record(KEPT, "the run has a checkpoint: it does not begin anew by itself", node=pulse.node)
+        self._hear_steps(generation.hear(pulse, attempt.mono))
+        if pulse.fetched is not None and starting and generation.fetch(pulse.node, pulse.fetched):
+            attempt.start_by = attempt.mono + START_S
+            megabytes = sum(generation.fetched.values()) / 1e6
+            text = f"generation {generation.number} fetches its checkpoint, {megabytes:.0f} MB so far"
+            attempt.standing.message = text
+        if pulse.node in generation.returned:
+            self._catch_up(pulse)
+        if attempt.phase is AttemptPhase.RUNNING and generation.stalls(pulse.node):
+            self._check_hang()
+
+    def _hear_steps(self, news: Sequence[messages.RankPulse]) -> None:
+        attempt, moved = self._attempt, self._attempt.pace.moves
+        attempt.pace.hear(news, attempt.mono)
+        if attempt.is_open and attempt.pace.moves and not moved:
+            text = f"generation {attempt.current.number} trains: step {attempt.pace.step} is done"
+            attempt.ledger.record("training", text)
+        went_back = next((one.went_back for one in news if one.went_back is not None), None)
+        if went_back is not None:
+            self._note_way_back(went_back)
+
+    def _note_way_back(self, told: messages.WentBack) -> None:
+        """Record once in a generation from where it continued, and show that until all lost steps are done again."""
+        attempt, generation = self._attempt, self._attempt.current
+        if not generation.went_back:
+            generation.went_back = f"{told.why}; " if told.why else ""
+            generation.went_back += f"back to step {told.step} in place, {_steps(told.lost_steps)} done again"
+            attempt.ledger.record("went_back", generation.went_back)
+        if (attempt.pace.step or 0) < told.step + told.lost_steps:
+            attempt.standing.message = generation.went_back
+        elif attempt.standing.message == generation.went_back:
+            attempt.standing.message = ""
+
+    def _catch_up(self, pulse: messages.Pulse) -> None:
+        """After a cut the pulse tells what messages were lost in it."""
+        generation = self._attempt.current
+        if pulse.ranks and pulse.node in generation.starting:
+            generation.start(pulse.node, ())
+            self._all_started()
+        if pulse.node in generation.starting:
+            return
+        for rank in generation.unaccounted(pulse):
+            self._rank_ended(messages.Exited(pulse.node, verdict.unseen_end(generation, rank)))
+
+    def _check_hang(self) -> None:
+        attempt, mono = self._attempt, self._attempt.mono
+        if mono < self._look_for_hang_at:
+            return
+        self._look_for_hang_at = mono + _LOOK_S
+        if not all(self._is_fresh(attempt.nodes[index]) for index in attempt.current.members):
+            return  # whoever is silent there may be the reason; its lease will tell
+        suspects = attempt.current.suspects(mono)
+        if suspects:
+            self._closer.close(verdict.of_hang(attempt.current, suspects, mono), hung=suspects)
+
+    def _is_fresh(self, node: KnownNode) -> bool:
+        return node.hears_us and node.heard_at >= self._attempt.mono - FRESH_S
+
+    # -- ending
+
+    def _rank_ended(self, message: messages.Exited) -> None:
+        attempt, generation, end = self._attempt, self._attempt.current, message.exit
+        if not generation.end(end, message.tail):
+            return
+        attempt.ledger.record_exit(end)
+        if fenced(end):
+            text = f"fenced: rank {end.rank} on node {end.node} found that a newer start of this run took over"
+            attempt.fenced = text
+        if not attempt.is_open or end.node in attempt.leaving:
+            return
+        if generation.finished:
+            self._finished()
+        elif fenced(end) or verdict.is_by_itself(end) or (generation.failures and not generation.live):
+            if fenced(end) or not self._in_place.continue_in_place():
+                self._closer.close()
+        elif generation.failures:
+            attempt.blame_at = min(attempt.blame_at, attempt.mono + BLAME_S)
+
+    def _finished(self) -> None:
+        """Nothing is left to train; until the result survives the loss of any one disk, the run is not over."""
+        attempt, done = self._attempt, "all ranks have finished"
+        if not attempt.plan.disks_apart or attempt.current.settled:
+            alone = "".join(f"; {problem}" for problem in attempt.current.uncopied)
+            self._aftermath.finish(State.SUCCEEDED, None, Exit.OK, done + alone)
+        elif attempt.phase is not AttemptPhase.COPYING:
+            attempt.phase = AttemptPhase.COPYING
+            attempt.standing.state = State.RUNNING
+            attempt.standing.message = f"{done}; their last checkpoint gets its second copies"
+
+    def _stopped(self, node: KnownNode, message: messages.Stopped) -> None:
+        attempt = self._attempt
+        if node.ghost is not None or message.generation < node.holds:
+            return
+        if attempt.is_open and node.index in attempt.leaving:
+            node.holds = 0
+            attempt.nodes.settle(node)
+            attempt.leaving.discard(node.index)
+            attempt.current.lose(node.index)
+            self._go_on_without()
+            return
+        if attempt.is_open and node.holds == attempt.current.number:
+            text = f"node {node.index} ended its ranks without having been asked to"
+            self._closer.close(Verdict(Cause.LAUNCHER_FAULT, text, node=node.index))
+        node.holds = 0
+        if attempt.closing is not None:
+            attempt.closing.waits.discard(node.index)
+
+    # -- time passes
+
+    def look(self) -> None:
+        """A generation is open: is anything late?"""
+        attempt = self._attempt
+        if attempt.mono >= attempt.limit_at:
+            self._closer.close_gracefully(verdict.of_limit(attempt.plan), "the time limit is reached")
+        elif attempt.mono >= attempt.blame_at:
+            self._closer.close(attempt.lost)
+        elif (heard := attempt.outvoted()) is not None:
+            text = f"{heard[0]} of the {heard[1]} voters are heard: the others may go on without them"
+            self._closer.close(Verdict(Cause.NODE_LOST, text))
+        elif attempt.phase is AttemptPhase.STARTING and attempt.mono >= attempt.start_by:
+            self._start_timed_out()
+
+    def _start_timed_out(self) -> None:
+        attempt, generation = self._attempt, self._attempt.current
+        waited_for = sorted(generation.starting) if generation.led else generation.members[:1]
+        late = [node for node in map(attempt.nodes.__getitem__, waited_for) if node.hears_us]
+        attempt.start_by = attempt.mono + START_S
+        if not late:
+            return  # unknown ones have a lease that ends
+        for node in late:
+            self._closer.exclude(node, f"no rank was started within {START_S:g} s")
+        text = f"node {late[0].index} started no rank within {START_S:g} s"
+        self._closer.close(Verdict(Cause.LAUNCHER_FAULT, text, node=late[0].index))
+
+
+def _steps(count: int) -> str:
+    return "1 step is" if count == 1 else f"{count} steps are"

@@ -1,0 +1,54 @@
+"""At the first member of a generation: one choice for all of them, and the moment when all have what was chosen.
+
+Were each to choose for itself, two that see different nodes might choose two checkpoints, and their ranks find none
+that they have in common.
+"""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from launcher.copies.protocol import LoadDecision
+from launcher.wire.frames import WireError
+
+MOST_SESSIONS = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    decision: "asyncio.Future[LoadDecision]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    complete: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    awaited: set[int] = field(default_factory=set)
+
+
+class Agreement:
+    def __init__(self) -> None:
+        self._sessions: dict[int, _Session] = {}
+
+    def decide(self, generation: int, decision: LoadDecision, members: Collection[int]) -> None:
+        """Give the decision to whoever has asked, and will ask. Older generations are over."""
+        for number in [number for number in self._sessions if number < generation]:
+            session = self._sessions.pop(number)
+            session.decision.cancel()
+            session.complete.cancel()
+        session = self._sessions.setdefault(generation, _Session())
+        session.awaited = set(members)
+        session.decision.set_result(decision)
+
+    async def decision(self, generation: int) -> LoadDecision:
+        """Waits for it. Cancelled where a newer generation comes instead."""
+        return await asyncio.shield(self._session(generation).decision)
+
+    async def arrive(self, generation: int, node: int) -> None:
+        """One member has it all; returns when everybody has."""
+        session = self._session(generation)
+        session.awaited.discard(node)
+        if not session.awaited and session.decision.done() and not session.complete.done():
+            session.complete.set_result(None)
+        await asyncio.shield(session.complete)
+
+    def _session(self, generation: int) -> _Session:
+        """Who asks may be ahead of this member, but not for many generations at once. Raises WireError."""
+        if generation not in self._sessions and len(self._sessions) >= MOST_SESSIONS:
+            raise WireError(f"it asks of generation {generation}, and others of {MOST_SESSIONS} more")
+        return self._sessions.setdefault(generation, _Session())

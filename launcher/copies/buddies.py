@@ -1,0 +1,192 @@
+"""With `checkpoint.buddy` what a node's ranks keep in its memory has a copy in the memory of the next node.
+
+    ranks of node 0: snapshot 20 ─► memory of node 0 ◄── List, Get ── agent of node 1 ─► its copies
+                                                                      once its own ranks have theirs of step 20
+    node 0 is lost: the agent that gets its ranks ── List, Get ─► whoever has copies ─► its own memory; ranks load it
+
+Behind the steps, and no step waits for it. A copy that is late is of an older step: which of them counts is for the
+ranks to say, who take the newest that all of them have.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from launcher.copies import client as peer
+from launcher.copies.bulk import Throttle, new_pool
+from launcher.copies.client import DiskFailed
+from launcher.copies.files import SaveGone
+from launcher.copies.link import ReplicaLink, linked
+from launcher.copies.node_memory import NodeMemory, Snapshots, names_of, whole
+from launcher.copies.protocol import Get, Save
+from launcher.copies.server import ReplicaServer
+from launcher.wire.frames import WireError
+from launcher.wire.messages import Copied, Noted, ReplicaAddress, Start
+from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged
+
+_RETRY_S = 0.1
+_LIST_S = 10.0  # for one answer: who is slower may be lost
+_BROUGHT = 3  # so many of the newest, of which the other nodes have one
+_FAILURES = (WireError, SaveGone, CheckpointDamaged, DiskFailed, OSError, TimeoutError)
+
+
+class Buddies:
+    """`bring` before ranks are forked here, `follow` each generation, `note` each snapshot of this node's ranks."""
+
+    def __init__(
+        self,
+        node: int,
+        address: str,
+        key: bytes,
+        memory: NodeMemory,
+        say: Callable[[Copied | Noted], None],
+        patience_s: float,
+        limit_bytes_per_s: float | None = None,
+    ) -> None:
+        self._node, self._address, self._key, self._memory = node, address, key, memory
+        self._say, self._patience_s, self._pace = say, patience_s, Throttle(limit_bytes_per_s)
+        self._pool = new_pool()
+        self._server = ReplicaServer(memory, address, key, self._pool)
+        self._noted = 0
+        self._more = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    async def open(self) -> None:
+        await self._server.start()
+
+    async def close(self) -> None:
+        await self._keep_no_more()
+        await self._server.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def note(self, step: int) -> None:
+        """Ranks of this node have a snapshot of that step: so have others, or are about to."""
+        if step != self._noted:
+            self._noted = step
+            self._more.set()
+
+    async def bring(self, start: Start) -> None:
+        """Have here what others keep of the ranks that are to be forked, as far as it can be had."""
+        names = names_of(start.group_rank, start.local_world_size)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                found = await asyncio.gather(*(self._look_at(one) for one in _others(start, self._node)))
+                mine = await asyncio.to_thread(self._memory.own.whole, names)
+                newest = {
+                    held.step: (held, server)
+                    for server, listed in found
+                    for held in whole(listed, names)
+                    if held.step > max((one.step for one in mine), default=-1)
+                }
+                for step in sorted(newest)[-_BROUGHT:]:
+                    await self._bring(*newest[step])
+        except _FAILURES as error:
+            self._say(Noted(self._node, "copy_failed", f"of ranks that start on node {self._node}: {_said(error)}"))
+
+    async def follow(self, start: Start) -> None:
+        """From now on this node keeps copies for the one before it in the ring."""
+        await self._keep_no_more()
+        self._noted = 0
+        charge = charge_of(start)
+        if charge is not None and charge.port:
+            names = names_of((start.group_rank - 1) % start.group_world_size, start.local_world_size)
+            self._keeping = asyncio.create_task(self._keep(charge, names, start.generation))
+
+    async def _keep_no_more(self) -> None:
+        before, self._keeping = self._keeping, None
+        if before is not None:
+            before.cancel()
+            await asyncio.wait([before])
+
+    async def _look_at(self, server: ReplicaAddress) -> tuple[ReplicaAddress, list[Held]]:
+        try:
+            async with asyncio.timeout(_LIST_S), self._reach(server) as link:
+                return server, await peer.inventory(link)
+        except (WireError, TimeoutError) as error:
+            text = f"node {server.node} does not say which copies it has: {_said(error)}"
+            self._say(Noted(self._node, "copy_failed", text))
+            return server, []
+
+    async def _bring(self, held: Held, server: ReplicaAddress) -> None:
+        async with self._reach(server) as link:
+            megabytes = await self._fetch(link, self._memory.own, held) / 1e6
+        text = f"node {self._node} fetched {megabytes:.1f} MB of step {held.step} from the memory of node {server.node}"
+        self._say(Noted(self._node, "checkpoint_fetched", text))
+
+    async def _keep(self, charge: ReplicaAddress, names: frozenset[str], generation: int) -> None:
+        failed, told = False, -1
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            until, step, problem = time.monotonic() + self._patience_s, -1, ""
+            while True:
+                try:
+                    async with self._reach(charge) as link:
+                        step, problem = await self._mirror(link, names), ""
+                except _FAILURES as error:
+                    problem = _said(error)
+                if step >= self._noted or time.monotonic() > until:
+                    break
+                await asyncio.sleep(_RETRY_S)
+            where = f"of what node {charge.node} has in memory"
+            if problem and not failed:
+                self._say(Noted(self._node, "copy_failed", f"node {self._node} has no copy {where}: {problem}"))
+            elif step >= 0 and told < 0:
+                text = f"node {self._node} keeps a copy {where}, from step {step} on"
+                self._say(Noted(self._node, "memory_copied", text))
+            if step > told:
+                self._say(Copied(self._node, generation, step))
+            told, failed = max(told, step), problem != ""
+
+    async def _mirror(self, link: ReplicaLink, names: frozenset[str]) -> int:
+        """Have the newest of the charge's here, too, beside the one before it. Its step; -1: it has none."""
+        theirs = whole(await peer.inventory(link), names)
+        if not theirs:
+            return -1
+        newest, copies = theirs[-1], self._memory.copies
+        mine = await asyncio.to_thread(copies.whole, names)
+        if newest.digest not in {held.digest for held in mine}:
+            await self._fetch(link, copies, newest)
+            mine = await asyncio.to_thread(copies.whole, names)
+        before = [held for held in mine if held.step < newest.step][-1:]
+        kept = [*before, *(held for held in mine if held.digest == newest.digest)]
+        await asyncio.to_thread(copies.keep_only, kept)
+        return newest.step
+
+    async def _fetch(self, link: ReplicaLink, into: Snapshots, held: Held) -> int:
+        """Its bytes."""
+        save = Save(held.kind, held.step, held.digest)
+        whole_manifest, manifest = await peer.manifest(link, save)
+        await asyncio.to_thread(into.make_place, save)
+        try:
+            for file in manifest.files:
+                await peer.fetch(link, into, whole_manifest, Get(save, file.name), file, self._pace.pay)
+        except BaseException:
+            into.drop_unfinished(save)  # at once: this may be cancelled, and ranks that are forked next look there
+            raise
+        return sum(file.size for file in manifest.files)
+
+    def _reach(self, server: ReplicaAddress) -> AbstractAsyncContextManager[ReplicaLink]:
+        return linked(server, self._address, self._key, self._pool)
+
+
+def charge_of(start: Start) -> ReplicaAddress | None:
+    """The member before this one, the last before the first; None for one that is alone."""
+    if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
+        return None
+    return start.replicas[(start.group_rank - 1) % start.group_world_size]
+
+
+def _others(start: Start, node: int) -> list[ReplicaAddress]:
+    members = start.replicas[: start.group_world_size]
+    return [one for one in members if one.node != node and one.port]
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,108 @@
+"""Contents over a socket, in a thread of their own: the agent's pulse never waits for a disk or for a peer."""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO
+
+from launcher.wire.frames import WireError
+
+PIECE_BYTES = 1 << 20
+STALL_S = 20.0  # a peer that takes or gives nothing for so long is dropped
+_THREADS = 128  # one for each peer that fetches here, few at most times: they are made when they are needed
+_NICENESS = 10  # ranks of this node come first
+
+Heard = Callable[[int], None]
+
+
+def new_pool() -> ThreadPoolExecutor:
+    """The threads that copy; the kernel prefers everybody else."""
+    return ThreadPoolExecutor(_THREADS, "server", initializer=_step_back)
+
+
+def _step_back() -> None:
+    with contextlib.suppress(OSError):  # already as low as that, or forbidden: copying works as well
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)  # of this thread alone: Linux keeps it by thread
+
+
+class Throttle:
+    """So many bytes a second at most, over all that is sent; None: as fast as it goes."""
+
+    def __init__(self, limit_bytes_per_s: float | None = None) -> None:
+        self._limit = limit_bytes_per_s
+        self._free_at = 0.0
+
+    @property
+    def piece_bytes(self) -> int:
+        """Small enough for two a second."""
+        return PIECE_BYTES if self._limit is None else max(1, min(PIECE_BYTES, int(self._limit / 2)))
+
+    def pay(self, count: int) -> None:
+        """Wait as long as this many bytes may take."""
+        if self._limit is None:
+            return
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now) + count / self._limit
+        time.sleep(self._free_at - now)
+
+
+def send_bytes(peer: socket.socket, data: bytes) -> None:
+    peer.sendall(data)
+
+
+def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, unwanted: Callable[[], bool]) -> bool:
+    """Exactly so many bytes from the file's beginning; False where the peer has had enough before the last."""
+    sent = 0
+    while sent < size:
+        if unwanted():
+            return False
+        count = peer.sendfile(file, sent, min(pace.piece_bytes, size - sent))
+        if not count:
+            raise WireError(f"a file ended after {sent} of {size} bytes")
+        sent += count
+        pace.pay(count)
+    return True
+
+
+def receive(peer: socket.socket, size: int, heard: Heard = lambda _: None) -> Iterator[memoryview]:
+    """Exactly so many bytes, in pieces that are good until the next is asked for. Raises WireError.
+
+    What goes wrong on this side's disk keeps its OSError, and is not mistaken for the peer's fault.
+    """
+    buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
+    left = size
+    while left:
+        wanted, filled = min(left, PIECE_BYTES), 0
+        while filled < wanted:
+            filled += _read(peer, buffer[filled:wanted], left - filled, size)
+        left -= wanted
+        heard(wanted)
+        yield buffer[:wanted]
+
+
+def receive_all(peer: socket.socket, size: int) -> bytes:
+    return b"".join(bytes(piece) for piece in receive(peer, size))
+
+
+def drain(peer: socket.socket, seconds: float) -> None:
+    """Take and drop what still comes, so that the last word to the peer is not lost in a reset."""
+    end = time.monotonic() + seconds
+    buffer = bytearray(PIECE_BYTES)
+    with contextlib.suppress(OSError):
+        while (left_s := end - time.monotonic()) > 0:
+            peer.settimeout(left_s)
+            if not peer.recv_into(buffer):
+                return
+
+
+def _read(peer: socket.socket, into: memoryview, left: int, size: int) -> int:
+    try:
+        count = peer.recv_into(into)
+    except OSError as error:
+        raise WireError(f"the peer was cut off after {size - left} of {size} bytes: {error}") from error
+    if not count:
+        raise WireError(f"the peer left after {size - left} of {size} bytes")
+    return count

@@ -1,0 +1,135 @@
+"""What an agent asks of another's server. Raises WireError, `Unwilling` among them."""
+
+import asyncio
+import functools
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from launcher.copies import protocol as words
+from launcher.copies.bulk import Heard, Throttle, receive, receive_all, send_file
+from launcher.copies.files import ReplicaFiles, digest_of
+from launcher.copies.link import ReplicaLink, Unwilling
+from launcher.decoding import converted, decoder_of
+from launcher.run.durable import NOT_JSON
+from launcher.wire.frames import WireError
+from trainer.checkpoint_files.layout import MANIFEST
+from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
+from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged
+
+_ON_DISK_S = 120.0  # from the last byte to the word that it is durable
+_LAST_WORD_S = 1.0
+
+T = TypeVar("T")
+
+
+class DiskFailed(Exception):
+    """It is this node's own disk that does not take what was fetched."""
+
+
+async def inventory(link: ReplicaLink) -> list[Held]:
+    listed = await _record(link, words.List(), list[Held])
+    try:  # what others are told of it by whoever asked
+        converted([(one.kind, one.step, one.digest) for one in listed], list[words.Save])
+    except msgspec.ValidationError as error:
+        raise WireError(f"it has checkpoints that cannot be: {error}") from error
+    return listed
+
+
+async def decision(link: ReplicaLink, generation: int) -> words.LoadDecision:
+    decided = await _record(link, words.Decide(generation), words.LoadDecision)
+    if any(choice.save is not None and not choice.keepers for choice in (decided.load, decided.best)):
+        raise WireError("it chose a checkpoint that nobody has")
+    return decided
+
+
+async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
+    await link.say(words.Arrived(generation, node))
+    await link.expect(words.Fine)
+
+
+async def manifest(link: ReplicaLink, save: words.Save) -> tuple[bytes, Manifest]:
+    """Its bytes, and what they say."""
+    data = await link.take(words.Get(save, MANIFEST), _at_most(words.MOST_MANIFEST_BYTES), receive_all)
+    if digest_of(data) != save.digest:
+        raise WireError(f"{save}: the peer has another manifest")
+    try:
+        manifest = await asyncio.to_thread(decode, data)
+    except CheckpointDamaged as error:
+        raise WireError(f"{save}: {error}") from error
+    if manifest.step != save.step:
+        raise WireError(f"{save}: the peer's manifest is of step {manifest.step}")
+    return data, manifest
+
+
+async def fetch(
+    link: ReplicaLink, files: ReplicaFiles, whole: bytes, get: words.Get, file: FileEntry, heard: Heard
+) -> None:
+    """Bring one file here, compared with the manifest. Raises CheckpointDamaged where the peer's is, and DiskFailed."""
+
+    def keep(peer: socket.socket, size: int) -> None:
+        try:
+            files.receive(get.save, whole, file.name, receive(peer, size, heard))
+        except OSError as error:
+            raise DiskFailed(str(error)) from error
+
+    await link.take(get, lambda size: size == file.size, keep)
+
+
+async def doubt(link: ReplicaLink, get: words.Get) -> None:
+    """InPlace the peer look at a file of its own that came here damaged."""
+    await link.say(words.Doubt(get.save, get.name))
+    await link.expect(words.Fine)
+
+
+async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Throttle) -> None:
+    """InPlace the peer keep a copy of one file; on its disk when this returns. Raises SaveGone where it is not here."""
+    size = await asyncio.to_thread(files.size, put.save, put.name)
+    if size != put.size:
+        raise WireError(f"{put.name} has {size} bytes here, not {put.size}")
+    await link.say(put)
+    async with asyncio.timeout(_ON_DISK_S):  # a peer whose power is gone never says that it is
+        wanted = isinstance(await link.expect(words.Go, words.InPlace), words.Go)
+    if not wanted:
+        return
+    enough = threading.Event()
+    answer = asyncio.create_task(link.expect(words.Fine))
+    answer.add_done_callback(lambda _: enough.set())  # a refusal may come before the last byte
+
+    def send(peer: socket.socket) -> None:
+        with files.open(put.save, put.name) as file:
+            send_file(peer, file, size, pace, enough.is_set)
+
+    try:
+        await link.in_thread(send)
+    except OSError as error:
+        await asyncio.wait([answer], timeout=_LAST_WORD_S)
+        if not answer.done() or not isinstance(answer.exception(), Unwilling):
+            raise WireError(f"{put.name}: the peer was cut off: {error}") from error
+    else:
+        await asyncio.wait([answer], timeout=_ON_DISK_S)
+    finally:
+        answer.cancel()
+    if not answer.done():
+        raise WireError(f"the peer did not say within {_ON_DISK_S:g} s that it has {put.name} on its disk")
+    answer.result()
+
+
+async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
+    data = await link.take(ask, _at_most(words.MOST_LISTED_BYTES), receive_all)
+    try:
+        return decoder_of(kind).decode(data)
+    except NOT_JSON as error:
+        raise WireError(f"an answer that is none: {error}") from error
+
+
+def _at_most(most: int) -> Callable[[int], bool]:
+    return functools.partial(_within, most)
+
+
+def _within(most: int, size: int) -> bool:
+    return size <= most

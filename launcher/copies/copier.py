@@ -1,0 +1,181 @@
+"""Second copies: each member's own files of a committed checkpoint, brought to the next member in the background."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum, auto
+
+from launcher.copies import client as peer
+from launcher.copies.bulk import Throttle
+from launcher.copies.files import ReplicaFiles, SaveGone
+from launcher.copies.link import Unwilling, linked
+from launcher.copies.patience import Patience
+from launcher.copies.protocol import Put, Save
+from launcher.wire.frames import WireError
+from launcher.wire.messages import Copied, Noted, ReplicaAddress, Start
+from trainer.checkpoint_files.layout import data_name
+from trainer.checkpoint_files.manifest import Manifest
+
+
+class _Result(Enum):
+    COPIED = auto()
+    GONE = auto()  # there is nothing to copy any more
+    FAILED = auto()  # for now
+
+
+class Copier:
+    """`follow` each generation, `note` each commit that a rank reports. One step at a time, the oldest first.
+
+    Of what waits the trainer keeps the oldest until all nodes have copied it: so all copy the same ones, however slow
+    they are, and the others may be pruned meanwhile. A step that fails is said once and tried again for as long as it
+    is there. `settle` is the end: the newest goes first, and it returns once that has its copy, or was given up; it
+    says why.
+    """
+
+    def __init__(
+        self,
+        files: ReplicaFiles,
+        address: str,
+        key: bytes,
+        pool: ThreadPoolExecutor,
+        say: Callable[[Copied | Noted], None],
+        patience: Patience,
+        limit_bytes_per_s: float | None = None,
+    ) -> None:
+        self._files = files
+        self._address = address
+        self._key = key
+        self._pool = pool
+        self._say = say
+        self._patience = patience
+        self._problem = ""
+        self._pace = Throttle(limit_bytes_per_s)
+        self._known: set[int] = set()
+        self._waiting: set[int] = set()
+        self._failed: set[str] = set()  # of which that was said
+        self._ends = False
+        self._more = asyncio.Event()
+        self._rest = asyncio.Event()  # of the generation that it follows: its newest does not wait any more
+        self._working: asyncio.Task[None] | None = None
+
+    def follow(self, node: int, start: Start) -> None:
+        """From now on this node's files are those of these ranks, and they go to the next in the ring."""
+        before, self._working = self._working, None
+        if before is not None:
+            before.cancel()
+        self._known, self._waiting, self._failed, self._rest = set(), set(), set(), asyncio.Event()
+        self._problem, self._ends = "", False
+        self._rest.set()
+        target = next_of(start)
+        if target is not None:
+            self._working = asyncio.create_task(self._work(node, start, target, before))
+
+    def note(self, step: int) -> None:
+        """A rank has reported that this step is committed; to hear it again does no harm."""
+        if self._working is None or step in self._known:
+            return
+        self._known.add(step)
+        self._waiting.add(step)
+        self._rest.clear()
+        self._more.set()
+
+    async def settle(self) -> str:
+        rest, working = self._rest, self._working
+        self._ends = True
+        if working is not None:
+            resting = asyncio.create_task(rest.wait())
+            await asyncio.wait([resting, working], return_when=asyncio.FIRST_COMPLETED)
+            resting.cancel()
+        return self._problem
+
+    async def close(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait([self._working])
+
+    async def _work(self, node: int, start: Start, target: ReplicaAddress, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait([before])  # what it was sending has been cut off by then
+        names = [data_name(start.first_rank + local) for local in range(start.local_world_size)]
+        best: Save | None = None
+        failed: int | None = None  # just now: another one is tried in between
+        while True:
+            while not self._waiting:
+                self._rest.set()
+                self._more.clear()
+                await self._more.wait()
+            step = self._next(failed)
+            if step == failed:
+                await asyncio.sleep(self._patience.copy_retry_s)
+            result = _Result.GONE
+            try:
+                if (found := await asyncio.to_thread(self._files.look_at, "step", step)) is not None:
+                    result = await self._copied(node, *found, names, target)
+                kept = await asyncio.to_thread(self._files.best)
+                if kept is not None and kept[0] != best:
+                    done = await self._copied(node, *kept, names, target)
+                    best = kept[0] if done is _Result.COPIED else best
+            except OSError as error:
+                result = _Result.FAILED
+                self._give_up(node, f"step {step}", f"node {node} cannot read its disk: {error}")
+            failed = step if result is _Result.FAILED else None
+            if failed is None:
+                self._waiting.discard(step)
+            if result is _Result.COPIED:
+                self._say(Copied(node, start.generation, step))
+            if step == max(self._known):
+                self._problem = self._problem if failed is not None else ""
+                self._rest.set()
+
+    def _next(self, failed: int | None) -> int:
+        if self._ends:
+            return max(self._waiting)
+        return min(self._waiting - {failed} or self._waiting)
+
+    async def _copied(
+        self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
+    ) -> _Result:
+        """Where it failed that was said."""
+        until = time.monotonic() + self._patience.give_up_s
+        name, refused = "", False
+        while True:
+            try:
+                async with linked(target, self._address, self._key, self._pool, self._patience.stall_s) as link:
+                    for file in (file for file in manifest.files if file.name in names):
+                        name = file.name
+                        await peer.copy(link, self._files, Put(save, name, file.size), self._pace)
+                return _Result.COPIED
+            except SaveGone:
+                return _Result.GONE  # pruned: newer ones have taken its place
+            except Unwilling as error:
+                if error.gone:
+                    return _Result.GONE
+                refused, problem = True, str(error)
+            except (WireError, OSError) as error:
+                refused, problem = False, str(error) or type(error).__name__
+            if time.monotonic() > until or (self._ends and any(step > save.step for step in self._waiting)):
+                break
+            await asyncio.sleep(self._patience.copy_retry_s)
+        first = self._give_up(
+            node, str(save), f"the files of node {node} have no second copy on node {target.node}: {problem}"
+        )
+        if first and refused and await asyncio.to_thread(self._files.doubt, save, name):
+            return _Result.GONE  # it is damaged here: there is nothing to copy
+        return _Result.FAILED
+
+    def _give_up(self, node: int, what: str, problem: str) -> bool:
+        """For now. True: it was said, for the first time."""
+        self._problem = f"{what}: {problem}"
+        first = what not in self._failed
+        if first:
+            self._failed.add(what)
+            self._say(Noted(node, "copy_failed", self._problem))
+        return first
+
+
+def next_of(start: Start) -> ReplicaAddress | None:
+    """The member after this one, the first after the last; None for one that is alone."""
+    if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
+        return None
+    return start.replicas[(start.group_rank + 1) % start.group_world_size]

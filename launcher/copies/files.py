@@ -1,0 +1,190 @@
+"""One node's folder of checkpoints, as its server and its ranks' agent see it. Everything here waits for the disk."""
+
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import xxhash
+
+from launcher.copies.choice import order
+from launcher.copies.protocol import Save
+from launcher.errors import LaunchError
+from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.catalog import entries
+from trainer.checkpoint_files.durable import hash_file, sync_folder
+from trainer.checkpoint_files.layout import Kind, bad_name, folder_name, is_data_name, waiting_name
+from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
+from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged
+
+# What says that a checkpoint, or a file of it, is not here, or is not what it should be.
+NOT_HERE = (FileNotFoundError, NotADirectoryError, CheckpointDamaged)
+
+
+class SaveGone(LaunchError):
+    """There is no such checkpoint in this folder, or no such file in it."""
+
+
+class ReplicaFiles:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._naming = threading.Lock()  # a peer that fetches commits a draft as well as this node itself
+
+    def list(self) -> list[Held]:
+        return partial.inventory(self._folder)
+
+    def manifest(self, save: Save) -> bytes:
+        """That of a committed checkpoint. Raises SaveGone."""
+        data = self._manifest(save)
+        if data is None or digest_of(data) != save.digest:
+            raise SaveGone(f"{save}: no such checkpoint is here")
+        return data
+
+    def look_at(self, kind: Kind, step: int) -> tuple[Save, Manifest] | None:
+        """Whichever checkpoint of that step is committed here."""
+        data = self._read(kind, step)
+        if data is None:
+            return None
+        try:
+            return Save(kind, step, digest_of(data)), decode(data)
+        except CheckpointDamaged:
+            return None
+
+    def best(self) -> tuple[Save, Manifest] | None:
+        """The newest that is kept apart as the best."""
+        kept = [entry.step for entry in entries(self._folder) if entry.kind == "best"]
+        return self.look_at("best", max(kept)) if kept else None
+
+    def open(self, save: Save, name: str) -> BinaryIO:
+        """A rank's file, to be copied. Raises SaveGone."""
+        self.manifest(save)
+        try:
+            return partial.open_file(self._folder, save.step, name, save.kind)
+        except NOT_HERE as error:
+            raise SaveGone(f"{save}: {name[:64]!r} is not here") from error
+
+    def size(self, save: Save, name: str) -> int:
+        """The bytes of a rank's file. Raises SaveGone."""
+        with self.open(save, name) as file:
+            return os.fstat(file.fileno()).st_size
+
+    def has(self, save: Save, name: str, size: int) -> bool:
+        try:
+            return self.size(save, name) == size
+        except SaveGone:
+            return False
+
+    def receive(self, save: Save, manifest: bytes, name: str, chunks: Iterable[memoryview]) -> None:
+        """Take in a copy; a piece is done with when the next is asked for.
+
+        Where another checkpoint has its name it waits for `move_in`. Raises CheckpointDamaged where it is none; OSError
+        is this disk's.
+        """
+        folder = self._waiting(save) if self._is_taken(save) else self._folder
+        partial.receive(folder, manifest, name, cast("Iterable[bytes]", chunks), save.kind)
+
+    def doubt(self, save: Save, name: str) -> bool:
+        """Look at every byte of a file that is said to be damaged; where it is, it is set aside. True: it was."""
+        found = self.look_at(save.kind, save.step)
+        if found is None or found[0] != save:
+            return False
+        folder = self._place(save)
+        try:
+            file = entry(found[1], name)
+            hash_file(folder / name, file.size, file.digest)
+        except CheckpointDamaged:
+            os.rename(folder / name, self._folder / bad_name(name))
+            sync_folder(folder)
+            return True
+        except (SaveGone, FileNotFoundError):
+            return False
+        return False
+
+    def settle(self, save: Save) -> None:
+        """Some node has committed this one: a draft of it that is here is committed too. Raises SaveGone."""
+        with self._naming:
+            data = self._manifest(save)
+            if data is not None and digest_of(data) == save.digest:
+                return
+            partial.promote(self._folder, save.step, self._held(save, self.list()).nonce)
+
+    def set_aside(self, save: Save) -> bool:
+        """Rename this one, so that nobody takes it for a checkpoint any more; False where it is not here."""
+        data = self._manifest(save)
+        if data is None or digest_of(data) != save.digest:
+            return False
+        partial.set_aside(self._folder, save.step, save.kind)
+        return True
+
+    def make_room(self, save: Save) -> bool:
+        """Set aside whatever else has the name that this one is to have; False where there is nothing."""
+        if not self._is_taken(save):
+            return False
+        partial.set_aside(self._folder, save.step, save.kind)
+        return True
+
+    def make_room_for_draft(self, save: Save) -> bool:
+        """As `make_room`, where a draft of this one is here. Raises SaveGone where what is here is whole, and newer."""
+        return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
+
+    def move_in(self, save: Save) -> bool:
+        """As `make_room_for_draft`, for one that waits for its name, and gets it. False: nothing waits."""
+        waiting = self._waiting(save)
+        if not waiting.is_dir():
+            return False
+        self._give_way(save, self._held(save, partial.inventory(waiting)))
+        os.rename(waiting / self._place(save).name, self._place(save))
+        sync_folder(self._folder)
+        waiting.rmdir()
+        return True
+
+    def _give_way(self, save: Save, to: Held) -> bool:
+        place = (save.kind, save.step)
+        here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]
+        if any(not held.missing and order(held) > order(to) for held in here):
+            raise SaveGone(f"{save}: the one that is here is whole, and newer")
+        partial.set_aside(self._folder, save.step, save.kind)
+        return True
+
+    def _is_taken(self, save: Save) -> bool:
+        """By another one."""
+        if not os.path.lexists(self._place(save)):
+            return False
+        data = self._manifest(save)
+        return data is None or digest_of(data) != save.digest
+
+    def _held(self, save: Save, among: Iterable[Held]) -> Held:
+        """Raises SaveGone."""
+        found = next((held for held in among if Save(held.kind, held.step, held.digest) == save), None)
+        if found is None:
+            raise SaveGone(f"{save}: no such checkpoint is here")
+        return found
+
+    def _waiting(self, save: Save) -> Path:
+        return self._folder / waiting_name(folder_name(save.step, save.kind), save.digest)
+
+    def _place(self, save: Save) -> Path:
+        return self._folder / folder_name(save.step, save.kind)
+
+    def _manifest(self, save: Save) -> bytes | None:
+        return self._read(save.kind, save.step)
+
+    def _read(self, kind: Kind, step: int) -> bytes | None:
+        try:
+            return partial.read_manifest(self._folder, step, kind)
+        except NOT_HERE:
+            return None
+
+
+def digest_of(manifest: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(manifest)
+
+
+def entry(manifest: Manifest, name: str) -> FileEntry:
+    """The file of that name. Raises SaveGone: whatever else is asked for, `../../x` or worse, is not in there."""
+    found = next((file for file in manifest.files if file.name == name), None)
+    if found is None or not is_data_name(name):
+        raise SaveGone(f"step {manifest.step}: {name[:64]!r} is not one of its files")
+    return found

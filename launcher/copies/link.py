@@ -1,0 +1,101 @@
+"""One proved connection to or from a replica server: messages by the event loop, contents by a thread on its socket."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from launcher.copies.bulk import STALL_S
+from launcher.copies.protocol import LINE_BYTES, FromServer, Go, Offer, Refusal
+from launcher.wire.frames import Wire, WireError, dial
+from launcher.wire.messages import ReplicaAddress
+
+T = TypeVar("T")
+M = TypeVar("M", bound=msgspec.Struct)
+_from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
+
+
+class Unwilling(WireError):
+    """The peer is there, understood, and says no."""
+
+    def __init__(self, refused: Refusal) -> None:
+        super().__init__(refused.text)
+        self.gone = refused.gone
+
+
+class ReplicaLink:
+    """Raises WireError where the peer or the network fails; OSError is that of `work` alone.
+
+    A peer that takes or gives nothing for `stall_s` is dropped.
+    """
+
+    def __init__(self, wire: Wire[Any, Any], pool: ThreadPoolExecutor, stall_s: float = STALL_S) -> None:
+        self._wire, self._pool, self._stall_s = wire, pool, stall_s
+        self.say, self.hear = wire.say, wire.receive
+
+    async def expect(self, *kinds: type[M]) -> M:
+        """The next message, which must be one of these."""
+        message = await self.hear()
+        if isinstance(message, Refusal):
+            raise Unwilling(message)
+        if not isinstance(message, kinds):
+            raise WireError("the peer left, or answered something else")
+        return message
+
+    async def take(
+        self, ask: msgspec.Struct, check: Callable[[int], bool], work: Callable[[socket.socket, int], T]
+    ) -> T:
+        """Ask for contents and have a thread receive them, if their size is as it should be."""
+        await self.say(ask)
+        offer = await self.expect(Offer)
+        if not check(offer.size):
+            raise WireError(f"the peer offers {offer.size} bytes, which cannot be")
+        return await self.receive(lambda peer: work(peer, offer.size))
+
+    async def receive(self, work: Callable[[socket.socket], T]) -> T:
+        """Let the peer go, and have a thread take all that it sends."""
+        self._wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await self.say(Go())
+        answer = await self.in_thread(work)
+        self._wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        return answer
+
+    async def give(self, size: int, work: Callable[[socket.socket], T]) -> T:
+        """Offer contents and have a thread send them once the peer wants them."""
+        await self.say(Offer(size))
+        await self.expect(Go)
+        return await self.in_thread(work)
+
+    async def in_thread(self, work: Callable[[socket.socket], T]) -> T:
+        """Run it on the socket. Where this is cancelled the peer is cut off, and the thread has ended on return."""
+        peer = socket.socket(fileno=os.dup(self._wire.writer.get_extra_info("socket").fileno()))
+        peer.settimeout(self._stall_s)
+        task = asyncio.get_running_loop().run_in_executor(self._pool, work, peer)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):  # the peer was quicker
+                peer.shutdown(socket.SHUT_RDWR)
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # that of a thread whose socket was taken away: looked at, and nobody's
+            raise
+        finally:
+            peer.close()
+
+
+@contextlib.asynccontextmanager
+async def linked(
+    server: ReplicaAddress, own_address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
+) -> AsyncIterator[ReplicaLink]:
+    """Open a connection to a server. Raises WireError."""
+    wire = await dial(server.address, server.port, own_address, key, _from_server, LINE_BYTES)
+    try:
+        yield ReplicaLink(wire, pool, stall_s)
+    finally:
+        wire.close()

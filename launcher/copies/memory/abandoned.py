@@ -1,0 +1,37 @@
+"""Folders in this node's memory that nobody will give back any more: their run is over, and their agent was killed.
+
+An agent gives its folder back as it ends, else its keeper does. Where both were killed for good, whoever starts on the
+node next does, of any run of the user. It is left alone where its agent may live, or may have a successor by itself.
+"""
+
+from pathlib import Path
+
+from launcher.copies.memory.tier import MEMORY, Owner, give_back, owned
+from launcher.run.attempts import newest
+from launcher.run.durable import readable
+from launcher.run.identity import alive
+from launcher.run.layout import RunDir
+from launcher.run.records import AttemptEnd, Handle
+
+
+def sweep(memory: Path = MEMORY) -> list[Path]:
+    """Give it back; what it was."""
+    found = [tier.path for owner, tier in owned(memory) if _is_abandoned(owner)]
+    for path in found:
+        give_back(path)
+    return found
+
+
+def _is_abandoned(owner: Owner) -> bool:
+    run = RunDir(Path(owner.run_dir))
+    if alive(owner.agent) is not False:
+        return False
+    try:
+        last = newest(run) if run.path.exists() else None
+    except OSError:  # another run's folder cannot be read: nobody can tell, and it is no matter of this one
+        return False
+    if last is None:
+        return run.path.parent.is_dir()  # it was removed; else a disk may only be away
+    end, handle = readable(last.end, AttemptEnd), readable(last.handle, Handle)
+    keeper = handle.keeper if handle is not None else None
+    return (end is not None and end.state.ended) or (keeper is not None and alive(keeper) is False)

@@ -1,0 +1,153 @@
+"""The folder in this node's memory where ranks keep their newest snapshot between saves to disk.
+
+    /dev/shm/launch-<run>-<digest of its folder>-n00-a0001     one per run, node and attempt
+
+It outlives the ranks, so that a regroup finds it, and a killed agent, so that its successor does. An attempt that
+follows by itself takes it over by renaming it, and so out of the hands of an older one that may still live. One that a
+person began (with other arguments, perhaps after another machine) starts without.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.run.durable import readable, write_record
+from launcher.run.identity import this_process
+from launcher.run.records import ProcessId
+
+# A folder is made by mkdir, so never a stranger's, and one that is there is used only where it is ours.
+MEMORY = Path("/dev/shm")  # noqa: S108 # nosec B108 - see above
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_TAIL = re.compile(r"n([0-9]{2,})-a([0-9]{4,})(?:-[0-9a-f]{16})?")
+_NAME = re.compile(rf"launch-.+-[0-9a-f]{{12}}-{_TAIL.pattern}")
+_OWNER = "owner.json"
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """In the folder: who uses it."""
+
+    run_dir: str
+    agent: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One node's folder, in one attempt."""
+
+    path: Path
+    node: int
+    attempt: int
+
+
+def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: Path = MEMORY) -> Path:
+    """The node's folder for this attempt, for the user alone; what is left of older attempts goes.
+
+    `inherit`: this attempt goes on where the one before it was cut short. Raises OSError where there is no memory to
+    be had.
+    """
+    mine = None
+    for tier in _tiers(run_dir, memory):
+        if tier.node != node or tier.attempt > attempt:
+            continue
+        if mine is None and tier.attempt == attempt:
+            mine = tier.path
+        elif mine is None and inherit and tier.attempt == attempt - 1:
+            mine = _take_over(tier.path, memory / _name(run_dir, node, attempt, _nonce()))
+        else:
+            give_back(tier.path)
+    mine = mine or _make(memory, run_dir, node, attempt)
+    write_record(mine / _OWNER, Owner(str(run_dir), this_process()), fsync=False)
+    return mine
+
+
+def close_tier(run_dir: Path, attempt: int, node: int | None = None, memory: Path = MEMORY) -> None:
+    """Give the memory back: the node's, or that of all nodes that were played here. A newer attempt's stays."""
+    for tier in _tiers(run_dir, memory):
+        if tier.attempt <= attempt and node in (None, tier.node):
+            give_back(tier.path)
+
+
+def owned(memory: Path = MEMORY) -> Iterator[tuple[Owner, Tier]]:
+    """All folders of this user of which it can be told whose they are."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(memory)):
+            found = _NAME.fullmatch(name)
+            owner = readable(memory / name / _OWNER, Owner) if found and _make_private(memory / name) else None
+            if found is not None and owner is not None and name.startswith(_prefix(Path(owner.run_dir))):
+                yield owner, Tier(memory / name, int(found[1]), int(found[2]))
+
+
+def give_back(path: Path) -> None:
+    """As far as it can be: somebody else may be at it, and what is left the run's end takes away."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _tiers(run_dir: Path, memory: Path) -> Iterator[Tier]:
+    """All that are ours, this attempt's own name and the newest attempt first."""
+    prefix = _prefix(run_dir)
+    try:
+        names = [name for name in os.listdir(memory) if name.startswith(prefix)]
+    except FileNotFoundError:
+        return
+    found = [(name, tail) for name in names if (tail := _TAIL.fullmatch(name, len(prefix)))]
+    for name, tail in sorted(found, key=lambda one: (-int(one[1][2]), one[0])):
+        if _make_private(memory / name):
+            yield Tier(memory / name, int(tail[1]), int(tail[2]))
+
+
+def _prefix(run_dir: Path) -> str:
+    digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
+    return f"launch-{run_dir.name}-{digest}-"
+
+
+def _nonce() -> str:
+    return os.urandom(8).hex()
+
+
+def _name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
+    return f"{_prefix(run_dir)}n{node:02d}-a{attempt:04d}" + (f"-{nonce}" if nonce else "")
+
+
+def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
+    """A new one. Where somebody has taken the name, another that nobody could have guessed."""
+    path = memory / _name(run_dir, node, attempt)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        path = memory / _name(run_dir, node, attempt, _nonce())
+        path.mkdir(mode=0o700)
+    path.chmod(0o700)  # whatever the umask
+    return path
+
+
+def _take_over(path: Path, new: Path) -> Path | None:
+    """None where the agent that used it has just taken it away."""
+    try:
+        os.rename(path, new)
+    except FileNotFoundError:
+        return None
+    return new
+
+
+def _make_private(path: Path) -> bool:
+    """True for a folder, no link to one, that belongs to us; from then on to us alone."""
+    try:
+        fd = os.open(path, _FOLDER)
+    except OSError:
+        return False  # a link, a file, or a stranger's folder
+    try:
+        if os.fstat(fd).st_uid != os.getuid():
+            return False
+        if stat.S_IMODE(os.fstat(fd).st_mode) != 0o700:
+            os.fchmod(fd, 0o700)
+        return True
+    finally:
+        os.close(fd)

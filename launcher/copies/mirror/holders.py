@@ -1,0 +1,220 @@
+"""Which machines have which files of a run's checkpoints, and how they move: home, or to machines that lack some."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from launcher.copies import news
+from launcher.copies.files import ReplicaFiles, digest_of
+from launcher.copies.protocol import Save
+from launcher.errors import Exit, LaunchError, Unreachable
+from launcher.remote.parallel import reasons
+from launcher.run.durable import make_dir
+from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.layout import Kind, folder_name
+from trainer.checkpoint_files.manifest import decode
+from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged
+
+_PIECE = 1 << 20
+
+T = TypeVar("T")
+
+
+class CheckpointHolder(Protocol):
+    """A machine that has checkpoints of the run. All raise Unreachable where it falls silent."""
+
+    def held(self) -> Sequence[Held]:
+        """What it has of each."""
+
+    def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
+        """What `take` makes of the bytes of this file, as they come; without a name, of the manifest."""
+
+    def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
+        """Have it keep this file. Raises LaunchError, with Exit.DAMAGED where it is not what the manifest says."""
+
+
+class NotTransferred(LaunchError):
+    """A file of a checkpoint that nobody who can be asked gives as it was written."""
+
+    def __init__(self, wanted: Held, what: str, troubles: Mapping[str, LaunchError]) -> None:
+        silent = any(isinstance(one, Unreachable) for one in troubles.values())
+        damaged = any(one.exit_code == Exit.DAMAGED for one in troubles.values())
+        if damaged and not silent:
+            self.exit_code = Exit.DAMAGED
+            place = folder_name(wanted.step, wanted.kind)
+            hint = f"hint: to do without it, remove {place} from the run's folder of checkpoints on its hosts"
+        else:
+            self.exit_code = Exit.UNREACHABLE
+            hint = "hint: again, once all hosts that the run was on can be reached"
+        super().__init__(
+            f"{save_of(wanted)}: nobody who can be reached has {what} as it was written", *reasons(troubles), hint
+        )
+
+
+class Holders:
+    """The machines that have files of a run's checkpoints, and the folder for them here.
+
+    One that falls silent is not asked again, but blamed.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        holders: Mapping[str, CheckpointHolder],
+        held: Mapping[str, Sequence[Held]],
+        silent: Mapping[str, LaunchError],
+        *,
+        gone: bool = False,
+    ) -> None:
+        self.home = home
+        self.silent = silent  # by machine: it could not be asked what it has
+        self.gone = gone  # a machine that had some is gone for good
+        self.failed: dict[str, LaunchError] = {}  # by machine: it fell silent, or could not take what it was to get
+        self._holders, self._held = holders, held
+
+    def newest_first(self, step: int | None = None, kind: Kind = "step") -> list[Held]:
+        """The checkpoints, or those of this step, whose files are all on some of the disks, that here among them."""
+        return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
+
+    def bring_home(self, wanted: Held, only: Sequence[str] | None = None) -> int:
+        """Have all files of this checkpoint, or these alone, in the folder here; gives how many had to be fetched.
+
+        Raises NotTransferred; what has come by then stays.
+        """
+        mine = next((one for one in partial.inventory(self.home) if _same(one, wanted) and one.committed), None)
+        missing = _names(wanted) if mine is None else mine.missing
+        fetched = [name for name in missing if only is None or name in only]
+        if not fetched:
+            return 0
+        manifest = (
+            self._manifest(wanted) if mine is None else partial.read_manifest(self.home, wanted.step, wanted.kind)
+        )
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if ReplicaFiles(self.home).make_room(save_of(wanted)):
+            news.say(f"another {save_of(wanted)} that was here is set aside")
+        for name in fetched:
+            self._bring_file(wanted, manifest, name)
+        return len(fetched)
+
+    def send(self, wanted: Held, to: str, names: Sequence[str]) -> None:
+        """Give a machine these files of a checkpoint that is here. Raises NotTransferred where one is damaged here."""
+        manifest = partial.read_manifest(self.home, wanted.step, wanted.kind)
+        sizes = {file.name: file.size for file in decode(manifest).files}
+        for name in names:
+            news.say(f"{to}: takes {save_of(wanted)}, {name}")
+            try:
+                self._holders[to].keep(wanted, name, sizes[name], manifest, _contents(self.home, wanted, name))
+            except LaunchError as error:
+                if error.exit_code == Exit.DAMAGED:
+                    raise NotTransferred(wanted, name, {to: error}) from error
+                self.failed[to] = error
+                raise
+
+    def _bring_file(self, wanted: Held, manifest: bytes, name: str) -> None:
+        def take(host: str, pieces: Iterator[bytes]) -> None:
+            news.say(f"{host}: {save_of(wanted)}, {name}")
+            partial.receive(self.home, manifest, name, pieces, wanted.kind)
+
+        having = [host for host, held in self._held.items() if name in _present(wanted, held)]
+        self._first_that_gives(having, wanted, name, take)
+
+    def _manifest(self, wanted: Held) -> bytes:
+        """Of a checkpoint that is committed on a machine that can be asked."""
+
+        def take(_host: str, pieces: Iterator[bytes]) -> bytes:
+            manifest = b"".join(pieces)
+            if digest_of(manifest) != wanted.digest or decode(manifest).step != wanted.step:
+                raise CheckpointDamaged("it is another one by now")
+            return manifest
+
+        having = [
+            host for host, held in self._held.items() if any(_same(one, wanted) and one.committed for one in held)
+        ]
+        return self._first_that_gives(having, wanted, "", take)
+
+    def _first_that_gives(
+        self, hosts: Iterable[str], wanted: Held, name: str, take: Callable[[str, Iterator[bytes]], T]
+    ) -> T:
+        """What `take` makes of the bytes of the first of these that has them as they were written."""
+        what = name or "its manifest"
+        troubles: dict[str, LaunchError] = {}
+        for host in hosts:
+            try:
+                if host in self.failed:
+                    raise self.failed[host]
+                return self._holders[host].give(wanted, name, functools.partial(take, host))
+            except CheckpointDamaged:
+                troubles[host] = LaunchError(f"{host}: {what} of {save_of(wanted)} is damaged there")
+                troubles[host].exit_code = Exit.DAMAGED
+            except Unreachable as error:
+                self.failed[host] = troubles[host] = error
+            except LaunchError as error:  # it has gone meanwhile, or cannot be read
+                troubles[host] = error
+        raise NotTransferred(wanted, what, troubles)
+
+
+def newest_first(disks: Sequence[Sequence[Held]], step: int | None = None, kind: Kind = "step") -> list[Held]:
+    """The checkpoints, or those of this step, whose files are all on some of these disks."""
+    return [held for held in reversed(partial.whole_over(disks, kind)) if step is None or held.step == step]
+
+
+def first_that_comes(
+    found: Sequence[Held], bring: Callable[[Held], T], passed_over: Callable[[NotTransferred], None]
+) -> tuple[Held, T] | None:
+    """The first of these checkpoints that can be brought, and what `bring` gave; None where there is none at all.
+
+    Raises the first NotTransferred where none of them can be.
+    """
+    troubles: list[NotTransferred] = []
+    for held in found:
+        try:
+            brought = bring(held)
+        except NotTransferred as error:
+            troubles.append(error)
+            continue
+        for trouble in troubles:
+            passed_over(trouble)
+        return held, brought
+    if troubles:
+        raise troubles[0]
+    return None
+
+
+def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
+    """Its files that none of these disks has."""
+    there = {name for held in disks for name in _present(wanted, held)}
+    return [name for name in _names(wanted) if name not in there]
+
+
+def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
+    """The side that is to have it: once it is proved to be what the manifest says. Another checkpoint of that step
+    makes room."""
+    make_dir(folder)
+    ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))
+    partial.receive(folder, manifest, name, pieces, kind)
+
+
+def save_of(held: Held) -> Save:
+    """What it is called wherever its files are."""
+    return Save(held.kind, held.step, held.digest)
+
+
+def _contents(home: Path, wanted: Held, name: str) -> Iterator[bytes]:
+    with partial.open_file(home, wanted.step, name, wanted.kind) as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _present(wanted: Held, held: Iterable[Held]) -> set[str]:
+    """Its files on one disk."""
+    return {name for one in held if _same(one, wanted) for name in one.present}
+
+
+def _names(held: Held) -> tuple[str, ...]:
+    return (*held.present, *held.missing)
+
+
+def _same(one: Held, other: Held) -> bool:
+    return save_of(one) == save_of(other)

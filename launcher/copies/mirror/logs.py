@@ -1,0 +1,58 @@
+"""What ranks on other machines write into logs and metrics, copied here until all of it is here."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from launcher.copies.mirror import tails
+from launcher.errors import LaunchError
+from launcher.run.attempts import attempts
+from launcher.run.durable import read_record, write_bytes
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd
+
+FOLDERS = ("logs", "metrics")
+ALL = 1 << 62  # more than there is of any file
+
+Theirs = Callable[[AttemptDir], bool]  # whether an attempt's ranks write there; those of the others write here
+Bring = Callable[[Sequence[AttemptDir]], Mapping[str, LaunchError]]  # from where these were; who could not be asked
+
+_asked: set[Path] = set()  # who follows what a run writes here does not wait for the machines that it left every time
+
+
+def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
+    """Copy what is new of the logs, until the run has ended or goes on somewhere else, and all is here."""
+    every = attempts(run)
+    there = [attempt for attempt in every if theirs(attempt)]
+    if not there or there[-1].fetched.exists():
+        return
+    moved_on = there[-1] != every[-1]
+    if moved_on:
+        if run.path in _asked:
+            return
+        _asked.add(run.path)
+    end = read_record(every[-1].end, AttemptEnd)  # looked at first: what was written before it is then fetched
+    troubles = bring([attempt for attempt in there if not attempt.fetched.exists()])
+    if (moved_on or (end is not None and end.state.ended)) and not troubles:
+        for attempt in there:
+            write_bytes(attempt.fetched, b"")
+
+
+def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
+    """How much there is here of each file. What ranks write here is not added to: there may be a file of that name."""
+    every = attempts(run)
+    there = [attempt for attempt in every if theirs(attempt)]
+    ours = tuple(f"logs/a{attempt.number:04d}." for attempt in every if attempt not in there)
+    marks = tuple(f".a{attempt.number:04d}." for attempt in there)
+
+    def is_ours(name: str) -> bool:
+        if name.startswith("metrics/"):
+            return every[-1] not in there and not any(mark in name for mark in marks)
+        return name.startswith(ours)
+
+    sizes = tails.sizes(run.path, FOLDERS)
+    return {name: ALL if is_ours(name) else size for name, size in sizes.items()}
+
+
+def size(run: RunDir) -> int:
+    """The bytes that are here."""
+    return sum(tails.sizes(run.path, FOLDERS).values())

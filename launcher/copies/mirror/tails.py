@@ -1,0 +1,176 @@
+"""What is new in files that only grow: log by log, from where the other side's copy ends."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.remote.rpc.wire import Size
+from launcher.run.durable import make_dir, write_all
+
+_MOST_ANSWERS = 4096  # of eight mebibytes or of a few thousand files each
+_FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is brought at once."""
+
+    answer_bytes: int = 8 << 20
+    answer_files: int = 5000
+    at_once_bytes: int = 16 << 30  # in all answers
+    new_files: int = 100_000
+
+
+LIMITS = Limits()
+
+
+class Tail(NamedTuple):
+    """Bytes of a file, and where in it they belong."""
+
+    name: Annotated[str, msgspec.Meta(max_length=4096)]  # from the run's folder
+    at: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+    content: bytes
+
+    @property
+    def is_plainly_named(self) -> bool:
+        """Not all that a file may be called is kept here."""
+        return _FILE.fullmatch(self.name) is not None
+
+
+# What is there, but for so many bytes of each file by name; and whether there is more.
+Ask = Callable[[dict[str, int]], tuple[Iterable[Tail], bool]]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one is, where its bytes follow."""
+
+    name: str
+    at: Size
+    size: Size
+
+
+def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
+    return tuple(Part(one.name, one.at, len(one.content)) for one in found)
+
+
+def grown(
+    root: Path, folders: Sequence[str], known: Mapping[str, int], limits: Limits = LIMITS
+) -> tuple[list[Tail], bool]:
+    """Return the new ends of all files below these folders, as much as one answer may hold; and whether there is more.
+
+    `known`: how much the other side has, by name.
+    """
+    return grown_of(root, _files(root, folders), known, limits)
+
+
+def grown_of(
+    root: Path, files: Iterable[Path], known: Mapping[str, int], limits: Limits = LIMITS
+) -> tuple[list[Tail], bool]:
+    """Return the same of these files."""
+    found: list[Tail] = []
+    left = limits.answer_bytes
+    for path in files:
+        name = str(path.relative_to(root))
+        at = known.get(name, 0)
+        try:
+            size = path.stat().st_size
+            if size <= at and name in known:
+                continue
+            with path.open("rb") as file:
+                file.seek(at)
+                piece = file.read(left)
+        except FileNotFoundError:
+            continue
+        found.append(Tail(name, at, piece))
+        left -= len(piece)
+        if left <= 0 or len(found) == limits.answer_files:
+            return found, True
+    return found, False
+
+
+def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
+    """What came as one. Raises ValueError where the sizes are not its own."""
+    start = 0
+    for part in parts:
+        yield Tail(part.name, part.at, content[start : start + part.size])
+        start += part.size
+    if start != len(content):
+        raise ValueError(f"{len(content)} bytes for files of {start}")
+
+
+def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
+    """Add it to the copy here. Raises LaunchError for a name that is not below one of these folders."""
+    steps = tail.name.split("/")
+    if {"", ".", ".."} & set(steps) or steps[0] not in folders:
+        raise LaunchError(f"{tail.name[:100]!r} is no file that was asked for")
+    path = root.joinpath(*steps)
+    try:
+        make_dir(path.parent)
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except (ValueError, OSError) as error:  # too long, with a NUL, a folder of that name
+        raise LaunchError(f"{tail.name[:100]!r} cannot be written here: {error}") from error
+    try:
+        os.lseek(fd, tail.at, os.SEEK_SET)
+        write_all(fd, tail.content)
+    finally:
+        os.close(fd)
+
+
+def bring(
+    root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask, who: str, limits: Limits = LIMITS
+) -> None:
+    """Put all that `who` has below these folders, and that is not known, under this one, answer by answer.
+
+    Raises LaunchError for what was not asked for, and for more than is brought at once.
+    """
+    mine, left = dict(known), limits.at_once_bytes
+    for _ in range(_MOST_ANSWERS):
+        found, more = ask(mine)
+        brought = False
+        for tail in found:
+            if tail.at != mine.get(tail.name, 0):
+                raise LaunchError(f"{who}: {tail.name[:100]!r} from byte {tail.at} on was not asked for")
+            if tail.name not in mine and len(mine) - len(known) >= limits.new_files:
+                raise LaunchError(f"{who}: has more than {limits.new_files} files that are not here")
+            try:
+                put(root, folders, tail)
+            except LaunchError as error:
+                raise LaunchError(f"{who}: {error}") from error
+            brought = brought or bool(tail.content) or tail.name not in mine
+            mine[tail.name] = tail.at + len(tail.content)
+            left -= len(tail.content)
+        if left <= 0:
+            break
+        if not more or not brought:
+            return
+    raise LaunchError(f"{who}: has more than is brought at once")
+
+
+def sizes(root: Path, folders: Sequence[str]) -> dict[str, int]:
+    """How much of each file there is."""
+    return {str(path.relative_to(root)): path.stat().st_size for path in _files(root, folders)}
+
+
+def _files(root: Path, folders: Sequence[str]) -> list[Path]:
+    found: list[Path] = []
+    for folder in folders:
+        if {"", ".", ".."} & set(folder.split("/")):
+            raise LaunchError(f"{folder[:100]!r} is no folder of a run")
+        place = root / folder
+        found += sorted(path for path in place.rglob("*") if path.is_file() and not path.is_symlink())
+    return [path for path in found if is_text(str(path.relative_to(root)))]
+
+
+def is_text(name: str) -> bool:
+    """A name that is none cannot be told to the other side."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

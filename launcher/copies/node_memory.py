@@ -1,0 +1,81 @@
+"""What a node keeps in its memory, as its server gives it away: snapshots of its own ranks, and copies of another's."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.copies.choice import order
+from launcher.copies.files import ReplicaFiles, SaveGone
+from launcher.copies.protocol import Save
+from trainer.checkpoint_files import commit
+from trainer.checkpoint_files.durable import make_folder
+from trainer.checkpoint_files.layout import data_name, folder_name
+from trainer.checkpoint_files.partial import Held
+
+_COPIES = "copies"  # inside the node's folder
+
+
+class NodeMemory(ReplicaFiles):
+    """The folder of the node's ranks, and beside it `copies`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        make_folder(folder / _COPIES)
+        self.copies = Snapshots(folder / _COPIES)
+        self.own = Snapshots(folder)
+
+    def list(self) -> list[Held]:
+        return [*super().list(), *self.copies.list()]
+
+    def manifest(self, save: Save) -> bytes:
+        return self._holder(save).manifest(save)
+
+    def open(self, save: Save, name: str) -> BinaryIO:
+        return self._holder(save).open(save, name)
+
+    def settle(self, save: Save) -> None:
+        self.manifest(save)
+
+    def _holder(self, save: Save) -> ReplicaFiles:
+        """Of two nodes' snapshots of one step each has a manifest of its own."""
+        try:
+            self.own.manifest(save)
+        except SaveGone:
+            return self.copies
+        return self.own
+
+
+class Snapshots(ReplicaFiles):
+    """One folder of them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._path = folder
+
+    def whole(self, names: Collection[str]) -> list[Held]:
+        """Those of just these ranks' files, oldest first."""
+        return whole(self.list(), names)
+
+    def make_place(self, save: Save) -> None:
+        """For this one: what else has its name goes."""
+        if self._is_taken(save):
+            commit.remove([self._path / folder_name(save.step, save.kind)])
+
+    def keep_only(self, kept: Collection[Held]) -> None:
+        commit.remove(self._path / held.folder for held in self.list() if held not in kept)
+
+    def drop_unfinished(self, save: Save) -> None:
+        """What came of it, unless all of it is here."""
+        if not any(held.digest == save.digest and not held.missing for held in self.list()):
+            commit.remove([self._path / folder_name(save.step, save.kind)])
+
+
+def whole(listed: Collection[Held], names: Collection[str]) -> list[Held]:
+    """Snapshots of which each file is there, of ranks with these files, oldest first."""
+    found = [one for one in listed if one.committed and not one.missing and set(one.present) == set(names)]
+    return sorted(found, key=order)
+
+
+def names_of(group_rank: int, ranks_per_node: int) -> frozenset[str]:
+    """The files of the ranks of a node."""
+    return frozenset(data_name(group_rank * ranks_per_node + local) for local in range(ranks_per_node))

@@ -1,0 +1,336 @@
+"""All that an agent does for checkpoints on disks apart: its server, what its ranks load, and second copies.
+
+Before ranks of a generation are forked:
+
+    first member    List of every server → choose() → SaveChoice          the others    Decide → SaveChoice
+    each member     sets aside what is hopeless, commits its draft of the chosen one
+    where some member lacks a file: each fetches what it lacks, then Arrived, until all have arrived
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from launcher.copies import client as peer
+from launcher.copies.bulk import new_pool
+from launcher.copies.choice import choose, decide
+from launcher.copies.client import DiskFailed
+from launcher.copies.copier import Copier
+from launcher.copies.files import ReplicaFiles, SaveGone
+from launcher.copies.link import ReplicaLink, linked
+from launcher.copies.patience import Patience
+from launcher.copies.protocol import REASON_CHARS, Get, LoadDecision, Save, SaveChoice
+from launcher.copies.server import ReplicaServer
+from launcher.errors import LaunchError
+from launcher.wire.frames import WireError
+from launcher.wire.messages import Copied, Noted, ReplicaAddress, Start
+from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
+from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged
+
+_AT_ONCE = 4  # files
+_MOST_NOTED = 8
+
+
+T = TypeVar("T")
+
+
+class NotBrought(LaunchError):
+    """What the ranks are to load is not here, and could not be fetched."""
+
+
+class NothingToLoad(LaunchError):
+    """There were checkpoints, and none is whole on the nodes that are here."""
+
+
+class Replication:
+    """`bring` before ranks start; `note` what they commit. `fetched`: bytes so far, while it brings something.
+
+    `keeps`: what they commit are checkpoints as the trainer writes them.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        address: str,
+        key: bytes,
+        folder: Path,
+        say: Callable[[Copied | Noted], None],
+        patience: Patience,
+        limit_bytes_per_s: float | None = None,
+    ) -> None:
+        self.fetched: int | None = None
+        self.keeps = False
+        self._seen: int | None = None  # the last step that was noted
+        self._looking: asyncio.Task[None] | None = None
+        self._node = node
+        self._address = address
+        self._key = key
+        self._say = say
+        self._patience = patience
+        self._heard_at = 0.0
+        self._pool = new_pool()
+        self._files = ReplicaFiles(folder)
+        self._server = ReplicaServer(self._files, address, key, self._pool, patience.stall_s)
+        self._copier = Copier(self._files, address, key, self._pool, say, patience, limit_bytes_per_s)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    async def open(self) -> None:
+        await self._server.start()
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        await self._copier.close()
+        await self._server.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def note(self, step: int) -> None:
+        """A rank of this node has reported a commit."""
+        self._copier.note(step)
+        if not self.keeps and step != self._seen and (self._looking is None or self._looking.done()):
+            self._seen = step
+            self._looking = asyncio.create_task(self._look_for(step))
+
+    async def _look_for(self, step: int) -> None:
+        with suppress(OSError):  # the disk that cannot be read is the copier's to tell of
+            self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None
+
+    async def settle(self) -> str:
+        """Returns once no file of this node's ranks waits for its second copy; why the newest has none."""
+        return await self._copier.settle()
+
+    async def bring(self, start: Start) -> None:
+        """Have here what the ranks of this generation load.
+
+        Raises NothingToLoad, NotBrought, and DiskFailed where this disk does.
+        """
+        try:
+            decision = await self._decided(start)
+            if decision.lacks:
+                raise NothingToLoad(decision.lacks if start.group_rank == 0 else _told_by(start, decision.lacks))
+            if decision.load.passed_over and start.group_rank == 0:
+                self._say(Noted(self._node, "checkpoint_passed_over", _passed_over(decision.load)))
+            hopeless = await self._hopeless(start, decision.load.hopeless)
+            for text in await asyncio.to_thread(self._make_room, decision, hopeless):
+                self._say(Noted(self._node, "checkpoint_set_aside", text))
+            if decision.load.fetches or decision.best.fetches:
+                await self._fetch(start, decision.load)
+                await self._fetch_best(start, decision.best)
+                await self._wait_for_others(start)
+        except SaveGone as error:
+            raise NotBrought(str(error) if start.group_rank == 0 else _told_by(start, str(error))) from error
+        except (WireError, TimeoutError, CheckpointDamaged) as error:
+            raise NotBrought(str(error) or type(error).__name__) from error
+        except OSError as error:
+            raise DiskFailed(str(error)) from error
+        finally:
+            self.fetched = None
+        self._copier.follow(self._node, start)
+
+    # -- which one
+
+    async def _decided(self, start: Start) -> LoadDecision:
+        if start.group_rank != 0:
+            return await self._ask_first(start, lambda link: peer.decision(link, start.generation))
+        members = _members(start)
+        until = time.monotonic() + self._patience.members_s
+        while True:
+            listed = await asyncio.gather(*(self._look_at(server, server.node in members) for server in start.replicas))
+            inventories = dict(zip((server.node for server in start.replicas), listed, strict=True))
+            decision = await asyncio.to_thread(
+                decide, inventories, members, all_here=start.all_here, kept=start.kept, anew=start.anew
+            )
+            if not decision.lacks or None not in listed or time.monotonic() > until:
+                break  # else what is missing may be on one that is only slow
+        self._server.agreement.decide(start.generation, decision, members)
+        return decision
+
+    async def _ask_first(self, start: Start, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
+        """Again for a while: where all members come at once, some are turned away."""
+        until = time.monotonic() + self._patience.members_s
+        while True:
+            try:
+                async with self._reach(start.replicas[0]) as link:
+                    return await ask(link)
+            except WireError as error:
+                if time.monotonic() > until:
+                    raise NotBrought(_said(start.replicas[0], error)) from error
+            await asyncio.sleep(self._patience.retry_s)
+
+    async def _look_at(self, server: ReplicaAddress, member: bool) -> Sequence[Held] | None:
+        """What it has; None for one that does not say, and is no member."""
+        if server.node == self._node:
+            return await asyncio.to_thread(self._files.list)
+        patience = self._patience
+        until = time.monotonic() + (patience.members_s if member else 0.0)
+        answer_s = patience.list_s if member else patience.others_s
+        while True:
+            try:
+                async with asyncio.timeout(answer_s), self._reach(server) as link:
+                    return await peer.inventory(link)
+            except (WireError, TimeoutError) as error:
+                if not member:
+                    return None
+                if time.monotonic() > until:
+                    raise NotBrought(f"no list of checkpoints: {_said(server, error)}") from error
+            await asyncio.sleep(patience.retry_s)
+
+    async def _hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
+        """Of those the ones that this node sees to be so: by another's word alone nothing is set aside."""
+        if not told or start.group_rank == 0:
+            return told
+        listed = await asyncio.gather(*(self._look_at(server, False) for server in start.replicas))
+        inventories = dict(zip((server.node for server in start.replicas), listed, strict=True))
+        own = await asyncio.to_thread(choose, inventories, _members(start), all_here=start.all_here)
+        seen = set(own.hopeless)
+        for save in sorted(set(told) - seen)[:_MOST_NOTED]:
+            text = _told_by(start, f"files of {save} are on no node that is here; node {self._node} sees no such thing")
+            self._say(Noted(self._node, "checkpoint_passed_over", f"{text}: it stays"))
+        return seen & set(told)
+
+    def _make_room(self, decision: LoadDecision, hopeless: Collection[Save]) -> list[str]:
+        """In a thread: what cannot be loaded must not be found by ranks, what is chosen must. What was set aside."""
+        chosen = decision.load.save
+        instead = "ranks begin anew" if chosen is None else f"ranks load {chosen}"
+        said = [
+            f"of {save} some files are on no node that is here: it is set aside, {instead}"
+            for save in hopeless
+            if self._files.set_aside(save)
+        ]
+        for choice in (decision.load, decision.best):
+            if choice.save is not None and self._node in choice.keepers:
+                if self._files.make_room_for_draft(choice.save):
+                    said.append(_gave_way(choice.save, self._node))
+                self._files.settle(choice.save)
+        return said
+
+    # -- fetching
+
+    async def _fetch_best(self, start: Start, choice: SaveChoice) -> None:
+        """No rank waits for it."""
+        try:
+            await self._fetch(start, choice)
+        except (NotBrought, SaveGone) as error:
+            self._say(Noted(self._node, "copy_failed", str(error)))
+
+    async def _fetch(self, start: Start, choice: SaveChoice) -> None:
+        if choice.save is None or not choice.fetches:
+            return
+        save = choice.save
+        self.fetched, self._heard_at = self.fetched or 0, time.monotonic()
+        servers = {server.node: server for server in start.replicas if server.node != self._node}
+        whole, manifest = await self._manifest(save, choice, servers)
+        holders_of = {file: choice.holders.get(file.name, ()) for file in manifest.files}
+        lacking = [file for file, nodes in holders_of.items() if self._node not in nodes]
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def bring(file: FileEntry, place: int) -> None:
+            holders = [servers[node] for node in holders_of[file] if node in servers]
+            if not holders:
+                raise SaveGone(f"{file.name} of {save}, which node {choice.keepers[0]} has, is on no node")
+            turn = (place + start.group_rank) % max(1, len(holders))
+            async with turns:
+                await self._bring(whole, Get(save, file.name), file, holders[turn:] + holders[:turn])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place, file in enumerate(lacking):
+                    group.create_task(bring(file, place))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        if await asyncio.to_thread(self._files.move_in, save):
+            self._say(Noted(self._node, "checkpoint_set_aside", _gave_way(save, choice.keepers[0])))
+        if lacking:
+            megabytes = sum(file.size for file in lacking) / 1e6
+            text = f"node {self._node} fetched {megabytes:.1f} MB of {save} from other nodes"
+            self._say(Noted(self._node, "checkpoint_fetched", text))
+
+    async def _manifest(
+        self, save: Save, choice: SaveChoice, servers: dict[int, ReplicaAddress]
+    ) -> tuple[bytes, Manifest]:
+        """Its bytes, and what they say."""
+        if self._node in choice.keepers:
+            here = await asyncio.to_thread(self._files.manifest, save)
+            return here, await asyncio.to_thread(decode, here)
+        keepers = [servers[node] for node in choice.keepers if node in servers]
+        problem = ""
+        for server in keepers:
+            try:
+                async with asyncio.timeout(self._patience.give_up_s), self._reach(server) as link:
+                    return await peer.manifest(link, save)
+            except (WireError, TimeoutError) as error:
+                problem = _said(server, error)
+        if not keepers:
+            raise SaveGone(f"no node has the manifest of {save}")
+        raise NotBrought(f"the manifest of {save}: {problem}")
+
+    async def _bring(self, whole: bytes, get: Get, file: FileEntry, holders: Iterable[ReplicaAddress]) -> None:
+        """Ask one after the other, and again, as long as anything at all comes here."""
+        holders = list(holders)
+        problem = "no node that is here has it"
+        while holders:
+            for server in tuple(holders):
+                try:
+                    async with self._reach(server) as link:
+                        await peer.fetch(link, self._files, whole, get, file, self._hear)
+                    return
+                except (WireError, CheckpointDamaged) as error:
+                    problem = _said(server, error)
+                    if isinstance(error, CheckpointDamaged):
+                        holders.remove(server)
+                        await self._doubt(server, get)
+            if time.monotonic() >= self._heard_at + self._patience.give_up_s:
+                break  # not before each was asked: this machine may have stood still
+            await asyncio.sleep(self._patience.retry_s)
+        raise NotBrought(f"{file.name} of {get.save}: {problem}")
+
+    async def _doubt(self, server: ReplicaAddress, get: Get) -> None:
+        """So that the next choice does not count on that file."""
+        with suppress(WireError):  # whoever cannot be reached has nothing that counts
+            async with self._reach(server) as link:
+                await peer.doubt(link, get)
+
+    def _hear(self, count: int) -> None:
+        """In the threads that fetch; a number that one of them overtakes is only shown."""
+        self._heard_at = time.monotonic()
+        self.fetched = (self.fetched or 0) + count
+
+    async def _wait_for_others(self, start: Start) -> None:
+        """Ranks that come early would wait for late ones with their own, shorter patience."""
+        if start.group_rank == 0:
+            await self._server.agreement.arrive(start.generation, self._node)
+            return
+        await self._ask_first(start, lambda link: peer.arrive(link, start.generation, self._node))
+
+    def _reach(self, server: ReplicaAddress) -> AbstractAsyncContextManager[ReplicaLink]:
+        return linked(server, self._address, self._key, self._pool, self._patience.stall_s)
+
+
+def _members(start: Start) -> list[int]:
+    return [server.node for server in start.replicas[: start.group_world_size]]
+
+
+def _said(server: ReplicaAddress, error: Exception) -> str:
+    """Who is to blame, and for what."""
+    return f"node {server.node}: {str(error) or 'no answer in time'}"[:REASON_CHARS]
+
+
+def _told_by(start: Start, text: str) -> str:
+    return f"node {start.replicas[0].node} says: {text}"
+
+
+def _gave_way(save: Save, keeper: int) -> str:
+    return f"another {save} is set aside for that of node {keeper}"
+
+
+def _passed_over(choice: SaveChoice) -> str:
+    newest = choice.passed_over[-1]
+    instead = "ranks begin anew" if choice.save is None else f"ranks load {choice.save}"
+    return f"of {newest} some files are on no node that is here: {instead}; it stays, for who is away may bring them"

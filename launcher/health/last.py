@@ -1,0 +1,45 @@
+"""What `launch doctor` found of a cluster the last time: kept in the user's state folder, for the board."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.health.findings import Finding
+from launcher.run.durable import make_dir, readable, write_record
+from launcher.run.ownership import is_ours_alone, refuse_exposed
+from launcher.run.registry import state_folder
+
+
+class CheckUp(msgspec.Struct, frozen=True):
+    """One that has come to its end."""
+
+    at: float
+    trial: bool  # nodes, or all hosts, have tried it out
+    findings: tuple[Finding, ...]
+
+
+def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
+    """A state folder that does not take it is no reason to fail: what was found has been said."""
+    with contextlib.suppress(OSError, LaunchError):
+        folder = _file(cluster).parent
+        make_dir(folder)
+        refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what was found of clusters")
+        write_record(_file(cluster), CheckUp(time.time(), trial, tuple(findings)), fsync=False)
+
+
+def last_check_up(cluster: str) -> CheckUp | None:
+    """None where there was none, or what is there cannot be one, or others could have written it."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_ours_alone(_file(cluster).parent):
+            return readable(_file(cluster), CheckUp)
+    return None
+
+
+def _file(cluster: str) -> Path:
+    name = quote(cluster, safe="")
+    return state_folder() / "check-ups" / f"{name.replace('.', '%2E')}.json"

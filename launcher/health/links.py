@@ -1,0 +1,115 @@
+"""What was measured of the links between nodes, and whose fault it is that one is slow. Pure."""
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.spec.amounts import rate
+
+MEASURE_S = 3.0  # for what takes tenths of one
+_LEAST = 0.1  # of what the usual node does at its best
+
+Pair = tuple[int, int]  # the lower number first
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """Between two nodes, as it was measured; with a problem nothing came of that."""
+
+    pair: Pair
+    bytes_per_s: float = 0.0  # of its two ways the slower one's
+    round_trip_s: float = 0.0
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return self.problem or rate(self.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLinks:
+    """`unfit`: nodes none of whose links is as wanted. `slow`: links that are not, and it is not known whose fault."""
+
+    wanted: float
+    unfit: tuple[int, ...]
+    slow: tuple[MeasuredLink, ...]
+
+
+def ring(nodes: Sequence[int]) -> list[Pair]:
+    """Each with the one after it, the last with the first."""
+    pairs = [_pair(one, nodes[(place + 1) % len(nodes)]) for place, one in enumerate(nodes)]
+    return pairs if len(nodes) > 2 else pairs[: len(nodes) - 1]
+
+
+def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """What can be measured at the same time: nobody is in two pairs of a turn."""
+    found: list[list[Pair]] = []
+    busy: list[set[int]] = []
+    for pair in pairs:
+        place = next((place for place, nodes in enumerate(busy) if nodes.isdisjoint(pair)), len(busy))
+        if place == len(busy):
+            found.append([])
+            busy.append(set())
+        found[place].append(pair)
+        busy[place].update(pair)
+    return found
+
+
+def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
+    """Without a floor each has to carry a tenth of what the usual node does at its best, of three nodes or more.
+
+    A node between two that are slow has slow links, too: that is what `second_look` is for. Where all links are slow,
+    no node can be told from the others.
+    """
+    of = _by_node(links)
+    bests = [max(link.bytes_per_s for link in its) for its in of.values()]
+    wanted = floor if floor is not None else _LEAST * statistics.median_high(bests) if len(bests) > 2 else 0.0
+    slow = {link for link in links if link.problem or link.bytes_per_s < wanted}
+    told = [] if len(slow) == len(links) else [node for node, its in of.items() if slow.issuperset(its)]
+    left = [link for link in slow if not set(link.pair).intersection(told)]
+    return SlowLinks(wanted, tuple(sorted(told)), tuple(sorted(left, key=lambda link: link.pair)))
+
+
+def second_look(links: Collection[MeasuredLink], found: SlowLinks) -> list[Pair]:
+    """What is measured again before anybody is blamed: whoever is about to be, with somebody who is not."""
+    good = sorted({node for link in links for node in link.pair if link not in found.slow}.difference(found.unfit))
+    witnessed = [_pair(node, good[place % len(good)]) for place, node in enumerate(found.unfit)]
+    return [*dict.fromkeys([*witnessed, *(link.pair for link in found.slow)])]
+
+
+def better(one: MeasuredLink | None, other: MeasuredLink) -> MeasuredLink:
+    """Of two that were measured of a pair: somebody may have been busy meanwhile."""
+    return other if one is None or one.problem or other.bytes_per_s >= one.bytes_per_s else one
+
+
+def evidence(node: int, links: Iterable[MeasuredLink], wanted: str) -> str:
+    """Of one that is unfit, with whom it was measured."""
+    its = [link for link in links if node in link.pair]
+    return f"links: {', '.join(f'to node {_peer(link, node)} {link}' for link in its)}; {wanted}"
+
+
+def told(links: Collection[MeasuredLink]) -> str:
+    """All of them, in a line."""
+    measured = sorted((link for link in links if not link.problem), key=lambda link: link.bytes_per_s)
+    some = f"{len(measured)} of {len(links)} link{'s' if len(links) > 1 else ''} between nodes measured"
+    if not measured:
+        return some
+    least, trip = measured[0], max(link.round_trip_s for link in measured)
+    usual = rate(statistics.median(link.bytes_per_s for link in measured))
+    where = f", {rate(least.bytes_per_s)} at the least (node {least.pair[0]} and {least.pair[1]})"
+    return f"{some}: {usual}{where if len(measured) > 1 else ''}, {trip * 1000:.2g} ms there and back at most"
+
+
+def _pair(one: int, other: int) -> Pair:
+    return (one, other) if one < other else (other, one)
+
+
+def _peer(link: MeasuredLink, node: int) -> int:
+    return link.pair[1] if link.pair[0] == node else link.pair[0]
+
+
+def _by_node(links: Iterable[MeasuredLink]) -> Mapping[int, list[MeasuredLink]]:
+    found: dict[int, list[MeasuredLink]] = {}
+    for link in links:
+        for node in link.pair:
+            found.setdefault(node, []).append(link)
+    return found

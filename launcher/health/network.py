@@ -1,0 +1,139 @@
+"""Measuring the ways between machines, round by round: several at the same time, nobody in two at once; and one
+all-reduce by torch (gloo) over all of them."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.health.findings import Finding, ok, problem, some
+from launcher.health.machine_there import Measured, OpenDoors
+from launcher.health.session import Helper, Session
+from launcher.health.ways import Way, rounds, slow
+from launcher.remote.parallel import answers, failures, for_all
+
+T = TypeVar("T")
+_OPEN_S, _CALL_S = 15.0, 30.0
+_MOST_AGAIN = 12
+_BOOT_S, _REDUCE_S = 120.0, 60.0
+_MB = 16
+_REDUCE_HINT = (
+    "what `network` says of the ways comes first; GLOO_SOCKET_IFNAME is set to the card of the host's address"
+)
+
+
+@dataclass(slots=True)
+class Member:
+    """A machine, and by which address the others reach it; with a trouble it takes no part any more."""
+
+    session: Session
+    address: str
+    ports: tuple[int, int] = (0, 0)
+    closed: str = ""  # why others cannot call it
+    lost: str = ""  # why it answers no more
+
+    @property
+    def name(self) -> str:
+        return self.session.name
+
+    def open(self, token: str) -> None:
+        opened = self._ask({"do": "open", "address": self.address, "token": token}, OpenDoors, _OPEN_S)
+        if opened is not None:
+            self.ports = opened.ports
+            self.closed = opened.error and f"cannot listen on {self.address or 'its address'}: {opened.error}"
+
+    def call(self, other: "Member", token: str, *, flood: bool) -> Way | None:
+        """The way to it; None where one of them takes no part."""
+        if self.closed or self.lost or other.closed or other.lost:
+            return None
+        there = {"address": other.address, "ports": other.ports, "flood": flood}
+        found = self._ask({"do": "call", "own": self.address, "token": token, **there}, Measured, _CALL_S)
+        if found is None:
+            return None
+        port = f"{found.port} (as MASTER_PORT has)" if found.port == other.ports[0] else str(found.port)
+        at = f"{other.address} port {port}" if found.error else other.address
+        return Way(self.name, other.name, found.round_trip_s, found.bytes_per_s, found.error[:200], at)
+
+    def _ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T | None:
+        try:
+            return self.session.ask(words, answer, limit_s)
+        except LaunchError as error:
+            self.lost = str(error.lines[0])
+            return None
+
+
+def measured(members: Sequence[Member], tell: Callable[[str], None] | None = None, *, flood: bool = True) -> list[Way]:
+    """The ways, both directions of a pair one after the other. Who cannot take part says so."""
+    token = secrets.token_hex(32)
+    named = {one.name: one for one in members}
+    for_all(named, lambda _, one: one.open(token))
+    present = [one for one in members if not (one.closed or one.lost)]
+    plan = rounds(len(present))
+    ways: list[Way] = []
+
+    def both(_: str, pair: tuple[Member, Member]) -> list[Way | None]:
+        return [one.call(other, token, flood=flood) for one, other in (pair, pair[::-1])]
+
+    for number, numbers in enumerate(plan, 1):
+        if tell is not None:
+            tell(f"ways between hosts: round {number} of {len(plan)}")
+        pairs = {present[one].name: (present[one], present[other]) for one, other in numbers}
+        ways += [way for found in answers(for_all(pairs, both)).values() for way in found if way]
+    for way in slow([way for way in ways if not way.error])[:_MOST_AGAIN]:  # it may be fast alone
+        if tell is not None:
+            tell(f"again, alone: {way.start} to {way.end}")
+        alone = named[way.start].call(named[way.end], token, flood=flood)
+        if alone and alone.bytes_per_s > way.bytes_per_s:
+            ways[ways.index(way)] = alone
+    return ways
+
+
+class RankWord(msgspec.Struct, frozen=True):
+    """What a rank answers."""
+
+    port: int = 0
+    took_s: float = 0.0
+    right: bool = True
+    error: str = ""
+
+
+def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Finding:
+    """`start`: `reduce_there` on the host of that name."""
+    ranks: dict[str, Helper] = {}
+    numbers = {member.name: rank for rank, member in enumerate(members)}
+
+    def boot(name: str, member: Member) -> RankWord:
+        ranks[name] = start(name)
+        words = {"rank": numbers[name], "world": len(members), "address": member.address}
+        return ranks[name].ask(words, RankWord, _BOOT_S)
+
+    try:
+        booted = for_all({member.name: member for member in members}, boot)
+        if bad := _errors(booted):
+            return _failed(bad)
+        go = {"address": members[0].address, "port": max(one.port for one in answers(booted).values())}
+        go |= {"limit_s": _REDUCE_S / 2, "mb": _MB}
+        done = for_all(ranks, lambda _, rank: rank.ask(go, RankWord, _REDUCE_S))
+        if bad := _errors(done):
+            return _failed(bad)
+        took_s = max(one.took_s for one in answers(done).values())
+        return ok("all-reduce", f"{_MB} MB over {len(members)} hosts by torch (gloo) in {took_s:.3f} s")
+    finally:
+        for_all(ranks, lambda _, rank: rank.leave())
+
+
+def _errors(results: Mapping[str, RankWord | LaunchError]) -> dict[str, str]:
+    words = answers(results)
+    said = {name: str(one.lines[0]) for name, one in failures(results).items()}
+    said |= {name: one.error for name, one in words.items() if one.error}
+    return said or {name: "the sum is wrong" for name, one in words.items() if not one.right}
+
+
+def _failed(errors: Mapping[str, str]) -> Finding:
+    names: dict[str, list[str]] = {}
+    for name, error in errors.items():
+        names.setdefault(error, []).append(name)
+    return problem("all-reduce", "; ".join(f"{some(who)}: {error}" for error, who in names.items()), _REDUCE_HINT)

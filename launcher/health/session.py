@@ -1,0 +1,91 @@
+"""A machine that answers questions for as long as it is asked any; what it answers is data of a declared type.
+
+Here: over a connection, by a program of ours that is sent as text. Nothing is installed for it, nothing of it is left.
+In a batch queue's job it goes through a folder: see clusters.batch.trial.mailbox.
+"""
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from launcher.decoding import converted
+from launcher.errors import Unreachable
+from launcher.remote.connect import Line
+
+T = TypeVar("T")
+_HANG_UP_S = 5.0
+_MOST_BYTES, _MOST_ITEMS, _LONGEST_WORD, _MOST = 1_000_000, 1000, 4096, 2.0**63
+
+
+class Session(Protocol):
+    """One machine, asked by one thread at a time."""
+
+    name: str
+
+    def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
+        """Raises Unreachable where it has ended or says nothing in time."""
+
+
+def read_answer(data: bytes, kind: type[T]) -> T:
+    """Raises ValueError where it is none of this kind, or too big for any use."""
+    try:
+        found = msgspec.json.decode(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    _check(found)
+    return converted(found, kind)  # hosts answer to a thread each
+
+
+def _check(found: Any) -> None:
+    match found:
+        case str() if len(found) > _LONGEST_WORD:
+            raise ValueError("a word is too long")
+        case int() | float() if not abs(found) < _MOST:  # which no NaN is
+            raise ValueError("a number is too big")
+        case list() | dict():
+            if len(found) > _MOST_ITEMS:
+                raise ValueError("there is too much of it")
+            for one in (*found, *found.values()) if isinstance(found, dict) else found:
+                _check(one)
+
+
+class Helper:
+    """`NAME_there.py` of this folder, run as text on a host by `python FLAG -c TEXT`."""
+
+    def __init__(self, name: str, line: Line, python: str, program: str, flag: str = "-I") -> None:
+        self.name = name
+        text = (Path(__file__).parent / f"{program}_there.py").read_text(encoding="utf-8")
+        self._running, self._said = line.start([python, flag, "-c", text]), b""
+
+    def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
+        """What libraries print there is passed over."""
+        self._running.write(msgspec.json.encode(words) + b"\n", limit_s)
+        until = time.monotonic() + limit_s
+        while line := self._line(until):
+            with contextlib.suppress(ValueError):  # msgspec's errors are some
+                return read_answer(line, answer)
+        said = self._running.finish(_HANG_UP_S).err.decode(errors="replace").strip().splitlines()
+        raise Unreachable(said[-1][:200] if said else "it ended without a word")
+
+    def _line(self, until: float) -> bytes:
+        while b"\n" not in self._said:
+            more = self._running.read(_MOST_BYTES, max(0.0, until - time.monotonic()))
+            if not more:
+                break
+            self._said += more
+            if len(self._said) > _MOST_BYTES:
+                raise Unreachable("it says more than anybody asked for")
+        end = self._said.find(b"\n") + 1
+        line, self._said = self._said[:end], self._said[end:]
+        return line
+
+    def leave(self) -> None:
+        """With its stdin it ends there."""
+        try:
+            self._running.finish(_HANG_UP_S)
+        except Unreachable:
+            self._running.close()  # it is not seen to end; its stdin has ended

@@ -1,0 +1,156 @@
+"""`python -m launcher.node RUN_DIR ATTEMPT NODE`: what a cluster starts on each node, and all that it starts.
+
+`standing_by.py` says what stands in place of the attempt where an agent boots before there is one.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from launcher.coordinator.server import CoordinatorServer
+from launcher.copies.memory.abandoned import sweep
+from launcher.copies.memory.tier import close_tier, open_tier
+from launcher.errors import Exit, Fenced, LaunchError
+from launcher.node.environment import node_environment
+from launcher.node.node import NodeAgent
+from launcher.node.ranks.group import Home
+from launcher.node.ranks.lease import Guard, Lease, post_guard, slept_through
+from launcher.node.ranks.reaper import Reaper
+from launcher.node.ranks.zygote_link import OfferedZygote
+from launcher.node.standing_by import told
+from launcher.plan.model import NodePlan, Plan
+from launcher.run.attempts import read_intent, read_plan
+from launcher.run.durable import make_dir, readable, write_record
+from launcher.run.fence import check_fence
+from launcher.run.identity import alive, this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.patience import waiting_for_disks
+from launcher.run.processes import become_subreaper, forbid_core_dumps, raise_descriptors
+from launcher.run.records import AgentRecord, Intent, ProcessId
+from launcher.wire.interfaces import address_of, interface_of
+
+
+def main() -> int:
+    """Give an exit code of `launcher.errors.Exit`; anything unforeseen leaves its traceback in agent.log."""
+    offered = OfferedZygote.taken_from(os.environ)
+    words = told(sys.argv[1:])
+    if words is None:
+        return Exit.OK
+    lease = Lease.taken_from(os.environ)
+    run, number, index = RunDir(Path(words[0])), int(words[1]), int(words[2])
+    os.umask(0o077)
+    forbid_core_dumps()
+    raise_descriptors()
+    become_subreaper()
+    try:
+        check_fence(run, number)
+        plan = read_plan(run, number)
+        guard = post_guard(slept_through(plan, index), lease=lease)
+        return asyncio.run(live(run, plan, number, index, guard, offered))
+    except Fenced as fenced:
+        print(fenced, file=sys.stderr)
+        return Exit.FENCED
+
+
+async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard, offered: OfferedZygote | None) -> Exit:
+    """One agent's life; node 0's carries the coordinator too."""
+    attempt = run.attempt(number)
+    intent = read_intent(attempt)
+    node = located(plan.nodes[index], plan.interface)
+    with waiting_for_disks():  # nothing runs here yet; later this thread may not wait, or its pulse would stop
+        make_dir(attempt.node(index))
+        make_dir(run.metrics)
+        buried = predecessor(attempt, index)
+        write_record(attempt.agent(index), AgentRecord(index, node.address, this_process()))
+    goes_on = False
+    try:
+        memory, interface = memory_of(plan, node, intent), interface_of(node.address)
+        snapshots = memory if keeps_snapshots(plan) else None
+        environment = node_environment(os.environ, plan, node, number, read_secrets(run), snapshots, interface)
+        notes = notes_in(memory) if memory is not None and plan.ranks_may_stay else None
+        home = Home(plan, run, attempt, node, environment, offered, notes, snapshots)
+        code, goes_on = await work(home, intent.token, guard, buried)
+        return code
+    finally:
+        # On this machine alone the next attempt is sure to find it, and its keeper sure to take it away in the end.
+        if not (goes_on and plan.one_machine):
+            close_tier(Path(plan.run_dir), number, index)
+
+
+async def work(home: Home, token: str, guard: Guard, buried: ProcessId | None) -> tuple[Exit, bool]:
+    """The node's part, and on node 0 the coordinator's; gives the exit code, and whether another attempt follows."""
+    agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), guard, buried)
+    if home.node.index != 0:
+        return await agent.run(), agent.goes_on
+    host = CoordinatorServer(home.run, home.attempt, home.plan, home.node.address, token)
+    await host.start()
+    working = asyncio.create_task(agent.run())
+    await asyncio.wait([working, host.ended], return_when=asyncio.FIRST_COMPLETED)
+    return await close(host, agent, working), host.goes_on
+
+
+async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
+    """End the node first and the coordinator's records last; the coordinator's word is the exit code."""
+    if host.ended.done():
+        agent.leave(Exit.OK)
+    code = await working
+    await host.close()
+    return host.ended.result() if host.ended.done() else code
+
+
+def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
+    """The agent that this node had before, where it is surely gone; whoever starts us has ended what it left."""
+    record = readable(attempt.agent(index), AgentRecord)
+    return record.process if record is not None and alive(record.process) is False else None
+
+
+def located(node: NodePlan, interface: str | None) -> NodePlan:
+    """The node with the address that it listens on; where the plan does not say, the interface's."""
+    if node.address:
+        return node
+    if interface is None:
+        raise LaunchError(f"node {node.index}: the plan gives it neither an address nor an interface")
+    return msgspec.structs.replace(node, address=address_of(interface))
+
+
+def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
+    """The node's memory for snapshots and for what its ranks note, where the spec asks for it and there is any."""
+    if not keeps_snapshots(plan) and not plan.ranks_may_stay:
+        return None
+    try:
+        sweep()
+        return open_tier(Path(plan.run_dir), node.index, intent.attempt, inherit=intent.reason == "requeue")
+    except OSError as error:
+        if keeps_snapshots(plan) or plan.spec.recovery.mode == "hot":  # else nobody asked for any
+            print(f"no snapshots and no notes in memory on node {node.index}: {error}", file=sys.stderr)
+        return None
+
+
+def keeps_snapshots(plan: Plan) -> bool:
+    """The spec asks for them."""
+    wanted = plan.spec.checkpoint
+    return wanted.memory_every_steps is not None or wanted.memory_every_s is not None
+
+
+def notes_in(memory: Path) -> Path:
+    """The folder for what ranks note of themselves at each step."""
+    notes = memory / "notes"
+    notes.mkdir(mode=0o700, exist_ok=True)
+    return notes
+
+
+def read_secrets(run: RunDir) -> dict[str, str]:
+    """The values of the spec's secrets, which travel in a file of their own."""
+    try:
+        return msgspec.json.decode(run.secrets.read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError as error:
+        raise LaunchError(f"{run.secrets}: is damaged") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The variables of a rank: what torchrun sets, what Lightning, Accelerate and torchtitan look for, and LAUNCH_*."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.plan.model import NodePlan, Plan
+from launcher.run.processes import TAG
+from launcher.spec.model import CheckpointOptions, Recovery
+from launcher.spec.rank_variables import misleads
+from launcher.wire.messages import Start
+
+# What tells of a job, or asks for one, in the shell of who submits: it is not the job that the ranks will run in.
+_OF_ANOTHER_JOB = (
+    "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_",
+)  # fmt: skip
+_OF_NO_JOB = "SLURM_CONF"  # says which cluster there is, and is the user's own
+_DEFAULTED = "LAUNCH_DEFAULTED"  # NAME=value of what we chose for a rank: no export of its user's, if it submits a run
+_LEAST_GROUP_TIMEOUT_S = 600.0
+_AFTER_A_HANG_S = 300.0
+
+
+def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
+    """A caller's environment without what speaks of another job, or to the ranks of another launcher.
+
+    A caller may be a rank itself: what we chose for it says nothing of the run that it submits.
+    """
+    kept, ours = job_environment(environ), environ.get(_DEFAULTED, "").split()
+    return {
+        name: value
+        for name, value in kept.items()
+        if (not name.startswith(_OF_ANOTHER_JOB) or name == _OF_NO_JOB) and f"{name}={value}" not in ours
+    }
+
+
+def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What ranks get of the environment that their cluster gave the job: all but what would mislead them."""
+    return {name: value for name, value in environ.items() if not misleads(name)}
+
+
+def node_environment(
+    base: Mapping[str, str],
+    plan: Plan,
+    node: NodePlan,
+    attempt: int,
+    secrets: Mapping[str, str],
+    memory: Path | None = None,
+    interface: str | None = None,
+) -> dict[str, str]:
+    """What all processes of one node share: the zygote and setup get exactly this.
+
+    `memory`: its memory tier. `interface`: the one that has the node's address; ranks reach each other through it.
+    """
+    gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
+    disk = {"LAUNCH_DISK": "apart"} if plan.disks_apart else {}
+    checkpoint, recovery = plan.spec.checkpoint, plan.spec.recovery
+    ours = {
+        TAG: plan.run_dir,
+        "LAUNCH_RUN_ID": plan.run_id,
+        "LAUNCH_ATTEMPT": str(attempt),
+        "LAUNCH_NODE": str(node.index),
+        "LAUNCH_ARTIFACTS": f"{plan.run_dir}/{plan.workdir}/artifacts",
+        "LAUNCH_CHECKPOINT_DIR": f"{plan.run_dir}/{checkpoint.dir}",
+        "LAUNCH_CHECKPOINT_EVERY": _every(checkpoint.every_steps, checkpoint.every_s),
+        "LAUNCH_CHECKPOINT_KEEP": str(checkpoint.keep),
+        "LAUNCH_GRACE_S": f"{recovery.grace_s:g}",
+        "LAUNCH_GROUP_TIMEOUT_S": f"{group_timeout_s(recovery):g}",
+        "TORCHELASTIC_RUN_ID": plan.run_id,  # torch and Lightning take its presence for "started by torchrun"
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # torch's own default
+    }
+    ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
+    copy_lag = _every(checkpoint.copy_lag_steps, checkpoint.copy_lag_s)
+    if plan.disks_apart and copy_lag:
+        ours["LAUNCH_CHECKPOINT_COPY_LAG"] = copy_lag
+    if memory is not None and plan.keeps_copies:
+        ours["LAUNCH_CHECKPOINT_BUDDY"] = "1"
+    if plan.ranks_may_stay and plan.nodes_vary:
+        # Who is left may have to go on from what was noted on a node that is lost. Ranks of a node that has no memory
+        # to note anything in are told, too: the others ask all.
+        ours["LAUNCH_NOTES_COPIED"] = "1"
+    defaults = {**_defaults(interface, hot=recovery.mode == "hot"), **plan.env}
+    chosen = [name for name in defaults if not any(name in others for others in (base, ours, plan.spec.env, secrets))]
+    ours[_DEFAULTED] = " ".join(f"{name}={defaults[name]}" for name in chosen)
+    return with_own_folders({**defaults, **base, **ours, **plan.spec.env, **secrets}, plan)
+
+
+def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
+    """Where the project's own packages are imported from comes first: their frozen code, not what was installed."""
+    code = Path(plan.run_dir, "code")
+    said = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    inside = [os.path.relpath(part, plan.project) for part in said if Path(part).is_relative_to(plan.project)]
+    frozen = [str(code / folder) for folder in (*plan.own_folders, *inside)]
+    return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*frozen, *said]))} if frozen else dict(environ)
+
+
+def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
+    """What holds where neither the spec, nor the user's exports, nor the cluster say otherwise."""
+    # Hot: a rank that lives is told by us that another one is gone, and is not to be ended by torch meanwhile.
+    # Huge pages for large tensors: in small ones a process that starts or ends spends much of its time on its pages.
+    found = {"PYTHONUNBUFFERED": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+    found |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0" if hot else "1"}
+    if hot:
+        found["TORCH_NCCL_DUMP_ON_TIMEOUT"] = (
+            "0"  # else an abort takes a minute, for which torch waits for its own report
+        )
+    if interface is not None:
+        found["GLOO_SOCKET_IFNAME"] = interface
+    if interface is not None and interface != "lo":
+        found["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: NCCL takes a name for a beginning
+    return found
+
+
+def group_timeout_s(recovery: Recovery) -> float:
+    """Left to itself: later than a hang is noticed, or the ranks that wait for a hung one would be blamed for it."""
+    if recovery.group_timeout_s is not None:
+        return recovery.group_timeout_s
+    hang_s = 0.0 if recovery.hang_after_s is None else max(recovery.hang_after_s, recovery.hang_at_start_s)
+    return max(_LEAST_GROUP_TIMEOUT_S, hang_s + _AFTER_A_HANG_S)
+
+
+def _every(steps: int | None, seconds: float | None) -> str:
+    """`500 steps`, `90 s`, or nothing."""
+    if steps is not None:
+        return f"{steps} steps"
+    return "" if seconds is None else f"{seconds:g} s"
+
+
+def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[str, str]:
+    if memory is None:
+        return {}
+    return {
+        "LAUNCH_CHECKPOINT_MEMORY_DIR": str(memory),
+        "LAUNCH_CHECKPOINT_MEMORY_EVERY": _every(checkpoint.memory_every_steps, checkpoint.memory_every_s),
+        "LAUNCH_CHECKPOINT_MEMORY_LIMIT": str(checkpoint.memory_limit_bytes),
+    }
+
+
+def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
+    """With recovery.mode hot or auto; `joins`: the other ranks are in the middle of a training, and have its state."""
+    words = {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes)}
+    if plan.spec.recovery.mode == "auto":
+        words["LAUNCH_STAYS"] = "auto"
+    if len(plan.nodes) > 1:
+        words["LAUNCH_LEASE_S"] = f"{plan.spec.recovery.lease_s:g}"
+    return words | ({"LAUNCH_JOINS": "1"} if joins else {})
+
+
+def reserve_environment(start: Start, fifo: str) -> dict[str, str]:
+    """What a process in reserve gets on top of its node's environment: it is no rank, and meets nobody.
+
+    `fifo`: where it says that it waits. Beside it, as with a rank, is the one on which it hears which rank it is.
+    """
+    return {**sizes(start), "LAUNCH_RESERVE": fifo}
+
+
+def sizes(start: Start) -> dict[str, str]:
+    """What all ranks of a node are told alike of how many there are."""
+    world = str(start.world_size)
+    return {
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": str(start.local_world_size),
+        "GROUP_WORLD_SIZE": str(start.group_world_size),
+        "ROLE_WORLD_SIZE": world,
+    }
+
+
+def rank_environment(start: Start, local_rank: int, progress: str, error_file: str) -> dict[str, str]:
+    """What one rank gets on top of its node's environment."""
+    rank = str(start.first_rank + local_rank)
+    return {
+        **sizes(start),
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(start.group_rank),
+        "NODE_RANK": str(start.group_rank),
+        "ROLE_RANK": rank,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": start.master_addr,
+        "MASTER_PORT": str(start.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(start.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": "1000000",  # the budgets are ours; scripts only ask whether they run elastic
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # unlike torchrun's: no store of ours listens at MASTER_PORT
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "LAUNCH_GENERATION": str(start.generation),
+        "LAUNCH_PROGRESS": progress,
+    }

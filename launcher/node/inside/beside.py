@@ -1,0 +1,209 @@
+"""A command beside a rank: its process, its pipes or terminal, and what goes in and out until it has ended."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import pwd
+import select
+import signal
+import struct
+import subprocess
+import termios
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from launcher.node.inside.talk import Talk
+from launcher.node.inside.words import (
+    PIECE_BYTES,
+    CommandEnded,
+    FromVisitor,
+    Given,
+    InputEnds,
+    Resized,
+    Said,
+    Signalled,
+    Window,
+)
+from launcher.run.processes import descendants, die_with, end_all
+
+_MOST_WAITING = 1 << 20  # bytes for a command that does not read
+_LEAVE_S = 5.0
+_NOT_FOUND, _NOT_RUN = 127, 126
+_NO_SHELLS = ("nologin", "false", "true", "sync")
+
+
+def users_shell() -> str:
+    """As the system has it for the user; where that is none, sh."""
+    try:
+        shell = pwd.getpwuid(os.getuid()).pw_shell
+    except KeyError:
+        shell = ""
+    return shell if os.access(shell, os.X_OK) and os.path.basename(shell) not in _NO_SHELLS else "/bin/sh"
+
+
+def run_beside(
+    talk: Talk, argv: Sequence[bytes | str], environment: Mapping[str, str], folder: str, window: Window | None
+) -> None:
+    """Run it to its end, or to that of the visit."""
+    try:
+        command = CommandBeside(argv, environment, folder, window)
+    except OSError as error:
+        text = f"launch: cannot run {os.fsdecode(argv[0])}: {(error.strerror or str(error)).lower()}\n"
+        talk.tell(Said(text.encode(errors="replace"), err=True))
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        talk.tell(CommandEnded(_NOT_FOUND if missing else _NOT_RUN))
+        return
+    try:
+        code = command.serve(talk)
+    except (EOFError, BrokenPipeError):
+        return  # nobody is there any more
+    finally:
+        command.end()
+    talk.tell(CommandEnded(code))
+
+
+class CommandBeside:
+    """A process in a session of its own, which ends with us."""
+
+    def __init__(
+        self, argv: Sequence[bytes | str], environment: Mapping[str, str], folder: str, window: Window | None
+    ) -> None:
+        """`window`: it gets a terminal of that size."""
+        self._terminal = window is not None
+        ours, theirs = _pipes() if window is None else _terminal(window)
+        self._in, self._out, self._err = ours
+        me = os.getpid()
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                env=environment,
+                cwd=folder,
+                stdin=theirs[0],
+                stdout=theirs[1],
+                stderr=theirs[2],
+                start_new_session=True,
+                preexec_fn=lambda: _settle(me, terminal=self._terminal),  # noqa: PLW1509 - there is one thread
+            )
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            for fd in {*theirs}:
+                os.close(fd)
+        self._ended = os.pidfd_open(self._process.pid)
+        self._sources = {self._out: False, self._err: True} if window is None else {self._out: False}
+        self._waiting = bytearray()
+        self._input_ends = False
+        os.set_blocking(self._in, False)
+
+    def serve(self, talk: Talk) -> int:
+        """Pass on what either side says until it has ended, and give its code. Raises EOFError where the visit ends."""
+        while True:
+            for word in talk.hear() if talk.has_more else ():
+                self._obey(word)
+            heard = [talk.source] if len(self._waiting) < _MOST_WAITING else []
+            wants = [self._in] if self._waiting else []
+            ready, takes, _ = select.select([*heard, *self._sources, self._ended], wants, [])
+            if takes:
+                self._give()
+            self._pass_on(talk, [fd for fd in ready if fd in self._sources])
+            if talk.source in ready:
+                for word in talk.hear():
+                    self._obey(word)
+            if self._ended in ready:
+                self._pass_on_the_rest(talk)
+                code = self._process.wait()
+                return code if code >= 0 else 128 - code
+
+    def end(self) -> None:
+        """Nothing is left of it, nor of what it has started, in whatever session."""
+        for number in (signal.SIGHUP, signal.SIGKILL):
+            if self._process.returncode is not None:
+                break
+            self._signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEAVE_S)
+        end_all(lambda: descendants(os.getpid()))
+        os.close(self._ended)
+        self._close()
+
+    def _obey(self, word: FromVisitor) -> None:
+        match word:
+            case Given(data=data):
+                self._waiting += data
+                self._give()
+            case InputEnds():
+                self._input_ends = True
+                self._give()
+            case Resized(window=window):
+                if self._terminal:
+                    resize(self._in, window)
+            case Signalled(number=number):
+                self._signal(number)
+            case _:
+                assert_never(word)
+
+    def _give(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._in, self._waiting)]
+        except BlockingIOError:
+            return
+        except OSError:  # it reads no more
+            self._waiting.clear()
+            self._input_ends = True
+        if self._input_ends and not self._terminal and self._in >= 0:
+            os.close(self._in)
+            self._in = -1
+
+    def _pass_on(self, talk: Talk, ready: Sequence[int]) -> None:
+        for fd in ready:
+            try:
+                data = os.read(fd, PIECE_BYTES)
+            except OSError:  # the other end of a terminal closes so
+                data = b""
+            if data:
+                talk.tell(Said(data, self._sources[fd]))
+            else:
+                del self._sources[fd]
+
+    def _pass_on_the_rest(self, talk: Talk) -> None:
+        """What it had said before it ended; what it has left behind may hold its pipes for ever."""
+        while self._sources and (ready := select.select([*self._sources], [], [], 0)[0]):
+            self._pass_on(talk, ready)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it was not waited for: the number is its own yet
+            os.killpg(self._process.pid, number)
+
+    def _close(self) -> None:
+        for fd in {self._in, self._out, self._err} - {-1}:
+            os.close(fd)
+
+
+_Three = tuple[int, int, int]  # stdin, stdout, stderr
+
+
+def _pipes() -> tuple[_Three, _Three]:
+    """Our ends, and theirs."""
+    (their_in, our_in), (our_out, their_out), (our_err, their_err) = os.pipe(), os.pipe(), os.pipe()
+    return (our_in, our_out, our_err), (their_in, their_out, their_err)
+
+
+def _terminal(window: Window) -> tuple[_Three, _Three]:
+    """Our end of it three times, and theirs."""
+    ours, theirs = pty.openpty()
+    resize(ours, window)
+    return (ours, ours, ours), (theirs, theirs, theirs)
+
+
+def resize(terminal: int, window: Window) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", window.rows, window.columns, 0, 0))
+
+
+def _settle(parent: int, *, terminal: bool) -> None:
+    """In the newborn: it dies with us, and its terminal is its own."""
+    die_with(parent)
+    if terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)

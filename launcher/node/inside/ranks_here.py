@@ -1,0 +1,119 @@
+"""The ranks that run on this node, as their agent has recorded them: alive, and what they have in their environment."""
+
+import os
+
+from launcher.errors import Refused
+from launcher.node import ZYGOTE
+from launcher.node.ranks.start import DUMP_SIGNAL
+from launcher.run.durable import readable
+from launcher.run.identity import alive
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.processes import TAG, pids
+from launcher.run.records import RankProcess
+
+# The rank's alone: who else writes there speaks for it.
+_WIRES = ("LAUNCH_PROGRESS", "TORCHELASTIC_ERROR_FILE")
+
+
+def ranks_here(attempt: AttemptDir, node: int) -> dict[int, RankProcess]:
+    """Those that live, by number."""
+    found = (readable(path, RankProcess) for path in attempt.rank_processes(node))
+    return {one.rank: one for one in sorted(filter(None, found), key=lambda one: one.rank) if alive(one.process)}
+
+
+def rank_here(attempt: AttemptDir, node: int, rank: int) -> RankProcess:
+    """Raises Refused where it does not live here."""
+    found = ranks_here(attempt, node).get(rank)
+    if found is None:
+        raise Refused(f"rank {rank} does not run on node {node} at the moment", "hint: it may be starting: try again")
+    return found
+
+
+def environment_of(rank: RankProcess, run: RunDir) -> dict[str, str]:
+    """As the rank's own program found it, but for its wires to its agent.
+
+    What a forked rank has of its zygote's environment the kernel shows under either's pid, unless a program has
+    written its title over it.
+    """
+    for pid in (rank.process.pid, *_zygotes_beside(rank.process.pid)):
+        shown = _environment(pid)
+        if shown.get(TAG) == str(run.path):
+            whole = {**shown, **rank.environment}
+            return {name: value for name, value in whole.items() if name not in _WIRES}
+    raise Refused(f"rank {rank.rank}: its environment cannot be read: its program may have overwritten it")
+
+
+def folder_of_rank(rank: RankProcess) -> str:
+    """Where it is now."""
+    try:
+        return os.readlink(f"/proc/{rank.process.pid}/cwd")
+    except OSError as error:
+        raise Refused(f"rank {rank.rank} has just ended", "hint: it may be starting anew: try again") from error
+
+
+def tells_stacks(pid: int) -> bool:
+    """Whether it answers DUMP_SIGNAL, which would end a process that does not."""
+    return _has(_status(pid), "SigCgt")
+
+
+def deaf_threads(pid: int) -> set[str]:
+    """Those that do not take DUMP_SIGNAL now: they never do, or they are answering it."""
+    return {task for task in _tasks(pid) if _has(_status(pid, f"task/{task}/"), "SigBlk")}
+
+
+def awaits_telling(pid: int) -> bool:
+    """Whether DUMP_SIGNAL was sent to it and not yet taken by a thread."""
+    return _has(_status(pid), "ShdPnd")
+
+
+def _has(status: dict[str, str], mask: str) -> bool:
+    return bool(int(status.get(mask, "0"), 16) >> (DUMP_SIGNAL - 1) & 1)
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal, or by a debugger: it answers nothing before it goes on."""
+    return _status(pid).get("State", "")[:1] in ("T", "t")
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []  # it has ended
+
+
+def _status(pid: int, below: str = "") -> dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/{below}status") as file:
+            return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+    except OSError:
+        return {}  # it has ended
+
+
+def _parent(pid: int) -> int:
+    return int(_status(pid).get("PPid", "0"))
+
+
+def _zygotes_beside(pid: int) -> list[int]:
+    """Return the zygotes that are children of the same agent."""
+    agent = _parent(pid)
+    return [one for one in pids() if _parent(one) == agent and _is_zygote(one)]
+
+
+def _is_zygote(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.fsencode(ZYGOTE) in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return {}
+    return {
+        os.fsdecode(name): os.fsdecode(value) for name, sign, value in (word.partition(b"=") for word in words) if sign
+    }

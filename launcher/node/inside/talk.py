@@ -1,0 +1,53 @@
+"""The host's end of a visit: what the visitor says, as it comes, and what it is told."""
+
+import os
+
+import msgspec
+
+from launcher.node.inside.words import LONGEST_LINE, PIECE_BYTES, FromHost, FromVisitor, Question
+from launcher.remote.rpc.wire import Garbled, decoded, encoded, greeting
+from launcher.run.durable import write_all
+
+_questions: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
+_words: msgspec.json.Decoder[FromVisitor] = msgspec.json.Decoder(FromVisitor)
+
+
+class Talk:
+    """Over two descriptors."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self.source = source
+        self._sink = sink
+        self._unread = b""
+        self._lines: list[bytes] = []
+
+    def begin(self) -> Question:
+        """Greet, and wait for what is asked. Raises EOFError."""
+        write_all(self._sink, greeting())
+        while not self._lines:
+            self._read()
+        return decoded(self._lines.pop(0), _questions)
+
+    def hear(self) -> list[FromVisitor]:
+        """What was said since, after a wait for more where that is nothing. Raises EOFError once nobody is there."""
+        if not self._lines:
+            self._read()
+        lines, self._lines = self._lines, []
+        return [decoded(line, _words) for line in lines]
+
+    @property
+    def has_more(self) -> bool:
+        """Something was read already."""
+        return bool(self._lines)
+
+    def tell(self, word: FromHost) -> None:
+        write_all(self._sink, encoded(word))
+
+    def _read(self) -> None:
+        data = os.read(self.source, PIECE_BYTES * 2)
+        if not data:
+            raise EOFError
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        if len(self._unread) > 2 * LONGEST_LINE:
+            raise Garbled("a line that does not end")
+        self._lines += lines

@@ -1,0 +1,93 @@
+"""What looks into the ranks of a node, on that node: `python -m launcher.node.inside.there RUN_DIR ATTEMPT NODE`.
+
+It answers one question on its stdin and ends with it, or with who asked: whoever may start programs as this user.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import assert_never
+
+from launcher.errors import Exit, LaunchError, Refused, said_by_the_system
+from launcher.node.inside.attach import attach
+from launcher.node.inside.beside import run_beside, users_shell
+from launcher.node.inside.ranks_here import environment_of, folder_of_rank, rank_here, ranks_here
+from launcher.node.inside.stacks import stacks_of
+from launcher.node.inside.talk import Talk
+from launcher.node.inside.words import (
+    AskStacks,
+    AttachDebugger,
+    CommandEnded,
+    KilledHere,
+    KillHere,
+    Question,
+    RunCommand,
+    VisitDeclined,
+)
+from launcher.remote.rpc.server import take_stdio
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.processes import become_subreaper, end_all, signal_process, tagged
+
+
+class NodeHost:
+    """One node's ranks, and whoever asks about them."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, node: int, talk: Talk) -> None:
+        self._run, self._attempt, self._node, self._talk = run, attempt, node, talk
+
+    def serve(self) -> int:
+        try:
+            self._answer(self._talk.begin())
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return Exit.OK  # nobody is there any more
+        except LaunchError as error:
+            self._talk.tell(VisitDeclined(error.lines, error.exit_code))
+        except OSError as error:
+            self._talk.tell(VisitDeclined((said_by_the_system(error),), Exit.REFUSED))
+        return Exit.OK
+
+    def _answer(self, question: Question) -> None:
+        match question:
+            case RunCommand():
+                self._run_command(question)
+            case AttachDebugger():
+                attach(self._talk, rank_here(self._attempt, self._node, question.rank))
+            case AskStacks(ranks=wanted):
+                for number, rank in ranks_here(self._attempt, self._node).items():
+                    if wanted is None or number in wanted:
+                        self._talk.tell(stacks_of(rank, self._run))
+                self._talk.tell(CommandEnded())
+            case KillHere(rank=rank):
+                self._talk.tell(KilledHere(self._all_of_the_run() if rank is None else self._one(rank)))
+            case _:
+                assert_never(question)
+
+    def _one(self, rank: int) -> int:
+        return int(signal_process(rank_here(self._attempt, self._node, rank).process, signal.SIGKILL))
+
+    def _all_of_the_run(self) -> int:
+        """But ourselves, who have to answer yet."""
+        ended, _ = end_all(lambda: tagged(str(self._run.path), os.getuid()))
+        return len(ended)
+
+    def _run_command(self, asked: RunCommand) -> None:
+        rank = rank_here(self._attempt, self._node, asked.rank)
+        environment = environment_of(rank, self._run)
+        if any(b"\0" in word for word in asked.argv):
+            raise Refused("a word of the command with a NUL")
+        if asked.window is not None and asked.window.term:
+            environment["TERM"] = asked.window.term
+        argv = asked.argv or (users_shell(),)
+        run_beside(self._talk, argv, environment, folder_of_rank(rank), asked.window)
+
+
+def main() -> int:
+    run = RunDir(Path(sys.argv[1]))
+    source, sink = take_stdio()
+    become_subreaper()  # what a command leaves behind ends with it
+    return NodeHost(run, run.attempt(int(sys.argv[2])), int(sys.argv[3]), Talk(source, sink)).serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

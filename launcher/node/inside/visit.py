@@ -1,0 +1,152 @@
+"""The visitor's end: asking the host on a rank's node, and hearing what it says."""
+
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from launcher.errors import LaunchError, Refused
+from launcher.node.inside.words import (
+    LONGEST_LINE,
+    PIECE_BYTES,
+    AskStacks,
+    CommandEnded,
+    FromHost,
+    FromVisitor,
+    KilledHere,
+    KillHere,
+    Question,
+    RankStacks,
+    VisitDeclined,
+)
+from launcher.remote.failures import Broken, Silent
+from launcher.remote.program import ProgramChannel
+from launcher.remote.rpc.client import GREETING_S, far_error
+from launcher.remote.rpc.wire import WIRE, Garbled, OtherVersion, decoded, encoded, read_greeting
+from launcher.remote.running import ClosedAtTheEnd, Running
+from launcher.run.durable import readable, write_all
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import RunState
+from launcher.states import VERSION
+
+_STACKS_S = 120.0
+_KILL_S = 60.0
+_RELAY_S = 60.0
+_MOST_NOISE = 1000  # lines that a login shell may print before the greeting
+_words: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
+
+
+def host_words(python: str, run_dir: str, attempt: AttemptDir, node: int) -> list[str]:
+    """The command line of the host. `run_dir`: as it is called on that node."""
+    return [python, "-P", "-m", "launcher.node.inside.there", run_dir, str(attempt.number), str(node)]
+
+
+def host_here(
+    run: RunDir, attempt: AttemptDir, node: int, environment: Mapping[str, str], before: Sequence[str] = ()
+) -> Running:
+    """One that this machine starts. `before`: the words that carry it to the node, where that is another one."""
+    argv = [*before, *host_words(sys.executable, str(run.path), attempt, node)]
+    return Running(f"node {node}", ProgramChannel(argv, environment))
+
+
+def machine_of(run: RunDir, node: int) -> str:
+    """What the cluster calls the machine that this node is, as the run's coordinator said last. Raises Refused."""
+    state = readable(run.state, RunState)
+    found = next((each.host for each in (state.nodes if state is not None else ()) if each.node == node), "")
+    if not found:
+        raise Refused(f"node {node} of {run.path.name}: nobody has said which machine it is")
+    return found
+
+
+def relay(running: Running, source: int, sink: int) -> None:
+    """Pass on what comes from either side, until the host has said all or nobody asks any more."""
+    while True:
+        ready = select.select([source, running.ready_fd], [], [])[0]
+        if source in ready:
+            data = os.read(source, PIECE_BYTES * 2)
+            if not data or not running.feed(data, _RELAY_S):
+                return
+        try:
+            while said := running.read(PIECE_BYTES * 2, 0.0):
+                write_all(sink, said)
+        except (Silent, BrokenPipeError):
+            continue
+        return
+
+
+class Visit(ClosedAtTheEnd):
+    """One question, and all that follows it."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+
+    @property
+    def ready_fd(self) -> int:
+        """A descriptor to wait on: readable when something may have been said."""
+        return self._running.ready_fd
+
+    def ask(self, question: Question) -> None:
+        """Raises what keeps the host from being heard."""
+        until = time.monotonic() + GREETING_S
+        for _ in range(_MOST_NOISE):
+            line = self._running.readline(max(0.0, until - time.monotonic()))
+            if not line:
+                raise self._gone("cannot be looked into")
+            if (there := read_greeting(line.rstrip(b"\n"))) is not None:
+                if there.wire != WIRE:
+                    raise OtherVersion(f"{self._running.who}: launch {there.launch[:40]} is there, and {VERSION} here")
+                self._running.write(encoded(question))
+                return
+        raise Garbled(f"{self._running.who}: no greeting, but much else")
+
+    def say(self, word: FromVisitor) -> None:
+        """Raises Broken where nobody hears it."""
+        self._running.write(encoded(word))
+
+    def heard(self) -> Iterator[FromHost]:
+        """What has come, without a wait. Raises what the host says instead of an answer."""
+        word: FromHost | None = None
+        while not isinstance(word, CommandEnded):
+            try:
+                word = self._next(0.0)
+            except Silent:
+                return
+            yield word
+
+    def stacks(self, question: AskStacks) -> list[RankStacks]:
+        """Of the ranks of this node, as their processes answer."""
+        self.ask(question)
+        found = list[RankStacks]()
+        until = time.monotonic() + _STACKS_S
+        while not isinstance(word := self._next(max(0.0, until - time.monotonic())), CommandEnded):
+            if isinstance(word, RankStacks):
+                found.append(word)
+        return found
+
+    def kill(self, question: KillHere) -> int:
+        """How many processes it has ended."""
+        self.ask(question)
+        word = self._next(_KILL_S)
+        if not isinstance(word, KilledHere):
+            raise Garbled(f"{self._running.who}: another answer than was asked for")
+        return word.processes
+
+    def close(self) -> None:
+        self._running.close()
+
+    def _next(self, limit_s: float) -> FromHost:
+        line = self._running.readline(limit_s)
+        if not line:
+            raise self._gone("the connection broke: what was started there is ended")
+        if len(line) > 2 * LONGEST_LINE:
+            raise Garbled(f"{self._running.who}: a line of {len(line)} bytes")
+        word = decoded(line, _words)
+        if isinstance(word, VisitDeclined):
+            raise far_error(word.lines, word.exit_code)
+        return word
+
+    def _gone(self, what: str) -> LaunchError:
+        return Broken(f"{self._running.who}: {what}", *self._running.last_words(4))

@@ -1,0 +1,177 @@
+"""An agent's line to the coordinator: what is said, what is said again after a cut, and the lease that silence ends."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from launcher.clock import boottime, lease_of_ranks
+from launcher.node.ranks.group import Home
+from launcher.node.ranks.lease import Lease, LeaseWatch
+from launcher.plan.model import Plan
+from launcher.run.durable import Damaged, read_record
+from launcher.run.records import Endpoint
+from launcher.wire import messages
+from launcher.wire.frames import Wire, WireError, complain, dial, wire_key
+from launcher.wire.messages import ToAgent, ToCoordinator
+
+PULSE_S = 1.0
+_PULSES = 4  # in a lease, at least
+_RETRY_S = 0.05
+_LOOK_S = 1.0
+_MOST_GENERATIONS = 1 << 31
+_Weighty = (
+    messages.Leads | messages.Started | messages.Exited | messages.Stopped
+    | messages.NotFetched | messages.NothingWhole | messages.Settled | messages.Fault
+)  # fmt: skip
+
+
+class Lifeline:
+    def __init__(self, home: Home, token: str, lease: Lease) -> None:
+        self._home = home
+        self._lease = lease
+        self._key = wire_key(token, messages.WIRE, home.plan.run_id, home.attempt.number)
+        self._wire: Wire[ToAgent, ToCoordinator] | None = None
+        self._refusal = ""
+        self._told: list[ToCoordinator] = []
+        self._unsaid: list[messages.Noted] = []
+        self._sequence = 0
+        self._sent_at: dict[int, float] = {}
+        self._answered, self._took_s = 0, 0.0
+        self._joined_at = 0.0
+        self._lease_s = lease_of_ranks(home.plan.spec.recovery.lease_s)
+        self._leased_from(boottime() + home.plan.spec.recovery.wait_s)
+
+    @property
+    def is_up(self) -> bool:
+        return self._wire is not None
+
+    @property
+    def pulse_s(self) -> float:
+        """Seconds to the next pulse at the latest: several are on their way before a lease has run out."""
+        return min(PULSE_S, self._lease_s / _PULSES)
+
+    def say(self, message: ToCoordinator) -> None:
+        if self._wire is not None:
+            self._wire.send(message)
+
+    def tell(self, message: _Weighty) -> None:
+        """Say what must not be lost: it is said again after each new Join, and hearing it twice does no harm."""
+        self._told.append(message)
+        self.say(message)
+
+    def note(self, message: messages.Noted) -> None:
+        """Say it once, where there is no line now as soon as there is one."""
+        if self.is_up:
+            self.say(message)
+        else:
+            self._unsaid.append(message)
+
+    def forget(self) -> None:
+        """What was told is of a generation that the coordinator has closed."""
+        self._told.clear()
+
+    def join(self, message: messages.Join) -> None:
+        self._joined_at = boottime()
+        for one in (message, *self._told, *self._unsaid):
+            self.say(one)
+        self._unsaid.clear()
+
+    def pulse(self, pulse: messages.Pulse) -> None:
+        """Say it, with a number of its own."""
+        if self._wire is None:
+            return
+        self._sequence += 1
+        self._sent_at[self._sequence] = boottime()
+        self.say(msgspec.structs.replace(pulse, seq=self._sequence, answered=self._answered, took_s=self._took_s))
+
+    def welcomed(self, lease_s: float) -> None:
+        """Who has lost our ranks welcomes us too: a lease that has run out is renewed by a pulse's answer alone."""
+        self._lease_s = lease_of_ranks(min(lease_s, self._home.plan.spec.recovery.lease_s))
+        if self._lease.until > boottime():
+            self._leased_from(self._joined_at)  # when it was sent: the coordinator heard it later
+
+    def answered(self, sequence: int) -> None:
+        sent_at = self._sent_at.pop(sequence, None)
+        if sent_at is not None and sent_at >= self._leased_at:
+            self._answered, self._took_s = sequence, max(0.0, boottime() - sent_at)
+            self._leased_from(sent_at)
+
+    def _leased_from(self, moment: float) -> None:
+        self._leased_at = moment
+        self._lease.until = moment + self._lease_s
+
+    async def keep(self, introduce: Callable[[], None], obey: Callable[[messages.ToAgent], None]) -> None:
+        """Connect whenever there is no connection; hand over what is heard."""
+        while True:
+            wire = await self._reach()
+            if wire is None:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._wire = wire
+            introduce()
+            try:
+                while (message := await wire.receive()) is not None:
+                    if isinstance(message, messages.Start):
+                        check_start(message, self._home.plan)
+                    elif isinstance(message, messages.ContinueInPlace):
+                        check_start(message.start, self._home.plan)
+                    elif isinstance(message, messages.CheckLink):
+                        check_peer(message.peer, self._home.plan)
+                    obey(message)
+            except WireError as error:
+                wire.complain(error)
+            wire.close()
+            self._wire = None
+            await asyncio.sleep(_RETRY_S)  # whoever lets us in and then drops us is not asked again at full speed
+
+    async def run_out(self, watch: LeaseWatch) -> None:
+        """Returns when no pulse has been answered for as long as the lease is, or the guard has ended what ran here."""
+        while not self._lease.broken and (left_s := watch.left_s(self._lease.until)) > 0:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(min(left_s, _LOOK_S))  # a Welcome ends the long first wait
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+
+    async def _reach(self) -> Wire[ToAgent, ToCoordinator] | None:
+        """A proved connection to whoever the run directory names as coordinator now; None: not yet."""
+        try:
+            endpoint = read_record(self._home.attempt.endpoint, Endpoint)
+            if endpoint is None:
+                return None
+            return await dial(endpoint.address, endpoint.port, self._home.node.address, self._key, messages.TO_AGENT)
+        except (WireError, Damaged) as error:  # the lease decides how long this may go on
+            if str(error) != self._refusal:
+                self._refusal = str(error)
+                complain(f"no line to the coordinator: {error}")
+            return None
+
+
+def check_start(start: messages.Start, plan: Plan) -> None:
+    """What a coordinator decides is which nodes have ranks, and no more. Raises WireError."""
+    each, places = plan.ranks_per_node, range(min(start.group_world_size, plan.nodes_max))
+    known = {node.index: node.address for node in plan.nodes}
+    good = (
+        1 <= start.generation <= _MOST_GENERATIONS
+        and start.group_rank in places
+        and start.group_world_size == len(places)
+        and start.first_rank == start.group_rank * each
+        and (start.local_world_size, start.world_size) == (each, len(places) * each)
+        and (start.master_addr in known.values() or "" in known.values())
+        and 1 <= start.master_port <= 65535
+        and start.restarts >= 0
+        and all(_is_of(replica, known) for replica in start.replicas)
+    )
+    if not good:
+        raise WireError("it wants ranks to be started that are not of this plan")
+
+
+def check_peer(peer: messages.ReplicaAddress, plan: Plan) -> None:
+    """Nothing is sent to a machine that has no part in the run. Raises WireError."""
+    if not _is_of(peer, {node.index: node.address for node in plan.nodes}):
+        raise WireError("it wants a link to be measured that is not of this plan")
+
+
+def _is_of(peer: messages.ReplicaAddress, known: Mapping[int, str]) -> bool:
+    return known.get(peer.node) in (peer.address, "")

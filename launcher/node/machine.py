@@ -1,0 +1,64 @@
+"""What this machine offers, and what ranks find on it, found without torch and without starting a process."""
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from launcher.plan.facts import Machine
+from launcher.plan.interpreter import packages_of, version_of
+from launcher.run.records import Environment
+
+_MODEL = re.compile(r"^Model:\s*(.+)$", re.MULTILINE)
+_DRIVER = re.compile(r"Kernel Module\D*([0-9.]+)")
+_DEVICE = re.compile(r"nvidia(\d+)")
+
+
+def this_machine(environ: Mapping[str, str], devices: Path = Path("/dev")) -> Machine:
+    """Cores that we may use, and GPUs: those of CUDA_VISIBLE_DEVICES, else every /dev/nvidiaN."""
+    return Machine(cpus=len(os.sched_getaffinity(0)), gpus=_gpus(environ.get("CUDA_VISIBLE_DEVICES"), devices))
+
+
+def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
+    numbers = sorted(int(found[1]) for entry in os.listdir(devices) if (found := _DEVICE.fullmatch(entry)))
+    if visible is None or not numbers:
+        # Asked for on a machine that has none, it names nothing that a rank could use.
+        return tuple(str(number) for number in range(len(numbers)))
+    named = [name.strip() for name in visible.split(",")]
+    cut = named.index("-1") if "-1" in named else len(named)  # as CUDA reads it: nothing after -1 counts
+    return tuple(name for name in named[:cut] if name)
+
+
+def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> None:
+    """Write down what ranks find here, once an attempt; a disk that does not take it is no reason to stop."""
+    found = environment_of(python, environ)
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.json.encode(found) + b"\n")
+
+
+def environment_of(python: str, environ: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia")) -> Environment:
+    """This interpreter, what is installed for it, and this machine."""
+    gpus = [_MODEL.search(_text(file)) for file in sorted(driver.glob("gpus/*/information"))]
+    version, system = _DRIVER.search(_text(driver / "version")), os.uname()
+    return Environment(
+        host=system.nodename,
+        python=python,
+        version=version_of(python),
+        packages=packages_of(python, environ),
+        cpus=len(os.sched_getaffinity(0)),
+        gpus=tuple(one[1].strip() for one in gpus if one is not None),
+        driver=version[1] if version is not None else "",
+        system=f"{system.sysname} {system.release}",
+    )
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,458 @@
+"""One node's agent: prepares the node, keeps the link to the coordinator, and carries out Start and Stop.
+
+prepare ─ setup, zygote ─┐
+link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Pulse
+                         └─► Stop  ─► Stopped
+lease: no answer to a pulse for that long → every rank is ended, and the agent leaves; ranks/lease sees to it
+"""
+
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import Exit, said_by_the_system
+from launcher.health.evidence import Fitness
+from launcher.health.kernel_log import KernelLog, device_error
+from launcher.node.lifeline import Lifeline
+from launcher.node.load.sampler import KEPT_SAMPLES, Sampler
+from launcher.node.ranks.checkup import NodeUnfit
+from launcher.node.ranks.group import Home, Pids, RankGroup
+from launcher.node.ranks.lease import Guard, LeaseWatch, Slept
+from launcher.node.ranks.ports import HeldPort
+from launcher.node.ranks.prepare import Preparation, SetupFailed
+from launcher.node.ranks.reaper import Death, Reaper
+from launcher.node.ranks.reports.metrics_file import MetricsFile
+from launcher.node.ranks.reserve import ReserveEvent
+from launcher.run.durable import readable
+from launcher.run.identity import this_process
+from launcher.run.patience import DISK_ERRORS, say
+from launcher.run.processes import descendants, end_all
+from launcher.run.records import ProcessId, StopRequest
+from launcher.wire import messages
+from launcher.wire.frames import wire_key
+from launcher.wire.messages import ToCoordinator
+
+if TYPE_CHECKING:
+    from launcher.copies.buddies import Buddies
+    from launcher.copies.replication import Replication
+    from launcher.health.probe import Prober
+
+NEWS_S = 0.1
+_KERNEL_S = 1.0  # how often its log is read
+_PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
+# A batch system may send any of these to every process of a job, some time before it takes the nodes back.
+# No descriptor, no process, no memory was left for a rank: nothing that its script has done.
+_USED_UP = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class NodeAgent:
+    """`run` returns when the coordinator said End, or the lease ran out."""
+
+    def __init__(self, home: Home, token: str, reaper: Reaper, guard: Guard, buried: ProcessId | None = None) -> None:
+        self._home = home
+        self._guard = guard
+        self._buried = buried
+        self._token = token
+        self._reaper = reaper
+        self._line = Lifeline(home, token, guard.lease)
+        self._preparation = Preparation(home, reaper, self._tell_of_reserve)
+        self._group: RankGroup | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._opens = 0  # the generation of which no rank runs here yet
+        self._led = 0  # the newest generation that has its rank 0
+        self._leader = asyncio.Event()
+        self._replication: Replication | None = None  # only where each node has a disk of its own
+        self._buddies: Buddies | None = None  # only where what is in memory has copies on other nodes
+        self._prober: Prober | None = None  # only where links are measured
+        self._failing = ""  # what the kernel tells of a device
+        self._work: set[asyncio.Task[None]] = set()
+        self._port = HeldPort(home.node.address)
+        self._old_ports: list[HeldPort] = []
+        self._fresh = asyncio.Event()
+        samples = home.run.system(home.attempt.number, home.node.index)
+        kept = MetricsFile(samples, 0, kept_whole=KEPT_SAMPLES, spread=KEPT_SAMPLES)
+        self._sampler = Sampler(home.node, self._rank_pids, kept=kept)
+        self.goes_on = False  # the attempt has ended, and another one follows
+        self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> Exit:
+        """The agent's whole life."""
+        for number in _STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
+        self._reaper.watch(self._guard.pid, self._unguarded)
+        self._sampler.start()
+        self._reaper.reap()  # it may have ended before anybody heard of deaths
+        if self._home.plan.disks_apart:
+            self._replication = await _open_replication(self._home, self._token, self._line.say)
+        elif self._home.plan.keeps_copies and self._home.snapshots is not None:
+            self._buddies = await _open_buddies(self._home, self._home.snapshots, self._token, self._line.say)
+        if self._home.plan.spec.recovery.health and len(self._home.plan.nodes) > 1:
+            self._prober = await _open_prober(self._home, self._token)
+        for life in (
+            self._prepare(),
+            self._line.keep(self._introduce, self._obey),
+            self._keep_pulse(),
+            self._watch_lease(),
+        ):
+            self._go(life)
+        if self._home.plan.spec.recovery.health:
+            self._go(self._watch_kernel())
+        code = await self._over
+        for task in self._work:
+            task.cancel()
+        if self._replication is not None:
+            await self._replication.close()
+        if self._buddies is not None:
+            await self._buddies.close()
+        if self._prober is not None:
+            await self._prober.close()
+        await self._preparation.close()
+        await asyncio.to_thread(self._sampler.close)
+        await asyncio.to_thread(end_all, lambda: descendants(os.getpid()))
+        self._line.close()
+        return code
+
+    def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._over.done():
+            self._over.set_exception(error)
+
+    def leave(self, code: Exit) -> None:
+        if not self._over.done():
+            self._over.set_result(code)
+
+    # -- the node itself
+
+    async def _prepare(self) -> None:
+        try:
+            await self._preparation.run()
+        except (SetupFailed, NodeUnfit) as failure:
+            self._line.say(_fault_of(self._home, failure))
+            return
+        self._tell_health()
+        self._line.say(messages.Ready(self._home.node.index))
+
+    async def _is_still_fit(self, suspects: list[int]) -> bool:
+        """After these ranks have failed; says so where it is not."""
+        try:
+            await self._preparation.check_again(suspects)
+        except NodeUnfit as unfit:
+            self._line.say(_fault_of(self._home, unfit))
+            return False
+        self._tell_health()
+        return True
+
+    def _tell_health(self) -> None:
+        node = self._home.node.index
+        for one in self._preparation.health:
+            if one.fitness is Fitness.FIT:
+                self._line.note(messages.Noted(node, "node_fit", f"node {node} is fit: {one.text}"))
+            else:
+                self._line.note(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
+
+    async def _watch_kernel(self) -> None:
+        """Until it tells of a device that fails: ranks are to be gone before it does."""
+        node, gpus = self._home.node.index, self._home.plan.gpus_per_node > 0
+        try:
+            with closing(KernelLog()) as log:
+                while not self._failing:
+                    await asyncio.sleep(_KERNEL_S)
+                    self._failing = next(filter(None, (device_error(one, gpus=gpus) for one in log.news())), "")
+        except OSError as error:
+            why = said_by_the_system(error)
+            text = f"what the kernel of node {node} tells of failing devices is not heard: {why}"
+            self._line.note(messages.Noted(node, "health_unknown", text))
+        else:
+            self._line.say(messages.DeviceFails(node, self._failing))
+
+    def _tell_of_reserve(self, kind: ReserveEvent, text: str) -> None:
+        self._line.note(messages.Noted(self._home.node.index, kind, text))
+
+    def _asked_to_stop(self) -> None:
+        request = readable(self._home.attempt.stop, StopRequest)
+        kind = "preempt" if request is None else request.kind
+        if not self._line.is_up:
+            self.leave(Exit.CANCELLED if kind == "cancel" else Exit.PREEMPTED)
+        self._line.say(messages.StopAsked(self._home.node.index, kind))
+
+    # -- what the coordinator wants
+
+    def _introduce(self) -> None:
+        node = self._home.node
+        me, port = this_process(), self._port.number
+        gives = self._replication or self._buddies
+        port_of_replicas = gives.port if gives is not None else 0
+        port_of_links = self._prober.port if self._prober is not None else 0
+        ports = port_of_replicas, port_of_links
+        self._line.join(messages.Join(node.index, node.address, me, port, self._generation, self._buried, *ports))
+        if self._preparation.failure is not None:
+            self._line.say(_fault_of(self._home, self._preparation.failure))
+        elif self._preparation.done:
+            self._line.say(messages.Ready(node.index))
+        if self._failing:
+            self._line.say(messages.DeviceFails(node.index, self._failing))
+
+    def _obey(self, message: messages.ToAgent) -> None:
+        match message:
+            case messages.Welcome(lease_s=lease_s):
+                self._line.welcomed(lease_s)
+            case messages.PulseAck(seq=seq):
+                self._line.answered(seq)
+            case messages.CheckLink():
+                self._go(self._check_link(message))
+            case messages.Start():
+                self._starting = self._go(self._start(message))
+            case messages.ContinueInPlace():
+                self._starting = self._go(self._continue_in_place(message))
+            case messages.Follow(generation=generation):
+                self._led = generation
+                self._leader.set()
+            case messages.Stop():
+                self._go(self._stop(message))
+            case messages.End(goes_on=goes_on):
+                self.goes_on = goes_on
+                self.leave(Exit.OK)
+
+    async def _check_link(self, word: messages.CheckLink) -> None:
+        if self._prober is not None:
+            self._line.say(await self._prober.measure(word.number, word.peer))
+
+    # -- ranks
+
+    async def _start(self, start: messages.Start) -> None:
+        node = self._home.node.index
+        self._line.forget()
+        self._opens = start.generation  # until it is stopped, if it comes no further
+        await self._preparation.wait()
+        await self._preparation.renew()
+        if self._replication is not None and (problem := await _bring(node, self._replication, start)) is not None:
+            self._line.tell(problem)
+            return
+        if self._buddies is not None:
+            await self._buddies.bring(start)
+            await self._buddies.follow(start)
+        if start.group_rank and not start.joins:  # ranks that meet in place look for rank 0 again at once
+            await self._rank_zero(start.generation)
+        group = RankGroup(self._home, start, self._preparation.starter, self)
+        self._group, self._opens = group, 0
+        await self._begin(start, group.begin())
+
+    async def _continue_in_place(self, word: messages.ContinueInPlace) -> None:
+        """A new generation in which ranks that run here keep their processes."""
+        group = self._group
+        if group is None or group.generation >= word.start.generation:
+            return  # it was stopped meanwhile
+        self._line.forget()
+        if self._buddies is not None:
+            await self._buddies.follow(word.start)
+        await self._preparation.renew()
+        if not await self._is_still_fit(group.suspects):
+            return  # this generation will be closed
+        keep, waiting = self._not_of_ranks
+        await self._begin(word.start, group.continue_in_place(word, self._preparation.starter, keep, waiting))
+
+    async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
+        node = self._home.node.index
+        try:
+            pids = await begins
+        except OSError as error:
+            fault = fault_of_start(node, error)
+            if fault is None:
+                raise
+            say(fault.text)
+            self._line.tell(fault)
+            return
+        self._old_ports.append(self._port)
+        self._port = HeldPort(self._home.node.address)
+        self._line.tell(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
+        self._fresh.set()
+
+    async def _rank_zero(self, generation: int) -> None:
+        """Returns once it is there."""
+        while self._led < generation:
+            self._leader.clear()
+            await self._leader.wait()
+
+    @property
+    def _not_of_ranks(self) -> tuple[tuple[int, ...], Pids]:
+        """Of the processes below this one: what to keep, and who waits to be a rank."""
+        return (*self._preparation.own_pids, self._guard.pid), lambda: self._preparation.reserve.pids
+
+    @property
+    def _generation(self) -> int:
+        """That of the ranks that run here, or are about to; 0: none."""
+        return self._group.generation if self._group is not None else self._opens
+
+    async def _stop(self, stop: messages.Stop) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+            await self._preparation.settle()  # else a fork that comes late would outlive its generation
+        if self._opens <= stop.generation:
+            self._opens = 0
+        group = self._group
+        if group is not None and group.generation <= stop.generation:
+            self._say_pulse()
+            await group.stop(stop.grace_s, stop.hung, *self._not_of_ranks)
+            if not stop.grace_s:
+                await self._is_still_fit(group.suspects)
+            if self._group is not group:
+                return  # another stop was quicker, and has said so
+            group.close()
+            self._group = None
+            while self._old_ports:
+                self._old_ports.pop().release()
+        self._line.tell(messages.Stopped(self._home.node.index, stop.generation))
+        await self._preparation.renew()
+        if self._preparation.done and self._preparation.failure is None:
+            self._line.say(messages.Ready(self._home.node.index))  # it may have been given up meanwhile, and only slept
+
+    def begun(self, rank: int) -> None:
+        if rank == 0:
+            self._line.tell(messages.Leads(self._home.node.index, self._generation))
+
+    def news(self) -> None:
+        if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
+            self._replication.note(self._group.checkpoint)
+        if self._buddies is not None and self._group is not None and self._group.remembered is not None:
+            self._buddies.note(self._group.remembered)
+        if self._group is not None and self._group.is_steady and self._preparation.reserve.is_short(self._group.start):
+            # Not before: it would only keep ranks from their first steps.
+            self._go(self._preparation.fill_reserve(self._group.start))
+        self._fresh.set()
+
+    def last_news(self) -> None:
+        self._say_pulse()
+
+    def ended(self, exited: messages.Exited) -> None:
+        self._line.tell(exited)
+        if self._replication is not None and self._group is not None and self._group.over:
+            self.news()  # of a commit just before the end
+            self._go(_settle(self._line, self._home.node.index, self._replication, self._group.generation))
+
+    # -- pulse and lease
+
+    async def _keep_pulse(self) -> None:
+        while True:
+            self._say_pulse()
+            self._fresh.clear()
+            try:
+                async with asyncio.timeout(self._line.pulse_s):
+                    await self._fresh.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(NEWS_S)  # so that many reports make one pulse
+
+    def _say_pulse(self) -> None:
+        group = self._group
+        ranks = group.pulses() if group is not None else ()
+        fetched = self._replication.fetched if self._replication is not None else None
+        keeps = self._replication is not None and self._replication.keeps
+        doing, load = self._preparation.doing, self._sampler.fresh() if self._line.is_up else None
+        node = self._home.node.index
+        self._line.pulse(messages.Pulse(node, 0, self._generation, ranks, fetched, keeps, doing, load))
+
+    def _rank_pids(self) -> dict[int, int]:
+        """Asked by the sampler's thread."""
+        group = self._group
+        return group.pids if group is not None else {}
+
+    async def _watch_lease(self) -> None:
+        """Of a forgiving guard's node nobody takes the place: while it is awake, it lives."""
+        if self._guard.slept is not Slept.FORGIVEN:
+            await self._line.run_out(LeaseWatch(self._guard.slept))
+            self.leave(Exit.LOST)
+
+    def _unguarded(self, _: Death) -> None:
+        """Nobody would end the ranks if we were frozen: whoever started us does so again."""
+        self.leave(Exit.LAUNCHER_FAULT)
+
+
+async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
+    from launcher.copies.patience import Patience  # late: as the next one
+    from launcher.copies.replication import Replication  # late: 20 ms that a shared disk spares
+
+    plan, node = home.plan, home.node
+    folder = Path(plan.run_dir, plan.spec.checkpoint.dir)
+    patience = Patience(plan.spec.recovery.lease_s + _PATIENCE_S)
+    limit = plan.spec.checkpoint.copy_limit_bytes
+    key = wire_key(token, "replicas", plan.run_id, home.attempt.number)
+    replication = Replication(node.index, node.address, key, folder, say, patience, limit)
+    await replication.open()
+    return replication
+
+
+async def _open_prober(home: Home, token: str) -> "Prober":
+    from launcher.health.probe import Prober  # late: 20 ms that runs without such checks are spared
+
+    key = wire_key(token, "links", home.plan.run_id, home.attempt.number)
+    prober = Prober(home.node.index, home.node.address, key)
+    await prober.open()
+    return prober
+
+
+async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToCoordinator], None]) -> "Buddies":
+    # late: 20 ms that runs without such copies are spared
+    from launcher.copies.buddies import Buddies  # late: see above
+    from launcher.copies.node_memory import NodeMemory  # late: see above
+
+    plan, node = home.plan, home.node
+    key = wire_key(token, "replicas", plan.run_id, home.attempt.number)
+    patience_s, limit = plan.spec.recovery.lease_s + _PATIENCE_S, plan.spec.checkpoint.copy_limit_bytes
+    buddies = Buddies(node.index, node.address, key, NodeMemory(folder), say, patience_s, limit)
+    await buddies.open()
+    return buddies
+
+
+async def _bring(
+    node: int, replication: "Replication", start: messages.Start
+) -> messages.NotFetched | messages.NothingWhole | messages.Fault | None:
+    """Have here what the ranks are to load; gives why that cannot be."""
+    # late: 20 ms that a shared disk spares
+    from launcher.copies.client import DiskFailed  # late: see above
+    from launcher.copies.replication import NotBrought, NothingToLoad  # late: see above
+
+    try:
+        await replication.bring(start)
+    except NotBrought as error:
+        return messages.NotFetched(node, start.generation, str(error))
+    except NothingToLoad as error:
+        return messages.NothingWhole(node, start.generation, str(error))
+    except DiskFailed as error:
+        return messages.Fault(node, False, f"node {node}: its disk: {error}", disk=True)
+    return None
+
+
+async def _settle(line: Lifeline, node: int, replication: "Replication", generation: int) -> None:
+    """Say when no file of this node's ranks waits for its second copy."""
+    line.tell(messages.Settled(node, generation, await replication.settle()))
+
+
+def fault_of_start(node: int, error: OSError) -> messages.Fault | None:
+    """Return what to tell of ranks that could not be started: their disk's fault, or the launcher's own.
+
+    None: it is an error that nobody has foreseen.
+    """
+    if error.errno not in DISK_ERRORS | _USED_UP:
+        return None
+    text = f"node {node} could not start ranks: {said_by_the_system(error)}"
+    return messages.Fault(node, False, text, disk=error.errno in DISK_ERRORS)
+
+
+def _fault_of(home: Home, failure: SetupFailed | NodeUnfit) -> messages.Fault:
+    if isinstance(failure, NodeUnfit):
+        return messages.Fault(home.node.index, False, str(failure), unfit=True)
+    return messages.Fault(home.node.index, True, str(failure), failure.log)

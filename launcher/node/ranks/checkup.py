@@ -1,0 +1,101 @@
+"""Having a node's devices checked: a process for each, forked from the zygote, and ended where nothing comes of it."""
+
+import asyncio
+import signal
+from collections.abc import Collection
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from launcher.clock import WakingClock
+from launcher.errors import LaunchError, said_by_the_system
+from launcher.health.evidence import DEVICE_CHECK, DeviceHealth, Ending, Fitness, devices_of, judge
+from launcher.node.ranks.group import Home
+from launcher.node.ranks.reaper import Death, Reaper
+from launcher.node.ranks.start import OrdinaryStarter, Starter, ZygoteStarter
+from launcher.node.ranks.zygote_link import ZygoteLink
+from launcher.run.identity import process_id
+from launcher.run.processes import signal_process
+
+AT_START_S = 60.0  # for what takes less than one, and perhaps the import of torch
+AFTER_FAILURE_S = 15.0  # a node that has not ended its ranks within 30 s is given up
+_LOOK_S = 1.0
+_LAST_S = 1.0  # a process in the hands of a driver that hangs cannot be killed, and is not waited for
+_MOST_NAMED, _MOST_BYTES = 4, 1 << 20
+
+
+class NodeUnfit(LaunchError):
+    """A device of this node does not do what it should."""
+
+
+class Checkup:
+    """The checks of one node. `look` raises NodeUnfit."""
+
+    def __init__(self, home: Home, reaper: Reaper, program: Path = DEVICE_CHECK) -> None:
+        """`program` looks at one device."""
+        self._home, self._program = home, program
+        self._reaper = reaper
+        self._gpus = len(home.node.gpus) if home.node.gpus is not None else home.plan.gpus_per_node
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return devices_of(self._gpus)
+
+    def devices_of_ranks(self, local_ranks: Collection[int]) -> tuple[str, ...]:
+        """Where they compute."""
+        if not self._gpus:
+            return self.devices if local_ranks else ()
+        return tuple(sorted({f"cuda:{local % self._gpus}" for local in local_ranks}))
+
+    async def look(self, zygote: ZygoteLink | None, devices: Collection[str], bound_s: float) -> list[DeviceHealth]:
+        """What is known of each of these, all of them at once: that it is fit, or nothing."""
+        found = await asyncio.gather(*(self._look(zygote, device, bound_s) for device in devices))
+        unfit = [one.text for one in found if one.fitness is Fitness.UNFIT]
+        if unfit:
+            more = f"; and {len(unfit) - _MOST_NAMED} more" if len(unfit) > _MOST_NAMED else ""
+            raise NodeUnfit("; ".join(unfit[:_MOST_NAMED]) + more)
+        return list(found)
+
+    async def _look(self, zygote: ZygoteLink | None, device: str, bound_s: float) -> DeviceHealth:
+        log = self._home.attempt.health_log(self._home.node.index, device)
+        ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+        try:
+            before = log.stat().st_size if log.exists() else 0
+            start = self._starter(zygote, device).start({}, log, str(log.with_suffix(".progress")), ended.set_result)
+            pid = await asyncio.wait_for(start, bound_s)
+            ending = await self._ending(pid, ended, bound_s)
+            said = _lines(log, before)
+        except TimeoutError:
+            return DeviceHealth(device, Fitness.UNKNOWN, f"{device}: its check was not started within {bound_s:g} s")
+        except OSError as error:
+            text = f"{device}: its check could not be started: {said_by_the_system(error)}"
+            return DeviceHealth(device, Fitness.UNKNOWN, text)
+        return judge(device, said, ending)
+
+    def _starter(self, zygote: ZygoteLink | None, device: str) -> Starter:
+        home = self._home
+        entry = replace(home.plan.entry, kind="script", target=str(self._program), args=(device,))
+        ordinary = OrdinaryStarter(entry, home.environment, home.workdir, home.run.code, self._reaper)
+        return ordinary if zygote is None else ZygoteStarter(zygote, ordinary)
+
+    async def _ending(self, pid: int, ended: "asyncio.Future[Death]", bound_s: float) -> Ending:
+        """How it ended by itself, or that it did not; where this is cancelled, it is ended too."""
+        process, clock = process_id(pid), WakingClock()  # who stood still together with us is not slow
+        until = clock.now() + bound_s
+        try:
+            while not ended.done() and (left_s := until - clock.now()) > 0:
+                await asyncio.wait([ended], timeout=min(left_s, _LOOK_S))
+        finally:
+            if not ended.done() and process is not None:
+                signal_process(process, signal.SIGKILL)
+        if ended.done():
+            death = ended.result()
+            return Ending(death.code, death.signal)
+        await asyncio.wait([ended], timeout=_LAST_S)
+        return Ending(after_s=bound_s)
+
+
+def _lines(log: Path, begin: int) -> list[bytes]:
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read(_MOST_BYTES).splitlines()

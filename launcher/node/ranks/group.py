@@ -1,0 +1,439 @@
+"""The ranks of one node in one generation: starting them, watching them, ending every process that they left."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from launcher.clock import WakingClock
+from launcher.coordinator.classify import classify, failed, finished
+from launcher.coordinator.tracebacks import error_file_says, last_exception, likeliest
+from launcher.errors import Exit
+from launcher.node.environment import hot_words, rank_environment
+from launcher.node.ranks.control import ControlPipe, control_of
+from launcher.node.ranks.reaper import Death
+from launcher.node.ranks.reports.behind import WriteBehind
+from launcher.node.ranks.reports.logfile import LogFile
+from launcher.node.ranks.reports.metrics_file import MetricsFile
+from launcher.node.ranks.reports.oom import OomCounter
+from launcher.node.ranks.start import DUMP_SIGNAL, Starter
+from launcher.node.ranks.zygote_link import OfferedZygote
+from launcher.plan.model import NodePlan, Plan
+from launcher.run.code.left_out import left_out
+from launcher.run.durable import append_line, make_dir, write_record
+from launcher.run.identity import process_id
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.processes import end_all, is_stopped, orphans, signal_process
+from launcher.run.records import ProcessId, RankExit, RankProcess
+from launcher.states import Cause
+from launcher.wire.messages import ContinueInPlace, Exited, RankPulse, Start
+from launcher.wire.progress import Progress, ProgressPipe
+
+_DUMP_BOUND_S = 3.0  # for hung ranks to write their stacks
+_DUMP_QUIET_S = 0.2
+_LAST_EXITS_S = 5.0
+_FIRST_STEPS = 3
+_LONGEST_SAID = 300
+CANNOT_START = 125  # as in zygote.py
+Pids = Callable[[], Collection[int]]  # now
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where an agent works."""
+
+    plan: Plan
+    run: RunDir
+    attempt: AttemptDir
+    node: NodePlan
+    environment: Mapping[str, str]
+    offered: OfferedZygote | None = None
+    notes: Path | None = None  # recovery.mode hot: the folder in memory where ranks note what is theirs alone
+    snapshots: Path | None = None  # the folder in memory where they keep the newest state
+    oom: OomCounter = field(default_factory=OomCounter)
+
+    @property
+    def hot(self) -> bool:
+        """Ranks that say so keep their processes when another one is replaced."""
+        return self.notes is not None
+
+    @property
+    def workdir(self) -> Path:
+        return self.run.path / self.plan.workdir
+
+
+class Listener(Protocol):
+    """Who wants to know what ranks do."""
+
+    def begun(self, rank: int) -> None:
+        """Its process is there."""
+
+    def news(self) -> None:
+        """A rank has reported something."""
+
+    def last_news(self) -> None:
+        """A rank has ended: what it reported last must be told before its end is."""
+
+    def ended(self, exited: Exited) -> None:
+        """A rank has ended."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    number: int
+    local: int
+    log: LogFile
+    progress: Progress
+    active_at: float
+    started_at: float
+    pipe: ProgressPipe = field(init=False)
+    control: ControlPipe | None = None
+    pid: int = 0
+    process: ProcessId | None = None
+    hung: bool = False
+    replaced: bool = False  # another process has its place, or is about to
+    exit: RankExit | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def close(self) -> None:
+        self.pipe.close()
+        if self.control is not None:
+            self.control.close()
+
+
+class RankGroup:
+    """All ranks of one generation on this node. `listener` hears of each end and of each report."""
+
+    def __init__(
+        self, home: Home, start: Start, starter: Starter, listener: "Listener", dump_bound_s: float = _DUMP_BOUND_S
+    ) -> None:
+        self.generation = start.generation
+        self._home = home
+        self.start = start
+        self._starter = starter
+        self._listener, self._dump_bound_s = listener, dump_bound_s
+        self._stopping = False
+        self._closed = False
+        self._clock = WakingClock()  # who stood still together with us was not idle meanwhile
+        home.oom.grew()  # what was before is of no rank of these
+        self._metrics = MetricsFile(home.run.reported(home.attempt.number, home.node.index), start.generation)
+        self._behind = WriteBehind()
+        self._ranks: list[_Rank] = []
+        # Local ranks whose peers have the state of the training.
+        self._joins = {*range(start.local_world_size)} if start.joins else set[int]()
+
+    async def begin(self) -> tuple[int, ...]:
+        """Start all ranks; gives their pids. Raises OSError."""
+        make_dir(self._home.run.generation_logs(self._home.attempt.number, self.generation))
+        for local in range(self.start.local_world_size):
+            self._ranks.append(self._prepare(local))
+        begun = await asyncio.gather(*(self._begin(rank) for rank in self._ranks), return_exceptions=True)
+        for error in begun:
+            if error is not None:
+                raise error  # of what has begun all the same the end is heard, and seen to
+        return tuple(rank.pid for rank in self._ranks)
+
+    async def continue_in_place(
+        self, word: ContinueInPlace, starter: Starter, keep: Collection[int], waiting: Pids
+    ) -> tuple[int, ...]:
+        """Be the ranks of another generation: survivors are told of it, the others are started anew.
+
+        What the dead ones have left behind is ended first; `keep` and `waiting` are as for `stop`. Raises OSError.
+        """
+        start = word.start
+        run, node = self._home.run, self._home.node.index
+        metrics, self._metrics = (
+            self._metrics,
+            MetricsFile(run.reported(self._home.attempt.number, node), start.generation),
+        )
+        self.generation, self.start, self._starter = start.generation, start, starter
+        make_dir(run.generation_logs(self._home.attempt.number, self.generation))
+        living: list[int] = []
+        for rank in self._ranks:
+            rank.number = start.first_rank + rank.local
+            if rank.number not in word.survivors:
+                rank.replaced = True  # it may live, if it was yet to meet the others
+            elif rank.exit is not None:  # it ended a moment ago, and was told of as one of the generation before
+                end = replace(rank.exit, generation=start.generation, rank=rank.number)
+                self._tell(end)
+            else:
+                living.append(rank.pid)
+                self._keep(rank, word)
+        await asyncio.to_thread(end_all, lambda: _left_behind([*living, *waiting()], keep))
+        await asyncio.to_thread(metrics.close)
+        new = [rank for rank in self._ranks if rank.replaced]
+        await asyncio.gather(*(rank.ended.wait() for rank in new))  # else it would clear away the pipes of the next one
+        self._joins |= {rank.local for rank in new}
+        new = [self._prepare(rank.local) for rank in new]
+        for rank in new:
+            self._ranks[rank.local] = rank
+        begun = await asyncio.gather(*(self._begin(rank) for rank in new), return_exceptions=True)
+        for error in begun:
+            if error is not None:
+                raise error
+        return tuple(rank.pid for rank in self._ranks)
+
+    def _keep(self, rank: _Rank, word: ContinueInPlace) -> None:
+        """Tell a rank of its new generation; its log is another one from now on."""
+        before = str(rank.log.path)
+        path = self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number)
+        rank.log = LogFile(path, self._behind)
+        rank.progress.go_on()
+        environment = self._environment(rank)
+        self._note_process(rank, environment)
+        if rank.control is not None:
+            logs = {"log": str(rank.log.path), "log_before": before}
+            said = {"generation": self.generation, **logs, "environment": environment}
+            rank.control.say(said, at_step_end=word.at_step_end)
+
+    def _prepare(self, local: int) -> _Rank:
+        number = self.start.first_rank + local
+        log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number), self._behind)
+        fifo = self._home.attempt.progress(self._home.node.index, local)
+        progress = Progress(partial(self._measure, local))
+        rank = _Rank(number, local, log, progress, active_at=self._clock.now(), started_at=time.time())
+        self._error_file(rank).unlink(missing_ok=True)
+        rank.pipe = ProgressPipe(fifo, rank.progress, lambda: self._heard(rank))
+        if self._home.hot:
+            rank.control = ControlPipe(control_of(fifo))
+        return rank
+
+    def _measure(self, local: int, step: int, values: Mapping[str, float]) -> None:
+        self._metrics.add(self.start.first_rank + local, step, values)
+
+    def _environment(self, rank: _Rank) -> dict[str, str]:
+        fifo = self._home.attempt.progress(self._home.node.index, rank.local)
+        environment = rank_environment(self.start, rank.local, str(fifo), str(self._error_file(rank)))
+        if self._home.notes is not None:
+            joins = rank.local in self._joins
+            environment |= hot_words(self._home.plan, control_of(fifo), self._home.notes, joins=joins)
+        return environment
+
+    async def _begin(self, rank: _Rank) -> None:
+        fifo = str(self._home.attempt.progress(self._home.node.index, rank.local))
+        environment = self._environment(rank)
+        rank.pid = await self._starter.start(environment, rank.log.path, fifo, lambda death: self._ended(rank, death))
+        rank.process = process_id(rank.pid)
+        self._note_process(rank, environment)
+        self._listener.begun(rank.number)
+
+    def _note_process(self, rank: _Rank, environment: dict[str, str]) -> None:
+        if rank.process is not None:
+            found = RankProcess(rank.number, self.generation, rank.process, environment, self._log_of(rank))
+            place = self._home.attempt.rank_process(self._home.node.index, rank.local)
+            self._behind.do(lambda: write_record(place, found, fsync=False))
+
+    def _log_of(self, rank: _Rank) -> str:
+        return str(rank.log.path.relative_to(self._home.run.path))
+
+    def _error_file(self, rank: _Rank) -> Path:
+        return self._home.attempt.error_file(self._home.node.index, rank.local)
+
+    def pulses(self) -> tuple[RankPulse, ...]:
+        """What each live rank did lately; also notes when which log grew."""
+        return tuple(self._pulse(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
+
+    def _pulse(self, rank: _Rank, now: float) -> RankPulse:
+        if rank.log.grew():
+            rank.active_at = now
+        progress = rank.progress
+        return RankPulse(
+            rank=rank.number,
+            idle_s=round(now - rank.active_at, 3),
+            reported=progress.reported,
+            frozen=is_stopped(rank.pid),
+            step=progress.step,
+            total_steps=progress.total_steps,
+            checkpoint=progress.checkpoint,
+            metrics=progress.metrics,
+            fingerprint=progress.fingerprint,
+            not_finite=progress.not_finite,
+            malformed=progress.dropped_lines,
+            can_continue=None if progress.can_continue is None or not self._home.hot else progress.can_continue > 0,
+            breakpoint=progress.breakpoint,
+            address=progress.address,
+            resizes=progress.resizes,
+            goes_back=progress.goes_back,
+            waits=progress.waits,
+            slow=progress.slow,
+            went_back=progress.went_back,
+        )
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Of each live rank."""
+        return {rank.number: rank.pid for rank in self._ranks if rank.pid and not rank.ended.is_set()}
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The newest that one of these ranks has reported as committed."""
+        return max((one for rank in self._ranks if (one := rank.progress.checkpoint) is not None), default=None)
+
+    @property
+    def remembered(self) -> int | None:
+        """The newest snapshot in memory that one of these ranks has reported."""
+        return max((one for rank in self._ranks if (one := rank.progress.remembered) is not None), default=None)
+
+    @property
+    def suspects(self) -> list[int]:
+        """Local ranks that failed by themselves: something may be the matter with where they ran."""
+        return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
+
+    @property
+    def is_steady(self) -> bool:
+        """Each of its ranks makes steps: it is over with the first ones, of which those that stay tell once more."""
+        return all(rank.progress.steps >= _FIRST_STEPS and not rank.ended.is_set() for rank in self._ranks)
+
+    @property
+    def over(self) -> bool:
+        """Each of its ranks has ended, and was told of."""
+        return all(rank.ended.is_set() for rank in self._ranks)
+
+    def _heard(self, rank: _Rank) -> None:
+        rank.active_at = self._clock.now()
+        self._listener.news()
+
+    def _ended(self, rank: _Rank, death: Death) -> None:
+        rank.close()
+        rank.log.grew()
+        failed = death.status != 0 and not rank.progress.done
+        tail = rank.log.tail() if failed else ()
+        self._listener.last_news()
+        rank.ended.set()
+        if rank.replaced:
+            return
+        rank.exit = self._exit_record(rank, death, tail)
+        self._tell(rank.exit, tail)
+        if self.over:
+            self._metrics.close()
+            self._behind.close()
+
+    def _tell(self, end: RankExit, tail: tuple[str, ...] = ()) -> None:
+        """Tell the coordinator; that a rank finished is noted here too, in case nobody outlives it who could."""
+        node = self._home.node.index
+        if finished(end):
+            # Not synced: it is of use only for as long as this machine is up.
+            self._behind.do(lambda: append_line(self._home.attempt.node_exits(node), end, fsync=False))
+        self._listener.ended(Exited(node, end, tail))
+
+    def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
+        told = likeliest(rank.progress.exception, error_file_says(self._error_file(rank)))
+        exception = told or last_exception(tail)
+        failed_to_start = rank.progress.start_failed if death.code == CANNOT_START else ""
+        return RankExit(
+            generation=self.generation,
+            rank=rank.number,
+            local_rank=rank.local,
+            node=self._home.node.index,
+            pid=rank.pid,
+            code=death.code,
+            signal=death.signal,
+            done=rank.progress.done,
+            stopping=self._stopping,
+            asked=rank.progress.asked_to_stop,
+            left=rank.progress.called_exit,
+            said=_last_line(tail),
+            not_started=failed_to_start,
+            error=exception.line or None if exception else None,
+            where=exception.where or None if exception else None,
+            left_out=self._left_out(exception.line) if exception else "",
+            raised=exception.raised if exception else (),
+            oom=death.signal == signal.SIGKILL and not self._stopping and self._home.oom.grew(),
+            hung=rank.hung,
+            fenced=death.code == Exit.FENCED and self._can_be_fenced(),
+            peak_memory_bytes=death.peak_memory_bytes,
+            started_at=rank.started_at,
+            ended_at=time.time(),
+            log=self._log_of(rank),
+        )
+
+    def _left_out(self, said: str) -> str:
+        """Where the node sees the project, that is: not on a disk of its own."""
+        with contextlib.suppress(OSError, ValueError):
+            plan = self._home.plan
+            return "" if plan.disks_apart else left_out(said, plan, self._home.run.path)
+        return ""
+
+    def _can_be_fenced(self) -> bool:
+        """Of a run whose checkpoints nobody claims, it is an exit code like any other; curl has it too."""
+        from trainer.checkpoint_files.layout import FENCE  # late: only where a rank left with that code
+
+        return os.path.lexists(self._home.run.path / self._home.plan.spec.checkpoint.dir / FENCE)
+
+    async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int], waiting: Pids = tuple) -> None:
+        """End every process of this generation, and all that it left behind.
+
+        `keep` are ours, though what is below them is not; those `waiting` to be ranks are of no generation.
+        """
+        self._stopping = True
+        if hung:
+            await self._dump([rank for rank in self._ranks if rank.number in hung and not rank.ended.is_set()])
+        if grace_s > 0:
+            # The rank process alone: DataLoader workers that die first would make its last checkpoint fail.
+            for rank in self._ranks:
+                if rank.process is not None and not rank.ended.is_set():
+                    signal_process(rank.process, signal.SIGTERM)
+            await self.wait(grace_s)
+        if self._closed:
+            return  # by another stop, which was quicker: what runs now is not ours to end
+        await asyncio.to_thread(end_all, lambda: _left_behind(waiting(), keep))
+        await self.wait(_LAST_EXITS_S)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """True once every rank that was started has ended and was told of."""
+        waits = [asyncio.create_task(rank.ended.wait()) for rank in self._ranks if rank.pid]
+        if not waits:
+            return True
+        _, late = await asyncio.wait(waits, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        return not late
+
+    def close(self) -> None:
+        """Take away what is left of ranks that were never started or whose end nobody saw."""
+        self._closed = True
+        for rank in self._ranks:
+            if not rank.ended.is_set():
+                rank.close()
+        self._metrics.close()
+        self._behind.close()
+
+    async def _dump(self, ranks: list[_Rank]) -> None:
+        """Have each of these write its Python stacks into its log; wait until the logs are quiet again."""
+        last = before = {rank.number: rank.log.bytes_now() for rank in ranks}
+        for rank in ranks:
+            rank.hung = True
+            if rank.process is not None and self._starter.dumps_stacks:
+                signal_process(rank.process, DUMP_SIGNAL)
+                signal_process(rank.process, signal.SIGCONT)
+        if not self._starter.dumps_stacks:
+            return
+        deadline = time.monotonic() + self._dump_bound_s
+        while time.monotonic() < deadline:
+            await asyncio.sleep(_DUMP_QUIET_S)
+            sizes = {rank.number: rank.log.bytes_now() for rank in ranks}
+            awaited = [rank for rank in ranks if sizes[rank.number] == before[rank.number] and not rank.ended.is_set()]
+            if sizes == last and not awaited:
+                return
+            last = sizes
+
+
+def _last_line(tail: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(tail) if line.strip()), "")[:_LONGEST_SAID]
+
+
+def _left_behind(trees: Collection[int], keep: Collection[int]) -> list[int]:
+    return [pid for pid in orphans(os.getpid(), trees) if pid not in keep]
+
+
+def _is_suspect(end: RankExit) -> bool:
+    by_itself = end.hung or not end.stopping
+    return by_itself and failed(end) and classify(end) is not Cause.COMMUNICATION

@@ -1,0 +1,189 @@
+"""The lease under which ranks run on a node, and who ends them when it has run out.
+
+    agent ── renews ──► Lease (memory of all three) ◄── looks ─┬─ watchdog: has run out ──────┐
+                                                               └─ supervisor: 0.5 s later ────┴► SIGKILL to all below
+                                                                                                 the agent, then to it
+
+A separate process enforces the lease, because a frozen agent cannot. The watchdog is a fork of the agent, made before
+all else, in a session of its own; the two die together. The supervisor that started the agent acts where the watchdog
+was frozen or killed as well.
+"""
+
+import mmap
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from launcher.clock import WakingClock, boottime
+from launcher.plan.on_hosts import leader_may_be_replaced
+from launcher.run.identity import process_id
+from launcher.run.processes import descendants, die_with, end_all, is_stopped, signal_process
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+    from launcher.run.records import ProcessId
+
+_LOOK_S = 0.5
+_SOON_S = 0.05  # where it is asked: who woke it may wake those that it holds
+FAREWELL_S = 2.0  # for an agent that is awake, and leaves by itself
+_VARIABLE, _NAME = "LAUNCH_LEASE", "launch-lease"
+_DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Slept(Enum):
+    """What time is that guard, agent and ranks have slept through together."""
+
+    FORGIVEN = auto()  # nobody can have taken the place of this agent meanwhile
+    ASKED = auto()  # the coordinator knows whether somebody has: until it answers the ranks are held still
+    COUNTS = auto()  # others may go on without the coordinator, too
+
+
+class Lease:
+    """Until when ranks may run here, by `boottime`, in memory that processes share."""
+
+    def __init__(self, fd: int = -1) -> None:
+        """Open the lease behind a descriptor of `shared_memory`, or make one that only forks of this process see."""
+        self._shared = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("d")
+        if fd == -1:
+            self.until = float("inf")
+
+    @classmethod
+    def taken_from(cls, environ: MutableMapping[str, str]) -> "Lease":
+        """Open the one that the supervisor of this agent reads too, or make one where it passed none."""
+        word = environ.pop(_VARIABLE, "")
+        fd = int(word) if word.isdecimal() else -1
+        if not _is_lease(fd):  # a container passes variables on, and not descriptors
+            return cls()
+        lease = cls(fd)
+        os.close(fd)
+        return lease
+
+    @property
+    def broken(self) -> bool:
+        """It had run out: what ran under it has been ended."""
+        return self._shared[1] != 0.0
+
+    def break_off(self) -> None:
+        self._shared[1] = 1.0
+
+    @property
+    def until(self) -> float:
+        return self._shared[0]
+
+    @until.setter
+    def until(self, moment: float) -> None:
+        self._shared[0] = moment
+
+
+def shared_memory() -> tuple[int, dict[str, str]]:
+    """Return a descriptor of a new lease, and the variable that tells an agent its number."""
+    fd = os.memfd_create(_NAME)
+    os.truncate(fd, mmap.PAGESIZE)
+    Lease(fd).until = float("inf")
+    return fd, {_VARIABLE: str(fd)}
+
+
+def renumber(environ: MutableMapping[str, str], numbers: Mapping[int, int]) -> None:
+    """Name the lease's descriptor by the number that it has in this process."""
+    if _VARIABLE in environ:
+        environ[_VARIABLE] = str(numbers.get(int(environ[_VARIABLE]), -1))
+
+
+def _is_lease(fd: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}")
+    except OSError:
+        return False
+
+
+def slept_through(plan: "Plan", index: int) -> Slept:
+    """Return what a lease is worth through which all of this node was suspended."""
+    if leader_may_be_replaced(plan):
+        return Slept.COUNTS  # nor does a FORGIVEN coordinator decide alone then
+    return Slept.FORGIVEN if index == 0 else Slept.ASKED
+
+
+class LeaseWatch:
+    """How much of a lease is left, to whoever looks at it often."""
+
+    def __init__(self, slept: Slept, clock: Callable[[], float] = boottime) -> None:
+        self._slept, self._clock = slept, clock
+        self._waking = WakingClock(clock)
+        self._until, self._slept_before_s = 0.0, 0.0
+
+    def left_s(self, until: float) -> float:
+        slept_s = self._waking.slept_s
+        self._waking.now()
+        if until != self._until and until > self._clock():  # else it says of before the sleep that all was well then
+            self._slept_before_s = slept_s
+        self._until = until
+        forgiven_s = 0.0 if self._slept is Slept.COUNTS else self._waking.slept_s - self._slept_before_s
+        return until + forgiven_s - self._clock()
+
+    def asks(self, until: float) -> bool:
+        """Nothing is left but for what was slept through, and whether that counts is for the coordinator to say."""
+        return self._slept is Slept.ASKED and until <= self._clock()
+
+
+class Held:
+    """Processes that are held still, and go on when they are let go."""
+
+    def __init__(self) -> None:
+        self._held: dict[ProcessId, None] = {}
+
+    def hold(self, pids: Iterable[int]) -> None:
+        """Those that are stopped already are left to whoever did that."""
+        moving = (process_id(pid) for pid in pids if not is_stopped(pid))
+        self._held |= {one: None for one in moving if one is not None and signal_process(one, signal.SIGSTOP)}
+
+    def let_go(self) -> None:
+        while self._held:
+            signal_process(self._held.popitem()[0], signal.SIGCONT)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Of this process and all below it."""
+
+    lease: Lease
+    pid: int
+    slept: Slept
+
+
+def post_guard(slept: Slept, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Guard:
+    """Start the process that ends what is below this one when the lease has run out."""
+    agent, lease = os.getpid(), lease or Lease()
+    pid = os.fork()
+    if pid:
+        return Guard(lease, pid, slept)
+    try:
+        for number in _DEAF_TO:
+            signal.signal(number, signal.SIG_IGN)  # batch systems send them to every process of a job
+        die_with(agent)
+        os.setsid()
+        _keep_watch(lease, agent, LeaseWatch(slept, clock))
+    except Exception:  # noqa: BLE001 - whatever it is, the agent's log is to say why it has no guard
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
+
+
+def _keep_watch(lease: Lease, agent: int, watch: LeaseWatch) -> None:
+    handle, held, me = os.pidfd_open(agent), Held(), (os.getpid(),)
+    while True:
+        while (left_s := watch.left_s(lease.until)) > 0:
+            if asks := watch.asks(lease.until):
+                held.hold(descendants(agent, keep=me))
+            else:
+                held.let_go()
+            select.select([handle], [], [], min(left_s, _SOON_S if asks else _LOOK_S))
+        lease.break_off()
+        end_all(lambda: descendants(agent, keep=me))
+        gone, _, _ = select.select([handle], [], [], FAREWELL_S)
+        if not gone and watch.left_s(lease.until) <= 0:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)

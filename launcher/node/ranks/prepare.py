@@ -1,0 +1,281 @@
+"""Getting a node ready for ranks: the user's setup, then the zygote and its imports, then the check of its devices."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from launcher.errors import LaunchError, said_by_the_system
+from launcher.health.evidence import DEVICE_CHECK, DeviceHealth
+from launcher.node.machine import note_environment
+from launcher.node.ranks.checkup import AFTER_FAILURE_S, AT_START_S, Checkup, NodeUnfit
+from launcher.node.ranks.group import Home
+from launcher.node.ranks.reaper import Death, Reaper
+from launcher.node.ranks.reports.logfile import LogFile
+from launcher.node.ranks.reserve import FromReserve, Note, Reserve
+from launcher.node.ranks.start import OrdinaryStarter, Starter, ZygoteStarter
+from launcher.node.ranks.zygote_link import Order, ZygoteLink, spawn
+from launcher.run.durable import make_dir
+from launcher.run.patience import AGAIN_S, DISK_ERRORS, say
+from launcher.run.processes import users_limits
+from launcher.wire.messages import Start
+
+T = TypeVar("T")
+_TAKE_OVER_S = 10.0  # for what takes milliseconds
+_DEATH_S = 5.0
+_LAST_S = 1.0  # for what takes milliseconds; a disk that hangs is not waited for
+_NAMED = 2
+_MOST_LETTERS = 100
+
+
+class SetupFailed(LaunchError):
+    """The user's `run.setup` did not end well on this node; without a log: their interpreter cannot run ranks."""
+
+    def __init__(self, text: str, log: str) -> None:
+        super().__init__(text)
+        self.log = log
+
+
+class Preparation:
+    """`run` once; `wait` until ranks can start; `renew` where the zygote has gone since.
+
+    With `recovery.health` ranks cannot start before its devices are known to be fit, or not known to be unfit.
+    """
+
+    def __init__(
+        self, home: Home, reaper: Reaper, note: Note = lambda _, text: say(text), *,
+        device_check: Path = DEVICE_CHECK, take_over_s: float = _TAKE_OVER_S,
+    ) -> None:  # fmt: skip
+        """`note` hears of processes in reserve; a standby has `take_over_s` to come forward."""
+        self._home = home
+        self._reaper = reaper
+        self.reserve = Reserve(home, note)
+        plan = home.plan
+        self._ordinary = OrdinaryStarter(plan.entry, home.environment, home.workdir, home.run.code, reaper, plan.umask)
+        self._zygote: ZygoteLink | None = None
+        self._offered, self._take_over_s = home.offered, take_over_s
+        self._usable = home.plan.entry.kind != "command"
+        self._noting: threading.Thread | None = None
+        self._settled = asyncio.Event()
+        self._checkup = Checkup(home, reaper, device_check) if home.plan.spec.recovery.health else None
+        self.health: list[DeviceHealth] = []  # as last looked at
+        self.failure: SetupFailed | NodeUnfit | None = None
+        self.doing = ""  # for people; "" once ranks can be started
+
+    @property
+    def done(self) -> bool:
+        """Setup is through and ranks can be forked at once."""
+        return self._settled.is_set()
+
+    @property
+    def starter(self) -> Starter:
+        return FromReserve(self.reserve, self._begins_anew)
+
+    @property
+    def _begins_anew(self) -> Starter:
+        return self._ordinary if self._zygote is None else ZygoteStarter(self._zygote, self._ordinary)
+
+    @property
+    def own_pids(self) -> tuple[int, ...]:
+        """What must outlive a generation, beside the reserve."""
+        links = () if self._zygote is None else (self._zygote, self._zygote.standby)
+        return tuple(link.pid for link in links if link is not None and link.pid)
+
+    async def run(self) -> None:
+        if self._home.plan.setup is not None:
+            self._decline()  # setup may change what is imported
+            self.doing = "run.setup is at work"
+            await self._set_up(self._home.plan.setup)
+        self._note_environment()
+        if why := await self._raise_zygote():
+            node, python = self._home.node.index, self._home.plan.entry.python
+            self.failure = SetupFailed(f"{python} cannot run ranks on node {node}: {why}", "")
+            raise self.failure
+        if self._checkup is not None:
+            self.doing = "checking its devices"
+            await self._check(self._checkup, self._checkup.devices, AT_START_S)
+            self.doing = ""
+        self._settled.set()
+
+    async def check_again(self, local_ranks: Collection[int]) -> None:
+        """Check the devices of these failed ranks. Raises NodeUnfit; then no rank can start here any more."""
+        self.health = []
+        if self._checkup is None or self.failure is not None:
+            return
+        await self.renew()
+        devices = self._checkup.devices_of_ranks(local_ranks)
+        if devices:
+            self._settled.clear()
+            await self._check(self._checkup, devices, AFTER_FAILURE_S)
+            self._settled.set()
+
+    async def _check(self, checkup: Checkup, devices: Collection[str], bound_s: float) -> None:
+        try:
+            self.health = await checkup.look(self._zygote, devices, bound_s)
+        except NodeUnfit as unfit:
+            self.failure = unfit
+            raise
+
+    async def wait(self) -> None:
+        await self._settled.wait()
+
+    async def renew(self) -> None:
+        """The standby in place of a zygote that was killed, or a new one."""
+        if self._zygote is not None and self._zygote.gone.is_set():
+            self._settled.clear()
+            await self._raise_zygote()
+            self._settled.set()
+
+    async def fill_reserve(self, start: Start) -> None:
+        await self.renew()
+        await self.reserve.fill(self._begins_anew, start)
+
+    async def settle(self) -> None:
+        """Return once no start is under way any more."""
+        if self._zygote is not None:
+            await self._zygote.settle()
+
+    async def close(self) -> None:
+        if self._noting is not None:
+            self._noting.join(_LAST_S)
+        self._decline()
+        self.reserve.close()
+        if self._zygote is not None:
+            await self._zygote.close()
+
+    async def _set_up(self, text: str) -> None:
+        log = self._home.run.setup_log(self._home.attempt.number, self._home.node.index)
+        ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+
+        async def begin() -> int:
+            make_dir(log.parent)
+            words = ["/bin/sh", "-c", text]
+            return spawn(words, self._home.environment, self._home.workdir, log, umask=self._home.plan.umask)
+
+        pid = await _with_room(begin)
+        for kind, soft in users_limits():
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's by sudo
+                resource.prlimit(pid, kind, (soft, resource.getrlimit(kind)[1]))
+        self._reaper.watch(pid, ended.set_result)
+        death = await ended
+        if death.status != 0:
+            how = f"exit code {death.code}" if death.signal is None else f"signal {death.signal}"
+            relative = str(log.relative_to(self._home.run.path))
+            self.failure = SetupFailed(f"run.setup failed on node {self._home.node.index} with {how}", relative)
+            raise self.failure
+
+    def _note_environment(self) -> None:
+        """In a thread of its own: a disk may hang."""
+        home = self._home
+        file = home.run.environment(home.attempt.number, home.node.index)
+        words = (file, home.plan.entry.python, home.environment)
+        self._noting = threading.Thread(target=note_environment, args=words, name="environment", daemon=True)
+        self._noting.start()
+
+    async def _raise_zygote(self) -> str:
+        """Have one whose imports are through; one that dies while importing is not tried again.
+
+        Gives why this interpreter can run neither it nor a rank, or "".
+        """
+        why = ""
+        if self._usable:
+            self._zygote = await self._take_over() or await self._accept()
+            if self._zygote is None:
+                why = await self._import_anew()
+            self._usable = self._zygote is not None
+        self.doing = ""
+        return why
+
+    async def _take_over(self) -> ZygoteLink | None:
+        """By the standby of the zygote before."""
+        standby = self._zygote.standby if self._zygote is not None else None
+        if standby is None or not standby.pid:
+            return None
+        await standby.preload(self._home.plan.entry.preload)
+        return await self._come_forward(standby)
+
+    async def _accept(self) -> ZygoteLink | None:
+        """The one that was offered, where it is what this agent would start; its log says why it is not."""
+        offered, entry, home = self._offered, self._home.plan.entry, self._home
+        if offered is None or offered.python != entry.python:
+            self._decline()
+            return None
+        self._offered = None
+        link = ZygoteLink(self._reaper)
+        await link.listen(socket.socket(fileno=offered.fd))
+        words: Order = {
+            "env": dict(home.environment),
+            "may_differ": [one.name for one in home.plan.spec.secrets],
+            "cwd": str(home.workdir),
+            "log": str(home.attempt.zygote_log(home.node.index)),
+        }
+        await link.preload(entry.preload, words)
+        return await self._come_forward(link)
+
+    async def _come_forward(self, zygote: ZygoteLink) -> ZygoteLink | None:
+        """One whose imports are through, if it answers."""
+        await _first(zygote.ready, zygote.gone, within_s=self._take_over_s)
+        if zygote.ready.is_set():
+            return zygote
+        await zygote.close()  # frozen, or it has died too: nothing is asked of it any more
+        return None
+
+    def _decline(self) -> None:
+        """It ends with its stream."""
+        if self._offered is not None:
+            os.close(self._offered.fd)
+            self._offered = None
+
+    async def _import_anew(self) -> str:
+        entry, zygote = self._home.plan.entry, ZygoteLink(self._reaper)
+        self.doing = _importing(entry.preload)
+        log = self._home.attempt.zygote_log(self._home.node.index)
+        start = partial(zygote.start, entry.python, self._home.environment, self._home.workdir, entry.preload, log)
+        try:
+            await _with_room(start)
+        except (FileNotFoundError, PermissionError) as error:
+            return said_by_the_system(error)
+        await _first(zygote.ready, zygote.gone)
+        self._zygote = zygote if zygote.ready.is_set() else None
+        return "" if zygote.began else await _last_words(zygote, log)
+
+
+async def _last_words(zygote: ZygoteLink, log: Path) -> str:
+    """Of one that did not even begin; "" where something from outside ended it."""
+    try:
+        death = await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)
+    except TimeoutError:  # it lives, and talks nonsense: nobody knows more than that no rank comes of it
+        return ""
+    said = LogFile(log).tail() or (f"it left with exit code {death.code}",)
+    return said[-1] if death.signal is None else ""
+
+
+def _importing(names: Sequence[str]) -> str:
+    if not names:
+        return "starting Python"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"importing {', '.join(names[:_NAMED])}{more}"[:_MOST_LETTERS]
+
+
+async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
+    """What it gives, once the disk of its log takes one; meanwhile this node is heard, and not ready."""
+    while True:
+        try:
+            return await start()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+        await asyncio.sleep(AGAIN_S)
+
+
+async def _first(*events: asyncio.Event, within_s: float | None = None) -> None:
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    _, rest = await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()

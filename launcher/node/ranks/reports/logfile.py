@@ -1,0 +1,63 @@
+"""What an agent reads and notes of a rank's log: how far it has grown, when, and its last lines."""
+
+import os
+import time
+from pathlib import Path
+
+from launcher.coordinator.tracebacks import crash_in
+from launcher.node.ranks.reports.behind import WriteBehind
+from launcher.run.layout import times_of
+
+_TAIL_BYTES = 64 * 1024  # faulthandler writes up to 100 frames of each of 100 threads
+_TAIL_LINES = 20
+
+
+class LogFile:
+    """One rank's log, seen from outside: the rank itself writes it."""
+
+    def __init__(self, path: Path, behind: WriteBehind | None = None) -> None:
+        """`behind`: what notes the times for whoever asks whether it `grew`."""
+        self.path, self._behind = path, behind or WriteBehind()
+        self.size = 0
+        self._times = times_of(path)
+
+    def bytes_now(self) -> int:
+        """How long it is; nothing is noted."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0  # the rank has not opened it yet
+
+    def grew(self) -> bool:
+        """True where it has grown since the last look; then the time is noted beside it for the merged view."""
+        size = self.bytes_now()
+        if size == self.size:
+            return False
+        self.size = size
+        line = f"{time.time_ns() // 1_000_000} {size}\n".encode()
+        self._behind.do(lambda: self._note(line))  # without it these lines stand where the next ones do
+        return True
+
+    def _note(self, line: bytes) -> None:
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._times, flags, 0o600)
+        try:
+            os.write(fd, line)
+        finally:
+            os.close(fd)
+
+    def tail(self) -> tuple[str, ...]:
+        """Its last lines, without control characters: of a crash the innermost frames alone."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+        except OSError:
+            return ()
+        crash = crash_in([_plain(line) for line in text.splitlines() if line.strip()])
+        room = _TAIL_LINES - len(crash.stack)
+        return (*crash.before[-room:], *crash.stack)
+
+
+def _plain(line: str) -> str:
+    return "".join(char if char.isprintable() or char == "\t" else " " for char in line)[:2000]

@@ -1,0 +1,210 @@
+"""Processes in reserve, with `recovery.reserve`: they have begun as ranks do, with their imports, data and model, and
+wait to hear which rank they are. So a rank that is started anew after a failure is there at once.
+
+    fill ─► starter ─► the user's program ─► Trainer: model made, a first pass tried ─► {"waits": true}
+                                                                                              │
+    start of a rank ─► hand over: its variables and its log, on a FIFO beside LAUNCH_RESERVE ▼
+"""
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.errors import said_by_the_system
+from launcher.node.environment import reserve_environment, sizes
+from launcher.node.ranks.control import ControlPipe, control_of
+from launcher.node.ranks.group import Home
+from launcher.node.ranks.reaper import Death
+from launcher.node.ranks.reports.logfile import LogFile
+from launcher.node.ranks.start import Starter
+from launcher.node.ranks.zygote_link import TellDeath
+from launcher.run.identity import process_id
+from launcher.run.processes import give_up, runs, signal_process
+from launcher.wire.messages import Start
+from launcher.wire.progress import Progress, ProgressPipe
+
+ReserveEvent = Literal["in_reserve", "no_reserve"]
+Note = Callable[[ReserveEvent, str], None]  # a line for the run's events
+_SPARE_TRIES = 2  # in a generation, beyond one for each place: there may be no memory for one more
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    progress: Progress
+    pipe: ProgressPipe
+    control: ControlPipe
+    told_of: Mapping[str, str]  # what it knows of the ranks already
+    pid: int = 0
+    ended: bool = False
+    told: bool = False  # that it is ready
+    tell: TellDeath | None = None  # who hears of its death; None: it is in reserve
+
+    @property
+    def is_ready(self) -> bool:
+        return self.progress.waits and self.pid != 0 and not self.ended and runs(self.pid)
+
+    def can_be(self, environment: Mapping[str, str]) -> bool:
+        """Whether ranks of these variables are such as it was begun for: with as many others above all."""
+        return self.told_of.items() <= environment.items()
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.control.close()
+
+
+class Reserve:
+    """The processes in reserve on one node. `note` hears of each that is ready, and why there are none any more."""
+
+    def __init__(self, home: Home, note: Note) -> None:
+        self._home = home
+        self._note = note
+        self._wanted = home.plan.spec.recovery.reserve
+        self._processes: list[_Process] = []
+        self._number = 0
+        self._filling = False
+        self._generation = 0  # in which it was filled last
+        self._tries = 0  # that are left in it
+        self._asked_in = 0  # the newest generation
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Those of its processes; what these have started is theirs, too."""
+        return tuple(one.pid for one in self._processes if one.pid)
+
+    def is_short(self, start: Start) -> bool:
+        """Whether there is something to do for `fill`. Of a generation without success no more is expected."""
+        has_tries = start.generation != self._generation or self._tries > 0
+        return self._lacks(start) > 0 and has_tries and not self._filling
+
+    async def fill(self, starter: Starter, start: Start) -> None:
+        """Have as many as there are to be, for ranks as those of `start`, and no other."""
+        if not self.is_short(start):
+            return
+        if start.generation != self._generation:
+            self._generation, self._tries = start.generation, self._wanted + _SPARE_TRIES
+        self._filling = True
+        try:
+            self._end([one for one in self._processes if not one.can_be(sizes(start))])  # begun for another world
+            while self._lacks(start) > 0 and self._tries > 0:
+                self._tries -= 1
+                await self._begin(starter, start)
+        except OSError as error:
+            self._give_up(said_by_the_system(error))
+        finally:
+            self._filling = False
+
+    def _lacks(self, start: Start) -> int:
+        return self._wanted - sum(one.can_be(sizes(start)) for one in self._processes)
+
+    def close(self) -> None:
+        """End all of them."""
+        self._end(self._processes)
+
+    def _end(self, processes: Sequence[_Process]) -> None:
+        for process in [*processes]:
+            self._processes.remove(process)
+            known = process_id(process.pid) if process.pid else None
+            if known is not None:
+                signal_process(known, signal.SIGKILL)
+
+    def hand_over(self, environment: Mapping[str, str], log: Path, tell: TellDeath) -> int | None:
+        """Have one of them be this rank; gives its pid. None: nobody is ready."""
+        process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
+        before, self._asked_in = self._asked_in, int(environment["LAUNCH_GENERATION"])
+        if process is None:
+            if self._wanted and 0 < before < self._asked_in and (why := self._why_nobody(environment, before)):
+                self._tell_that_none(why)
+            return None
+        self._processes.remove(process)
+        process.tell = tell
+        logs = {"log": str(log), "log_before": str(self._log)}
+        word = {"generation": self._asked_in, **logs, "environment": dict(environment)}
+        give_up(process.pid, first=False)
+        process.control.say(word, at_step_end=False)
+        process.pipe.close()
+        return process.pid
+
+    def _why_nobody(self, environment: Mapping[str, str], before: int) -> str:
+        """For whoever wonders: no process in reserve says by itself that it is stuck. "": it was told, in `before`."""
+        fitting = [one for one in self._processes if one.can_be(environment)]
+        if fitting:
+            late = fitting[0]
+            return (
+                f"process {late.pid} {'is stopped, or has ended' if late.told else 'has begun, and does not wait yet'}"
+            )
+        if self._processes:
+            return f"process {self._processes[0].pid} was begun for another number of ranks"
+        return "none is begun before each rank here has reported some steps" if self._generation < before else ""
+
+    async def _begin(self, starter: Starter, start: Start) -> None:
+        self._number += 1
+        fifo = self._home.attempt.reserve(self._home.node.index, self._number)
+        progress, control = Progress(), ControlPipe(control_of(fifo))
+        pipe = ProgressPipe(fifo, progress, lambda: self._heard(process))
+        process = _Process(progress, pipe, control, sizes(start))
+        self._processes.append(process)
+        environment = reserve_environment(start, str(fifo))
+        try:
+            pid = await starter.start(environment, self._log, str(fifo), lambda death: self._ended(process, death))
+        except BaseException:
+            self._forget(process)
+            raise
+        process.pid = pid
+        give_up(pid, first=True)
+        self._heard(process)  # what it said before that was known
+
+    def _heard(self, process: _Process) -> None:
+        if process.progress.waits and process.pid and not process.ended and not process.told:
+            process.told, node = True, self._home.node.index
+            self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
+
+    def _ended(self, process: _Process, death: Death) -> None:
+        process.ended = True
+        is_ours = process in self._processes
+        self._forget(process)
+        if process.tell is not None:
+            process.tell(death)
+            return
+        # Asked of each: else the next rank that is killed would be taken for one that memory was short for.
+        for_memory = is_ours and death.signal == signal.SIGKILL and self._home.oom.grew()
+        if is_ours and death.code is not None:  # by itself: the next one would, too
+            said = LogFile(self._log).tail()
+            self._give_up(f"it ended with exit code {death.code}" + (f": {said[-1]}" if said else ""))
+        elif is_ours and self._tries == 0:
+            tries, how = self._wanted + _SPARE_TRIES, "for memory" if for_memory else f"by signal {death.signal}"
+            self._give_up(f"{tries} were begun in one generation, the last was killed {how}")
+
+    def _forget(self, process: _Process) -> None:
+        process.close()
+        if process in self._processes:
+            self._processes.remove(process)
+
+    def _give_up(self, why: str) -> None:
+        """Until the next generation."""
+        self._tries = 0
+        self._tell_that_none(why)
+
+    def _tell_that_none(self, why: str) -> None:
+        self._note("no_reserve", f"node {self._home.node.index} has no process in reserve: {why}")
+
+    @property
+    def _log(self) -> Path:
+        return self._home.attempt.reserve_log(self._home.node.index)
+
+
+class FromReserve:
+    """A rank from the reserve; where nobody is ready there, as ever."""
+
+    def __init__(self, reserve: Reserve, starter: Starter) -> None:
+        self._reserve = reserve
+        self._starter = starter
+
+    @property
+    def dumps_stacks(self) -> bool:
+        return self._starter.dumps_stacks
+
+    async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
+        pid = self._reserve.hand_over(environment, log, tell)
+        return await self._starter.start(environment, log, progress, tell) if pid is None else pid

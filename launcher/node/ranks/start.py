@@ -1,0 +1,119 @@
+"""Starting one rank process: forked from the zygote, or the ordinary way where that cannot be."""
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from launcher.node import ZYGOTE
+from launcher.node.ranks.reaper import Reaper
+from launcher.node.ranks.zygote_link import ForkRefused, Order, TellDeath, ZygoteLink, spawn
+from launcher.plan.model import RankCommand
+from launcher.run.layout import debug_socket
+from launcher.run.processes import users_limits
+
+# A real-time signal that nothing else here uses; faulthandler answers it with all Python stacks.
+DUMP_SIGNAL = signal.SIGRTMIN + 8
+
+
+class Starter(Protocol):
+    """How ranks come to life on this node."""
+
+    @property
+    def dumps_stacks(self) -> bool:
+        """True where ranks answer DUMP_SIGNAL with their stacks."""
+
+    async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
+        """Start one rank with these variables on top of the node's; gives its pid. `tell` hears of its death."""
+
+
+class OrdinaryStarter:
+    """A new interpreter per rank, or the user's command as it is."""
+
+    def __init__(
+        self,
+        entry: RankCommand,
+        node_environment: Mapping[str, str],
+        workdir: Path,
+        code: Path,
+        reaper: Reaper,
+        umask: int | None = None,
+    ):
+        """Take the rank's own `umask`; None: that of this process."""
+        self._entry = entry
+        self._environment = node_environment
+        self._workdir = workdir
+        self._code = code
+        self._reaper = reaper
+        self._umask = umask
+
+    @property
+    def dumps_stacks(self) -> bool:
+        return self._entry.kind != "command"
+
+    def order(self, environment: Mapping[str, str], log: Path, progress: str) -> Order:
+        """What zygote.py needs to know to become this rank."""
+        entry = self._entry
+        target = str(self._code / entry.target) if entry.kind == "script" else entry.target
+        return {
+            "kind": entry.kind,
+            "target": target,
+            "args": list(entry.args),
+            "cwd": str(self._workdir),
+            "env": dict(environment),
+            "unset": [],
+            "stdin": os.devnull,
+            "log": str(log),
+            "progress": progress,
+            "debug": str(debug_socket(Path(progress))),
+            "dump_signal": int(DUMP_SIGNAL),
+            "limits": users_limits(),
+            "umask": self._umask,
+        }
+
+    async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
+        read, write = os.pipe()
+        try:
+            argv = [self._entry.python, str(ZYGOTE), "run", str(read), str(os.getpid())]
+            pid = spawn(argv, self._environment, self._workdir, log, pass_fds=[read])
+        except OSError:
+            os.close(write)
+            raise
+        finally:
+            os.close(read)
+        self._reaper.watch(pid, tell)
+        _say(write, json.dumps(self.order(environment, log, progress)).encode() + b"\n")
+        return pid
+
+
+class ZygoteStarter:
+    """Forks from the zygote; where it refuses, says why once and starts the ordinary way."""
+
+    dumps_stacks = True
+
+    def __init__(self, link: ZygoteLink, ordinary: OrdinaryStarter) -> None:
+        self._link = link
+        self._ordinary = ordinary
+
+    async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
+        try:
+            return await self._link.fork(self._ordinary.order(environment, log, progress), tell)
+        except ForkRefused as refusal:
+            _note(log, f"launch: no fork from the zygote: {refusal}; starting a new interpreter")
+        return await self._ordinary.start(environment, log, progress, tell)
+
+
+def _say(write: int, line: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), open(write, "wb") as pipe:  # it died before it read: the reaper tells
+        pipe.write(line)
+
+
+def _note(log: Path, text: str) -> None:
+    fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, text.encode() + b"\n")
+    finally:
+        os.close(fd)

@@ -1,0 +1,258 @@
+"""The agent's end of the zygote: starting it, and asking it for forks. The other end is zygote.py."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.node import ZYGOTE
+from launcher.node.ranks.reaper import Death, Reaper
+
+_LINE_BYTES = 1 << 20
+_Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+
+Order = dict[str, Any]
+TellDeath = Callable[[Death], None]
+
+
+class ForkRefused(LaunchError):
+    """The zygote will not or cannot fork; the rank has to be started the ordinary way."""
+
+
+class ZygoteGone(ForkRefused):
+    """There is no zygote to ask any more."""
+
+
+def spawn(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    log: Path,
+    pass_fds: Sequence[int] = (),
+    umask: int | None = None,
+) -> int:
+    """Start a child in a session of its own with its output in a file; only the reaper waits for it."""
+    out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        child = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            umask=-1 if umask is None else umask,
+        )
+    finally:
+        os.close(out)
+    child.returncode = 0  # else subprocess itself would wait for it one day, and take the death from the reaper
+    return child.pid
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedZygote:
+    """One whose imports are through: a child of this agent's since before it became the agent."""
+
+    fd: int
+    python: str
+
+    @classmethod
+    def taken_from(cls, environ: MutableMapping[str, str]) -> "OfferedZygote | None":
+        """What `become_agent` in zygote.py has left there, which is nobody else's."""
+        words = environ.pop("LAUNCH_ZYGOTE", "").split(" ", 1)
+        if len(words) != 2:
+            return None
+        os.set_inheritable(int(words[0]), False)
+        return cls(int(words[0]), words[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingFork:
+    answer: "asyncio.Future[int]"
+    tell: TellDeath
+
+
+class ZygoteLink:
+    """One zygote process. `ready` is set once its imports are through; `gone` once it has ended.
+
+    Where it has imported something it leaves a `standby`, a fork of itself, to take over without any import.
+    """
+
+    def __init__(self, reaper: Reaper) -> None:
+        self._reaper = reaper
+        self._wishes: dict[int, _PendingFork] = {}
+        self._number = 0
+        self._socket: socket.socket | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.pid = 0
+        self.standby: ZygoteLink | None = None
+        self.ready = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.began = False  # it is Python, of a version that can run it
+        self.death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+
+    async def start(
+        self, python: str, environment: Mapping[str, str], cwd: Path, preload: Sequence[str], log: Path
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = [python, str(ZYGOTE), "serve", str(theirs.fileno()), str(os.getpid())]
+            self.pid = spawn(argv, environment, cwd, log, pass_fds=[theirs.fileno()])
+        self._reaper.watch(self.pid, self._died)
+        await self.listen(ours)
+        await self.preload(preload)
+
+    async def preload(self, modules: Sequence[str], home: Order | None = None) -> None:
+        """The first word to it: what to import. A standby has done that already, and is a zygote from then on.
+
+        `home`: where one is to settle in that somebody else has started (`settle_in` in zygote.py).
+        """
+        words: Order = {"op": "preload", "modules": list(modules)} | ({"home": home} if home is not None else {})
+        if not modules or self._socket is None:
+            self._say(words)  # another one starts as quickly
+            return
+        self.standby = ZygoteLink(self._reaper)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await self.standby.listen(ours)
+            line, sent = _line(words), 0
+            with contextlib.suppress(OSError):  # it has ended: its line says so too
+                sent = socket.send_fds(self._socket, [line], [theirs.fileno()])
+            if self._writer is not None and 0 < sent < len(line):
+                self._writer.write(line[sent:])
+
+    async def listen(self, ours: socket.socket) -> None:
+        """To whoever has the other end."""
+        self._socket = ours
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LINE_BYTES)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def fork(self, order: Order, tell: TellDeath) -> int:
+        """Have a rank forked; gives its pid. Raises ForkRefused or ZygoteGone."""
+        if self.gone.is_set():
+            raise ZygoteGone("the zygote is gone")
+        self._number += 1
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._reaper.expect_birth()
+        self._wishes[self._number] = _PendingFork(answer, tell)
+        self._say({"op": "fork", "id": self._number, "order": order})
+        # Shielded: who asked may change its mind, the fork comes all the same, and `settle` has to know of it.
+        return await asyncio.shield(answer)
+
+    async def settle(self) -> None:
+        """Return once every fork that was asked for has been answered: no more will come of themselves."""
+        while self._wishes:
+            await asyncio.wait([wish.answer for wish in self._wishes.values()])
+
+    async def close(self) -> None:
+        """Let go: at the end of the stream the zygote ends itself."""
+        if self.standby is not None:
+            await self.standby.close()
+        if self._writer is not None:
+            self._writer.close()
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+
+    def _say(self, words: Order) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(_line(words))
+
+    def _died(self, death: Death) -> None:
+        """Read to the end what it has said: a rank of which it told lives on."""
+        if not self.death.done():
+            self.death.set_result(death)
+        if self._socket is None or self._reading is None:
+            self._lose()
+            return
+        with contextlib.suppress(OSError):  # it is closed: all was read
+            self._socket.shutdown(socket.SHUT_RD)
+
+    def _lose(self) -> None:
+        self.gone.set()
+        for wish in self._wishes.values():
+            if not wish.answer.done():
+                wish.answer.set_exception(ZygoteGone("the zygote is gone"))
+            self._reaper.born()
+        self._wishes.clear()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # its wire is broken
+            while line := await reader.readline():
+                self._hear(_words.decode(line))
+        if self._writer is not None:
+            self._writer.close()
+        self._lose()
+
+    def _hear(self, word: "_Word") -> None:
+        match word:
+            case _Began():
+                self.began = True
+            case _StandsBy():
+                self.pid = word.pid
+                self._reaper.watch(word.pid, self._died)
+            case _Ready():
+                self.ready.set()
+            case _Forked():
+                wish = self._wish(word.id)
+                self._reaper.watch(word.pid, wish.tell)
+                self._reaper.born()
+                if not wish.answer.done():
+                    wish.answer.set_result(word.pid)
+            case _Refused():
+                wish = self._wish(word.id)
+                self._reaper.born()
+                if not wish.answer.done():
+                    wish.answer.set_exception(ForkRefused(word.reason))
+            case _Error():
+                pass  # it did not understand us: then it forks nothing either
+
+    def _wish(self, number: int) -> _PendingFork:
+        if number not in self._wishes:
+            raise ValueError(f"it answers {number}, which nobody asked for")
+        return self._wishes.pop(number)
+
+
+class _Began(msgspec.Struct, tag="began", tag_field="op"):
+    pass
+
+
+class _Ready(msgspec.Struct, tag="ready", tag_field="op"):
+    pass
+
+
+class _Forked(msgspec.Struct, tag="forked", tag_field="op"):
+    id: int
+    pid: _Pid
+
+
+class _Refused(msgspec.Struct, tag="refused", tag_field="op"):
+    id: int
+    reason: str
+
+
+class _Error(msgspec.Struct, tag="error", tag_field="op"):
+    pass
+
+
+class _StandsBy(msgspec.Struct, tag="standby", tag_field="op"):
+    pid: _Pid
+
+
+_Word = _Began | _Ready | _Forked | _Refused | _Error | _StandsBy
+_words: msgspec.json.Decoder[_Word] = msgspec.json.Decoder(_Word)
+
+
+def _line(words: Order) -> bytes:
+    return json.dumps(words).encode() + b"\n"

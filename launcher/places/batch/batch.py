@@ -1,0 +1,326 @@
+"""The base class of a batch system, and what is said of its jobs. All else that a batch cluster does is in this folder.
+
+A kind fills in one `BatchSystem`, in one file: command lines, and how their answers are read.
+"""
+
+import os
+import shlex
+import socket
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import Enum, StrEnum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from launcher.errors import LaunchError, NotStarted
+from launcher.places.batch import environment
+from launcher.places.batch.answers import read_submitted
+from launcher.places.batch.client import Answer
+from launcher.run.layout import AttemptDir
+from launcher.states import Cause, State
+from launcher.supervisor.standby import supervisor_command
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+    from launcher.supervisor.agent_processes import AgentProcess
+
+LIMIT_S, SUBMIT_S = 10.0, 60.0  # how long a scheduler may take to answer, and to take a job
+_MARK = "launch:"
+_SOONEST_S = 10.0
+_WARNED_S = 120.0  # before its limit a run is told
+_REACHED_S = 5.0  # before its limit a job may be ended for that
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """What names a job for good, before it has an id: it is written on the job, where everybody may read it."""
+
+    text: str
+    array: int | None = None  # how many runs share the job, where it is an array
+
+    @property
+    def mark(self) -> str:
+        """The word that a job carries, in a field that the scheduler keeps and shows and makes nothing of."""
+        return f"{_MARK}{self.text}"
+
+
+def tickets_in(text: str) -> frozenset[str]:
+    """Those whose marks are among these words."""
+    return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
+
+
+def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
+    """Return the only command of a script: the batch process, or the guard that has it below itself.
+
+    `where` is the run's folder, or an array's list of them.
+    """
+    if guarded:
+        words = [sys.executable, "-P", "-m", "launcher.places.batch.job.guard", kind, str(where)]
+    else:
+        words = supervisor_command("launcher.places.batch.job.batch_process:BatchSupervisor", where, kind)
+    return f"exec {shlex.join(words)}"
+
+
+def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
+    """What is to run once on every node but the first."""
+    return [sys.executable, "-P", "-m", "launcher.places.batch.job.on_node", kind, plan.run_dir, str(attempt.number)]
+
+
+def nodes_asked(plan: "Plan", each: int = 1) -> str:
+    """How many nodes a job asks for, or slots, where a node has so many: spares are more than the run needs."""
+    fewest, most = plan.nodes_min * each, (plan.nodes_max + plan.spec.recovery.spares) * each
+    return f"{fewest}-{most}" if plan.nodes_min < plan.nodes_max else str(most)
+
+
+def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
+    """How long before its limit a run is told: as the spec wants it, but never in the first half of a short job."""
+    return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
+
+
+class Phase(StrEnum):
+    """Where a job is, as far as processes of ours go."""
+
+    QUEUED = "queued"  # no process of its next start exists yet
+    RUNNING = "running"  # it has its nodes, even where it is stopped on them
+    ENDING = "ending"  # processes may still live; then it has ended, or is queued again
+    ENDED = "ended"  # for good
+    UNKNOWN = "unknown"
+
+
+class QueuedJob(msgspec.Struct, frozen=True):
+    """One job, or one element of an array, as the scheduler shows it or its accounts do."""
+
+    id: str  # as the scheduler's programs take it
+    phase: Phase
+    word: str  # the scheduler's own for its state
+    text: str = ""  # for people: why it waits, where it runs, who ended it
+    hosts: str = ""
+    tickets: frozenset[str] = frozenset()
+    element: tuple[str, int] | None = None  # of an array: the array's id, and which of its runs, from 0
+    starts_at: float | None = None  # the scheduler's estimate while it waits
+    ends_at: float | None = None  # by its time limit while it runs
+    ended_as: State | None = None  # what its end means where the job left no word of its own
+    cause: Cause | None = None
+    exit_code: int | None = None  # of its batch process, where its accounts have it
+    suspended: bool = False  # it has its nodes, and all of it stands still there
+    name: str = ""  # what its submitter called it, where the scheduler shows that with the rest
+
+    def may_have(self, ticket: str) -> bool:
+        """Whether it can be that ticket's job. With none on it it can: a site's plugins may rewrite that."""
+        return not ticket or not self.tickets or ticket in self.tickets
+
+
+class JobStart(msgspec.Struct, frozen=True):
+    """What this process knows of its job by its environment."""
+
+    job: str
+    element: int | None  # which run of an array, from 0
+
+
+class NodeWord(msgspec.Struct, frozen=True):
+    """What the scheduler says of a node."""
+
+    down: bool  # given up; a node that merely takes no new jobs is not
+    text: str  # its state and the reason, for people
+    booted_at: float | None = None
+    drains: bool = False  # an administrator wants it free of jobs; those that it has may end there
+
+
+class Fate(Enum):
+    """What becomes of a job whose batch process was told to leave."""
+
+    QUEUED_AGAIN = auto()  # the scheduler has put it back by itself
+    PREEMPTED = auto()  # others get its nodes, and the scheduler would leave it at that
+    TIMED_OUT = auto()
+    CANCELLED = auto()  # none of these: a person has ended it
+    RUNS = auto()  # nobody ends it
+    UNKNOWN = auto()  # the scheduler does not say
+
+
+class BatchSystem(ABC):
+    """A batch system: its command lines, how their answers are read, its states and reasons.
+
+    `script`, `jobs` and a few attributes must be filled in; the rest has a default that is of use where jobs are taken
+    by something like qsub. Every method that asks raises Unreachable where nobody answers: never taken for a no.
+    """
+
+    kind: str  # as the registry of kinds has it
+    called: str  # for people: Slurm
+    ask: Callable[..., Answer]  # `Programs(…).ask`: runs one of its programs
+    submits: Sequence[str] = ()  # the command whose last word is the script: qsub -terse
+    sees: str  # what a person types to see a job, whose id follows: squeue -j
+    ends: str  # and to end it
+    releases = ""  # and to let one go that is held; "": jobs cannot be held
+    starts: Sequence[str] = ()  # the command that starts a program of the job on a host, which follows: qrsh -inherit
+    id_variable = "JOB_ID"  # has the job's id inside of it
+    hosts_variable = "PE_HOSTFILE"  # names a file with the job's hosts, one at the start of a line, its own first
+    leaves_with: int | None = None  # a job is put back by leaving with this code; None: by `requeue`
+    warnings: tuple[int, ...] = ()  # signals that tell that it will take the nodes, besides SIGTERM
+
+    def __init__(self) -> None:
+        self.started: list[AgentProcess] = []  # what this process has started on other hosts of the job
+
+    # -- how jobs go in
+
+    @abstractmethod
+    def script(self, plan: "Plan", ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+        """Return the whole batch script, which runs `batch_command(kind, where)` alone: see `script_of`.
+
+        Nodes to avoid may yet be insisted on by the spec. `where`: the run's folder, or an array's; what the job writes
+        before it has a log goes there.
+        """
+
+    def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
+        """Hand the script over once and return the job's id. The client holds the lock (a descriptor) as long as it
+        lives. Raises NotStarted where the job is refused. By default the job finds the environment in a file."""
+        answer = self.ask(
+            [*self.submits, str(script)], limit_s=SUBMIT_S, environ=environment.beside(script, environ), pass_fds=[lock]
+        )
+        if answer.code != 0:
+            raise NotStarted(f"{self.called} refuses the job: {self.refusal(answer)}")
+        if (job := self.submitted(answer.out)) is None:  # it may have taken the job, so the run is kept
+            said = answer.out.strip()[:200]
+            raise LaunchError(f"{' '.join(self.submits[:2])}: expected the number of a job, got {said!r}")
+        return job
+
+    def submitted(self, text: str) -> str | None:
+        """Return the id of the job that was taken, from what the submitting command writes."""
+        return read_submitted(text)
+
+    def refusal(self, answer: Answer) -> str:
+        """Return why a job is not taken."""
+        return answer.refusal
+
+    def may_submit(self) -> bool:
+        """Return whether jobs are taken from this host, on which a job may run. A site may as well refuse the job."""
+        return True
+
+    def try_out(self, script: str) -> str:  # noqa: ARG002 - of those that can
+        """Return what it says of this script, for people, without taking it."""
+        return f"{self.called} cannot look at a script without taking it"
+
+    def name_of(self, job: str, element: int) -> str:
+        """Return what an element of an array is called, from 0."""
+        return f"{job}[{element}]"
+
+    def site(self) -> str:
+        """Return the name of the cluster that answers here; "" where it has none. Several may share one home."""
+        return ""
+
+    # -- how jobs are asked about, and ended
+
+    @abstractmethod
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        """Return these jobs, those of the run that is called so, or all of this user: one question. Raises Unreachable
+        rather than leave one out."""
+
+    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - of those that can
+        """Return what is on record of jobs that are shown no more; empty where nothing is recorded. An id that was used
+        before `since` (Unix time) is another job's."""
+        return []
+
+    def warn(self, job: str) -> None:  # noqa: B027 - doing nothing is the default
+        """Have the batch process leave (SIGTERM), where that can be sent to it and to nothing else. By default it looks
+        for the wish in its folder every two seconds."""
+
+    def cancel(self, job: str) -> None:
+        """End the job for good, whatever it is at."""
+        self.ask([*self.ends.split(), job])
+
+    def by_hand(self, job: str) -> tuple[str, str]:
+        """Return what a person types to see the job, and to end it."""
+        return f"{self.sees} {job}", f"{self.ends} {job}"
+
+    def release(self, job: str) -> str:
+        """Let a job go that its user holds; return why it is refused, or ""."""
+        return self.ask([*self.releases.split(), job]).refusal if self.releases else "it holds no jobs"
+
+    # -- how a job is started again: where it cannot, the run goes on in a new job
+
+    def fate(self, job: str) -> Fate:
+        """Return why this job's batch process was told to leave, asked in the job. By default what is shown tells."""
+        return fate_by(next(iter(self.jobs([job])), None), self.hosts())
+
+    def requeue(self, job: str) -> str:  # noqa: ARG002 - of those that can
+        """Put this job back into the queue; return why that is refused, or ""."""
+        return "" if self.leaves_with is not None else f"{self.called} puts no job back"
+
+    def start_again(  # noqa: B027 - doing nothing is the default
+        self, plan: "Plan", job: str, avoid: Sequence[str], delay_s: float | None = None
+    ) -> None:
+        """Have a job that waits start on other nodes than these, as far as that can be had. With a delay it is just
+        being put back, and starts after that; this returns at once. By default it keeps what it was submitted with."""
+
+    def follow(self, job: str, others: Sequence[str]) -> bool:  # noqa: ARG002 - of those that can
+        """Have this job, which is about to be put back, wait there for the ends of others. False: that cannot be had,
+        and it waits on its nodes."""
+        return False
+
+    def warn_before_s(self, plan: "Plan") -> float:
+        """Return how long before the time limit the run is to be told."""
+        return warned_before_s(plan.spec.resources.time_s, _WARNED_S)
+
+    # -- what processes of a job find out
+
+    def this_start(self) -> JobStart:
+        """Return which job this process is in, and which of an array's runs."""
+        return JobStart(os.environ[self.id_variable], None)
+
+    def this_host(self) -> str:
+        """Return what the batch system calls this machine."""
+        return os.environ.get(environment.HOST) or os.uname().nodename
+
+    def hosts(self) -> dict[str, str]:
+        """Return the job's hosts in their order, the batch process's own first, and the address of each: what the batch
+        system itself uses, or `resolved` of its name."""
+        file = Path(os.environ.get(self.hosts_variable) or "/nonexistent")  # or one that another job has left behind
+        names = [line.split()[0] for line in file.read_text().splitlines()] if file.is_file() else [self.this_host()]
+        return {name: resolved(name, "hint: the hosts of a job have to know each other by name") for name in names}
+
+    def processes(self, plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":
+        """Return the processes to start: node 0's agent first, then what starts the keeper of the agent on others."""
+        from launcher.supervisor.agent_processes import (  # late: only a job needs it
+            agent_process,
+            starter_process,
+        )
+
+        file, command = os.environ[environment.FILE], node_command(self.kind, plan, attempt)
+        hosts = [node.host for node in plan.nodes[1:]]
+        argvs = [(*self.starts, host, *environment.packed(file, host, command)) for host in hosts]
+        self.started = [starter_process(argv, plan, attempt) for argv in argvs]
+        return [agent_process(plan, attempt, 0), *self.started]
+
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:  # noqa: ARG002 - of those that can
+        """Return what is known of these nodes, without those of which nothing is."""
+        return {}
+
+
+def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float | None, warn_s: float) -> str:
+    """Return a batch script with these lines on top, whose job gets its environment from a file, and is told by a clock
+    of its own that its limit is near."""
+    words = shlex.join(environment.with_it(None if limit_s is None else limit_s - warn_s))
+    keeper = batch_command(kind, where).removeprefix("exec ")
+    return "\n".join(["#!/bin/sh", *directives, f"exec {words} {keeper}", ""])
+
+
+def resolved(name: str, hint: str) -> str:
+    """Return the address that a host's name, or address, resolves to. `hint`: what to do where there is none."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LaunchError(f"no address for host {name}: {error}", hint) from error
+    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+
+
+def fate_by(shown: QueuedJob | None, ours: Collection[str]) -> Fate:
+    """What becomes of a job by what is shown of it, where nothing tells more. `ours`: the hosts that this start has."""
+    if shown is None:
+        return Fate.UNKNOWN
+    if shown.phase is Phase.ENDING:
+        return Fate.CANCELLED
+    if shown.phase is Phase.QUEUED or shown.hosts.split(",")[0] not in ours:
+        return Fate.QUEUED_AGAIN
+    return Fate.TIMED_OUT if shown.ends_at and time.time() > shown.ends_at - _REACHED_S else Fate.RUNS

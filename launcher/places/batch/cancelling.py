@@ -1,0 +1,215 @@
+"""Ending a run in a queue: first its own people are asked, by its folder and by a signal; then the job is ended.
+
+The scheduler is only told to end a job that has the run's ticket: an id alone may be a stranger's by now.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher.errors import Unreachable
+from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob
+from launcher.places.batch.hand_over import ThisCluster, ticket_on, tickets_of
+from launcher.places.place import CancelReport
+from launcher.plan.model import Plan
+from launcher.run.attempts import newest
+from launcher.run.durable import readable
+from launcher.run.layout import BATCH_PREFIX, AttemptDir, BatchDir, RunDir
+from launcher.run.locks import locked
+from launcher.run.records import AttemptEnd, Handle, Intent
+from launcher.run.registry import registered
+from launcher.spec.model import Recovery
+from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
+
+_SURE_S = 10.0
+_GONE_S = 60.0
+_HANDED_OVER_S = 90.0  # longer than a submitter waits for its client
+_STEP_S = 0.1
+_LOOK_S = 1.0
+_SHOWN = 8
+
+
+class Cancelling:
+    """One cancel of one attempt."""
+
+    def __init__(self, queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> None:
+        self._queue = queue
+        self._run, self._attempt, self._plan = run, attempt, plan
+
+    def carry_out(self) -> CancelReport:
+        """Returns when nothing of it is left. Raises Unreachable where nobody can be asked: the wish stays."""
+        if self._has_ended():
+            return CancelReport((), already=True)
+        ask_to_stop(self._attempt, "cancel")
+        try:
+            return self._with_the_scheduler()
+        except Unreachable as error:
+            hint = "hint: if the run is on its nodes it reads the wish to end in its folder within seconds"
+            raise Unreachable(*error.lines, hint) from error
+
+    def _with_the_scheduler(self) -> CancelReport:
+        with self._no_submit_under_way():
+            return self._end_all()
+
+    def _end_all(self) -> CancelReport:
+        job, ticket = self._job()
+        others = self._others(job)
+        for one in others:  # of older attempts: left over, or put back when nobody waited for that any more
+            self._queue.cancel(one.id)
+        report = self._end_newest(job, ticket)
+        for one in others:
+            self._wait_until_gone(one.id)
+        ended = (*report.ended, *map(_named, others))
+        return CancelReport(ended, already=report.already and not others, cut_off=report.cut_off)
+
+    def _end_newest(self, job: QueuedJob | None, ticket: str) -> CancelReport:
+        if (job is None or ticket not in job.tickets) and (
+            why := ThisCluster(self._queue).elsewhere(self._run, self._attempt)
+        ):
+            raise Unreachable(why)
+        if job is None or job.phase is Phase.ENDED:
+            already = has_ended(self._run, self._attempt)  # by itself, meanwhile
+            write_cancelled(self._run, self._attempt, self._plan)
+            return CancelReport((), already=already)
+        ours = ticket in job.tickets
+        if job.phase is Phase.RUNNING and not job.suspended:  # nobody is awake there to be asked
+            if ours:
+                self._queue.warn(job.id)
+            self._wait_for_the_end(grace_s_of(self._plan) + _SURE_S)
+        if not ours:
+            self._leave_alone(job)
+        elif not self._is_gone(job.id):
+            self._queue.cancel(job.id)
+            self._wait_until_gone(job.id)
+        write_cancelled(self._run, self._attempt, self._plan)
+        return CancelReport((_named(job),), already=False, cut_off=self._cut_off())
+
+    def _cut_off(self) -> tuple[str, ...]:
+        """Who does not answer the scheduler of the hosts that the attempt has had, in words for people."""
+        plan = readable(self._attempt.plan, Plan)
+        hosts = [node.host for node in plan.nodes if node.host] if plan is not None else []
+        try:
+            known = self._queue.nodes(hosts) if hosts else {}
+        except Unreachable:
+            return ()
+        lease_s = (plan.spec.recovery if plan is not None else Recovery()).lease_s
+        end = f"what still runs there ends when it reads the run's folder, or its lease of {lease_s:g} s is over"
+        return tuple(f"{host} does not answer {self._queue.called}: {end}" for host, node in known.items() if node.down)
+
+    def _others(self, job: QueuedJob | None) -> list[QueuedJob]:
+        """What there is of the run besides its newest attempt's job."""
+        found = [one for one in self._queue.jobs() if not _has_left(one) and ticket_on(one, self._run)]
+        return [one for one in found if job is None or one.id != job.id]
+
+    @contextlib.contextmanager
+    def _no_submit_under_way(self) -> Iterator[None]:
+        """Where it is not known which job the attempt has: whoever may be handing it over is waited for, and who comes
+        later finds that it has ended."""
+        intent = readable(self._attempt.intent, Intent)
+        lock = BatchDir(Path(intent.batch)).lock if intent is not None and intent.batch else self._attempt.job_lock
+        if intent is None or readable(self._attempt.handle, Handle) is not None or not lock.parent.is_dir():
+            yield
+            return
+        deadline = time.monotonic() + _HANDED_OVER_S
+        while True:
+            with locked(lock, optional=True) as held:
+                if held is not None:
+                    yield
+                    return
+            if time.monotonic() >= deadline:
+                raise Unreachable(f"it is being handed to {self._queue.called}, which takes long")
+            time.sleep(_STEP_S)
+
+    def _job(self) -> tuple[QueuedJob | None, str]:
+        """The attempt's job, with its ticket; found by that where its submitter was killed before it noted the id."""
+        jobs = self._queue.jobs()
+        handle = readable(self._attempt.handle, Handle)
+        if handle is not None:
+            noted = (job for job in jobs if job.id == handle.job_id and job.may_have(handle.ticket))
+            return next(noted, None), handle.ticket
+        for ticket, index in tickets_of(self._run):
+            ours = [job for job in jobs if ticket in job.tickets and (job.element or ("", None))[1] == index]
+            if ours:
+                return min(ours, key=_has_left), ticket
+        intent = readable(self._attempt.intent, Intent)
+        job, ticket = (None, "") if intent is not None else self._job_by_name()
+        if job is None:
+            self._refuse_to_guess(jobs, intent)
+        return job, ticket
+
+    def _job_by_name(self) -> tuple[QueuedJob | None, str]:
+        """What no ticket is known of goes by its name, which no two runs have, if it has a ticket at all.
+
+        An array's elements all have the name of one run.
+        """
+        jobs = self._queue.jobs(called=self._run.path.name)
+        named = sorted((job for job in jobs if job.tickets and job.element is None), key=_has_left)
+        live = [job for job in named if not _has_left(job)]
+        if len(live) > 1:
+            text = f"{len(live)} jobs are called {self._run.path.name}, and no record says which is this run's"
+            hands = [self._queue.by_hand(job.id) for job in live]
+            raise Unreachable(text, *(f"hint: if `{see}` shows that it is this run's: {end}" for see, end in hands))
+        return next(((job, ticket) for job in named for ticket in job.tickets), (None, ""))
+
+    def _refuse_to_guess(self, jobs: Sequence[QueuedJob], intent: Intent | None) -> None:
+        """Raise where one of these may be the run's: elements of an array of which no record says whose each is."""
+        known = _arrays_known(self._run)
+        doubtful = [
+            job
+            for job in jobs
+            if job.element is not None and not _has_left(job) and job.tickets - known
+            if intent is None or intent.ticket in job.tickets
+        ]
+        if doubtful:
+            ids = ", ".join(job.id for job in doubtful[:_SHOWN]) + (", ..." if len(doubtful) > _SHOWN else "")
+            see, end = self._queue.by_hand(doubtful[0].id)
+            text = f"no record says which job is {self._run.path.name}'s, and it may be one of these of an array: {ids}"
+            raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
+
+    def _leave_alone(self, job: QueuedJob) -> None:
+        """Raise, unless the run has ended by what its own people have read in its folder."""
+        if not self._has_ended():
+            see, end = self._queue.by_hand(job.id)
+            text = f"job {job.id} does not have this run's ticket on it: it may be somebody else's by now"
+            raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
+
+    def _wait_for_the_end(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._has_ended() and time.monotonic() < deadline:
+            time.sleep(_STEP_S)
+            latest = newest(self._run)
+            if latest is not None and latest.number > self._attempt.number:  # it was moving on just then
+                self._attempt = latest
+                ask_to_stop(self._attempt, "cancel")
+
+    def _wait_until_gone(self, job: str) -> None:
+        deadline = time.monotonic() + _GONE_S
+        while not self._is_gone(job):
+            if time.monotonic() >= deadline:
+                hint = f"hint: {self._queue.by_hand(job)[0]}"
+                raise Unreachable(f"job {job} is still ending after {_GONE_S:g} s", *self._cut_off(), hint)
+            time.sleep(_LOOK_S)
+
+    def _is_gone(self, job: str) -> bool:
+        return all(one.phase is Phase.ENDED for one in self._queue.jobs([job]))
+
+    def _has_ended(self) -> bool:
+        """By the record of its end, which comes before any other says so: state.json alone is not believed."""
+        end = readable(self._attempt.end, AttemptEnd)
+        return end is not None and end.state.ended
+
+
+def _has_left(job: QueuedJob) -> bool:
+    return job.phase is Phase.ENDED
+
+
+def _arrays_known(run: RunDir) -> set[str]:
+    """The tickets of all arrays of which it is on record what runs they have, wherever this user has runs."""
+    roots = {run.path.parent, *(path.parent for _, path in registered())}
+    folders = [folder for root in roots for folder in root.glob(f"{BATCH_PREFIX}*")]
+    return {one.name.removeprefix(BATCH_PREFIX) for one in folders if readable(BatchDir(one).runs, list[str])}
+
+
+def _named(job: QueuedJob) -> str:
+    return f"job {job.id} ({job.word.lower()}{f' on {job.hosts}' if job.hosts else ''})"

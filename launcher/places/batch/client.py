@@ -1,0 +1,170 @@
+"""Running a scheduler's programs, within a time limit of our own."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from launcher.errors import Unreachable
+from launcher.node.environment import cleaned
+
+_DEAD_WITHIN_S = 2.0
+_NOT_FOUND = 127  # how a shell leaves that was to become a program which is missing
+_LOOK_EVERY_S = 0.02  # at how much a program has written: enough for some megabytes
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a client left: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def refusal(self) -> str:
+        """Why the scheduler does not do what it was told, or ""."""
+        return "" if self.code == 0 else (self.err or self.out).strip()[:300] or f"exit code {self.code}"
+
+
+class Programs(msgspec.Struct, frozen=True):
+    """The programs of a scheduler that ask one of its servers."""
+
+    called: str  # the scheduler, for people
+    server: str
+    silence: Sequence[str]  # in what they say where no server took the question, or where they cannot tell if one did
+    environment: Callable[[Mapping[str, str]], Mapping[str, str]] = cleaned  # what they get of the caller's
+    most_bytes: int = 128 << 20  # of an answer: of 200,000 jobs squeue writes about a fifth of that
+
+    def ask(
+        self,
+        argv: Sequence[str],
+        *,
+        limit_s: float = 10.0,
+        environ: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        pass_fds: Sequence[int] = (),
+        in_job: bool = False,
+    ) -> Answer:
+        """What a program answers. Raises Unreachable where it is missing, too slow, killed, or got no answer itself.
+
+        That is no refusal: a controller that was frozen submits, requeues or cancels the job when it wakes.
+        `in_job`: it may be asked from inside a job that is ended at that moment.
+        """
+        given = self.environment(os.environ if environ is None else environ)
+        answer = self._run(argv, given, limit_s, stdin, pass_fds, in_job=in_job)
+        lines = said_by(argv[0], answer.err)
+        if answer.code and (unheard := [line for line in lines if any(sign in line.lower() for sign in self.silence)]):
+            raise self._silent(argv[0], unheard[0])
+        return answer
+
+    def _run(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        limit_s: float,
+        stdin: str | None,
+        pass_fds: Sequence[int],
+        *,
+        in_job: bool,
+    ) -> Answer:
+        with (
+            _memory(b"" if stdin is None else stdin.encode(errors="surrogateescape")) as given,
+            _memory() as out,
+            _memory() as err,
+        ):
+            try:
+                # Files, not pipes: a pipe ends only when the last process has let go that a client left behind.
+                # The mask is the job's too: what the scheduler writes into the run's folder is for its user alone.
+                client = subprocess.Popen(
+                    deaf(argv) if in_job else argv,
+                    stdin=given,
+                    stdout=out,
+                    stderr=err,
+                    env=environ,
+                    start_new_session=True,
+                    pass_fds=pass_fds,
+                    umask=0o077,
+                )
+            except OSError as error:
+                raise _no_client(argv[0], self.called, error) from error
+            ended = _ends(client, limit_s, lambda: self._is_too_much(out, err))
+            if self._is_too_much(out, err):
+                name = os.path.basename(argv[0])
+                raise Unreachable(f"{name} writes more than {self.most_bytes >> 20} MB, which is no answer")
+            if not ended:
+                raise self._silent(argv[0], f"nothing within {limit_s:g} s")
+            answer = Answer(client.returncode, _text(out), _text(err))
+        if in_job and answer.code == _NOT_FOUND:
+            raise _no_client(argv[0], self.called, FileNotFoundError())
+        if answer.code < 0:
+            raise Unreachable(f"{os.path.basename(argv[0])} was killed by signal {-answer.code}")
+        return answer
+
+    def _is_too_much(self, *files: int) -> bool:
+        return any(os.fstat(file).st_size > self.most_bytes for file in files)
+
+    def _silent(self, program: str, said: str) -> Unreachable:
+        return Unreachable(f"the {self.called} {self.server} does not answer ({os.path.basename(program)}: {said})")
+
+
+def deaf(argv: Sequence[str]) -> list[str]:
+    """A command that is deaf to SIGTERM, which a scheduler sends to every process of a job that it ends."""
+    return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]
+
+
+def said_by(program: str, text: str) -> list[str]:
+    """The lines of an error, without the name of the program that writes them."""
+    said = re.sub(rf"^(?:{re.escape(os.path.basename(program))}: )?(?:error: |fatal: )?", "", text, flags=re.MULTILINE)
+    return [line.strip()[:200] for line in said.splitlines() if line.strip()]
+
+
+def _ends(client: subprocess.Popen[bytes], limit_s: float, is_too_much: Callable[[], bool]) -> bool:
+    """Return whether it ends by itself, in time and before it has written too much; if not, kill its process group."""
+    end = os.pidfd_open(client.pid)  # readable when it ends: no step of a polling loop is lost on a quick client
+    deadline = time.monotonic() + limit_s
+    try:
+        while not (ended := _readable(end, max(0.0, min(_LOOK_EVERY_S, deadline - time.monotonic())))):
+            if is_too_much() or time.monotonic() >= deadline:
+                break
+        return ended and client.poll() is not None
+    finally:
+        if client.poll() is None:
+            os.killpg(client.pid, signal.SIGKILL)
+            if _readable(end, _DEAD_WITHIN_S):
+                client.wait()
+        os.close(end)
+
+
+def _no_client(program: str, called: str, error: OSError) -> Unreachable:
+    hint = f"hint: this needs {called}'s programs: run it on a login node of the cluster, or load their module"
+    if isinstance(error, FileNotFoundError):
+        return Unreachable(f"no `{program}` on PATH", hint)
+    return Unreachable(f"`{program}` cannot be started: {error.strerror}", hint)
+
+
+@contextlib.contextmanager
+def _memory(content: bytes = b"") -> Iterator[int]:
+    """A file without a name or a disk."""
+    file = os.memfd_create("client")
+    try:
+        os.write(file, content)
+        os.lseek(file, 0, os.SEEK_SET)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _text(file: int) -> str:
+    return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+
+
+def _readable(handle: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))

@@ -1,0 +1,73 @@
+"""Runs a command of a job with the environment that its user had at submit, and what the scheduler has set in the job.
+
+    python -m launcher.places.batch.environment [--warn-after SECONDS] COMMAND ...      in the batch script
+    python -m launcher.places.batch.environment --packed TEXT      by qrsh, which quotes badly
+
+For schedulers that show a job's environment to everybody, and passwords with it: there it goes in a file.
+"""
+
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.node.environment import cleaned
+from launcher.run.durable import write_bytes
+
+WITH_IT = (sys.executable, "-P", "-m", "launcher.places.batch.environment")
+FILE = "JOB_LAUNCH_ENVIRONMENT"  # the variable that names it
+HOST = "JOB_LAUNCH_HOST"  # on other hosts than the first, what the scheduler calls this one
+# A scheduler gives these values of its own that say nothing of the job.
+_PLAIN = frozenset({"PATH", "SHELL", "LANG", "TERM", "SHLVL", "PWD", "_"})
+
+# What a submitter in a job has of that one: not every job gets values of its own that would replace these.
+_ANOTHER_JOBS = frozenset({"PE", "PE_HOSTFILE", "JOB_ID", "NHOSTS", "NSLOTS", "QUEUE", FILE, HOST})
+_ANOTHER_JOBS_PREFIXES = ("SGE_TASK_", "SGE_HGR_", "SGE_SHGR_", "SGE_JOB_")
+
+
+def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep it in a file beside the script; gives what the submitting client gets, which names that file."""
+    file = script.with_suffix(".environment")
+    save(file, environ)
+    return {**environ, FILE: str(file)}
+
+
+def with_it(warn_after_s: float | None) -> tuple[str, ...]:
+    """The words before the job's command. After that time a clock of our own rings, which for 0 would never."""
+    return WITH_IT if warn_after_s is None else (*WITH_IT, "--warn-after", str(max(1, math.ceil(warn_after_s))))
+
+
+def save(file: Path, environ: Mapping[str, str]) -> None:
+    """For the user alone. What speaks of a job that `environ` is in is left out."""
+    kept = {name: value for name, value in cleaned(environ).items() if not _of_another_job(name)}
+    write_bytes(file, json.dumps(kept).encode())
+
+
+def _of_another_job(name: str) -> bool:
+    return name in _ANOTHER_JOBS or name.startswith(_ANOTHER_JOBS_PREFIXES)
+
+
+def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
+    """The command in words that no shell takes apart."""
+    return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
+
+
+def main() -> None:
+    command = sys.argv[1:]
+    if command[0] == "--packed":
+        os.environ[FILE], os.environ[HOST], *command = json.loads(bytes.fromhex(command[1]))
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)  # the batch process hears them, too, and decides
+    if command[0] == "--warn-after":
+        signal.alarm(int(command[1]))  # which the command gets
+        command = command[2:]
+    saved = json.loads(Path(os.environ[FILE]).read_bytes())
+    of_the_job = {name: value for name, value in os.environ.items() if name not in _PLAIN}
+    os.execvpe(command[0], command, {**saved, **of_the_job})  # noqa: S606 - it is what it is for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The batch process of a job: it supervises the run's attempts in it, and is all that the script runs.
+
+    python -m launcher.supervisor launcher.places.batch.job.batch_process:BatchSupervisor RUN_DIR KIND [SIGNAL]
+
+RUN_DIR is in an array the folder with the list of runs. SIGNAL has killed the supervisor before this one, in the same
+start of the job.
+
+A start of the job claims the attempt that it was submitted for; a start after a requeue opens the next attempt, behind
+the fence. When an attempt ends and another is to follow, it follows in this allocation where that can be, else in the
+same job after a requeue, else in a new job. A run that has ended is never requeued.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from launcher.copies.memory.tier import close_tier
+from launcher.errors import Exit
+from launcher.places.batch.batch import BatchSystem, Fate, JobStart
+from launcher.places.batch.cluster import queue_of
+from launcher.places.batch.hand_over import run_of_element
+from launcher.places.batch.job.claims import claim
+from launcher.places.batch.job.drains import watched_for_drains
+from launcher.places.batch.job.guard import HEARD
+from launcher.places.batch.job.next_job import NextJob
+from launcher.places.batch.job.nodes import seated
+from launcher.places.batch.job.wishes import BatchWishes
+from launcher.places.other_runs import OtherRuns
+from launcher.plan.model import Plan
+from launcher.plan.queueing import begun
+from launcher.run.attempts import newest, read_intent, read_plan
+from launcher.run.durable import readable, write_record
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.processes import die_with, end_all, tagged
+from launcher.run.records import AttemptEnd, Handle
+from launcher.supervisor.__main__ import main
+from launcher.supervisor.allocation import Allocation
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
+from launcher.supervisor.strategy import Strategy
+from launcher.supervisor.waiting import Turn, Waiter
+from launcher.supervisor.wakeup import Wakeup
+
+# What a scheduler sets for the batch process alone, and would take to the other hosts: they are not this one.
+_OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
+_LOOK_S = 5.0
+_TOLD_WITHIN_S = 30.0  # so long the job of a run that has ended stays for those who are to hear of it
+
+
+class BatchSupervisor(Strategy):
+    """Words: KIND [SIGNAL]."""
+
+    stands_by = False
+
+    def supervise(self, go: BinaryIO) -> int:
+        """Return the run's exit code; the scheduler's records then say what ours do."""
+        go.close()
+        die_with(os.getppid())  # else Slurm's end of a job without its guard would seem to be a person's
+        for name in _OF_THIS_HOST:
+            os.environ.pop(name, None)
+        queue = queue_of(self.words[0])
+        wakeup = Wakeup(queue.warnings)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+        start = queue.this_start()
+        run = run_of_element(self.run.path, start.element)
+        if run is None:
+            return Exit.OK
+        self.run = run
+        return self.keep(queue, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
+
+    def keep(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
+        """Carry out one attempt after the other, as long as this allocation can."""
+        if killed_by is not None:
+            end_all(lambda: tagged(str(self.run.path), os.getuid()))
+        if (put_back := _wait_for_others(queue, self.run, start.job, wakeup)) is not None:
+            return put_back
+        attempt = claim(queue, self.run, start.job, killed_by)
+        self._queue, self._job, self._wakeup, self._hosts = queue, start.job, wakeup, queue.hosts()
+        return self.carry(attempt)
+
+    def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
+        """Have the attempt's agents on the nodes of this job, until the coordinator's last word."""
+        run, queue, wakeup = self.run, self._queue, self._wakeup
+        self._plan = plan = seated(read_plan(run, attempt.number), self._hosts)
+        write_record(attempt.plan, plan)
+        wishes = BatchWishes(queue, wakeup, attempt, plan, self._job)
+        agents = queue.processes(plan, attempt)
+        with watched_for_drains(queue, attempt, plan):
+            return Allocation(run, attempt, plan, wakeup, wishes, agents, told_within_s=_TOLD_WITHIN_S).carry_out()
+
+    def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
+        """Have the run go on in this process, in this job or in another one."""
+        close_tier(self.run.path, attempt.number)
+        next_job = NextJob(self._queue, self.run, self._plan, self._job, self._wakeup)
+        following, self.leaves_with = next_job.follow(attempt, end)
+        return following
+
+
+def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
+    """Return None once nothing is left to wait for, else the code to leave the job with, which starts again later.
+
+    A scheduler knows how jobs ended and not how runs did, which may have gone on in other jobs than those that it
+    waited for. So a start that no attempt has begun with yet looks at the runs themselves.
+    """
+    attempt = newest(run)
+    if attempt is None or attempt.started.exists() or attempt.end.exists():
+        return None
+    plan = read_plan(run, attempt.number)
+    if not plan.awaited or read_intent(attempt).reason == "requeue":
+        return None
+    awaited = msgspec.structs.replace(begun(plan), awaited=plan.awaited)
+    follows = False
+
+    def leaves() -> bool:
+        nonlocal follows
+        follows = queue.leaves_with is not None and queue.follow(job, _jobs_of(plan))
+        return follows or wakeup.warned or is_cancelled(attempt)
+
+    turn = Waiter(run, attempt, awaited, OtherRuns().look).wait(wakeup, every_s=_LOOK_S, leaves=leaves)
+    if turn is not Turn.STOPPED or is_cancelled(attempt):
+        return None
+    return queue.leaves_with if follows else _put_back(queue, run, attempt, plan, job)
+
+
+def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
+    """Have the job start again, whose nodes are taken from it while it waits on them."""
+    if queue.fate(job) is Fate.CANCELLED:
+        write_end(run, attempt, cancelled(f"its {queue.called} job was cancelled"), plan)
+        return Exit.OK
+    queue.requeue(job)
+    return Exit.OK if queue.leaves_with is None else queue.leaves_with
+
+
+def _jobs_of(plan: Plan) -> list[str]:
+    """Return the jobs of the runs that a plan follows, as far as they have any by now."""
+    newest_ones = (newest(RunDir(Path(one.run_dir))) for one in plan.awaited)
+    handles = (readable(one.handle, Handle) for one in newest_ones if one is not None)
+    return [handle.job_id for handle in handles if handle is not None and handle.job_id is not None]
+
+
+if __name__ == "__main__":  # scripts of an older version, which wait in a queue, have KIND RUN_DIR [SIGNAL]
+    kind, folder, *killed_by = sys.argv[1:]
+    sys.exit(main(["launcher.places.batch.job.batch_process:BatchSupervisor", folder, kind, *killed_by]))

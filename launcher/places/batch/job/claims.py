@@ -1,0 +1,124 @@
+"""Which attempt a start of a job carries out: only one process ever carries one out."""
+
+import contextlib
+import signal
+import sys
+
+from launcher.errors import Refused
+from launcher.places.batch.batch import BatchSystem
+from launcher.places.batch.job.nodes import what_took_the_node
+from launcher.plan.model import Plan
+from launcher.run.attempts import new_attempt, newest, read_intent, read_plan
+from launcher.run.durable import create_record, read_record, readable, write_record
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd, Handle
+from launcher.states import Cause, State
+from launcher.supervisor.allocation import claim_attempt
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, settle, write_end, write_failure
+
+
+def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = None) -> AttemptDir | None:
+    """The attempt that this start of the job carries out; None where there is nothing to do for it.
+
+    `killed_by`: the signal that has killed the batch process before this one, in the same start.
+    """
+    attempt = newest(run)
+    if attempt is None:
+        return None
+    owner = owner_of(queue, run, attempt, job)
+    if owner != job:
+        return _leave(f"attempt {attempt.number} is job {owner}'s, not ours ({job})")
+    end = read_record(attempt.end, AttemptEnd)
+    if end is not None and end.state.ended:
+        settle(run, attempt, end, readable(run.plan, Plan))
+        return _leave(f"the run has ended: {end.message or end.state}")
+    if is_cancelled(attempt):
+        if end is None:
+            cancel(run, attempt)
+        return _leave("the run was cancelled")
+    if end is None and not attempt.started.exists() and _take(queue, attempt, job, ticket_of(attempt)):
+        return attempt
+    if end is None:  # an earlier start of this job, or batch process of this start, which left no last word
+        end = _speak_for_the_one_before(queue, run, attempt, killed_by)
+    if end.state is not State.QUEUED:
+        return _leave(end.message)
+    return next_attempt(queue, run, attempt, end.cause, job)
+
+
+def next_attempt(
+    queue: BatchSystem, run: RunDir, before: AttemptDir, cause: Cause | None, job: str
+) -> AttemptDir | None:
+    """The attempt after this one, in this job; None where another has gone on with the run meanwhile."""
+    plan = read_plan(run, before.number)
+    try:
+        attempt, _ = new_attempt(run, plan.cluster, "requeue", cause, kind=queue.kind, after=before.number)
+    except Refused as later:
+        return _leave(str(later.lines[0]))
+    return (
+        attempt
+        if _take(queue, attempt, job, ticket_of(before))
+        else _leave(f"attempt {attempt.number} was started by another process")
+    )
+
+
+def ticket_of(attempt: AttemptDir) -> str:
+    """What is on the attempt's job."""
+    handle = read_record(attempt.handle, Handle)
+    return handle.ticket if handle is not None else ""
+
+
+def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
+    """The job that the attempt belongs to: the first one that says so, which is ours where it has got none else."""
+    with contextlib.suppress(FileExistsError):
+        create_record(attempt.handle, Handle(queue.kind, job_id=job, ticket=_ticket_of_job(run, attempt, job)))
+    handle = read_record(attempt.handle, Handle)
+    return handle.job_id if handle is not None else None
+
+
+def _ticket_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
+    """What is on this job: the ticket of the attempt before, where that was this job's too; else the job is
+    the one that was submitted with this attempt's own."""
+    earlier = (read_record(run.attempt(number).handle, Handle) for number in range(attempt.number - 1, 0, -1))
+    before = next((handle for handle in earlier if handle is not None), None)
+    return before.ticket if before is not None and before.job_id == job else read_intent(attempt).ticket
+
+
+def _take(queue: BatchSystem, attempt: AttemptDir, job: str, ticket: str) -> bool:
+    """True for the one process that may carry this attempt out."""
+    if not claim_attempt(attempt.started):
+        return False
+    write_record(attempt.handle, Handle(queue.kind, keeper=this_process(), job_id=job, ticket=ticket))
+    return True
+
+
+def _leave(why: str) -> AttemptDir | None:
+    print(f"nothing to do: {why}", file=sys.stderr)
+    return None
+
+
+def cancel(run: RunDir, attempt: AttemptDir) -> None:
+    write_end(run, attempt, cancelled(), read_plan(run, attempt.number))
+
+
+def _speak_for_the_one_before(
+    queue: BatchSystem, run: RunDir, attempt: AttemptDir, killed_by: int | None
+) -> AttemptEnd:
+    """The job was taken from its nodes, or the process killed, without a word of the attempt that ran there."""
+    if killed_by is None:
+        cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)
+    else:
+        cause, text = Cause.NODE_LOST, f"the batch process was killed by {signal.Signals(killed_by).name}"
+    return write_failure(run, attempt, read_plan(run, attempt.number), cause, text)
+
+
+def _first_host(attempt: AttemptDir) -> str:
+    """Where the attempt's keeper was, by the scheduler's name, which need not be the machine's own.
+
+    A keeper that did not live to write where its nodes are has left only the latter; what an older attempt has written
+    is another allocation.
+    """
+    plan = read_record(attempt.plan, Plan)
+    host = plan.nodes[0].host if plan is not None else ""
+    handle = read_record(attempt.handle, Handle)
+    return host or (handle.keeper.host if handle is not None and handle.keeper is not None else "")

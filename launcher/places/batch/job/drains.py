@@ -1,0 +1,57 @@
+"""Nodes of a running job that an administrator drains: their ranks move to a spare, as after `launch nodes drain`.
+
+A scheduler tells a job nothing of that, and lets it end where it is. So the batch process asks, once in half a minute,
+about all nodes at once, and only where the run keeps a spare: else nothing would come of it.
+"""
+
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from launcher.errors import Unreachable
+from launcher.places.batch.batch import LIMIT_S, BatchSystem
+from launcher.plan.model import Plan
+from launcher.run.draining import ask_to_drain
+from launcher.run.layout import AttemptDir
+
+_LOOK_S = 30.0
+_MOST = 200  # characters of what an administrator gives as the reason
+
+
+@contextmanager
+def watched_for_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float = _LOOK_S) -> Iterator[None]:
+    """As long as the attempt goes on; beside it, as a scheduler may take its time to answer."""
+    if len(plan.nodes) <= plan.nodes_max:
+        yield
+        return
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(queue, attempt, plan, look_s, over), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join(LIMIT_S)
+
+
+def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, over: threading.Event) -> None:
+    told = set[int]()
+    while not over.wait(look_s):
+        told |= note_drains(queue, attempt, plan, told)
+
+
+def note_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
+    """Have the coordinator hear of nodes that are drained by now, besides those that it was told of; gives these.
+
+    One that is taken into use again stays without ranks until the next attempt. Nothing is new where nobody answers.
+    """
+    hosts = {node.host: node.index for node in plan.nodes}
+    try:
+        words = queue.nodes([*hosts])
+    except Unreachable:
+        return set()
+    found = {hosts[host]: f"the scheduler says {word.text}"[:_MOST] for host, word in words.items() if word.drains}
+    new = {index: why for index, why in found.items() if index not in told}
+    if new:
+        ask_to_drain(attempt, new)
+    return set(new)

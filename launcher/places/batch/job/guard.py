@@ -1,0 +1,49 @@
+"""Begins the batch process of a job below itself, and anew where that was killed; passes on what the scheduler says.
+
+    python -m launcher.places.batch.job.guard KIND RUN_DIR
+
+Signals wait until they are heard: here, and in the batch process, which they would end while its Python starts. Where
+the job is being ended nothing is begun anew: the scheduler decides what follows.
+"""
+
+import os
+import signal
+import sys
+
+HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_STRATEGY = "launcher.places.batch.job.batch_process:BatchSupervisor"
+_LIVES = 10  # a batch process that dies before it has an attempt has no other budget
+
+
+def main() -> int:
+    """Gives the batch process's exit code, which for one that was killed is that of a shell."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*HEARD, signal.SIGCHLD})
+    kind, folder = sys.argv[1:]
+    killed_by: list[str] = []
+    for _ in range(_LIVES):
+        words = [sys.executable, "-P", "-m", "launcher.supervisor", _STRATEGY, folder, kind, *killed_by]
+        code, told = _watch(os.posix_spawn(sys.executable, words, os.environ, setsigmask=HEARD))
+        if code >= 0:
+            return code
+        if told:
+            break
+        killed_by = [str(-code)]
+    return 128 - code
+
+
+def _watch(pid: int) -> tuple[int, bool]:
+    """How it has ended, below 0 by a signal; and whether the job was told to end."""
+    told = False
+    while True:
+        number = signal.sigwait({*HEARD, signal.SIGCHLD})
+        if number != signal.SIGCHLD:
+            told = told or number == signal.SIGTERM
+            os.kill(pid, number)  # our own child, not reaped yet: the pid cannot be another's
+            continue
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), told
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""What follows an attempt after which the run goes on: the next one here, the same job again, or a new job."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from launcher.errors import Exit, NotStarted, Refused, Unreachable
+from launcher.places.batch.batch import BatchSystem, Fate
+from launcher.places.batch.hand_over import batch_job_of, hand_over
+from launcher.places.batch.job.claims import cancel, next_attempt, owner_of
+from launcher.places.batch.job.nodes import is_back, lost_nodes, unfit_nodes
+from launcher.plan.model import Plan
+from launcher.run.attempts import new_attempt, newest
+from launcher.run.avoided import avoid, avoided
+from launcher.run.durable import append_line, read_lines, read_record, readable
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import EXPLAINED, AttemptEnd, Blame, Event, Failure, Handle, RunState
+from launcher.states import Cause, State, exit_of
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
+from launcher.supervisor.wakeup import Wakeup
+
+_TAKEN = (Cause.PREEMPTED, Cause.TIME_LIMIT)  # the allocation will be gone, so the run has to move
+_TAKEN_AS = {
+    Fate.PREEMPTED: Cause.PREEMPTED,
+    Fate.QUEUED_AGAIN: Cause.PREEMPTED,
+    Fate.TIMED_OUT: Cause.TIME_LIMIT,
+}
+_ASK_S = 5.0
+_AGAIN_S = 10.0
+_LAST_S = 120.0  # how long a requeued job waits for the scheduler to end it
+
+
+class NextJob:
+    """The batch process of a job, whose run goes on."""
+
+    def __init__(self, queue: BatchSystem, run: RunDir, plan: Plan, job: str, wakeup: Wakeup) -> None:
+        self._queue, self._run, self._plan, self._job, self._wakeup = queue, run, plan, job, wakeup
+
+    def follow(self, attempt: AttemptDir, end: AttemptEnd) -> tuple[AttemptDir | None, int]:
+        """The attempt that this process goes on with; or None, and the exit code with which it leaves."""
+        history = read_lines(self._run.events, Event)
+        lost = self._gone(attempt, lost_nodes(history, attempt.number, self._plan, time.time()))
+        unfit = unfit_nodes(history, attempt.number, self._plan, time.time())
+        stays = not lost and not unfit and end.cause not in _TAKEN
+        if stays and not self._wakeup.stop_asked:
+            self._wakeup.wait(end.delay_s)
+        if is_cancelled(attempt):
+            cancel(self._run, attempt)
+            return None, Exit.OK
+        if stays and not self._wakeup.stop_asked:
+            return next_attempt(self._queue, self._run, attempt, end.cause, self._job), Exit.OK
+        return None, self._leave() if self._move(attempt, end, lost, unfit) else Exit.OK
+
+    def _leave(self) -> int:
+        """The job is to start again: a scheduler that ends it first is waited for."""
+        if self._queue.leaves_with is not None:
+            return self._queue.leaves_with
+        self._wakeup.wait(_LAST_S)
+        return Exit.OK
+
+    def _move(self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Blame], unfit: Sequence[Blame]) -> bool:
+        """Have the scheduler start the run again, elsewhere or later, unless it was ended by a person. True where it is
+        this job that is to start again. In any other case its nodes are of no more use to us.
+
+        Nodes are blamed only for what nobody else explains: not where the scheduler has ended the job's tasks, nor
+        where it is not heard either, because then it may be this node that is cut off.
+        """
+        fate = self._fate()
+        latest = newest(self._run)
+        if latest is not None and latest.number > attempt.number:
+            return False  # while we heard nothing another start of the job, or another job, has gone on
+        if unfit:
+            avoid(self._run, unfit)
+        if lost and fate is Fate.RUNS:
+            avoid(self._run, self._gone(attempt, lost))  # it took time to hear that: who was cut off may be back
+        end = self._explained(attempt, end, fate, lost)
+        match fate:
+            case Fate.CANCELLED:
+                write_end(self._run, attempt, cancelled(f"its {self._queue.called} job was cancelled"), self._plan)
+                return False
+            case Fate.QUEUED_AGAIN:
+                start_again(self._queue, self._run, self._plan, self._job, end.delay_s)
+                return True
+            case Fate.PREEMPTED | Fate.TIMED_OUT | Fate.RUNS | Fate.UNKNOWN:
+                return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
+
+    def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Blame]) -> AttemptEnd:
+        """Nodes that fell silent because the scheduler had ended what ran there are not lost."""
+        cause = _TAKEN_AS.get(fate)
+        if end.cause is not Cause.NODE_LOST or cause is None or self._any_is_down(lost):
+            return end
+        text = f"{self._queue.called} ended what ran on {', '.join(one.host for one in lost) or 'its nodes'}"
+        told = msgspec.structs.replace(end, cause=cause, exit_code=exit_of(cause), message=text)
+        append_line(self._run.events, Event(time.time(), attempt.number, EXPLAINED, text, cause=cause))
+        last = readable(self._run.state, RunState)
+        generation = last.generation if last is not None and last.attempt == attempt.number else 0
+        failure = Failure(cause, text, attempt.number, generation, at=end.ended_at)
+        write_end(self._run, attempt, told, self._plan, failure)
+        return told
+
+    def _any_is_down(self, lost: Sequence[Blame]) -> bool:
+        """A silent scheduler does not say so."""
+        hosts = [one.host for one in lost]
+        with contextlib.suppress(Unreachable):
+            return bool(hosts) and any(node.down for node in self._queue.nodes(hosts, limit_s=_ASK_S).values())
+        return False
+
+    def _gone(self, attempt: AttemptDir, lost: Sequence[Blame]) -> list[Blame]:
+        """Those of them that have not come back."""
+        return [one for one in lost if not is_back(self._plan, attempt, one)]
+
+    def _fate(self) -> Fate:
+        try:
+            return self._queue.fate(self._job)
+        except Unreachable as error:
+            print(error, file=sys.stderr)
+            return Fate.UNKNOWN
+
+    def _again_or_anew(self, attempt: AttemptDir, end: AttemptEnd, *, lost: bool) -> bool:
+        """This job again, or a new one, or else the end. True for the first.
+
+        A requeued job starts only once the scheduler has given its lost node up, which may take minutes; and Slurm
+        22.05 then grants a job with GPUs no step any more. A new job has neither trouble.
+        """
+        none_anew = self._new_job(attempt, end, "a node of the job is lost") if lost else ""
+        if lost and not none_anew:
+            return False
+        not_again = self._requeue()
+        if not not_again:
+            start_again(self._queue, self._run, self._plan, self._job, end.delay_s)
+            return True
+        none_anew = none_anew or self._new_job(attempt, end, f"job {self._job} was not requeued: {not_again}")
+        if none_anew:
+            self._give_up(attempt, end, not_again, none_anew)
+        return False
+
+    def _give_up(self, attempt: AttemptDir, end: AttemptEnd, not_again: str, none_anew: str) -> None:
+        text = (
+            f"{self._queue.called} neither requeues job {self._job} ({not_again}) nor takes a new one ({none_anew}); "
+            "launch resume goes on"
+        )
+        failed = AttemptEnd(State.FAILED, end.cause, end.exit_code, time.time(), text)
+        write_end(self._run, newest(self._run) or attempt, failed, self._plan)
+
+    def _requeue(self) -> str:
+        """Put the job back into the queue; gives why that is not to be. A controller that was frozen may have done it
+        all the same: it would refuse to do it twice."""
+        while True:
+            try:
+                return self._queue.requeue(self._job)
+            except Unreachable as error:
+                print(error, file=sys.stderr)
+                silence = str(error)
+            stopped = self._wakeup.stop_asked
+            self._wakeup.wait(_AGAIN_S)
+            if self._fate() is Fate.QUEUED_AGAIN:
+                return ""
+            if stopped:
+                return silence
+
+    def _new_job(self, before: AttemptDir, end: AttemptEnd, why: str) -> str:
+        """Another job of the run; gives why there is none. The attempt that was to be that job's is then this one's,
+        which may be requeued yet: status asks for the job of the newest attempt."""
+        run, queue = self._run, self._queue
+        if not _may_submit(queue):
+            return "this host may not submit"
+        try:
+            after, _ = new_attempt(run, self._plan.cluster, "requeue", end.cause, kind=queue.kind, after=before.number)
+        except Refused as later:
+            print(later, file=sys.stderr)
+            return ""
+        try:
+            hand_over(queue, batch_job_of(run, after))
+        except NotStarted as refusal:
+            if owner_of(queue, run, after, self._job) == self._job:  # and no other machine has handed it over meanwhile
+                message = f"no new job: {refusal}"
+                waits = AttemptEnd(State.QUEUED, end.cause, end.exit_code, time.time(), message)
+                write_end(run, after, waits, self._plan)
+                return str(refusal)
+        except Unreachable as error:
+            print(f"{error}; `launch status` finds out whether the job exists", file=sys.stderr)
+            return ""
+        handle = read_record(after.handle, Handle)
+        text = f"{why}: the run goes on in job {handle.job_id if handle else '?'}"
+        append_line(run.events, Event(time.time(), after.number, "job", text))
+        return ""
+
+
+def _may_submit(queue: BatchSystem) -> bool:
+    """Not where the scheduler says so; one that is silent may yet take the job."""
+    try:
+        return queue.may_submit()
+    except Unreachable:
+        return True
+
+
+def start_again(queue: BatchSystem, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
+    """The job is back in the queue: it is to start after that delay, and not on the nodes that the run avoids."""
+    queue.start_again(plan, job, [blame.host for blame in avoided(run)], delay_s)

@@ -1,0 +1,123 @@
+"""The keeper of one node's agent, where it is not the first node: starts it, brings it back, ends what it leaves.
+
+    python -m launcher.places.batch.job.on_node KIND RUN_DIR ATTEMPT     by srun, or what a scheduler has in its place
+
+A step of a job tells of a task's end only when all have ended, and nothing there would tidy up behind a killed agent.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+from launcher.errors import Unreachable
+from launcher.places.batch.batch import BatchSystem
+from launcher.places.batch.cluster import queue_of
+from launcher.places.batch.job.next_job import start_again
+from launcher.places.batch.job.nodes import index_of
+from launcher.plan.model import Plan
+from launcher.run.attempts import read_plan
+from launcher.run.durable import make_dir, read_record
+from launcher.run.identity import alive
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.patience import waiting_for_disks
+from launcher.run.processes import signal_process
+from launcher.run.records import AgentRecord, Handle
+from launcher.supervisor.agent_processes import RETURN_AT_ONCE_S, AgentProcesses, agent_process
+from launcher.supervisor.own_log import log_to
+from launcher.supervisor.wakeup import Wakeup
+
+_STEP_S = 0.1
+_SURE_S = 3.0
+_LOOK_S = 5.0
+
+
+def main() -> int:
+    """Stay until the agent has left for good, or we are told to go."""
+    os.umask(0o077)
+    with waiting_for_disks():
+        stay(queue_of(sys.argv[1]), RunDir(Path(sys.argv[2])), int(sys.argv[3]))
+    return 0
+
+
+def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
+    wakeup = Wakeup(queue.warnings)
+    plan, attempt = read_plan(run, number), run.attempt(number)
+    index = index_of(plan, queue.this_host())
+    make_dir(attempt.node(index))
+    log_to(attempt.node_keeper_log(index))
+    if index == 0:
+        listen(attempt, wakeup)
+    else:
+        keep(queue, plan, attempt, index, wakeup)
+
+
+def keep(queue: BatchSystem, plan: Plan, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
+    """Have the agent here, as long as it is wanted: who cannot hear the coordinator sees in the folder whether the
+    attempt has ended meanwhile."""
+    agent = agent_process(plan, attempt, index)
+    agents = AgentProcesses([agent], wakeup, leads=False, return_s=RETURN_AT_ONCE_S)
+    agents.start()
+    sure_at: float | None = None
+    alone = False
+    while not agents.all_gone(sure_at is not None) and (sure_at is None or time.monotonic() < sure_at):
+        agents.watch(time.monotonic() + _LOOK_S if alone and sure_at is None else sure_at, bring_back=sure_at is None)
+        if agent.may_miss_coordinator():
+            alone = True
+            see_to_the_first_node(queue, plan)
+        if alone and sure_at is None and attempt.end.exists():
+            sure_at = time.monotonic() + _SURE_S
+        if (wakeup.stop_asked or wakeup.warned) and sure_at is None:
+            wakeup.warned = False
+            agents.signal_first()
+            if wakeup.stop_asked:  # the scheduler ends the step; a mere warning is for the coordinator to act on
+                sure_at = time.monotonic() + plan.spec.recovery.grace_s + _SURE_S
+    agents.end()
+
+
+def see_to_the_first_node(queue: BatchSystem, plan: Plan) -> bool:
+    """True where we had the job start anew: the coordinator has not been heard for a whole lease, and its host is down.
+    A job that was not to be killed for a lost node is left as it is, without anybody in charge."""
+    if queue.leaves_with is not None:
+        return False  # no process but that of the lost host could do it: the scheduler has to, and by itself
+    job = queue.this_start().job
+    try:
+        node = queue.nodes([plan.nodes[0].host]).get(plan.nodes[0].host)
+        if node is None or not node.down:
+            return False
+        refusal = queue.requeue(job)
+    except Unreachable as error:
+        refusal = str(error)  # asked again when the next agent gives up waiting
+    if refusal:
+        print(f"the job is not requeued: {refusal}", file=sys.stderr)
+        return False
+    start_again(queue, RunDir(Path(plan.run_dir)), plan, job, 0.0)
+    return True
+
+
+def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
+    """On the first node the batch process has the agent; what it may not hear is a preemption.
+
+    Slurm, where there is a GraceTime, tells of that only the tasks of steps, and has one here too for that. We pass it
+    on, and leave when the agent has.
+    """
+    while (agent := read_record(attempt.agent(0), AgentRecord)) is None and not wakeup.stop_asked:
+        wakeup.sleep(_STEP_S)
+    if agent is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        end = os.pidfd_open(agent.process.pid)
+        while alive(agent.process) and not (wakeup.stop_asked or wakeup.warned):
+            wakeup.sleep(None, [end])
+        handle = read_record(attempt.handle, Handle)
+        if handle is not None and handle.keeper is not None and (wakeup.stop_asked or wakeup.warned):
+            signal_process(handle.keeper, signal.SIGTERM if wakeup.stop_asked else signal.SIGUSR1)
+        select.select([end], [], [])
+        os.close(end)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

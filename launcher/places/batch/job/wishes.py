@@ -1,0 +1,64 @@
+"""Who may want a job's attempt to end: the scheduler before the limit or at once, or a person by the run's folder."""
+
+import math
+import time
+
+from launcher.errors import Unreachable
+from launcher.places.batch.batch import BatchSystem
+from launcher.plan.model import Plan
+from launcher.run.durable import readable
+from launcher.run.layout import AttemptDir
+from launcher.run.records import StopRequest
+from launcher.supervisor.attempt_end import ask_to_stop
+from launcher.supervisor.wakeup import Wakeup
+
+_LOOK_S = 2.0
+_EARLIEST_S = 120.0
+_ASK_S = 5.0
+
+
+class BatchWishes:
+    """SIGTERM: the nodes are taken back. One of the queue's warnings: so they will be, soon. stop.json: a person
+    cancels.
+
+    The file is looked at every two seconds, for the day on which the controller cannot pass a signal on.
+    """
+
+    def __init__(self, queue: BatchSystem, wakeup: Wakeup, attempt: AttemptDir, plan: Plan, job: str) -> None:
+        self._queue, self._wakeup, self._attempt, self._job = queue, wakeup, attempt, job
+        self._before_s = queue.warn_before_s(plan)
+        self._look_at = time.monotonic() + _LOOK_S
+        self._limit_at = math.inf
+        self._kind = "limit"
+
+    def next_look(self) -> float | None:
+        return min(self._look_at, self._limit_at)
+
+    def to_end(self) -> bool:
+        now = time.monotonic()
+        if self._wakeup.stop_asked:
+            ask_to_stop(self._attempt, "preempt")
+            return True
+        if self._wakeup.warned:
+            self._wakeup.warned = False
+            self._limit_at = now + self._time_left_s()
+        if now >= self._limit_at:
+            ask_to_stop(self._attempt, self._kind)
+            return True
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            return readable(self._attempt.stop, StopRequest) is not None
+        return False
+
+    def _time_left_s(self) -> float:
+        """Until the moment that the spec asks for: a warning may come a minute early. 0: now, when nobody can tell."""
+        try:
+            jobs = self._queue.jobs([self._job], limit_s=_ASK_S)
+        except Unreachable:
+            return 0.0
+        ends_at = next((job.ends_at for job in jobs if job.ends_at is not None), None)
+        left_s = math.inf if ends_at is None else ends_at - time.time() - self._before_s
+        if left_s > _EARLIEST_S:  # it was no clock that sent the signal
+            self._kind = "preempt"
+            return 0.0
+        return max(0.0, left_s)

@@ -1,0 +1,118 @@
+"""What others left undone is done: a run that was never handed over is, and of two jobs of one ticket one is ended.
+
+An attempt that has an intent and no job was left lying by a submitter that was killed. A second job with the ticket
+can only come from a client that was given up and yet went through: it would find nothing to do.
+"""
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+from launcher.errors import Exit, NotStarted, Unreachable
+from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob
+from launcher.places.batch.hand_over import ThisCluster, batch_job_of, hand_over, tickets_of
+from launcher.places.batch.look import Asked, is_left_lying, silence, words_on
+from launcher.run.attempts import newest, read_intent, read_plan
+from launcher.run.avoided import avoided, forget, is_over
+from launcher.run.durable import read_record, readable, write_record
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.patience import DISK_ERRORS
+from launcher.run.records import AttemptEnd, ClusterWord, Handle
+from launcher.states import Cause, State
+from launcher.supervisor.attempt_end import write_end
+
+_SEEN_AGAIN_S = 60.0
+
+
+def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterWord | None]:
+    """Gives what `look` would say afterwards, so that the scheduler is asked once for both."""
+    here = ThisCluster(queue)
+    try:
+        for run, attempt in attempts:
+            with _where_there_is_room():
+                _hand_over_what_lies(queue, run, attempt, here)
+        handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
+        jobs = queue.jobs()  # after the handles: a job that has one is in it
+        _end_doubles(queue, attempts, handles, jobs)
+        with _where_there_is_room():
+            _let_wait_for_fewer(queue, attempts, handles, jobs)
+    except Unreachable as error:
+        return silence(attempts, error)
+    words = words_on(queue, attempts, handles, jobs)
+    for (_, attempt), word, handle in zip(attempts, words, handles, strict=True):
+        if word is not None and handle is not None and not word.silent:
+            with _where_there_is_room():
+                _remember(attempt, word)
+    return words
+
+
+@contextlib.contextmanager
+def _where_there_is_room() -> Iterator[None]:
+    """What a full or failing disk does not take is done by a later look: this one answers all the same."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+
+
+def _hand_over_what_lies(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
+    now = time.time()
+    if attempt.handle.exists() or not is_left_lying(read_intent(attempt), now) or here.elsewhere(run, attempt):
+        return
+    try:
+        hand_over(queue, batch_job_of(run, attempt), again=True)
+    except NotStarted as refusal:
+        end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, now, str(refusal))
+        write_end(run, attempt, end, read_plan(run, attempt.number))
+
+
+def _end_doubles(
+    queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
+) -> None:
+    """Jobs that wait, and are not the newest attempt's: with its ticket, or an older one's that was put back late.
+
+    Of an array every element is left to find out for itself: any of them may be some run's.
+    """
+    wanted = {
+        ticket: handle.job_id
+        for (run, _), handle in zip(attempts, handles, strict=True)
+        if handle is not None
+        for ticket, element in tickets_of(run)
+        if ticket and element is None
+    }
+    for job in jobs:
+        ours = next((wanted[ticket] for ticket in job.tickets if ticket in wanted), None)
+        if ours is not None and job.id != ours and job.phase is Phase.QUEUED:
+            queue.cancel(job.id)
+
+
+def _let_wait_for_fewer(
+    queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
+) -> None:
+    """Jobs that wait, and were told to avoid nodes whose time is over, may have these again."""
+    now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
+    for (run, attempt), handle in zip(attempts, handles, strict=True):
+        if handle is not None and handle.job_id in waiting and is_over(run, now):
+            left = [blame.host for blame in avoided(run, now)]
+            queue.start_again(read_plan(run, attempt.number), handle.job_id, left)
+            forget(run, now)
+
+
+def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> None:
+    """A job of the run that waits may have these nodes, or all, from now on."""
+    attempt = newest(run)
+    handle = readable(attempt.handle, Handle) if attempt is not None else None
+    if attempt is None or handle is None or handle.job_id is None:
+        return
+    left = [blame.host for blame in avoided(run) if hosts and blame.host not in hosts]
+    for job in queue.jobs([handle.job_id]):
+        if job.phase is Phase.QUEUED and job.may_have(handle.ticket):
+            queue.start_again(read_plan(run, attempt.number), job.id, left)
+
+
+def _remember(attempt: AttemptDir, word: ClusterWord) -> None:
+    """Keep the word for the day on which the scheduler is silent, or has forgotten how the job ended."""
+    before = readable(attempt.seen, ClusterWord)
+    if before is None or before.phase != word.phase or before.word != word.word or word.at - before.at > _SEEN_AGAIN_S:
+        write_record(attempt.seen, word)

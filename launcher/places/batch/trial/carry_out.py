@@ -1,0 +1,158 @@
+"""A job that a batch queue is given so that its nodes look around: whatever queue it is. Leaves nothing behind.
+
+submit ─ script on the first node ─ on each node a shell looks, then `answer_questions`
+                                       question in a file ─► answer in a file ─► what is known: `checks`
+
+They meet in a folder where runs will be: that they can is part of what is tried.
+"""
+
+import contextlib
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+from launcher.errors import Unreachable
+from launcher.health.checks import shared_findings
+from launcher.health.findings import Finding
+from launcher.health.network import Member, measured
+from launcher.health.wish import DoctorWish
+from launcher.places.batch.trial.checks import (
+    Expected,
+    Hello,
+    NodeClock,
+    NodeReport,
+    QueueWords,
+    SeenNode,
+    Stage,
+    Trial,
+    silence_finding,
+    trial_findings,
+)
+from launcher.places.batch.trial.mailbox import AT_WORK, LOG, Mailbox, said_by_nodes
+from launcher.places.batch.trial.trial_jobs import JobOnTrial, NoTrial, TrialJobs
+from launcher.remote.parallel import for_all
+from launcher.run import drafts
+from launcher.run.durable import make_dir
+
+_SPARE_S = 10.0  # of the job's time, for what is around the program
+_MINUTES = 3  # that a job asks for, at most
+_WORD_S = 40.0  # a node that has just died seems to run the job; file systems that cache may show a file that late
+_FOR_TALKING = 0.4  # of the time that there is, at most, for a word, and as much again for another
+_ON_NODE = "launcher.places.batch.trial.on_node"
+
+
+def minutes(longest_s: float = math.inf) -> int:
+    """So much time the job asks for, where none may have more than that."""
+    return int(max(1, min(_MINUTES, longest_s // 60)))
+
+
+def looked_over(
+    site: Generator[Finding, None, TrialJobs | None], words: QueueWords, wish: DoctorWish, tell: Callable[[str], None]
+) -> Iterator[Finding]:
+    """What a site's programs say, as they are asked; what nodes tell, where a trial is wished for and there may be one;
+    what they should share with this machine."""
+    seen_on: list[str] | None = None
+    try:
+        queue = yield from site
+        if queue is not None and wish.trial:
+            seen_on = yield from tried(queue, wish, tell)
+    except Unreachable as error:
+        yield silence_finding(error.lines, words)
+    yield from shared_findings(wish, seen_on)
+
+
+def tried(
+    queue: TrialJobs, wish: DoctorWish, tell: Callable[[str], None]
+) -> Generator[Finding, None, list[str] | None]:
+    """What nodes tell, and in the end on which all of our own was found; None where there was no trial."""
+    try:
+        trial = try_nodes(queue, wish, queue.minutes, tell)
+    except NoTrial as reason:
+        yield reason.finding
+        return None
+    yield from trial_findings(trial, Expected(wish.python, str(wish.runs_root)), queue.words)
+    return trial.seen_on
+
+
+def try_nodes(queue: TrialJobs, wish: DoctorWish, limit_minutes: int, tell: Callable[[str], None]) -> Trial:
+    """Have a job look at nodes; `tell`: what goes on meanwhile. Raises NoTrial, and Unreachable."""
+    limit_s = limit_minutes * 60.0 - _SPARE_S
+    with _folder(wish.runs_root) as folder:
+        (folder / AT_WORK).write_text(wish.chosen.get("interface", ""))
+        job = JobOnTrial(queue, queue.submit(batch_script(queue, folder, sys.executable, limit_s)))
+        trial = Trial(job.id)
+        try:
+            job.wait_for_nodes(wish.within_s, tell)
+            _talk(trial, job, folder, wish, time.monotonic() + limit_s)
+            trial.state, trial.log = job.state, said_by_nodes(folder)
+        finally:
+            with contextlib.suppress(OSError):  # a disk in trouble: the job is ended all the same
+                (folder / AT_WORK).unlink()  # nodes leave then
+            trial.over = job.end(trial)
+    return trial
+
+
+def batch_script(queue: TrialJobs, folder: Path, python: str, limit_s: float) -> str:
+    """A shell looks first: where the folder or Python is missing, no program of ours can tell."""
+    where, interpreter, log = (shlex.quote(str(path)) for path in (folder, python, folder / LOG))
+    program = f"""\
+stopped() {{ echo "stopped $NODE $1"; exit "$1"; }}
+[ -d {where} ] || stopped {Stage.NOT_THERE:d}
+(: > {where}/"seen-$NODE") 2> /dev/null || stopped {Stage.NOT_WRITABLE:d}
+[ -x {interpreter} ] || stopped {Stage.NO_PYTHON:d}
+{interpreter} -P -m {_ON_NODE} {queue.words.queue.kind} {where} {limit_s:g} "$NODE" < /dev/null || stopped $?
+"""
+    return f"""\
+#!/bin/sh
+[ -d {where} ] || exit {Stage.NOT_THERE:d}
+(: > {where}/seen) 2> /dev/null || exit {Stage.NOT_WRITABLE:d}
+exec > {log} 2>&1
+{queue.on_each_node(program)}
+"""
+
+
+@contextlib.contextmanager
+def _folder(runs_root: Path) -> Iterator[Path]:
+    """One where runs will be; nothing of it is left, nor of what was made on the way to it."""
+    made = [folder for folder in (runs_root, *runs_root.parents) if not folder.exists()]
+    folder = drafts.new_draft(runs_root)
+    try:
+        make_dir(folder)
+        yield folder
+    finally:
+        drafts.remove(folder)
+        with contextlib.suppress(OSError):  # a run has begun there meanwhile
+            for empty in made:
+                empty.rmdir()
+
+
+def _talk(trial: Trial, job: JobOnTrial, folder: Path, wish: DoctorWish, until: float) -> None:
+    """With every node, until it has told all or is known not to, or the job has ended or used up its time."""
+    trial.hosts = job.queue.hosts(job.state.nodes) if job.state.nodes else ()
+    patience_s = min(_WORD_S, _FOR_TALKING * (until - time.monotonic()))
+    boxes = {host: Mailbox(host, folder, job) for host in trial.hosts}
+
+    def meet(host: str, box: Mailbox) -> None:
+        first = box.ask(None, Hello, patience_s)
+        trial.first_word_s = trial.first_word_s or time.monotonic() - job.began
+        node = trial.seen[host] = SeenNode(first)
+        asked_at = time.time()
+        again, now = box.ask({"do": "hello"}, Hello, patience_s), time.time()
+        node.clock = NodeClock(again.now - (now + asked_at) / 2, now - asked_at)
+
+    def look(host: str, box: Mailbox) -> None:
+        limit_s = max(1.0, until - time.monotonic())
+        asked = {"do": "report", "python": wish.python, "limit_s": 0.8 * limit_s}
+        trial.seen[host].report = box.ask(asked, NodeReport, limit_s)
+
+    for_all(boxes, meet)
+    there = {host: box for host, box in boxes.items() if host in trial.seen and trial.seen[host].clock}
+    for name in dict.fromkeys(("", wish.chosen.get("interface", ""))):
+        addresses = {host: trial.seen[host].hello.addresses.get(name, "") for host in there}
+        members = [Member(there[host], address) for host, address in addresses.items() if address]
+        trial.ways[name] = measured(members, flood=False)
+        trial.closed |= {one.name: one.closed for one in members if one.closed}
+    for_all(there, look)

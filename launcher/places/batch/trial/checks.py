@@ -1,0 +1,317 @@
+"""What is said of nodes, from what a trial's job brought back from them. Pure: facts in, findings out."""
+
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from importlib import import_module
+from typing import TypeVar
+
+import msgspec
+
+from launcher.health.checks import torch_finding
+from launcher.health.findings import Finding, all_of, ok, problem, warning
+from launcher.health.machine_there import Torch
+from launcher.health.ways import Way
+from launcher.places.batch.batch import BatchSystem
+
+T = TypeVar("T")
+_CLOCK_S = 2.0
+_SLOW_FOLDER_S = 5.0
+_RUNS_ROOT_HINT = "start runs from a folder that nodes share, or set LAUNCH_RUNS to one"
+_PROGRAMS_HINT = "install launch, and the Python that it runs under, where nodes see it too"
+_SHARED_HINT = "nodes and this machine should share one installation"
+_LABELLED = re.compile(r"([0-9]+): (.*)")
+_STOPPED = re.compile(r"stopped (\S+) ([0-9]{1,3})")
+
+
+class Stage(IntEnum):
+    """Exit codes of the job's script: how far a node came."""
+
+    NOT_THERE = 41
+    NOT_WRITABLE = 42
+    NO_PYTHON = 43
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a node says of itself."""
+
+    launcher: str
+    python: str
+    now: float
+    addresses: Mapping[str, str]  # by interface; nothing: the one that the queue's programs give
+    error: str = ""  # why there is none of the interface
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """The last of a node."""
+
+    torch: Torch
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClock:
+    """What a node's clock is ahead of ours by, and how exactly we know that: asking takes that long."""
+
+    ahead_s: float
+    took_s: float
+
+
+@dataclass(slots=True)
+class SeenNode:
+    """What is known of a node that said a word."""
+
+    hello: Hello
+    clock: NodeClock | None = None
+    report: NodeReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialJob:
+    """What a queue says of the job; as it is before anything is known."""
+
+    waits: bool = True
+    has_ended: bool = False
+    word: str = ""  # the queue's own for its state; RUNNING where it has its nodes
+    reason: str = ""  # why it waits, in plain words
+    nodes: str = ""  # as the queue writes them
+    starts_at: float | None = None
+    exit_code: int = 0
+    requeue: bool | None = None
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class Trial:
+    """A job, as far as it came."""
+
+    job: str
+    hosts: Sequence[str] = ()
+    first_word_s: float | None = None  # from its submission
+    state: TrialJob = TrialJob()
+    seen: dict[str, SeenNode] = field(default_factory=dict)
+    ways: dict[str, list[Way]] = field(default_factory=dict)  # by interface, as in Hello
+    closed: dict[str, str] = field(default_factory=dict)  # why a node cannot be called
+    log: str = ""
+    over: bool = True  # seen to have ended, after it was cancelled if need be
+
+    @property
+    def reported(self) -> bool:
+        return any(node.report for node in self.seen.values())
+
+    @property
+    def seen_on(self) -> list[str]:
+        """Where all of our own was found, where that is everywhere."""
+        told = {name for name, node in self.seen.items() if node.clock}
+        return list(self.hosts) if self.hosts and set(self.hosts) <= told else []
+
+
+def launcher_version() -> str:
+    """Of the package that runs."""
+    # By its name: as an import, the package stands for its whole API, which is floors above.
+    return str(import_module("launcher").__version__)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is on nodes if they are like this machine."""
+
+    rank_python: str
+    runs_root: str
+    launcher: str = field(default_factory=launcher_version)
+    python: str = platform.python_version()
+    executable: str = sys.executable
+
+
+def read_stopped(log: str) -> dict[str, tuple[int, str]]:
+    """The nodes that came no further: with which exit code, and what was said there last.
+
+    Each line of the log begins with the number of its task, as those of `srun --label`.
+    """
+    stopped: list[tuple[str, str, str]] = []
+    said: dict[str, str] = {}
+    for task, text in (row.groups() for line in log.split("\n") if (row := _LABELLED.fullmatch(line))):
+        if stop := _STOPPED.fullmatch(text):
+            stopped.append((task, stop[1], stop[2]))
+        elif text.strip() and not text.startswith("stopped "):
+            said[task] = text.strip()
+    return {node: (int(code), said.get(task, "")) for task, node, code in stopped}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWords:
+    """What a batch queue and its programs are called in findings."""
+
+    queue: type[BatchSystem]
+    server: str  # what its programs ask: controller
+    silent_hint: str  # what to do where that does not answer
+    submit: str  # sbatch
+    shows_ended: str
+    shows_nodes: str
+    others: str  # which options ask for other nodes
+    starter: str  # what starts the nodes' programs
+    starts: str  # what of a node must answer that
+    complaint: re.Pattern[str]  # of the starter, in the nodes' log
+
+
+def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | None, words: QueueWords) -> Finding:
+    """It waited for nodes for as long as it may, and was cancelled."""
+    text = f"no node was free within {within_s:g} s; job {job} was cancelled: {why}"
+    if starts_at is None:
+        return warning("trial", text, f"--within {within_s * 10:g} waits longer; {words.others} ask for other nodes")
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
+    hint = f"{words.queue.called} expects one at {at}; --within waits longer, {words.others} ask for others"
+    return warning("trial", text, hint)
+
+
+def silence_finding(lines: Sequence[str], words: QueueWords) -> Finding:
+    """What the client said that got no answer."""
+    hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")), words.silent_hint)
+    return problem(words.server, lines[0], hint, unreachable=True)
+
+
+def refused_finding(said: str, words: QueueWords) -> Finding:
+    return problem("trial", f"{words.queue.called} refuses a job: {said}", f"{words.others} ask for others")
+
+
+def trial_findings(trial: Trial, expected: Expected, words: QueueWords) -> Iterable[Finding]:
+    """Everything that the nodes told."""
+    stopped = read_stopped(trial.log)
+    if trial.state.exit_code in list(Stage) and trial.hosts and not stopped:
+        stopped = {trial.hosts[0]: (trial.state.exit_code, "")}  # the batch script itself came no further
+    if trial.seen:
+        took_s = trial.first_word_s
+        took = "" if took_s is None else f", its first word {took_s:.1f} s after {words.submit}"
+        yield ok("trial", f"job {trial.job} on {all_of(trial.hosts)}{took}")
+    for node, (code, said) in stopped.items():
+        yield _stopped_finding(node, code, said, expected)
+    yield from _broken_findings(trial, stopped, words)
+    if not trial.over:
+        text = f"job {trial.job} was cancelled and has not ended yet"
+        yield warning("trial", text, f"`{words.queue.sees} {trial.job}` shows when it has gone")
+    yield from _folder_findings(trial)
+    yield from _python_findings(trial, expected)
+    yield from _torch_findings(trial, expected)
+    yield from _clock_findings(trial)
+    yield from _network_findings(trial, words)
+    if trial.state.requeue:
+        yield ok("requeue", "the job was taken as one that may be requeued")
+    elif trial.state.requeue is False:
+        hint = "a run that is preempted or reaches its time limit goes on in a new job instead, at the end of the queue"
+        yield warning("requeue", "the job asked to be requeued, and the site has taken that away", hint)
+
+
+def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueWords) -> Iterable[Finding]:
+    """Why not all of it happened: the first reason, where there are several."""
+    state, where = trial.state, f" on {all_of(trial.hosts)}" if trial.hosts else ""
+    gone = f"`{words.shows_nodes}` shows whether nodes are well; one that has just gone is called idle for a while"
+    lines = [line.strip()[:200] for line in trial.log.splitlines() if line.strip()]
+    last = f"; it last said: {lines[-1]}" if lines else ""
+    if state.restarts:
+        began = f"{words.queue.called} began job {trial.job}{where} and put it back"
+        yield problem("trial", f"{began}: a node does not answer, or cannot begin it", gone)
+    elif said := words.complaint.search(trial.log):
+        yield problem(
+            words.starter,
+            said[1].strip()[:200],
+            f"a run's first node starts the others by {words.starter}: their {words.starts} must answer it",
+        )
+    elif trial.seen and (lost := [host for host in trial.hosts if host not in stopped and _is_lost(trial, host)]):
+        yield problem(
+            "trial", f"nothing more came from {all_of(lost)}", f"`{words.shows_nodes}` shows whether it is well"
+        )
+    elif trial.seen or stopped:
+        return
+    elif state.word in ("RUNNING", "CONFIGURING", "COMPLETING"):
+        text = f"no word came from job {trial.job}{where}, which {words.queue.called} says is there{last}"
+        yield problem("trial", text, gone)
+    else:
+        how = f"{state.word.lower()}, exit code {state.exit_code}"
+        text = f"job {trial.job}{where} ended ({how}) before it said a word{last}"
+        yield problem("trial", text, f"`{words.shows_ended} {trial.job}` shows more, for a while")
+
+
+def _is_lost(trial: Trial, host: str) -> bool:
+    """One that only does not hear us goes on until the job ends."""
+    node = trial.seen.get(host)
+    return node is None or (node.report is None and (node.clock is not None or trial.state.has_ended))
+
+
+def _stopped_finding(node: str, code: int, said: str, expected: Expected) -> Finding:
+    match code:
+        case Stage.NOT_THERE:
+            return problem("runs root", f"{expected.runs_root} is not the same folder on {node}", _RUNS_ROOT_HINT)
+        case Stage.NOT_WRITABLE:
+            return problem("runs root", f"{expected.runs_root} cannot be written on {node}", _RUNS_ROOT_HINT)
+        case Stage.NO_PYTHON:
+            hint = "install launch where nodes see it too"
+            return problem("python", f"{expected.executable} is not there on {node}", hint)
+        case _:
+            text = f"{expected.executable} on {node}: {said or f'it leaves with {code}'}"
+            return problem("python", text, _PROGRAMS_HINT)
+
+
+def _folder_findings(trial: Trial) -> Iterable[Finding]:
+    if deaf := [name for name, node in trial.seen.items() if node.clock is None]:
+        text = f"what is written here was not seen on {all_of(deaf)} in time"
+        yield warning("runs root", text, "the file system tells others late: `launch cancel` will take as long")
+    took = {name: node.clock.took_s for name, node in trial.seen.items() if node.clock}
+    if slow := [name for name, took_s in took.items() if took_s > _SLOW_FOLDER_S]:
+        text = f"a question and its answer took {max(took.values()):.0f} s through it, with {all_of(slow)}"
+        hint = "nodes see each other's files that late: shorter attribute caching (NFS: actimeo, lookupcache) helps"
+        yield warning("runs root", text, hint)
+
+
+def _python_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
+    versions = {name: (node.hello.python, node.hello.launcher) for name, node in trial.seen.items()}
+    for (version, ours), nodes in _alike(trial, versions):
+        text = f"{version} and launch {ours} on {all_of(nodes)}"
+        differs = f"{text}, but {expected.python} and {expected.launcher} here"
+        if (version, ours) == (expected.python, expected.launcher):
+            yield ok("python", text)
+        elif (version.rpartition(".")[0], ours) == (expected.python.rpartition(".")[0], expected.launcher):
+            yield warning("python", differs, _SHARED_HINT)
+        else:  # packages are built for 3.11, whatever follows
+            yield problem("python", differs, _SHARED_HINT)
+
+
+def _torch_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
+    for report, nodes in _alike(trial, {name: one.report for name, one in trial.seen.items() if one.report}):
+        yield torch_finding(report.torch, f"{expected.rank_python} on {all_of(nodes)}", report.gpus, of_the_job=True)
+
+
+def _clock_findings(trial: Trial) -> Iterable[Finding]:
+    for name, clock in ((name, node.clock) for name, node in trial.seen.items() if node.clock):
+        text = f"{name} is {clock.ahead_s:+.2f} s from here, to within {clock.took_s / 2:.2f} s"
+        if abs(clock.ahead_s) - clock.took_s / 2 > _CLOCK_S:
+            yield warning("clock", text, "times in logs will differ by so much; a time service (NTP) keeps them alike")
+        else:
+            yield ok("clock", text)
+
+
+def _network_findings(trial: Trial, words: QueueWords) -> Iterable[Finding]:
+    need = "a run's nodes need each other's TCP ports from 20000 on"
+    errors = {name: node.hello.error for name, node in trial.seen.items() if node.hello.error} | trial.closed
+    for name, error in errors.items():
+        yield problem("network", f"{name}: {error}", f"{words.queue.kind}.interface names the network of nodes")
+    for interface, ways in trial.ways.items():
+        through = f"by {interface}" if interface else f"by the addresses that {words.queue.called} has"
+        for way in (way for way in ways if way.error):
+            text = f"{way.start} does not reach {way.end} {through}{f' ({way.at})' if way.at else ''}: {way.error}"
+            yield problem("network", text, f"{need}; {words.queue.kind}.interface names the network they share")
+        if ways and not any(way.error for way in ways):
+            slowest_ms = 1000 * max(way.round_trip_s for way in ways)
+            addresses, nodes = ", ".join(sorted({way.at for way in ways})), all_of(sorted({way.start for way in ways}))
+            yield ok("network", f"{nodes} reach each other {through} ({addresses}) within {slowest_ms:.1f} ms")
+
+
+def _alike(trial: Trial, found: Mapping[str, T]) -> Iterable[tuple[T, list[str]]]:
+    """What was found, and the nodes where it was."""
+    groups: dict[T, list[str]] = {}
+    for node in (host for host in trial.hosts if host in found):
+        groups.setdefault(found[node], []).append(node)
+    return groups.items()

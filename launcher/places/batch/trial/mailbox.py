@@ -1,0 +1,68 @@
+"""The folder through which a node of the trial's job is asked: a file for each question, and one for its answer."""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+from launcher.errors import Unreachable
+from launcher.health.session import read_answer
+from launcher.places.batch.trial.checks import read_stopped
+from launcher.places.batch.trial.trial_jobs import ASK_S, LOOK_S, JobOnTrial
+from launcher.run.durable import write_record
+
+T = TypeVar("T")
+AT_WORK = "at-work"  # as long as it is there nodes wait for questions; the interface that they are asked about
+LOG = "steps.log"
+_LATE_S = 40.0  # after a good end answers are there, even if a file system that caches shows them late
+_MOST_BYTES = 1_000_000
+
+
+class Mailbox:
+    """A node of the job."""
+
+    def __init__(self, name: str, folder: Path, job: JobOnTrial) -> None:
+        self.name, self._folder, self._job, self._numbers = name, folder, job, count()
+
+    def ask(self, words: Mapping[str, object] | None, answer: type[T], limit_s: float) -> T:
+        """Without words: what it says by itself, once."""
+        file = file_of(self.name, next(self._numbers))
+        if words is not None:
+            write_record(self._folder / f"{file}.asked", words)
+        until = time.monotonic() + limit_s
+        while True:
+            state = self._job.look(every_s=ASK_S)  # what the node wrote before is read once more
+            if (said := read_end(self._folder / f"{file}.said")) is not None:
+                with contextlib.suppress(ValueError):
+                    return read_answer(said, answer)
+                raise Unreachable(f"{self.name} answers what nobody asked for")
+            now = time.monotonic()
+            if now >= until or state.restarts or self.name in read_stopped(said_by_nodes(self._folder)):
+                raise Unreachable(f"nothing more came from {self.name}")
+            if state.has_ended:
+                until = min(until, now + (_LATE_S if state.exit_code == 0 and state.nodes else 0.0))
+            time.sleep(LOOK_S)
+
+
+def said_by_nodes(folder: Path) -> str:
+    return (read_end(folder / LOG) or b"").decode(errors="replace")
+
+
+def file_of(node: str, number: int) -> str:
+    return f"{quote(node, safe='')}-{number}"
+
+
+def read_end(path: Path) -> bytes | None:
+    """So much of its end as may be of use. A folder that is listed anew shows what others have put into it."""
+    try:
+        if path.name not in os.listdir(path.parent):
+            return None
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+            return file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,73 @@
+"""What runs on each node of the trial's job, and answers through the folder.
+
+python -m launcher.places.batch.trial.on_node KIND FOLDER SECONDS NODE
+"""
+
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import LaunchError
+from launcher.health import machine_there
+from launcher.health.session import read_answer
+from launcher.node.machine import this_machine
+from launcher.places.batch.batch import resolved
+from launcher.places.batch.cluster import queue_of
+from launcher.places.batch.trial.checks import Hello, NodeReport, launcher_version
+from launcher.places.batch.trial.mailbox import AT_WORK, file_of, read_end
+from launcher.run.durable import write_record
+from launcher.wire.interfaces import address_of
+
+_STEP_S = 0.02
+
+
+def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> None:
+    """`me`: as the queue calls this node; `address`: by which the others reach it, as the queue's programs have it."""
+    until = time.monotonic() + limit_s
+    interface = (folder / AT_WORK).read_text()
+    write_record(folder / f"{file_of(me, 0)}.said", _hello(address, interface))
+    for number in count(1):
+        while (asked := read_end(folder / f"{file_of(me, number)}.asked")) is None:
+            if time.monotonic() >= until or read_end(folder / AT_WORK) is None:
+                return
+            time.sleep(_STEP_S)
+        said: object
+        match words := read_answer(asked, dict[str, Any]):
+            case {"do": "hello"}:
+                said = _hello(address, interface)
+            case {"do": "report", "python": python, "limit_s": limit}:
+                torch = machine_there.torch_of(python, os.environ, limit)
+                said = NodeReport(torch, len(this_machine(os.environ).gpus))
+            case _:
+                said = asdict(machine_there.answer(words))
+        write_record(folder / f"{file_of(me, number)}.said", said)
+
+
+def _hello(address: str, interface: str) -> Hello:
+    addresses, error = {"": address}, ""
+    if interface:
+        try:
+            addresses[interface] = address_of(interface)
+        except LaunchError as found:
+            error = found.lines[0]
+    return Hello(launcher_version(), platform.python_version(), time.time(), addresses, error)
+
+
+def main() -> None:
+    """Leaves with 0 where all was answered."""
+    os.umask(0o077)
+    kind, folder, limit_s, me = sys.argv[1:]
+    try:
+        address = queue_of(kind).hosts().get(me) or resolved(me, "hint: nodes have to know each other by name")
+        answer_questions(Path(folder), float(limit_s), me, address)
+    except LaunchError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The job of a trial, as batch queues of all kinds have it: submitted, waited for, ended."""
+
+import math
+import shlex
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from launcher.errors import Unreachable
+from launcher.health.findings import Finding
+from launcher.places.batch.answers import read_submitted
+from launcher.places.batch.batch import BatchSystem, Phase
+from launcher.places.batch.client import Answer, said_by
+from launcher.places.batch.trial.checks import QueueWords, Trial, TrialJob, no_nodes_finding, refused_finding
+
+LOOK_S, ASK_S = 0.05, 1.0
+_SUBMIT_S = 30.0
+_END_S = 45.0  # Slurm's KillWait, and then some
+
+
+class NoTrial(Exception):
+    """There is none; the finding says why."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.text)
+        self.finding = finding
+
+
+@dataclass(frozen=True)
+class TrialJobs:
+    """A queue of this kind, for trials on so many nodes."""
+
+    queue: BatchSystem
+    words: QueueWords
+    ask: Callable[..., Answer]
+    submits: Sequence[str]  # this command; it gets the script on its stdin
+    on_each: str  # see on_each_node; {program} stands for the program
+    nodes: int
+    minutes: int  # that a job asks for
+    began: float = field(default_factory=time.time)
+
+    def submit(self, script: str) -> str:
+        """The job's id. Raises NoTrial where it is refused."""
+        answer = self.ask(self.submits, limit_s=_SUBMIT_S, stdin=script)
+        job = read_submitted(answer.out)
+        if answer.code != 0 or job is None:
+            lines = said_by(self.words.submit, answer.err or answer.out)
+            said = "; ".join(dict.fromkeys(lines)) or f"{self.words.submit} leaves with {answer.code}"
+            raise NoTrial(refused_finding(said, self.words))
+        return job
+
+    def on_each_node(self, program: str) -> str:
+        """The shell command that runs this program of a shell on every node, with the node's name in $NODE, each line
+        that it writes after its number and `: `."""
+        return self.on_each.format(program=shlex.quote(program))
+
+    def look(self, job: str) -> TrialJob | None:
+        """None where it is known no more."""
+        found = next(iter(self.queue.jobs([job]) or self.queue.accounts([job], self.began)), None)
+        if found is None:
+            return None
+        nodes_known = len(self.hosts(found.hosts)) >= self.nodes  # the first may be shown before the others are
+        waits = found.phase in (Phase.QUEUED, Phase.UNKNOWN) or (found.phase is Phase.RUNNING and not nodes_known)
+        word, why = ("RUNNING", "") if found.phase is Phase.RUNNING else (found.word, found.text)
+        ended, code = found.phase is Phase.ENDED, found.exit_code or 0
+        return TrialJob(waits, ended, word, why, found.hosts, found.starts_at, code)
+
+    def hosts(self, nodes: str) -> tuple[str, ...]:
+        return tuple(filter(None, nodes.split(",")))
+
+    def cancel(self, job: str) -> None:
+        self.queue.cancel(job)
+
+
+class JobOnTrial:
+    """The trial's job, as the queue has it."""
+
+    def __init__(self, queue: TrialJobs, job: str) -> None:
+        self.id, self.began, self.state = job, time.monotonic(), TrialJob()
+        self.queue, self._looked_at, self._turn = queue, -math.inf, threading.Lock()
+
+    def look(self, *, every_s: float = 0.0) -> TrialJob:
+        with self._turn:
+            if time.monotonic() >= self._looked_at + every_s:
+                self.state = self.queue.look(self.id) or replace(self.state, waits=False, has_ended=True)
+                self._looked_at = time.monotonic()
+            return self.state
+
+    def wait_for_nodes(self, within_s: float, tell: Callable[[str], None]) -> None:
+        """Raises NoTrial where there are none in time."""
+        deadline, told = self.began + within_s, ""
+        while (state := self.look()).waits and not state.restarts:
+            now = time.monotonic()
+            if now >= deadline:
+                raise NoTrial(no_nodes_finding(self.id, within_s, state.reason, state.starts_at, self.queue.words))
+            if state.reason != told and now > self.began + ASK_S:
+                told = state.reason
+                tell(f"job {self.id} is pending: {told}")
+            time.sleep(min(ASK_S / 2, max(LOOK_S, deadline - now)))
+
+    def end(self, trial: Trial) -> bool:
+        """Whether it is over: it might still write into the folder, which is about to be removed."""
+        now = time.monotonic()
+        # One that has said nothing, on a node that does not answer, may take as long as it likes.
+        deadline = now + (_END_S if trial.seen else ASK_S)
+        cancel_at = now + ASK_S if trial.reported else now  # with reports it is about to end by itself
+        try:
+            while not self.look().has_ended:
+                now = time.monotonic()
+                if now >= cancel_at:
+                    self.queue.cancel(self.id)
+                    cancel_at = math.inf
+                elif now >= deadline:
+                    return False
+                time.sleep(LOOK_S)
+        except Unreachable as error:
+            hint = f"hint: job {self.id} may still wait or run: {self.queue.words.queue.ends} {self.id}"
+            raise Unreachable(error.lines[0], hint) from error
+        return True

@@ -1,0 +1,361 @@
+"""The user's clusters file: names for places where runs go, each with how to get there.
+
+hpc:
+  kind: slurm
+  login: me@login.example.org
+  launch: ~/venv/bin/launch
+  defaults: {partition: gpu, account: my_project}
+lab:
+  kind: ssh
+  hosts: [gpu01, gpu02, gpu03]
+  python: ~/venv/bin/python
+"""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from launcher.errors import BadInput
+from launcher.places.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, of_kind, plugins
+from launcher.places.place import HostNow
+from launcher.run.ownership import refuse_strangers
+from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH
+from launcher.spec.kinds.groups import TableOf
+from launcher.spec.kinds.leaf import Json, Leaf, Unfit
+from launcher.spec.kinds.names import JOB_NAME
+from launcher.spec.kinds.sections import Field, Section
+from launcher.spec.kinds.text import Choice, Text
+from launcher.spec.model import JobSpec, Login, Ssh
+from launcher.spec.problems import Problem, Wrong, got, lines_of, printable, wrong
+from launcher.spec.tree import Mapping, Node, Scalar, Unusable
+from launcher.spec.yaml_reader import read_tree
+from launcher.spec.yaml_text import read_text
+from launcher.states import LOCAL
+
+_MOST_NAMED = 12
+_PLAIN = re.compile(r"[A-Za-z0-9_./~-]*")  # written without quotes it stays what it is: a number, true, a word
+
+
+class ClusterEntry(Struct, frozen=True):
+    """One place where runs go: a kind of cluster, and what it says of options of the spec, with how to get there."""
+
+    kind: str
+    name: str = ""
+    defaults: tuple[tuple[str, str], ...] = ()  # options of the spec and their YAML text
+
+
+def clusters_file(named: Path | None = None) -> Path | None:
+    """The file that is named, by $LAUNCH_CLUSTERS too, else the user's own; None where there is none."""
+    if named is None and (variable := os.environ.get("LAUNCH_CLUSTERS")):
+        named = Path(variable)
+    if named is not None:
+        return named
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    own = Path(home) / "launch" / "clusters.yaml"
+    return own if own.exists() else None
+
+
+def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
+    """Every cluster that a run can go to from here. Raises BadInput with every problem of the clusters file."""
+    path = clusters_file(file)
+    # A kind without a program of its own has nowhere to go but what the file, or the spec, names.
+    found = {name: ClusterEntry(name, name) for name, kind in OURS.items() if name == LOCAL or kind.program}
+    here = {name: one for name, one in found.items() if is_here(name)}
+    return here | (_read(path) if path is not None else {})
+
+
+def entry(name: str, file: Path | None = None) -> ClusterEntry:
+    """The cluster of this name. Raises BadInput naming those that exist."""
+    if name == LOCAL:
+        return ClusterEntry(LOCAL, LOCAL)  # whatever state the file is in
+    known = named_clusters(file)
+    if name in known:
+        return known[name]
+    kind = kind_named(name)
+    if kind is None:
+        raise BadInput(f"{printable(name[:100])}: no such cluster", f"hint: {_near(name, list(known))}")
+    if not is_here(name):
+        hint = "hint: submit on a login node of the cluster, or name one in the clusters file"
+        raise BadInput(f"{name}: there is no `{kind.program}` on PATH", hint)
+    return ClusterEntry(name, name)  # what the spec says of it is all there is
+
+
+def section_of(name: str) -> Section:
+    """The options of a kind, as a spec has them under its name."""
+    return OPTIONS_OF.get(name) or plugin_sections()[name]
+
+
+@cache
+def plugin_sections() -> dict[str, Section]:
+    """Of each kind of another package, what its class has as `options`: fields of the spec."""
+    classes = {name: made(kind) for name, kind in plugins().items()}
+    return {name: Section(dict, tuple(getattr(one, "options", ()))) for name, one in classes.items()}
+
+
+def pool_of(place: ClusterEntry) -> Ssh:
+    """The hosts of a pool, as a spec has them that says nothing of its own."""
+    pool: Ssh = _own_options(place, SSH)
+    return pool
+
+
+def is_pool(kind: str) -> bool:
+    """Whether a cluster of this kind is hosts that a spec, too, may name."""
+    return OPTIONS_OF.get(kind) is SSH
+
+
+def named_pools() -> dict[str, Ssh]:
+    """The hosts of every pool that the clusters file names."""
+    return {name: pool_of(place) for name, place in named_clusters().items() if is_pool(place.kind)}
+
+
+def login_of(place: ClusterEntry) -> Login:
+    """How to get to the login node of a cluster; its `node` is None where its programs are here."""
+    login: Login = _own_options(place, LOGIN) if place.kind == LOGIN_KIND else Login()
+    return login
+
+
+def hosts_of(place: ClusterEntry, spec: JobSpec) -> list[HostNow]:
+    """What of its machines is free, and who has the others; none where its kind cannot say. Raises LaunchError."""
+    return of_kind(place.kind).hosts_now(merged(place, spec))
+
+
+def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
+    """The spec with the options of the cluster's kind for which it has nothing but what is usual."""
+    if (section := OPTIONS_OF.get(place.kind)) is None:
+        return spec
+    said, usual = getattr(spec, place.kind), section.model()
+    silent = [name for name in said.__struct_fields__ if getattr(said, name) == getattr(usual, name)]
+    own = _own_options(place, section)
+    return replace(spec, **{place.kind: replace(said, **{name: getattr(own, name) for name in silent})})
+
+
+def as_reached_now(place: ClusterEntry) -> ClusterEntry:
+    """A cluster as it was known before, with the way to its login node as the clusters file has it by now."""
+    if place.kind != LOGIN_KIND:
+        return place
+    try:
+        found = named_clusters().get(place.name)
+    except BadInput:
+        return place  # what was good at submit is worth trying
+    if found is None or found.kind != LOGIN_KIND:
+        return place
+    way = f"{LOGIN_KIND}."
+    kept = (one for one in place.defaults if not one[0].startswith(way))
+    return replace(place, defaults=(*(one for one in found.defaults if one[0].startswith(way)), *kept))
+
+
+def _own_options(place: ClusterEntry, section: Section) -> Any:
+    own = ((path.removeprefix(f"{place.kind}."), text) for path, text in place.defaults if path.startswith(place.kind))
+    root = read_tree("".join(f"{option}: {text}\n" for option, text in own)).root
+    return section.parse(root) if root is not None else section.model()
+
+
+def with_defaults(
+    defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section | None = None
+) -> tuple[str, ...]:
+    """The overrides, and after them a cluster's defaults for what neither they nor the spec say."""
+    from launcher.spec import overrides as command_line  # late: who completes names of clusters does without
+    from launcher.spec.fields import JOB  # late: likewise
+
+    if not defaults:
+        return tuple(overrides)
+    try:
+        read = read_tree(read_text(spec, printable(str(spec))))
+    except Wrong:
+        return tuple(overrides)  # reading the spec tells what is wrong with it
+    root = read.root if isinstance(read.root, Mapping) else None
+    if root is None or command_line.apply(root, overrides, JOB if job is None else job):
+        return tuple(overrides)
+    missing = (f"{path}={text}" for path, text in defaults if not _says(root, path))
+    return (*overrides, *missing)
+
+
+def _says(root: Mapping, path: str) -> bool:
+    section, option, *below = path.split(".", 2)
+    return root.find(section, option, *below) is not None
+
+
+def _near(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name[:100], known, n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    more = ", ..." if len(known) > _MOST_NAMED else ""
+    return f"there is {', '.join(known[:_MOST_NAMED])}{more}; the clusters file names others"
+
+
+def _read(path: Path) -> dict[str, ClusterEntry]:
+    shown = printable(str(path))
+    refuse_strangers(path, shown, "names programs that would run as you")
+    try:
+        return clusters_of(read_text(path, shown), shown)
+    except Wrong as error:
+        raise BadInput(*_told(error.problems, shown)) from None
+
+
+@lru_cache(maxsize=4)  # one question after the other asks for it
+def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
+    """What a clusters file holds; `shown` is what it is called. Raises BadInput with every problem."""
+    read = read_tree(text)
+    problems = list(read.problems)
+    try:
+        found = CLUSTERS.parse(read.root) if read.root is not None else {}
+    except Wrong as error:
+        problems += error.problems
+    if problems:
+        raise BadInput(*_told(problems, shown))
+    return {name: replace(place, name=name) for name, place in found.items()}
+
+
+def _told(problems: Sequence[Problem], shown: str) -> list[str]:
+    return lines_of([_keyed(problem) for problem in problems], shown, lambda _: "")
+
+
+def _keyed(problem: Problem) -> Problem:
+    return problem if problem.key else replace(problem, key=("clusters",))
+
+
+class _ClusterName(Leaf, frozen=True):
+    WORDS = "a name of a-z, 0-9, _ and -, at most 63 long"
+    PATTERN = f"(?!{LOCAL}$){JOB_NAME}"
+
+    def convert(self, scalar: Scalar) -> str:
+        name = str(Text(self.words(), JOB_NAME).convert(scalar))
+        if name == LOCAL:
+            raise Unfit("give it another name", "local is always this machine")
+        return name
+
+
+class _Defaults(Struct, frozen=True):
+    """Options of one section of the spec, checked as there and kept as overrides."""
+
+    section: Section
+    key: str
+
+    def words(self) -> str:
+        return f"a mapping of options as in {self.key} of a spec"
+
+    def parse(self, node: Node) -> tuple[tuple[str, str], ...]:
+        self.section.parse(node)
+        return tuple(_written(self.key, node)) if isinstance(node, Mapping) else ()
+
+    def schema(self) -> Json:
+        return self.section.schema()
+
+
+class _QueueEntry(Struct, frozen=True):
+    """What an entry of a batch queue says."""
+
+    login: str | None = None
+    launch: str = Login().launch
+    folder: str = Login().folder
+    cluster: str | None = None
+    transport: str = Login().transport
+    defaults: tuple[tuple[str, str], ...] = ()
+
+
+class _ByKind(Struct, frozen=True):
+    """A mapping whose `kind` says which options it has."""
+
+    def words(self) -> str:
+        return "a mapping with kind"
+
+    def parse(self, node: Node) -> ClusterEntry:
+        if isinstance(node, Unusable):
+            raise Wrong
+        ours = _ours_with_entries()
+        if not isinstance(node, Mapping):
+            raise wrong(node, f"expected {self.words()}, got {got(node)}", f"write kind: {ours[0]}")
+        named = node.entries.get("kind")
+        if named is None:
+            raise Wrong(Problem(node.mark, "missing", f"write kind: {' or '.join(_kinds_with_entries())}", ("kind",)))
+        is_ours = isinstance(named.value, Scalar) and named.value.text in ours  # then nobody looks what is installed
+        try:
+            kind = Choice(tuple(ours if is_ours else _kinds_with_entries())).parse(named.value)
+        except Wrong as error:
+            raise Wrong(*(replace(problem, key=("kind",)) for problem in error.problems)) from None
+        said = Mapping({key: one for key, one in node.entries.items() if key != "kind"}, node.mark)
+        return _pool(kind, said) if kind in OURS and OURS[kind].names else _queue(kind, said)
+
+    def schema(self) -> Json:
+        return {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": _kinds_with_entries()}}}
+
+
+def _kinds_with_entries() -> list[str]:
+    return [*_ours_with_entries(), *plugins()]
+
+
+def _ours_with_entries() -> list[str]:
+    return [kind for kind in OURS if kind in OPTIONS_OF and kind != LOGIN_KIND]
+
+
+def _pool(kind: str, said: Mapping) -> ClusterEntry:
+    """What a spec may say under the kind's name stands in the entry itself."""
+    value = OPTIONS_OF[kind].parse(said)
+    for option in OURS[kind].names:
+        if not getattr(value, option):
+            raise Wrong(Problem(said.mark, "missing", f"name the {option} of the pool", (option,)))
+    return ClusterEntry(kind, defaults=tuple(_written(kind, said)))
+
+
+def _queue(kind: str, said: Mapping) -> ClusterEntry:
+    """Here, or where its login node is: then that is where runs go, and the rest is for those who take them there."""
+    value: _QueueEntry = _queue_section(kind).parse(said)
+    if value.login is None:
+        return ClusterEntry(kind, defaults=value.defaults)
+    way = {"node": value.login, "launch": value.launch, "folder": value.folder, "cluster": value.cluster or kind}
+    if value.transport != Login().transport:
+        way["transport"] = value.transport
+    options = tuple((f"{LOGIN_KIND}.{key}", _quoted(text)) for key, text in way.items())
+    return ClusterEntry(LOGIN_KIND, defaults=(*options, *value.defaults))
+
+
+def _queue_section(kind: str) -> Section:
+    way = LOGIN.by_key
+    return Section(
+        _QueueEntry,
+        (
+            replace(way["node"], key=LOGIN_KIND, doc="Login node, reached by ssh; without it the programs are here"),
+            way["launch"],
+            way["folder"],
+            way["cluster"],
+            way["transport"],
+            Field("defaults", _Defaults(section_of(kind), kind), f"Options of {kind} in a spec that says nothing else"),
+        ),
+    )
+
+
+def _written(path: str, node: Mapping) -> Iterator[tuple[str, str]]:
+    """Each option below this one as an override of the spec."""
+    for item in node:
+        below = f"{path}.{item.key.text}"
+        if isinstance(item.value, Mapping):
+            yield from _written(below, item.value)
+        else:
+            yield below, _as_yaml(item.value)
+
+
+def _as_yaml(node: Node) -> str:
+    """A value as one line of YAML that is read as the same value."""
+    if isinstance(node, Scalar):
+        bare = node.plain and _PLAIN.fullmatch(node.text) is not None
+        return node.text if bare else _quoted(node.text)
+    if isinstance(node, Unusable):
+        raise TypeError("what could not be read is not written")
+    if isinstance(node, Mapping):
+        return f"{{{', '.join(f'{item.key.text}: {_as_yaml(item.value)}' for item in node)}}}"
+    return f"[{', '.join(_as_yaml(item) for item in node.items)}]"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+CLUSTERS = TableOf(_ClusterName(), _ByKind())

@@ -1,0 +1,78 @@
+"""Where an attempt waits for runs that its own cluster cannot see, or count: a process of this machine, which can.
+
+The attempt is over when that process opens the next one, on the cluster that the run is for, as `launch resume` does
+(`submission/deferred_start.py`): by its number there is one, whoever is killed when. Whoever looks at a run whose wait
+nobody carries starts that process again; of two the one goes on that has the lock.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.errors import LaunchError, Refused
+from launcher.places.kinds import CARRIED
+from launcher.places.local.cluster import end_here
+from launcher.places.place import CancelReport, Place
+from launcher.plan.facts import Machine
+from launcher.plan.model import Plan
+from launcher.run.attempts import newest, read_intent
+from launcher.run.durable import create_record
+from launcher.run.identity import alive, this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.locks import locked
+from launcher.run.records import ClusterWord
+from launcher.spec.model import JobSpec
+from launcher.supervisor.attempt_end import has_ended
+from launcher.supervisor.standby import StandbyKeeper
+
+_CARRIER = "launcher.submission.deferred_start:DeferredStart"
+
+
+class CarriedCluster(Place):
+    """`there`: the cluster that the run is for, which is asked what it offers."""
+
+    kind = CARRIED
+    most_in_order = 10_000
+
+    def __init__(self, there: Place | None = None) -> None:
+        self._there = there
+
+    def machine(self, spec: JobSpec) -> Machine:
+        if self._there is None:
+            raise Refused("a run waits here on its way to a cluster", "hint: name that with --on")
+        return self._there.machine(spec)
+
+    def preview(self, _plan: Plan) -> None:
+        """Nothing is handed to anybody yet."""
+
+    def prepare(self, plan: Plan) -> StandbyKeeper:
+        return StandbyKeeper(_CARRIER, Path(plan.run_dir))
+
+    def start(self, plan: Plan, attempt: int) -> None:
+        self.prepare(plan).start(attempt)
+
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        return [None for _ in attempts]  # the process of this machine is looked at by whoever asks
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        """Have each wait carried on whose process was killed."""
+        for run, attempt in attempts:
+            if newest(run) == attempt and not has_ended(run, attempt) and _is_left_lying(attempt):
+                try:
+                    StandbyKeeper(_CARRIER, run.path).start(attempt.number)
+                except (LaunchError, OSError):
+                    continue  # whoever looks next tries again, and sees meanwhile that nobody carries it
+
+    def release(self, _run: RunDir, attempt: AttemptDir) -> None:
+        if not attempt.released.exists():
+            create_record(attempt.released, this_process())
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
+        return end_here(run, attempt, plan)
+
+
+def _is_left_lying(attempt: AttemptDir) -> bool:
+    """Nobody has it in hand: neither who submits it, nor who carries it."""
+    if not attempt.handle.exists() and alive(read_intent(attempt).created_by):
+        return False
+    with locked(attempt.job_lock) as free:
+        return free is not None

@@ -1,0 +1,36 @@
+"""What runs keep on machines other than this one, whatever kinds of clusters they went to."""
+
+from collections.abc import Sequence
+
+from launcher.places.kinds import kind_named, of_kind
+from launcher.places.place import KeptRemote
+from launcher.run.attempts import attempts
+from launcher.run.durable import readable
+from launcher.run.layout import RunDir
+from launcher.run.records import Intent
+
+
+def kept_elsewhere(runs: Sequence[RunDir]) -> list[KeptRemote]:
+    """What each machine keeps of these runs; a machine that does not answer is named."""
+    return _tidy(runs, remove=False)
+
+
+def remove_elsewhere(runs: Sequence[RunDir]) -> list[KeptRemote]:
+    """Take it away there, but for what lives; gives what was there, and who did not answer."""
+    return _tidy(runs, remove=True)
+
+
+def _tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
+    by_kind: dict[str, list[RunDir]] = {}
+    for run in runs:
+        for kind in kinds_of(run):
+            by_kind.setdefault(kind, []).append(run)
+    places = {kind: of_kind(kind) for kind in by_kind}
+    return [kept for kind, place in places.items() for kept in place.tidy(by_kind[kind], remove=remove)]
+
+
+def kinds_of(run: RunDir) -> list[str]:
+    """The kinds of clusters, of those installed here, that know more of the run than its folder does."""
+    intents = (readable(attempt.intent, Intent) for attempt in attempts(run))
+    kinds = dict.fromkeys(intent.cluster_kind for intent in intents if intent is not None)
+    return [kind for kind in kinds if (known := kind_named(kind)) is not None and known.asked]

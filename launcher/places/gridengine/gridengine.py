@@ -1,0 +1,428 @@
+"""Grid Engine: its command lines, how their answers are read, its states and reasons; and the place that it is.
+
+From any machine that has its programs.
+"""
+
+import calendar
+import contextlib
+import math
+import os
+import pwd
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from launcher.errors import BadInput, Unreachable
+from launcher.places.batch import batch, environment
+from launcher.places.batch.answers import JOB_ID, number, read_settings, read_xml, word_in, words_in
+from launcher.places.batch.batch import (
+    LIMIT_S,
+    BatchSystem,
+    NodeWord,
+    Phase,
+    QueuedJob,
+    Ticket,
+    nodes_asked,
+    warned_before_s,
+)
+from launcher.places.batch.client import Answer, Programs
+from launcher.places.batch.cluster import BatchCluster
+from launcher.places.batch.dependencies import jobs_to_follow
+from launcher.places.place import HostNow
+from launcher.plan.facts import Machine
+from launcher.plan.model import AwaitedRun, Plan
+from launcher.spec.model import JobSpec
+from launcher.states import Cause, State
+
+CALLED = "Grid Engine"
+TICKET = "launch"  # the variable in a job's context that has the ticket
+NO_SUBMIT_HOST = "denied: host"
+_NO_ANSWER = (
+    "commlib error", "to contact qmaster", "to qmaster using", "cannot connect to qmaster", "failed receiving gdi",
+    "receive timeout", "got no response", NO_SUBMIT_HOST, "sge_root",
+)  # fmt: skip
+_TIME_LIMIT = "37"  # `failed` of qacct
+_ZONES_S = 26 * 3600.0  # between the first place on earth where a day begins and the last
+ask = Programs(CALLED, "qmaster", _NO_ANSWER).ask
+_WARNINGS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)  # our own clock's, and Grid Engine's
+
+
+@dataclass(frozen=True, slots=True)
+class ExecHost:
+    """An execution host: what is free on it, and which queues it has."""
+
+    name: str
+    cpus: int
+    up: bool
+    queues: frozenset[str]
+    free: Mapping[str, float]
+    used: int = 0  # slots, of whomever
+
+
+class GridEngineCluster(BatchCluster):
+    """Grid Engine, as far as submitters see it. It waits for the end of a job, whatever that was, and has arrays: this
+    kind uses neither."""
+
+    doctor = "launcher.places.gridengine.doctor"
+    takes = ("priority", "after", "hold", "at")
+
+    def __init__(self) -> None:
+        super().__init__(GridEngineSystem())
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """The least that a host of the queue has of cores, the most that one has of GPUs, free at the moment."""
+        own, wanted = spec.gridengine, spec.resources.gpus_per_node
+        check_rule(own.pe, rule_of(own.pe), spec.resources.nodes.max)
+        hosts = hosts_of(own.queue, own.gpu_resource)
+        if not hosts:
+            where = f"queue {own.queue}" if own.queue else "any queue"
+            raise BadInput(f"gridengine.queue: no host of {where} answers", "hint: `qhost -q` shows what there is")
+        free = (int(host.free.get(own.gpu_resource, 0.0)) for host in hosts)
+        gpus = max(*free, wanted if isinstance(wanted, int) else 0)
+        cpus = min(host.cpus for host in hosts)
+        return Machine(cpus, tuple(map(str, range(gpus))), apart=True, limit_per_job=True, interface=own.interface)
+
+    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        """The hosts of its queues; of jobs those of the user, as others' are none of ours to tell."""
+        own, jobs = spec.gridengine, self.queue.jobs()
+        return [_host_now(host, own.gpu_resource, jobs) for host in all_hosts_of(own.queue, own.gpu_resource)]
+
+
+def _host_now(host: ExecHost, resource: str, jobs: Sequence[QueuedJob]) -> HostNow:
+    """Grid Engine tells how many GPUs are free, not how many there are."""
+    there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and host.name in job.hosts.split(","))
+    state = "unknown" if not host.up else "taken" if host.used else "free"
+    free = int(host.free[resource]) if host.up and resource in host.free else None
+    text = ", ".join(sorted(host.queues)) if host.up else "does not answer"
+    return HostNow(host.name, state, free_gpus=free, jobs=there, text=text)
+
+
+class GridEngineSystem(BatchSystem):
+    """The command lines of Grid Engine."""
+
+    kind = "gridengine"
+    called = CALLED
+    ask = staticmethod(ask)
+    submits = ("qsub", "-terse", "-v", environment.FILE)
+    sees, ends, releases = "qstat -j", "qdel", "qrls"
+    starts = ("qrsh", "-inherit", "-nostdin")
+    leaves_with: int | None = 99
+
+    def __init__(self) -> None:
+        super().__init__()
+        # They come on every host of the job at once: the batch process alone acts on them.
+        self.warnings: tuple[int, ...] = () if environment.HOST in os.environ else _WARNINGS
+
+    def site(self) -> str:
+        """As the cell's administrator has called it; not the host of its qmaster, which may be another one tomorrow."""
+        named = os.environ.get("SGE_CLUSTER_NAME", "")
+        root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
+        with contextlib.suppress(OSError):
+            named = named or Path(root, cell, "common", "cluster_name").read_text().strip()
+        return named
+
+    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+        rule, follows = rule_of(plan.spec.gridengine.pe), jobs_to_follow(plan.awaited)
+        return script_of(plan, ticket, where, avoid, rule, follows)
+
+    def refusal(self, answer: Answer) -> str:
+        return _last_word(answer)
+
+    def may_submit(self) -> bool:
+        try:
+            ask(["qsub", "-w", "v", "-b", "y", "true"])
+        except Unreachable as error:
+            if NO_SUBMIT_HOST not in str(error).lower():
+                raise
+            return False
+        return True
+
+    def try_out(self, script: str) -> str:
+        answer = ask(["qsub", "-w", "v"], stdin=script)
+        return f"{CALLED} says: {_last_word(answer).removeprefix('verification: ')}"
+
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        listed = ask(["qstat", "-xml", "-g", "t", "-u", user], limit_s=limit_s).out  # -g t: with all its hosts
+        named = job_name(called) if called else ""
+        wanted = [one.id for one in read_jobs(listed, "") if (not ids or one.id in ids) and named in ("", one.name)]
+        if not wanted:
+            return []
+        details = ask(["qstat", "-xml", "-j", ",".join(wanted)], limit_s=limit_s).out
+        return [job for job in read_jobs(listed, details) if job.id in wanted]
+
+    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
+        found = (read_account(ask(["qacct", "-j", name]).out, since) for name in ids)
+        return [job for job in found if job is not None]
+
+    def requeue(self, job: str) -> str:
+        """Leaving with its exit code does it. A job that was on several hosts is better followed by a new one: Grid
+        Engine keeps the old one off the other hosts it has had, and while something of it is left there takes the end
+        of the batch process for the end of the job."""
+        if any(one.last is None or not os.WIFEXITED(one.last) for one in self.started):
+            return f"what job {job} started on other hosts had to be killed"
+        with contextlib.suppress(Unreachable):  # then it is put back, for which nobody has to answer
+            return "it would not get its hosts again" if self.started and self.may_submit() else ""
+        return ""
+
+    def follow(self, job: str, others: Sequence[str]) -> bool:
+        """The hold goes with what is put back; hosts that are no submit hosts may not change it."""
+        return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
+
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
+        known = read_hosts(ask(["qhost", "-q", "-xml"], limit_s=limit_s).out)
+        return {
+            one.name: NodeWord(not one.up, "up" if one.up else "not heard by the qmaster")
+            for one in known
+            if one.name in hosts
+        }
+
+    def warn_before_s(self, plan: Plan) -> float:
+        return warn_before_s(plan)
+
+
+@cache
+def rule_of(pe: str | None) -> str | None:
+    """How a parallel environment gives out slots; None where there is none of that name."""
+    return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
+
+
+def _last_word(answer: Answer) -> str:
+    lines = [line.strip() for line in (answer.err or answer.out).splitlines() if line.strip() not in ("", "Exiting.")]
+    return lines[-1].removeprefix("Unable to run job: ") if lines else "it does not say why"
+
+
+# -- the script
+
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+@%=-]*")  # of others qsub would make hosts, variables, or two words
+_ONE_HOST = "$pe_slots"
+_HINT = "hint: ask the site for one whose allocation_rule is 1; `launch doctor` lists what there is"
+Follows = Sequence[tuple[AwaitedRun, str]]
+
+
+def script_of(
+    plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None, follows: Follows = ()
+) -> str:
+    """The text that qsub gets. `rule`: how the parallel environment gives out slots; None without one. `follows`: runs
+    to be waited for, and their jobs."""
+    chosen = options(plan, ticket, where, avoid, rule)
+    if follows:
+        chosen["hold_jid"] = ",".join(job for _, job in follows)
+    lines = [f"#$ -{name} {value}".rstrip() for name, value in chosen.items()]
+    # A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end.
+    return batch.script_of("gridengine", lines, where, plan.spec.resources.time_s, warn_before_s(plan))
+
+
+def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None) -> dict[str, str]:
+    """Those of qsub, without their dash."""
+    own, queue, at, limit_s = plan.spec.gridengine, plan.spec.queue, plan.starts_at, plan.spec.resources.time_s
+    hosts = dict.fromkeys((*own.exclude, *avoid))
+    resources = {
+        "h_rt": None if limit_s is None else str(math.ceil(limit_s)),
+        **_gpus(plan, rule),
+        "hostname": f"!({'|'.join(hosts)})" if hosts else None,
+    }
+    listed = [*(f"{name}={value}" for name, value in resources.items() if value), own.extra.get("l")]
+    found = {
+        **{name: value or "" for name, value in own.extra.items() if name != "l"},
+        "h": "" if queue.hold else None,
+        "a": None if at is None else time.strftime("%Y%m%d%H%M.%S", time.localtime(at)),
+        "p": str(queue.priority) if queue.priority else None,
+        "S": "/bin/sh",
+        "N": job_name(plan.run_id),
+        "j": "y",
+        "o": f"{where}/gridengine-$JOB_ID.out" if _PLAIN_PATH.fullmatch(str(where)) else "/dev/null",
+        "r": "y",
+        "notify": "",
+        "ac": f"{TICKET}={ticket.text}",
+        "pe": f"{own.pe} {nodes_asked(plan, _slots_of_a_host(plan, rule))}" if own.pe and rule is not None else None,
+        "q": own.queue,
+        "P": own.project,
+        "l": ",".join(filter(None, listed)) or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def job_name(run_id: str) -> str:
+    """What the job of a run is called: it has to begin with a letter."""
+    return run_id if run_id[0].isalpha() else f"run-{run_id}"
+
+
+def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
+    return plan.ranks_per_node * plan.cpus_per_rank if rule == _ONE_HOST else int(rule or 1)
+
+
+def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
+    """Grid Engine counts by slots what it counts: a host's GPUs are asked for in as many parts as it gives slots."""
+    gpus, slots = plan.gpus_per_node, _slots_of_a_host(plan, rule)
+    if gpus % slots:
+        text = f"{gpus} GPUs on a host cannot be asked for in {slots} equal parts, one for each slot"
+        raise BadInput(f"gridengine.pe: {text}", _HINT)
+    return {plan.spec.gridengine.gpu_resource: str(gpus // slots)} if gpus else {}
+
+
+def warn_before_s(plan: Plan) -> float:
+    """How long before the limit the run is told."""
+    return warned_before_s(plan.spec.resources.time_s, plan.spec.gridengine.warn_before_s)
+
+
+def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
+    """Raises BadInput where the parallel environment does not give so many hosts to a job for sure."""
+    why = ""
+    if pe is None:
+        why = f"{nodes} nodes need a parallel environment" if nodes > 1 else ""
+    elif rule is None:
+        why = f"there is no parallel environment {pe}"
+    elif rule == _ONE_HOST:
+        why = f"{pe} gives a job slots on one host alone, and {nodes} are asked for" if nodes > 1 else ""
+    elif not rule.isdigit():
+        why = f"{pe} (allocation_rule {rule}) gives slots wherever some are free, on any number of hosts"
+    if why:
+        raise BadInput(f"gridengine.pe: {why}", _HINT)
+
+
+# -- answers
+
+
+def phase_of(state: str) -> Phase:
+    """Of qstat's letters: qw, hqw, Eqw, t, r, Rr, S, dr, …"""
+    if not state or not set(state) <= set("dEhqrRsStTw"):
+        return Phase.UNKNOWN
+    return Phase.ENDING if "d" in state else Phase.QUEUED if "q" in state else Phase.RUNNING
+
+
+def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
+    """The jobs of `qstat -g t -u`, with what `qstat -j` says of them. Raises Unreachable where an answer is damaged: a
+    job that is left out would seem gone. One that ended between the two questions is left out: without its ticket it
+    would pass for anybody's."""
+    rows: dict[str, list[ET.Element]] = {}  # one for each queue that has given a job slots
+    for row in read_xml(CALLED, listed).iter("job_list"):
+        name = word_in(row, "JB_job_number")
+        if JOB_ID.fullmatch(name) is None:
+            raise Unreachable(f"an answer of {CALLED} is damaged: expected the number of a job, got {name[:100]!r}")
+        rows.setdefault(name, []).append(row)
+    root = read_xml(CALLED, detailed) if detailed.strip() else ET.Element("nothing")
+    details = {word_in(job, "JB_job_number"): job for job in root.iterfind("djob_info/element")}
+    ended = {name for part in root.iter("unknown_jobs") for name in words_in(part, "ST_name")}
+    told: dict[str, list[str]] = {}
+    for one in root.iterfind(".//SME_message_list/element"):
+        for name in words_in(one, "ULNG_value"):
+            told.setdefault(name, []).append(word_in(one, "MES_message"))
+    known = {name: job for name, job in rows.items() if name not in ended and (not details or name in details)}
+    return [_job(name, job, details.get(name, ET.Element("gone")), told.get(name, [])) for name, job in known.items()]
+
+
+def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: Sequence[str]) -> QueuedJob:
+    masters_first = sorted(rows, key=lambda row: word_in(row, "master") != "MASTER")
+    names = (word_in(row, "queue_name").rpartition("@")[2] for row in masters_first)
+    hosts, state = ",".join(dict.fromkeys(filter(None, names))), word_in(masters_first[0], "state")
+    phase = phase_of(state)
+    context = {word_in(one, "VA_variable"): word_in(one, "VA_value") for one in details.iterfind("JB_context/*")}
+    limits = {word_in(one, "CE_name"): number(word_in(one, "CE_doubleval")) for one in details.iter("qstat_l_requests")}
+    started, limit = next(filter(None, map(number, words_in(details, "JAT_start_time"))), None), limits.get("h_rt")
+    return QueuedJob(
+        id=name,
+        name=word_in(rows[0], "JB_name"),
+        phase=phase,
+        word=state,
+        text=reason_of(state, words_in(details, "QIM_message"), messages) if phase is Phase.QUEUED else f"on {hosts}",
+        hosts=hosts,
+        suspended=phase is Phase.RUNNING and bool(set(state) & set("sST")),
+        tickets=frozenset({context.get(TICKET, "")} - {""}),
+        ends_at=None if started is None or limit is None else started + limit,
+    )
+
+
+def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
+    """The newest record of `qacct -j` that is no older than that: ids go round after ten million jobs. Our process
+    writes its own last word: where that is missing, only a limit that Grid Engine has enforced tells why."""
+    records = map(read_settings, reversed(re.split(r"^=+$", text, flags=re.MULTILINE)))
+    known = (record for record in records if JOB_ID.fullmatch(record.get("jobnumber", "")))
+    newest = next((record for record in known if _ended_at(record) > since - _ZONES_S), None)
+    if newest is None:
+        return None
+    failed, _, words = (part.strip() for part in newest.get("failed", "").partition(":"))
+    ended_as, cause = (State.FAILED, Cause.TIME_LIMIT) if failed == _TIME_LIMIT else (State.LOST, None)
+    code = next(map(int, re.findall(r"^[0-9]{1,3}", newest.get("exit_status", ""))), None)
+    name, host = newest["jobnumber"], newest.get("hostname", "")
+    return QueuedJob(name, Phase.ENDED, words or "ended", "", host, ended_as=ended_as, cause=cause, exit_code=code)
+
+
+def _ended_at(record: Mapping[str, str]) -> float:
+    """To within the zones of the earth: the time in a record has none. Of some jobs there is no time."""
+    try:
+        return calendar.timegm(time.strptime(record.get("end_time", "")))
+    except ValueError:
+        return math.inf
+
+
+def read_hosts(text: str) -> list[ExecHost]:
+    """Those of `qhost -q -F RESOURCE -xml`."""
+    return [_host(host) for host in read_xml(CALLED, text).iter("host") if host.get("name") != "global"]
+
+
+def _host(host: ET.Element) -> ExecHost:
+    values = {one.get("name"): one.text or "" for one in host.iter("hostvalue")}
+    free = {one.get("name") or "": number(one.text or "") or 0.0 for one in host.iter("resourcevalue")}
+    queues, cpus = frozenset(one.get("name") or "" for one in host.iter("queue")), number(values.get("num_proc", "-"))
+    used = sum(number(one.text or "") or 0 for one in host.iter("queuevalue") if one.get("name") == "slots_used")
+    up = values.get("load_avg", "-") != "-"
+    return ExecHost(host.get("name") or "", int(cpus or 0), up, queues, free, int(used))
+
+
+def hosts_of(queue: str | None, resource: str) -> list[ExecHost]:
+    """Those that answer, of one of these queues, or of any."""
+    return [host for host in all_hosts_of(queue, resource) if host.up]
+
+
+def all_hosts_of(queue: str | None, resource: str) -> list[ExecHost]:
+    """Those that do not answer too."""
+    known = read_hosts(ask(["qhost", "-q", "-F", resource, "-xml"]).out)
+    named = {one.partition("@")[0] for one in queue.split(",")} if queue else None
+    return [host for host in known if (host.queues if named is None else named & host.queues)]
+
+
+# -- reasons
+
+_HELD = "it is held, by its owner or an administrator: qrls lets it go"
+_LONGEST = 2000
+# What a message has in it, and what that means: the first that fits.
+_MEANS = tuple((re.compile(sign), words) for sign, words in (
+    (r"^Job is in hold state$", _HELD),
+    (r"^job dropped because of job dependencies$", "another job that it depends on has not ended"),
+    (r"^execution time not reached$", "it asked not to start before a later time"),
+    (r"^There are no messages available$|^Job is in error state$", ""),
+    (r'cannot run in PE "(.*)" because it only offers (?:0|-[0-9]+) slots$',
+     r"the parallel environment \1 has no host free for it"),
+    (r'cannot run in PE "(.*)" because it only offers ([0-9]+) slots$',
+     r"the parallel environment \1 has only \2 slots free for it"),
+    (r"\(-l ([^)]*)\) cannot run .*because it offers only [a-z]{2}:([^=]+)=",
+     r"hosts have too little \2 free (it asks for \1)"),
+    (r"is alarmed", "the hosts that it may use are too loaded"),
+    (r"is disabled", "queues that it may use are disabled"),
+    (r"is full", "queues that it may use are full"),
+    (r"unknown state", "hosts that it may use do not answer"),
+    (r"not in pe list", "the queue that it asks for does not have its parallel environment"),
+    (r"exceeds limit", "a limit for you or your project is reached"),
+    (r"until clean up of", "hosts that it has had are kept from it until they have tidied up"),
+))  # fmt: skip
+
+
+def reason_of(state: str, errors: Sequence[str], messages: Sequence[str]) -> str:
+    """Why a job in this state waits. `errors`: why it could not start; `messages`: what the scheduler notes of it."""
+    if "E" in state:
+        why = f": {errors[-1]}" if errors else ""
+        return f"it could not be started{why}; once that is mended, qmod -cj lets it try again"
+    told = "; ".join(dict.fromkeys(filter(None, map(_told, messages)))) or (_HELD if "h" in state else "")
+    return told or f"Grid Engine gives no reason yet{' to start it again' if 'R' in state else ''}"
+
+
+def _told(message: str) -> str:
+    message = message[:_LONGEST]  # a longer one takes some signs minutes, and nobody reads it
+    found = ((sign.search(message), words) for sign, words in _MEANS)
+    return next((fit.expand(words) for fit, words in found if fit), f"Grid Engine says: {message}")

@@ -1,0 +1,81 @@
+"""The kinds of clusters: where each one's class is. Our own are found without a scan of what is installed.
+
+Another package adds a kind by an entry point of the group `launch.clusters`, named as the
+kind: see launcher/docs/own-place.md.
+"""
+
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from launcher.errors import BadInput
+from launcher.states import LOCAL
+
+if TYPE_CHECKING:
+    from launcher.places.place import Place
+
+GROUP = "launch.clusters"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKind:
+    """What must be known of a kind before its module is imported."""
+
+    path: str  # MODULE:CLASS
+    asked: bool = True  # it knows of its runs what their folders and processes do not tell
+    program: str = ""  # a cluster named as its kind is there where this program is; "": wherever it is named
+    fresh_s: float | None = None  # how old its word may be for those who watch, where that is not as usual
+    names: tuple[str, ...] = ()  # options that an entry of the clusters file has to name, in the entry itself
+
+
+CARRIED = "carried"  # an attempt that waits here for runs of other clusters; nobody names it as a cluster
+LOGIN_KIND = "login"  # where a run goes whose cluster has a login node
+OURS = {
+    LOCAL: ClusterKind("launcher.places.local.cluster:LocalCluster", asked=False),
+    "slurm": ClusterKind("launcher.places.slurm.cluster:SlurmCluster", program="sbatch"),
+    "gridengine": ClusterKind("launcher.places.gridengine.gridengine:GridEngineCluster", program="qconf"),
+    "ssh": ClusterKind("launcher.places.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
+    LOGIN_KIND: ClusterKind("launcher.places.login.cluster:LoginCluster", fresh_s=0.5),
+}
+_OF_ATTEMPTS = {CARRIED: ClusterKind("launcher.places.deferred.cluster:CarriedCluster", fresh_s=0.5)}
+
+
+def kind_named(name: str) -> ClusterKind | None:
+    """One of ours, or of what else is installed."""
+    return OURS.get(name) or _OF_ATTEMPTS.get(name) or plugins().get(name)
+
+
+@cache
+def plugins() -> dict[str, ClusterKind]:
+    """The kinds of other packages."""
+    from importlib.metadata import entry_points  # late: 20 ms that no run on a kind of ours pays for
+
+    found = entry_points(group=GROUP)
+    return {point.name: ClusterKind(point.value) for point in found if point.name not in OURS}
+
+
+def of_kind(name: str) -> "Place":
+    """The cluster of this kind, whatever it is called. Raises BadInput where nothing installed has it."""
+    kind = kind_named(name)
+    if kind is None:
+        raise BadInput(f"there is no kind of cluster {name[:100]!r}", "hint: is its package installed here?")
+    return made(kind)
+
+
+def made(kind: ClusterKind) -> "Place":
+    module, _, name = kind.path.partition(":")
+    place = getattr(import_module(module), name)()
+    if not hasattr(place, "not_supported"):
+        hint = "hint: derive it from launcher.places.place.Place: see launcher/docs/own-place.md"
+        raise BadInput(f"{kind.path}: expected a Place, got a class of another launch version", hint)
+    return cast("Place", place)
+
+
+def is_here(name: str) -> bool:
+    """Whether a cluster that is called as its kind needs no entry in the clusters file on this machine."""
+    kind = kind_named(name)
+    return (
+        kind is not None and name not in _OF_ATTEMPTS and (not kind.program or shutil.which(kind.program) is not None)
+    )

@@ -1,0 +1,90 @@
+"""Runs of this machine whose supervisor and agents were all killed: the next look at one has it go on, or end.
+
+the run is lost ─┬─ all ranks had finished, by their exits on disk ─► its end is written: succeeded
+                 ├─ it was asked to end ────────────────────────────► its end is written: cancelled
+                 ├─ nobody had taken the attempt up ────────────────► a supervisor for this attempt
+                 └─ else: a failure, and what the policy says ──────► a supervisor for the next one, or an end
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from launcher.copies.memory.tier import close_tier
+from launcher.errors import BadInput, Refused
+from launcher.places.local.shared_zygote import keeper_of
+from launcher.plan.model import Plan
+from launcher.run.attempts import new_attempt, read_intent, read_plan
+from launcher.run.durable import read_record, readable
+from launcher.run.identity import boot_id, host
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.locks import locked
+from launcher.run.ownership import is_ours_alone
+from launcher.run.records import AttemptEnd, Handle, ProcessId
+from launcher.states import LOCAL, Cause, State
+from launcher.status.derive import derive
+from launcher.status.facts import read_facts
+from launcher.supervisor.attempt_end import write_failure, write_known_end
+
+
+def carry_on(run: RunDir, attempt: AttemptDir) -> None:
+    """Write the end of a lost attempt, or start a supervisor that goes on with the run.
+
+    Do nothing where the machine was started anew since: a person decides then. Raises LaunchError, or OSError, where a
+    record that is needed cannot be read or written.
+    """
+    with _lost(run, attempt) as plan:
+        if plan is None:
+            return
+        if not attempt.started.exists():
+            keeper_of(run.path).start(attempt.number)
+            return
+        text = "the supervisor and the agents were killed"
+        end = write_known_end(run, attempt, plan) or write_failure(run, attempt, plan, Cause.NODE_LOST, text)
+        if end.state is not State.QUEUED:
+            close_tier(run.path, attempt.number)
+            return
+        try:
+            following, _ = new_attempt(run, plan.cluster, "requeue", end.cause, after=attempt.number)
+        except Refused:
+            return  # a person has resumed it meanwhile
+        keeper_of(run.path).start(following.number)
+
+
+def finish(run: RunDir, attempt: AttemptDir) -> None:
+    """Write the end of a lost attempt whose ranks had all finished, or that was asked to end; else do nothing.
+
+    Raises as `carry_on` does.
+    """
+    with _lost(run, attempt) as plan:
+        if plan is not None and write_known_end(run, attempt, plan) is not None:
+            close_tier(run.path, attempt.number)
+
+
+@contextlib.contextmanager
+def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
+    """Give the plan of an attempt that is lost, with nobody else at it meanwhile; None: it is not ours to carry on."""
+    if not _was_kept_here(attempt):
+        yield None
+        return
+    with locked(attempt.job_lock) as alone:
+        if alone is None or not _is_lost(run, attempt):
+            yield None  # somebody else was quicker
+            return
+        if not is_ours_alone(run.path.resolve()):
+            raise BadInput(f"{run.path}: other users own it or can write to it: the code in it may be theirs")
+        read_record(attempt.end, AttemptEnd)  # a damaged one tells of an end that nobody knows
+        plan = read_plan(run, attempt.number)
+        yield plan if plan.cluster_kind == LOCAL else None  # else: a host's part of a run that others lead
+
+
+def _was_kept_here(attempt: AttemptDir) -> bool:
+    """Whether this boot of this machine had its supervisor, or its submitter where none had begun."""
+    handle = readable(attempt.handle, Handle)
+    keeper = handle.keeper if handle is not None else readable(attempt.started, ProcessId)
+    process = keeper or read_intent(attempt).created_by
+    return (process.host, process.boot_id) == (host(), boot_id())
+
+
+def _is_lost(run: RunDir, attempt: AttemptDir) -> bool:
+    facts = read_facts(run.path)
+    return facts.attempt == attempt.number and derive(facts).state is State.LOST

@@ -1,0 +1,193 @@
+"""This machine as a cluster: a keeper process per run, an agent process per node, on loopback addresses."""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.copies.memory.tier import close_tier
+from launcher.errors import LaunchError
+from launcher.node.machine import this_machine
+from launcher.places.local.shared_zygote import expect, keeper_of, warm_up
+from launcher.places.place import CancelReport, HostNow, Place
+from launcher.plan.facts import Machine, Misfit
+from launcher.plan.model import AwaitedRun, Plan
+from launcher.run.durable import create_record, readable
+from launcher.run.identity import alive, host, process_id, this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.processes import descendants, end_all, open_process, signal_process, tagged
+from launcher.run.records import AgentRecord, ClusterWord, Handle, ProcessId, RunState
+from launcher.spec.model import JobSpec
+from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
+from launcher.supervisor.slots.table import CPU, GPU, occupancy
+from launcher.supervisor.standby import StandbyKeeper
+
+if TYPE_CHECKING:
+    from launcher.remote.running import Running
+
+_SURE_S = 10.0
+
+
+class LocalCluster(Place):
+    """This machine, with as many nodes as the spec asks for."""
+
+    kind = "local"
+    doctor = "launcher.places.local.doctor"
+    most_files_at_once = 2_000  # copied in a tenth of a second
+    most_in_order = 10_000
+    supports_reach = True
+
+    def machine(self, _spec: JobSpec) -> Machine:
+        return this_machine(os.environ)
+
+    def queue_problems(self, spec: JobSpec, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+        """All of it is known here."""
+        cpus, queue = this_machine(os.environ).cpus, spec.queue
+        if queue.slots <= cpus:
+            return []
+        return [Misfit("queue.slots", f"asks for {queue.slots} cores, but this machine has {cpus}")]
+
+    def hosts_now(self, _spec: JobSpec) -> list[HostNow]:
+        """This machine; runs that need no GPU hold nothing of it, but for the cores that `queue.slots` asks for."""
+        gpus, seen = this_machine(os.environ).gpus, occupancy()
+        taken = [holder for holder in seen.taken(GPU) if holder.number in gpus]
+        cores = seen.taken(CPU)
+        runs = tuple(dict.fromkeys(holder.run for holder in (*taken, *cores) if holder.run))
+        free = len(gpus) - len({holder.number for holder in taken})
+        parts = [f"{sum(int(one.number) for one in cores)} cores taken"] if cores else []
+        parts += [f"{len(seen.waiting)} waiting"] if seen.waiting else []
+        return [HostNow(host(), "taken" if taken or cores else "free", len(gpus), free, runs, text=", ".join(parts))]
+
+    def release(self, _run: RunDir, attempt: AttemptDir) -> None:
+        with contextlib.suppress(FileExistsError):
+            create_record(attempt.released, this_process())
+
+    def preview(self, _plan: Plan) -> None:
+        """Nothing is handed to anybody here."""
+
+    def warm_up(self, plan: Plan, folder: Path) -> bool:
+        return warm_up(plan, folder)
+
+    def expect(self, run_dir: Path) -> None:
+        expect(run_dir)
+
+    def prepare(self, plan: Plan) -> StandbyKeeper:
+        return keeper_of(Path(plan.run_dir))
+
+    def start(self, plan: Plan, attempt: int) -> None:
+        self.prepare(plan).start(attempt)
+
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        return [None for _ in attempts]  # the processes of this machine are looked at by whoever asks
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        from launcher.places.local.carrying_on import carry_on  # late: a run is rarely lost
+
+        for run, attempt in attempts:
+            carry_on(run, attempt)
+
+    def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
+        from launcher.places.local.carrying_on import finish  # late: likewise
+
+        finish(run, attempt)
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        from launcher.node.inside.visit import host_here  # late: only who looks inside needs it
+
+        return host_here(run, attempt, node, os.environ)
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
+        return end_here(run, attempt, plan)
+
+
+def end_here(
+    run: RunDir, attempt: AttemptDir, plan: Plan | None, *, last_word: bool = True, alone: bool = False
+) -> CancelReport:
+    """Ask the keepers of this machine, wait for the grace; then end whatever is provably of this run here.
+
+    `last_word`: say that it was cancelled, if nobody has said how it ended; `alone`: for this machine only.
+    """
+    before = _processes_of(run, attempt)
+    names = _names(run, attempt)
+    if not before and has_ended(run, attempt):
+        close_tier(run.path, attempt.number)  # nobody else may have been left to do it
+        return CancelReport((), already=True)
+    ask_to_stop(attempt, "cancel")
+    _stop(_keepers(attempt) or _topmost(before), grace_s_of(plan) + _SURE_S)
+    _, stubborn = end_all(lambda: _processes_of(run, attempt))
+    if stubborn:
+        pids = ", ".join(str(one.pid) for one in stubborn)
+        raise LaunchError(f"process {pids} of {run.path.name} does not end, not even by SIGKILL")
+    close_tier(run.path, attempt.number)
+    if last_word:
+        write_cancelled(run, attempt, plan, alone=alone)
+    return CancelReport(tuple(f"{names.get(pid, 'process')} {pid}" for pid in before), already=False)
+
+
+def _stop(keepers: Sequence[ProcessId], timeout_s: float) -> None:
+    """Those that live here; each lets its ranks have their grace."""
+    asked = [keeper for keeper in keepers if signal_process(keeper, signal.SIGTERM)]
+    deadline = time.monotonic() + timeout_s
+    for keeper in asked:
+        _wait_until_gone(keeper, max(0.0, deadline - time.monotonic()))
+
+
+def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
+    """Every process that is provably this run's: below its keeper and agents, or tagged with its folder."""
+    found: dict[int, None] = {}
+    for root in _roots(attempt):
+        if alive(root):
+            found.update(dict.fromkeys([root.pid, *descendants(root.pid)]))
+    found.update(dict.fromkeys(tagged(str(run.path), os.getuid())))
+    return list(found)
+
+
+def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
+    """What people call these processes; by pid, because it is only said."""
+    names = {}
+    state = readable(run.state, RunState)
+    if state is not None and state.attempt == attempt.number:
+        names = {rank.pid: f"rank {rank.rank}, process" for rank in state.ranks if rank.pid is not None}
+    for record in _agents(attempt):  # where several hosts share a disk, of another host's a pid means nothing here
+        if alive(record.process):
+            names[record.process.pid] = f"agent of node {record.node}, process"
+    return names | {keeper.pid: "supervisor, process" for keeper in _keepers(attempt) if alive(keeper)}
+
+
+def _agents(attempt: AttemptDir) -> list[AgentRecord]:
+    records = (readable(path, AgentRecord) for path in sorted(attempt.path.glob("node-*/agent.json")))
+    return [record for record in records if record is not None]
+
+
+def _roots(attempt: AttemptDir) -> list[ProcessId]:
+    return _keepers(attempt) + [record.process for record in _agents(attempt)]
+
+
+def _keepers(attempt: AttemptDir) -> list[ProcessId]:
+    """The one that leads, and on a disk that several hosts share those of the others."""
+    handle = readable(attempt.handle, Handle)
+    leads = handle.keeper if handle is not None else readable(attempt.started, ProcessId)
+    others = (readable(path, ProcessId) for path in sorted(attempt.path.glob("node-*/started")))
+    return [one for one in dict.fromkeys([leads, *others]) if one is not None]
+
+
+def _topmost(pids: Sequence[int]) -> list[ProcessId]:
+    """Of these processes those that have none of them above: the keeper, where no record says which one it is."""
+    below = {child for pid in pids for child in descendants(pid)}
+    found = (process_id(pid) for pid in pids if pid not in below)
+    return [one for one in found if one is not None]
+
+
+def _wait_until_gone(process: ProcessId, timeout_s: float) -> None:
+    handle = open_process(process.pid)
+    if handle is None:
+        return
+    try:
+        if alive(process):
+            select.select([handle], [], [], timeout_s)
+    finally:
+        os.close(handle)

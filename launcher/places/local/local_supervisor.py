@@ -1,0 +1,127 @@
+"""How a local run is supervised: one small process is the parent of all agents of an attempt.
+
+A submitter that dies closes GO_FD; the supervisor then looks whether the attempt's intent is on disk and, if so,
+carries it out all the same. So from the moment a run exists there is exactly one supervisor for it, and before that
+moment none that does anything.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from launcher.copies.memory.tier import close_tier
+from launcher.errors import BadInput, Exit
+from launcher.plan.model import Plan
+from launcher.plan.queueing import may_wait_here
+from launcher.run.attempts import new_attempt, newest, read_plan
+from launcher.run.durable import write_record
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.patience import patiently
+from launcher.run.records import AttemptEnd, Handle
+from launcher.states import Cause, State
+from launcher.supervisor.agent_processes import AgentPlace, agent_process
+from launcher.supervisor.allocation import Allocation, StopSignal, claim_attempt
+from launcher.supervisor.attempt_end import cut_short, write_end
+from launcher.supervisor.messenger import Messenger
+from launcher.supervisor.strategy import Strategy
+from launcher.supervisor.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launcher.places.local.queue import TurnHere
+    from launcher.run.code.listing import CodeFile
+
+
+class LocalSupervisor(Strategy):
+    """Carries the attempts of one run on this machine."""
+
+    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+        super().__init__(folder, words)
+        self._place = AgentPlace.taken_from(os.environ)
+        self.detached = self._place is not None
+        self._before: AttemptDir | None = None
+        self._turn: TurnHere | None = None  # it holds the run's slots as long as it is there
+
+    def supervise(self, go: BinaryIO) -> int:
+        """Carry the attempt that is named, or that a submitter which died left behind, and those that follow it."""
+        self._place = AgentPlace.booting(self.run.path, os.environ, self._place)
+        with go:
+            attempt = _named(self.run, go.read()) or _left_behind(self.run)
+        self._wakeup = Wakeup()
+        return self.carry(attempt if attempt is not None and claim_attempt(attempt.started) else None)
+
+    def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
+        """Wait for the run's turn, if it is its first attempt here, and for the coordinator's last word."""
+        run, place, self._place = self.run, self._place, None
+        write_record(attempt.handle, Handle("local", keeper=this_process()))
+        plan = read_plan(run, attempt.number)
+        if self._before is None and may_wait_here(plan):
+            from launcher.places.local.queue import TurnHere  # late: 20 ms that most runs without GPUs do not need
+
+            self._turn = TurnHere(run, attempt, plan, self._wakeup, os.environ)
+            leave = place.leave if place is not None and not place.warm else None  # the wait might be for days
+            come = self._turn.come(leave)
+            if isinstance(come, AttemptEnd):
+                Messenger(run, attempt).close()  # no allocation has one
+                return come
+            plan = come
+        slots = self._turn.fds if self._turn is not None else ()
+        agents = [agent_process(plan, attempt, node.index, keep=slots) for node in plan.nodes]
+        agents[0].place = place
+        self._plan, stop = plan, StopSignal(self._wakeup, attempt, self._before)
+        prepare = partial(have_code, run, attempt, plan, stop)
+        return Allocation(run, attempt, plan, self._wakeup, stop, agents, prepare=prepare).carry_out()
+
+    def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
+        """Open the next attempt, after a while, unless a stop is asked meanwhile."""
+        self._wakeup.wait(end.delay_s)
+        self._before = attempt
+        if self._wakeup.stop_asked:
+            write_end(self.run, attempt, cut_short(attempt, "it was to start again", end.ended_at), self._plan)
+            close_tier(self.run.path, attempt.number)
+            return None
+        following, _ = new_attempt(self.run, self._plan.cluster, "requeue", end.cause)
+        return following if claim_attempt(following.started) else None
+
+
+class _StopAsked(Exception):
+    """While the code was being copied."""
+
+
+def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) -> AttemptEnd | None:
+    """Copy the code, where the submit left that to us; gives how the attempt has ended where that cannot be."""
+    if run.code.is_dir():
+        return None
+    from launcher.run.code.freezing import bring_code  # late: few runs have so much code
+
+    def until_stopped(files: "Sequence[CodeFile]") -> "Iterator[CodeFile]":
+        for file in files:
+            if stop.to_end():
+                raise _StopAsked
+            yield file
+
+    try:
+        patiently(lambda: bring_code(run, plan.code.digest, until_stopped))
+    except _StopAsked:
+        end = cut_short(attempt, "its code was being copied", time.time())
+    except (BadInput, OSError) as error:
+        end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(error))
+    else:
+        return None
+    write_end(run, attempt, end, plan)
+    return end
+
+
+def _named(run: RunDir, word: bytes) -> AttemptDir | None:
+    return run.attempt(int(word)) if word.strip().isdigit() else None
+
+
+def _left_behind(run: RunDir) -> AttemptDir | None:
+    """The attempt whose submitter died between writing the intent and giving the word."""
+    attempt = newest(run) if run.plan.exists() else None
+    return attempt if attempt is not None and attempt.intent.exists() and not attempt.started.exists() else None

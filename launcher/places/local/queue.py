@@ -1,0 +1,80 @@
+"""The wait of a run of this machine, in its own supervisor, which looks twice a second: nothing else has to be there.
+
+Places in the queue and slots are sockets of that process and of the run's agents: of whoever is killed nothing is left.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from launcher.node.machine import this_machine
+from launcher.places.other_runs import OtherRuns
+from launcher.plan.model import Plan
+from launcher.plan.queueing import devices_of, with_devices
+from launcher.run.attempts import read_intent
+from launcher.run.durable import write_record
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd
+from launcher.supervisor.attempt_end import cut_short, write_end
+from launcher.supervisor.slots.take import Demand, Slots
+from launcher.supervisor.waiting import Turn, Waiter, say_starting
+from launcher.supervisor.wakeup import Wakeup
+
+_TURN_S = 0.5
+
+
+class TurnHere:
+    """The wait of one run for its turn, and the slots that it got with it."""
+
+    def __init__(
+        self, run: RunDir, attempt: AttemptDir, plan: Plan, wakeup: Wakeup, environ: Mapping[str, str]
+    ) -> None:
+        self._run, self._attempt, self._plan, self._wakeup = run, attempt, plan, wakeup
+        self._machine = this_machine(environ)
+        self._waiter = Waiter(run, attempt, plan, OtherRuns().look)
+        self._slots: Slots | None = None
+        self._devices = tuple[str, ...]()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What holds its slots, as long as any process has it."""
+        return self._slots.fds if self._slots is not None else ()
+
+    def come(self, at_first: Callable[[], None] | None = None) -> Plan | AttemptEnd:
+        """Return the plan to follow once the run may start, or how it has ended here.
+
+        `at_first` is called once if it may not start at once.
+        """
+        turn = self._waiter.wait(self._wakeup, every_s=_TURN_S, place=self._take, at_first=at_first)
+        if turn is Turn.STOPPED:
+            turn = cut_short(self._attempt, "it waited for its turn", time.time())
+            write_end(self._run, self._attempt, turn, self._plan)
+        if isinstance(turn, AttemptEnd):
+            return turn
+        if self._waiter.waited:
+            say_starting(self._run, self._attempt)
+        return self._with(self._devices)
+
+    def _take(self) -> str:
+        """Take the GPUs and cores that the run needs, or return why there is no room."""
+        devices, queue = devices_of(self._plan), self._plan.spec.queue
+        if queue.now or not (devices or queue.slots):
+            return ""
+        if self._slots is None:
+            came_at = time.time() if self._waiter.held_back else read_intent(self._attempt).created_at
+            demand, gpus, cpus = Demand(devices, queue.slots), self._machine.gpus, self._machine.cpus
+            self._slots = Slots(self._run.id, int(came_at * 1000), demand, gpus, cpus, priority=queue.priority)
+            self._slots.enqueue()
+        taken = self._slots.try_take()
+        if taken is None:
+            return self._slots.ahead()
+        self._devices = taken
+        return ""
+
+    def _with(self, devices: tuple[str, ...]) -> Plan:
+        """Where these are not the GPUs that the plan had in mind, this attempt and those after it follow another."""
+        if not devices or (devices == self._machine.gpus and all(node.gpus is None for node in self._plan.nodes)):
+            return self._plan
+        plan = with_devices(self._plan, devices)
+        if plan != self._plan:
+            write_record(self._attempt.plan, plan)
+        return plan

@@ -1,0 +1,186 @@
+"""One zygote for many runs that the same process submits here: it imports once, and each of them has a copy of it.
+
+    conductor ── SharedZygote ── zygote.py lend ── fork ─► keeper of a run, by exec
+                                                             └─ fork ─► its agent, by exec, at the keeper's word
+                                                                          └─ fork ─► the agent's zygote
+
+What is exec'ed keeps its children, so every process has the parent that it has elsewhere: keepers are nobody's
+children, an agent is its keeper's, a zygote its agent's, and dies with it. Where there is no shared zygote, or what it
+imported is not what a run would import, that run's agent starts one of its own.
+"""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.node import ZYGOTE
+from launcher.node.environment import cleaned, node_environment
+from launcher.node.standing_by import tell
+from launcher.plan.model import Plan
+from launcher.run.patience import say
+from launcher.run.processes import TAG
+from launcher.supervisor.standby import StandbyKeeper
+from launcher.wire.interfaces import interface_of
+
+_ROOM, _ROOM_BYTES = "LAUNCH_TAG_ROOM", 4200  # for the longest path, where the kernel shows it
+_SUPERVISOR = "launcher.places.local.local_supervisor:LocalSupervisor"
+_IMPORT_S = 120.0  # then runs start without it
+_ANSWER_S = 10.0  # for what takes milliseconds
+_MOST = 3  # are started, one after another, by one process
+_LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+
+
+class SharedZygote:
+    """One process and our end of the wire to it."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        """Start it in the folder, which has a copy of the run's code, and have it import what runs like this need."""
+        environment = _environment(plan, folder)
+        self._socket, theirs = socket.socketpair()
+        log = os.open(folder / "zygote.log", _LOG, 0o600)
+        try:
+            self._child = subprocess.Popen(
+                [plan.entry.python, str(ZYGOTE), "lend", str(theirs.fileno()), str(os.getpid())],
+                env=environment,
+                cwd=folder / plan.workdir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            os.close(log)
+            theirs.close()
+        self._overdue_at = time.monotonic() + _IMPORT_S
+        self._unread = b""
+        self.ready = self.gone = False
+        self._say({"op": "preload", "modules": list(plan.entry.preload)})
+
+    def look(self) -> None:
+        """Take note of what it has said, and of its end."""
+        if self._child.poll() is not None:
+            self.close()
+        while not (self.ready or self.gone) and self._heard(0.0) is not None:
+            pass
+        if not self.ready and time.monotonic() > self._overdue_at:
+            say(f"the shared zygote has not imported all within {_IMPORT_S:g} s: runs start without it")
+            self.close()
+
+    def start_keeper(
+        self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
+    ) -> bool:
+        """False where it cannot: then nothing of it is there, or will be."""
+        null = os.open(os.devnull, os.O_RDWR)
+        words = {"argv": list(argv), "env": dict(env), "run_dir": str(run_dir), "fds": [0, 1, 2, *fds]}
+        try:
+            self._say({"op": "keeper", **words}, [null, null, stderr, *fds])
+        finally:
+            os.close(null)
+        answer = self._heard(_ANSWER_S)
+        if answer is None:
+            self.close()
+            return False
+        if answer != "forked":
+            say(f"the shared zygote starts no keeper: {answer}")
+        return answer == "forked"
+
+    def close(self) -> None:
+        """It ends; copies of it that are in use do not."""
+        self.gone, self.ready = True, False
+        self._child.kill()
+        self._child.wait()
+        self._socket.close()
+
+    def _say(self, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+        with contextlib.suppress(OSError):  # it has ended: its stream says so too
+            tell(self._socket, words, fds)
+
+    def _heard(self, within_s: float) -> str | None:
+        """The kind of its next word, or why it refuses; None where nothing comes within that time, or ever."""
+        deadline = time.monotonic() + within_s
+        while b"\n" not in self._unread:
+            if self.gone or not select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return None
+            try:
+                data = self._socket.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        word = json.loads(line)
+        self.ready = self.ready or word["op"] == "ready"
+        return str(word.get("reason", word["op"]))
+
+
+def _environment(plan: Plan, folder: Path) -> dict[str, str]:
+    """As the agents of such runs will have it, but for what is a run's own."""
+    node, shared = plan.nodes[0], msgspec.structs.replace(plan, run_dir=str(folder))
+    interface = interface_of(node.address) if node.address else None
+    environment = node_environment(cleaned(os.environ), shared, node, 1, {}, None, interface)
+    return {TAG: str(folder), _ROOM: "-" * _ROOM_BYTES, **{k: v for k, v in environment.items() if k != TAG}}
+
+
+@dataclass(slots=True)
+class _Lending:
+    """What this process has of it, and the keeper of the run that is expected next."""
+
+    zygote: SharedZygote | None = None
+    expected: tuple[Path, StandbyKeeper] | None = None
+    started: int = 0
+    hopeless: bool = False
+
+
+_lending = _Lending()
+
+
+def warm_up(plan: Plan, folder: Path) -> bool:
+    """See to it that runs like this start warm; False as long as it is worth while to wait for that."""
+    entry = plan.entry
+    if _lending.hopeless or not entry.preload or plan.setup is not None or entry.kind == "command":
+        return True
+    if _lending.zygote is None or _lending.zygote.gone:
+        if _lending.started == _MOST:
+            _lending.hopeless = True
+            return True
+        _lending.started += 1
+        try:
+            _lending.zygote = SharedZygote(plan, folder)
+        except OSError as error:
+            say(f"there is no shared zygote: {error}")
+            _lending.hopeless = True
+            return True
+    _lending.zygote.look()
+    return _lending.zygote.ready
+
+
+def expect(run_dir: Path) -> None:
+    """A run of this folder is sure to be submitted: its keeper and its agent boot already."""
+    if _lending.expected is None or _lending.expected[0] != run_dir:
+        _lending.expected = run_dir, keeper_of(run_dir)
+
+
+def keeper_of(run_dir: Path) -> StandbyKeeper:
+    """One that boots from now on, or since its run was expected; whom else was expected is so no more."""
+    before, _lending.expected = _lending.expected, None
+    if before is not None and before[0] == run_dir:
+        return before[1]
+    if before is not None:
+        before[1].close()
+    zygote = _lending.zygote
+    start = zygote.start_keeper if zygote is not None and zygote.ready else None
+    return StandbyKeeper(_SUPERVISOR, run_dir, start=start)

@@ -1,0 +1,72 @@
+"""How to get to a login node: as the clusters file says now, for it may have moved, else as the run's plan says."""
+
+import msgspec
+
+from launcher.errors import BadInput
+from launcher.run.attempts import plan_as
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.spec.model import Login
+from launcher.states import LOCAL
+
+KIND = "login"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A cluster whose programs are on another machine."""
+
+    cluster: str  # as the user calls it
+    login: str  # for ssh
+    launch: str  # the program there
+    folder: str  # where code and runs are kept there
+    on: str  # what the cluster is called there
+    transport: str = "openssh"
+
+    def __str__(self) -> str:
+        return f"login node {self.login} of {self.cluster}"
+
+
+class _LoginHead(msgspec.Struct, frozen=True):
+    node: str | None = None
+    launch: str = "launch"
+    folder: str = "~/launch"
+    cluster: str | None = None
+    transport: str = "openssh"
+
+
+class _SpecHead(msgspec.Struct, frozen=True):
+    login: _LoginHead = _LoginHead()
+
+
+class PlanThere(msgspec.Struct, frozen=True):
+    """The part of a plan that says whose run it is, and where it went: `launch status` need not read the rest."""
+
+    run_id: str
+    name: str
+    cluster: str
+    submitted_at: float
+    spec: _SpecHead
+
+
+def address_of(run: RunDir, attempt: AttemptDir) -> Address:
+    """Where this attempt went, as it is got to now."""
+    plan = plan_as(run, attempt.number, PlanThere)
+    return now(as_planned(plan.cluster, plan.spec.login))
+
+
+def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
+    """Raises BadInput where no login node is named."""
+    if login.node is None:
+        hint = "hint: `login: me@login.example.org` of a cluster in the clusters file, and --on its name"
+        raise BadInput(f"--on {cluster}: no login node is named", hint)
+    return Address(cluster, login.node, login.launch, login.folder, login.cluster or LOCAL, login.transport)
+
+
+def now(planned: Address) -> Address:
+    from launcher.places.clusters_file import login_of, named_clusters  # late: it reads YAML, for remote runs alone
+
+    try:
+        place = named_clusters().get(planned.cluster)
+    except BadInput:
+        return planned  # what was good at submit is worth trying; the next submit tells what is wrong with the file
+    login = login_of(place) if place is not None else None
+    return planned if login is None or login.node is None else as_planned(planned.cluster, login)

@@ -1,0 +1,269 @@
+"""A cluster whose programs are on another machine: `launch` there carries the runs out, and is asked about them."""
+
+import atexit
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import LaunchError, Refused, Unreachable
+from launcher.ids import is_run_id, parse_run_id
+from launcher.places.clusters_file import login_of, named_clusters
+from launcher.places.login import files, records, waiting
+from launcher.places.login.address import KIND, Address, address_of, as_planned, now
+from launcher.places.login.handover import (
+    LoginHandover,
+    code_there,
+    finish,
+    hand_over,
+    handover_of,
+    spec_there,
+    withdraw,
+)
+from launcher.places.login.lines import ask, ask_all, leave_alone, left_alone, persistently
+from launcher.places.login.messages import (
+    AskHosts,
+    AskMachine,
+    AskPreview,
+    EndRun,
+    ForgiveNodes,
+    LookAtRuns,
+    PreviewThere,
+    RunNews,
+)
+from launcher.places.place import CancelReport, HostNow, KeptRemote, Place, Preview
+from launcher.plan.facts import Machine, Misfit
+from launcher.plan.model import AwaitedRun, Plan
+from launcher.remote.parallel import failures, for_all
+from launcher.remote.rpc.client import FarLaunch, started
+from launcher.remote.running import Running
+from launcher.remote.shipping.tree import digest_of, refuse_links_out
+from launcher.run import registry
+from launcher.run.attempts import newest
+from launcher.run.code.listing import CodeList, list_code
+from launcher.run.durable import read_record
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.locks import locked
+from launcher.run.records import Blame, ClusterWord, Handle
+from launcher.spec.model import JobSpec, Login
+from launcher.status.checkpoints import Checkpoint
+from launcher.supervisor.attempt_end import grace_s_of
+
+if TYPE_CHECKING:
+    from launcher.ids import RunId
+
+LIMIT_S = 13.0  # for all login nodes together to say how their runs are
+_ANSWER_S = 120.0
+_TREE_S = 600.0
+_MANY = 10_000
+
+
+class LoginCluster(Place):
+    """Runs are asked of the login node, which starts each of them once, and mirrored into their folders here."""
+
+    kind = KIND
+    doctor = "launcher.places.login.doctor"
+    remote = True
+    checks_first = True
+    supports_reach = True
+    lists_checkpoints = True
+
+    def __init__(self) -> None:
+        self._offered: tuple[JobSpec, Machine] | None = None
+        self._not_handed: dict[Path, str] = {}  # by attempt: why
+
+    def check_first(self, code: CodeList) -> None:
+        """Raises BadInput for links to what would not be there."""
+        refuse_links_out(code)
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """What a node offers, as the login node finds."""
+        if self._offered is None or self._offered[0] != spec:
+            address, without = at(spec.login), [secret.name for secret in spec.secrets]
+            request = AskMachine(address.on, spec)
+            machine = persistently(
+                address, lambda line: line.ask(request, Machine, timeout_s=_ANSWER_S), without=without
+            )
+            self._offered = (spec, replace(machine, own_python=True))
+        return self._offered[1]
+
+    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        """As its cluster tells the login node. A run has its id there too, where that was free."""
+        address = at(spec.login)
+        hosts = ask(address, AskHosts(address.on, spec), list[HostNow], timeout_s=LIMIT_S)
+        return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]
+
+    def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+        return waiting.queue_problems(at(spec.login), spec.queue, awaited)
+
+    def runs_folder(self, spec: JobSpec) -> str:
+        return waiting.runs_folder(at(spec.login))
+
+    def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        waiting.release(run, attempt)
+
+    def most_together(self) -> int:
+        """All: the login node makes of them what its cluster takes."""
+        return _MANY
+
+    def preview(self, plan: Plan) -> Preview:
+        """What the login node would hand to its batch system. The code is sent: only there it can be looked at."""
+        address = now(as_planned(plan.cluster, plan.spec.login))
+        code = list_code(Path(plan.project), plan.spec.code)
+        digest = digest_of(code)
+        spec = spec_there(plan, Path(plan.spec_file).read_bytes(), waiting.options_there(plan, address))
+
+        def work(line: FarLaunch) -> PreviewThere:
+            code_there(line, code, digest, address.folder, _TREE_S)
+            request = AskPreview(address.folder, address.on, digest, spec)
+            return line.ask(request, PreviewThere, timeout_s=_ANSWER_S)
+
+        there = persistently(address, work, without=plan.secrets)
+        handed = there.handed or Preview("", "")
+        where = f"its folder there would be {address.login}:{there.run_dir}"
+        return Preview(handed.script, "; ".join(filter(None, (handed.answer, where))))
+
+    def start(self, plan: Plan, attempt: int) -> None:
+        run = RunDir(Path(plan.run_dir))
+        hand_over(handover_of(run, run.attempt(attempt)))
+
+    # -- runs that are there
+
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        """One question to each login node, all at once; what they say is copied into the runs' folders."""
+        asked: dict[Address, list[tuple[RunId, RunDir, AttemptDir]]] = {}
+        words: dict[Path, ClusterWord] = {}
+        for run, attempt in attempts:
+            try:
+                if (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
+                    asked.setdefault(address_of(run, attempt), []).append((there, run, attempt))
+            except (LaunchError, OSError) as error:  # one damaged run keeps nobody else's from being looked at
+                words[attempt.path] = records.silence(attempt, str(error))
+        questions = {
+            address: LookAtRuns(tuple(records.known_of(run, attempt, there) for there, run, attempt in runs))
+            for address, runs in asked.items()
+        }
+        answers = ask_all(questions, dict[str, RunNews], LIMIT_S)
+        for address, runs in asked.items():
+            for there, run, attempt in runs:
+                words[attempt.path] = _word(address, run, attempt, there, answers[address])
+        return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in attempts]
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        """Hand over what submitters that were killed did not, as far as login nodes answer."""
+        left = {}
+        for run, attempt in attempts:
+            try:
+                wanted = handover_of(run, attempt)
+                if wanted.is_unfinished() and not wanted.is_in_hand():
+                    left[str(wanted.lock)] = wanted
+            except (LaunchError, OSError) as error:
+                self._not_handed[attempt.path] = str(error)
+        for name, trouble in failures(for_all(left, lambda _, wanted: _mend(wanted))).items():
+            self._not_handed |= {one.path: trouble.lines[0] for one in left[name].attempts}
+
+    def _unfinished(self, attempt: AttemptDir) -> ClusterWord | None:
+        """Of an attempt that no login node is known to have."""
+        if attempt.handle.exists() or attempt.end.exists():
+            return None  # by now
+        if why := self._not_handed.get(attempt.path):
+            return records.silence(attempt, f"it was not handed over yet: {why}")
+        return ClusterWord("queued", "", time.time(), text="it is being handed to its login node")
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
+        address = address_of(run, attempt)
+        wanted = handover_of(run, attempt)
+        if wanted.is_unfinished():
+            _refuse_in_hand(run, wanted)
+            with locked(wanted.lock, wait=True):
+                if wanted.is_unfinished() and len(wanted.runs) == 1 and withdraw(wanted, address):
+                    return CancelReport((), already=False)
+            hand_over(wanted)  # others were submitted with it, and go on
+        handle = read_record(attempt.handle, Handle)
+        if handle is None or (there := handle.run_there()) is None:
+            return CancelReport((), already=True)
+        limit_s = grace_s_of(plan) + _ANSWER_S
+        report = ask(address, EndRun(there), CancelReport, timeout_s=limit_s)
+        self.look([(run, attempt)])
+        return report
+
+    def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
+        attempt = newest(run)
+        if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
+            request = ForgiveNodes(there, tuple(hosts))
+            ask(address_of(run, attempt), request, list[Blame], timeout_s=_ANSWER_S)
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
+        """By the login node's own way to that node: `launch _inside` there passes on what both say."""
+        handle = read_record(attempt.handle, Handle)
+        if handle is None or (there := handle.run_there()) is None:
+            raise Refused(f"{run.path.name} is being handed to its login node", f"hint: launch status {run.path.name}")
+        way, running = started(address_of(run, attempt), f"_inside {there} {node:d}")
+        if way is not None:
+            atexit.register(way.close)
+        return running
+
+    # -- what they have written
+
+    def bring_logs(self, run: RunDir) -> None:
+        files.bring_logs(run)
+
+    def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
+        return files.fetch(run, checkpoint)
+
+    def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+        return files.bring_outputs(run, draft, frozen)
+
+    def bring_newest(self, run: RunDir) -> None:
+        files.bring_newest(run)
+
+    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
+        from launcher.places.login import tidying  # late: of use for tidying alone
+
+        return tidying.tidy(runs, remove=remove)
+
+    def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
+        return files.checkpoints(run, verify=verify)
+
+
+def _is_known_here(run_id: str) -> bool:
+    return is_run_id(run_id) and registry.is_registered(parse_run_id(run_id))
+
+
+def at(login: Login) -> Address:
+    """As the user calls it, where the clusters file has it."""
+    named = (name for name, place in named_clusters().items() if login_of(place) == login)
+    return as_planned(next(named, login.node or KIND), login)
+
+
+def _word(
+    address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
+) -> ClusterWord:
+    if isinstance(answer, LaunchError):
+        why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))
+        return records.silence(attempt, why)
+    if there not in answer:
+        return records.silence(attempt, f"{address.login} does not know it any more")
+    try:
+        records.keep(run, attempt, answer[there])
+    except (LaunchError, OSError) as error:
+        return records.silence(attempt, f"{address}: {error}")
+    return records.word_of(attempt, answer[there])
+
+
+def _mend(wanted: LoginHandover) -> None:
+    """Raises what keeps it from being handed over now; what never can be gets its end."""
+    address = address_of(wanted.runs[0], wanted.attempts[0])
+    if (why := left_alone(address)) is not None:
+        raise why
+    try:
+        finish(wanted)
+    except Unreachable as error:
+        raise leave_alone(address, error) from None
+
+
+def _refuse_in_hand(run: RunDir, wanted: LoginHandover) -> None:
+    if wanted.is_in_hand():
+        hint = f"hint: launch cancel {run.path.name} again, in a moment"
+        raise Refused(f"{run.path.name} is being handed to its login node: nothing was ended", hint)

@@ -1,0 +1,237 @@
+"""What a run on a login node has written comes here: logs and metrics as they grow, checkpoints that are chosen."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from launcher.copies import news
+from launcher.copies.mirror import fetch as mirror
+from launcher.copies.mirror import logs, tails
+from launcher.copies.mirror.holders import Holders
+from launcher.errors import LaunchError, Unreachable
+from launcher.ids import RunId
+from launcher.places.login.address import KIND, Address, address_of
+from launcher.places.login.lines import ask
+from launcher.places.login.messages import (
+    PIECE_BYTES,
+    AskCheckpoints,
+    AskLogs,
+    AskOutputs,
+    AskStock,
+    GivePiece,
+    KeepPiece,
+    LogNews,
+)
+from launcher.remote.parallel import failures
+from launcher.run.attempts import attempts
+from launcher.run.durable import read_record
+from launcher.run.layout import AttemptDir, RunDir, parse_log_folder
+from launcher.run.records import AttemptEnd, Handle, Intent
+from launcher.status.checkpoints import Checkpoint
+from trainer.checkpoint_files.partial import Held
+
+_STEP_S = 0.5  # a login node is not asked for logs more often than that
+_ANSWER_S = 30.0
+_STOCK_S = 3600.0  # for what a login node itself has to fetch first
+_LONG_S = 86_400.0  # for every byte of all checkpoints to be read there
+_MOST_ANSWERS = 4096  # of eight mebibytes of logs each
+_MOST_FILES = 100_000
+_MOST_MANIFEST = 64 << 20
+
+T = TypeVar("T")
+
+_asked_at: dict[Path, float] = {}
+_passed_over: dict[tuple[Path, Address, RunId], dict[str, int]] = {}  # files there that are not to come here
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A run of the login node, whose attempts are some of those of a run here."""
+
+    run: RunDir
+    address: Address
+    there: RunId  # what it is called there
+    first: int  # the number of its first attempt
+
+
+def stays(run: RunDir) -> list[Stay]:
+    """Where the run is and has been, the oldest first."""
+    found: dict[tuple[Address, RunId], int] = {}
+    for attempt in attempts(run):
+        handle = read_record(attempt.handle, Handle)
+        if handle is not None and handle.cluster_kind == KIND and (there := handle.run_there()):
+            found.setdefault((address_of(run, attempt), there), attempt.number)
+    return [Stay(run, *place, first) for place, first in found.items()]
+
+
+def is_there(attempt: AttemptDir) -> bool:
+    """Its ranks write on a login node's cluster."""
+    intent = read_record(attempt.intent, Intent)
+    return intent is None or intent.cluster_kind == KIND
+
+
+# -- logs and metrics
+
+
+def bring_logs(run: RunDir) -> None:
+    """Copy what is new, until the run has ended and all is here. Raises LaunchError where nothing can be shown."""
+    end = read_record(attempts(run)[-1].end, AttemptEnd)
+    now = time.monotonic()
+    if end is None and now - _asked_at.get(run.path, -_STEP_S) < _STEP_S:
+        return
+    _asked_at[run.path] = now
+    troubles: dict[str, LaunchError] = {}
+
+    def bring(_: Sequence[AttemptDir]) -> dict[str, LaunchError]:
+        troubles.update(_bring(run))
+        return troubles
+
+    logs.bring_logs(run, is_there, bring)
+    if troubles and not run.logs.exists():
+        raise next(iter(troubles.values()))
+
+
+def _bring(run: RunDir) -> dict[str, LaunchError]:
+    """What is new on the login nodes; gives those that could not be asked."""
+    known = logs.known(run, is_there)
+    troubles = {}
+    for stay in stays(run):
+        try:
+            _bring_from(stay, known)
+        except LaunchError as error:
+            troubles[str(stay.address)] = error
+    return troubles
+
+
+def _bring_from(stay: Stay, here: dict[str, int]) -> None:
+    """Attempts that were elsewhere may have left a file of metrics of that name here."""
+    mark = f".a{stay.first:04d}.jsonl" if stay.first > 1 else ".jsonl"
+    known = {
+        name.removesuffix(mark) + ".jsonl" if name.startswith("metrics/") else name: size
+        for name, size in here.items()
+        if not name.startswith("metrics/") or name.endswith(mark)
+    }
+    passed_over = _passed_over.setdefault((stay.run.path, stay.address, stay.there), {})
+    known |= passed_over
+    for _ in range(_MOST_ANSWERS):
+        answer = ask(stay.address, AskLogs(stay.there, known), LogNews, timeout_s=_ANSWER_S)
+        brought = False
+        for tail in answer.tails:
+            if tail.at != known.get(tail.name, 0) or len(known) > _MOST_FILES:
+                raise LaunchError(f"{stay.address}: {tail.name[:100]!r} from byte {tail.at} on: nobody asked for that")
+            brought = brought or bool(tail.content) or tail.name not in known
+            if not tail.is_plainly_named or not _is_of(stay, tail.name):
+                if not passed_over:
+                    news.say(f"{stay.address}: passed over what cannot be a log of the run: {tail.name[:100]!r}")
+                known[tail.name] = passed_over[tail.name] = logs.ALL
+                continue
+            known[tail.name] = tail.at + len(tail.content)
+            name = tail.name.removesuffix(".jsonl") + mark if tail.name.startswith("metrics/") else tail.name
+            tails.put(stay.run.path, logs.FOLDERS, tail._replace(name=name))
+        if not answer.more or not brought:
+            return
+    raise Unreachable(f"{stay.address}: there is more of the run's logs than comes at once", "hint: again")
+
+
+def _is_of(stay: Stay, name: str) -> bool:
+    """Logs of attempts before it are not a login node's to write."""
+    found = parse_log_folder(name.split("/")[1])
+    return name.startswith("metrics/") or (found is not None and found[0] >= stay.first)
+
+
+# -- what ranks have written beside their code
+
+
+def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
+    """Have it below this folder; gives the folder of each login node, which tells code from outputs itself."""
+    folders = []
+    for number, stay in enumerate(stays(run)):
+        folder = draft / f"{number:03d}" / stay.address.login.replace("/", "_")
+        tails.bring(folder, (run.code.name,), {}, partial(_outputs_of, stay), str(stay.address))
+        folders.append(folder / run.code.name)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _outputs_of(stay: Stay, known: dict[str, int]) -> tuple[tuple[tails.Tail, ...], bool]:
+    answer = ask(stay.address, AskOutputs(stay.there, known), LogNews, timeout_s=_ANSWER_S)
+    return answer.tails, answer.more
+
+
+# -- checkpoints
+
+
+def fetch(run: RunDir, checkpoint: str) -> list[str]:
+    """Bring home logs, metrics and a checkpoint: `newest` with the best, `none`, or a step; a line for each thing."""
+    return mirror.fetch(
+        run, checkpoint, theirs=is_there, bring_logs=lambda: _bring(run), holders=lambda: holders_of(run, checkpoint)
+    )
+
+
+def bring_newest(run: RunDir) -> None:
+    """The run is to go on somewhere else: what it would go on from is here, and the logs where they can be had."""
+    mirror.bring_newest(run, holders_of(run))
+    _bring(run)
+
+
+def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
+    """Those on the login node, verified there."""
+    if not (there := stays(run)):
+        return []
+    last = there[-1]
+    limit_s = _LONG_S if verify else _ANSWER_S
+    found = ask(last.address, AskCheckpoints(last.there, verify), list[Checkpoint], timeout_s=limit_s)
+    return [msgspec.structs.replace(one, path=f"{last.address.login}:{one.path}") for one in found]
+
+
+def holders_of(run: RunDir, checkpoint: str = "newest") -> Holders:
+    """The login nodes as machines that have its checkpoints."""
+    disks = {
+        f"{stay.address.login}:{stay.there}": LoginDisk(stay.address, stay.there, checkpoint) for stay in stays(run)
+    }
+    held: dict[str, Sequence[Held] | LaunchError] = {}
+    for name, disk in disks.items():
+        try:
+            held[name] = disk.held()
+        except LaunchError as error:
+            held[name] = error
+    silent = failures(held)
+    home = run.path / mirror.checkpoint_folder(run)
+    return Holders(home, disks, {name: one for name, one in held.items() if not isinstance(one, LaunchError)}, silent)
+
+
+@dataclass(frozen=True, slots=True)
+class LoginDisk:
+    """A login node as a machine that has checkpoints of a run."""
+
+    address: Address
+    there: RunId
+    checkpoint: str = "newest"
+    token: str = ""  # of the run that is to be there
+
+    def held(self) -> Sequence[Held]:
+        return ask(self.address, AskStock(self.there, self.checkpoint), list[Held], timeout_s=_STOCK_S)
+
+    def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
+        return take(self._pieces(wanted, name))
+
+    def _pieces(self, wanted: Held, name: str) -> Iterator[bytes]:
+        at, piece = 0, b" " * PIECE_BYTES
+        while len(piece) == PIECE_BYTES and (name or at < _MOST_MANIFEST):
+            request = GivePiece(self.there, wanted.step, wanted.kind, name, at)
+            piece = ask(self.address, request, bytes, timeout_s=_ANSWER_S)
+            yield piece
+            at += len(piece)
+
+    def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
+        at = 0
+        for piece in pieces:
+            at += len(piece)
+            request = KeepPiece(
+                self.address.folder, self.token, manifest, wanted.kind, name, at - len(piece), piece, size
+            )
+            ask(self.address, request, type(None), timeout_s=_ANSWER_S)

@@ -1,0 +1,129 @@
+"""The connections of this process to login nodes: kept open, all asked at once, silent ones left alone for a while."""
+
+import atexit
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeVar
+
+from launcher.errors import LaunchError, Unreachable
+from launcher.places.login.address import Address
+from launcher.places.login.messages import Request
+from launcher.remote.parallel import for_all
+from launcher.remote.rpc.client import Broken, FarLaunch, Silent
+from launcher.remote.rpc.wire import Garbled
+
+_QUIET_S = 30.0  # how long one that did not answer is left alone by those who watch
+_PAUSES_S = (0.5, 2.0, 5.0)  # before each further try
+
+T = TypeVar("T")
+
+_open: dict[Address, tuple[FarLaunch, frozenset[str]]] = {}
+_quiet: dict[Address, tuple[float, LaunchError]] = {}  # until when, and why
+
+
+@contextlib.contextmanager
+def line_to(address: Address, *, without: Collection[str] = (), compress: bool = False) -> Iterator[FarLaunch]:
+    """A connection that is kept open for whoever asks next, unless it broke. `without`: variables it must not get."""
+    line = _taken(address, frozenset(without), compress=compress)
+    try:
+        line.greet()
+        yield line
+    except BaseException as error:
+        if isinstance(error, LaunchError) and not isinstance(error, Unreachable | Garbled):
+            _open[address] = (line, frozenset(without))  # that was an answer too
+        else:
+            line.close()
+        raise
+    _open[address] = (line, frozenset(without))
+
+
+def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) -> T:
+    """Over a connection that may have been open for long: one that has broken meanwhile is made again, once."""
+    if address in _open:
+        with contextlib.suppress(Broken):
+            return _asked(address, request, kind, timeout_s)
+    return _asked(address, request, kind, timeout_s)
+
+
+def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) -> T:
+    with line_to(address) as line:
+        return line.ask(request, kind, timeout_s=timeout_s)
+
+
+def persistently(address: Address, work: Callable[[FarLaunch], T], *, without: Collection[str]) -> T:
+    """What comes of it; all of it anew where the connection breaks on the way."""
+    pauses = iter(_PAUSES_S)
+    was_there = address in _open
+    while True:
+        try:
+            with line_to(address, without=without, compress=True) as line:
+                was_there = True
+                return work(line)
+        except Unreachable as error:
+            was_there = was_there or isinstance(error, Broken)
+            wait_s = next(pauses, None) if was_there and not isinstance(error, Silent) else None
+            if wait_s is None:
+                raise
+            time.sleep(wait_s)
+
+
+def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float) -> dict[Address, T | LaunchError]:
+    """Each login node its own question, all at the same time; where there is no answer in time, why."""
+    deadline = time.monotonic() + limit_s
+    # All at the same time: a connection that is slow to come keeps nobody else waiting.
+    begun = for_all({str(index): pair for index, pair in enumerate(questions.items())}, lambda _, pair: _begun(*pair))
+    answers: dict[Address, T | LaunchError] = {}
+    for address, line in zip(questions, begun.values(), strict=True):
+        try:
+            if isinstance(line, LaunchError):
+                raise line
+            answers[address] = line.receive(kind, deadline)
+            _open[address] = (line, frozenset())
+        except LaunchError as error:
+            answers[address] = error
+            if isinstance(line, FarLaunch):
+                line.close()
+                leave_alone(address, error)
+    return answers
+
+
+def left_alone(address: Address) -> LaunchError | None:
+    """Why it is not asked again so soon by those who look time and again."""
+    until, why = _quiet.get(address, (0.0, None))
+    return why if time.monotonic() < until else None
+
+
+def leave_alone(address: Address, why: LaunchError) -> LaunchError:
+    _quiet[address] = (time.monotonic() + _QUIET_S, why)
+    return why
+
+
+def _begun(address: Address, request: Request) -> FarLaunch:
+    """The connection on which the question is on its way."""
+    if (why := left_alone(address)) is not None:
+        raise why
+    line = _taken(address)
+    try:
+        line.send(request)
+    except LaunchError as error:
+        line.close()
+        raise leave_alone(address, error) from None
+    return line
+
+
+def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> FarLaunch:
+    """It is somebody's alone until it is put back."""
+    line, kept_from = _open.pop(address, (None, frozenset()))
+    if line is not None:
+        if without <= kept_from:
+            return line
+        line.close()
+    return FarLaunch(address, without=without, compress=compress)
+
+
+@atexit.register
+def _close_all() -> None:
+    while _open:
+        _, (line, _) = _open.popitem()
+        line.close()

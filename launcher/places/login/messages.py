@@ -1,0 +1,251 @@
+"""What this machine and a login node say to each other about runs. One answer to each request; data only, typed.
+
+README.md has the picture; behind each request's arrow stands its answer.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from launcher.copies.mirror.tails import Tail
+from launcher.ids import RunId
+from launcher.places.place import Preview
+from launcher.run.records import AttemptEnd, Blame, RunState, StopRequest
+from launcher.spec.model import JobSpec, Predecessor, QueueOptions
+from launcher.states import Cause, State
+from launcher.supervisor.notify.record import Notifying
+from trainer.checkpoint_files.layout import Kind as SaveKind
+
+PIECE_BYTES = 8 << 20
+MOST_ATTEMPTS = 100  # of one answer: those that follow are in the next one
+EVENTS_BYTES = 4 << 20
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=9999)]
+
+
+class AskMachine(msgspec.Struct, frozen=True, tag="machine"):
+    """What does a node of this cluster there offer to this job? → Machine"""
+
+    on: str
+    spec: JobSpec
+
+
+class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
+    """What of the machines of this cluster there is free, and who has the others? → list[HostNow]"""
+
+    on: str
+    spec: JobSpec
+
+
+class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
+    """What of this cannot the cluster there do? → list of Misfit"""
+
+    on: str
+    queue: QueueOptions
+    to_follow: tuple[Predecessor, ...]  # runs there
+
+
+class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
+    """Where are runs of this folder? → str"""
+
+    folder: str
+
+
+class ReleaseRun(msgspec.Struct, frozen=True, tag="release"):
+    """Let it go, which was held. → None"""
+
+    run: RunId
+
+
+class SpecThere(msgspec.Struct, frozen=True):
+    """A spec as it was written here, with what belongs to it."""
+
+    name: str  # of its file
+    text: bytes
+    overrides: tuple[str, ...]
+    defaults: tuple[tuple[str, str], ...]  # of the cluster, as the user's clusters file has them
+    called: tuple[str, str]  # what spec and project are called where the user is, for messages
+
+
+class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
+    """What would be done with this spec and this tree of code? → PreviewThere"""
+
+    folder: str
+    on: str
+    digest: str
+    spec: SpecThere
+
+
+class PreviewThere(msgspec.Struct, frozen=True):
+    run_dir: str
+    handed: Preview | None
+
+
+class RunWanted(msgspec.Struct, frozen=True):
+    """One run that is to be there."""
+
+    run: RunId  # its id here, which it gets there too where that is free
+    spec: Count  # which of the specs
+    repeat: Count | None = None  # which of several runs of that spec
+    first: AttemptNumber = 1  # the number of its first attempt there
+    events: bytes = b""  # what has happened to it before, elsewhere
+    starts_at: float | None = None  # Unix time of the moment that its spec names, by the clock here
+
+
+class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
+    """Start these runs, unless this token has started any. → Outcome"""
+
+    folder: str
+    on: str
+    token: str
+    digest: str  # of their code, a tree that is there
+    specs: tuple[SpecThere, ...]
+    runs: tuple[RunWanted, ...]
+    secrets: dict[str, str]
+    notifying: Notifying | None = None  # with its addresses
+
+    def __repr__(self) -> str:
+        return f"OpenRuns({self.token[:8]}…)"  # never the secrets
+
+
+class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
+    """A new attempt of a run there whose attempt `after` has ended, unless this token has started it. → Outcome"""
+
+    folder: str
+    token: str
+    run: RunId
+    after: AttemptNumber
+    overrides: tuple[str, ...]  # what is other than before
+    defaults: tuple[tuple[str, str], ...] | None = None  # of the cluster, where they are other than before
+    anew: bool = False  # a person has said that it may begin anew where no checkpoint is whole
+
+
+class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
+    """Nobody asks for these any more: what came of each? Nothing will, after this. → dict of Outcome"""
+
+    folder: str
+    tokens: tuple[str, ...]
+
+
+class KnownRun(msgspec.Struct, frozen=True):
+    """How much of a run's records is here already."""
+
+    run: RunId
+    attempt: AttemptNumber  # the newest one
+    events: Count
+    tail: str  # digest of the last of them: do others continue these?
+
+
+class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
+    """→ dict of RunNews; a run that is not known there is not in it"""
+
+    runs: tuple[KnownRun, ...]
+
+
+class AttemptNews(msgspec.Struct, frozen=True):
+    number: AttemptNumber
+    reason: str
+    cause: Cause | None
+    created_at: float
+    end: AttemptEnd | None
+    stop: StopRequest | None
+
+
+class RunNews(msgspec.Struct, frozen=True):
+    """How a run is, as far as can be told there, and its records."""
+
+    state: State
+    message: str
+    cause: Cause | None
+    job: str | None
+    attempts: Annotated[tuple[AttemptNews, ...], msgspec.Meta(max_length=MOST_ATTEMPTS)]  # from the newest known one on
+    last: RunState | None  # its state.json
+    avoided: tuple[Blame, ...]
+    events_at: Count  # where the events that follow belong; 0: they are all
+    events: bytes
+    more: bool = False  # events than fit into this answer
+
+
+class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
+    """What is new in its logs and metrics? → LogNews"""
+
+    run: RunId
+    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # bytes that are there already, by name
+
+
+class LogNews(msgspec.Struct, frozen=True):
+    tails: tuple[Tail, ...]
+    more: bool  # there is more than fits into one answer
+
+
+class AskOutputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """What is new in the files that its ranks have written beside their code? → LogNews"""
+
+    run: RunId
+    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # as of logs
+
+
+class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
+    """→ CancelReport"""
+
+    run: RunId
+
+
+class ForgiveNodes(msgspec.Struct, frozen=True, tag="forgive"):
+    """Nothing is held against these nodes any more; without one, against any. → list of Blame"""
+
+    run: RunId
+    hosts: tuple[str, ...]
+
+
+class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
+    """→ list of Checkpoint"""
+
+    run: RunId
+    verify: bool
+
+
+class AskStock(msgspec.Struct, frozen=True, tag="stock"):
+    """What of its checkpoints is there, now that this one (`newest`, a step) is to be fetched? → list of Held"""
+
+    run: RunId
+    checkpoint: Annotated[str, msgspec.Meta(pattern=r"\A(newest|none|[0-9]{1,18})\Z")]
+
+
+class GivePiece(msgspec.Struct, frozen=True, tag="give"):
+    """Bytes of a file of a checkpoint from there on; without a name, its manifest. At its end none. → bytes"""
+
+    run: RunId
+    step: int
+    kind: SaveKind
+    name: str
+    at: Count
+
+
+class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
+    """Bytes of a file of a checkpoint that the run of this token is to go on from. → None"""
+
+    folder: str
+    token: str
+    manifest: bytes
+    kind: SaveKind
+    name: str
+    at: Count
+    piece: bytes
+    size: Count  # of the whole file
+
+
+class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
+    """What do these runs take of disks there, and code that no other run there needs? → list of KeptRemote"""
+
+    folder: str
+    runs: tuple[RunId, ...]
+    remove: bool  # and take it away, but for what lives
+
+
+Request = (
+    AskMachine | AskHosts | AskQueue | AskPreview | OpenRuns | OpenAttempt | ReleaseRun | VoidTokens | LookAtRuns
+    | AskLogs | AskRunsFolder | AskOutputs | EndRun | ForgiveNodes | AskCheckpoints | AskStock | GivePiece | KeepPiece
+    | TidyRuns
+)  # fmt: skip

@@ -1,0 +1,166 @@
+"""The records of a run on a login node, kept in its folder here: what came is data of declared types, and what is our
+own (where the run is, what it is called, its plan) stays as it is."""
+
+import hashlib
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from launcher.errors import Exit, LaunchError
+from launcher.ids import RunId
+from launcher.places.login.address import KIND, PlanThere
+from launcher.places.login.messages import EVENTS_BYTES, AttemptNews, KnownRun, RunNews
+from launcher.run.attempts import newest, plan_as, read_intent
+from launcher.run.durable import make_dir, read_record, write_record
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd, Blame, ClusterWord, Handle, Intent, RunState, StopRequest
+from launcher.states import Cause, State, exit_of
+
+T = TypeVar("T")
+
+_OVERLAP = 4096  # bytes of the events that are compared: do others continue these?
+_MOST_EVENTS = 256 << 20  # in all: they are read as a whole
+_ENDS = frozenset(Exit) - {Exit.INTERRUPTED, Exit.PIPE_CLOSED} - {code for code in Exit if code < Exit.USER_ERROR}
+_SEEN_S = 5.0  # how much older than the truth the note of when the run was last seen may be
+
+
+def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
+    """How much of a run is here already, for the login node to send the rest."""
+    try:
+        size = run.events.stat().st_size
+    except FileNotFoundError:
+        size = 0
+    return KnownRun(there, attempt.number, size, _tail(run.events, size))
+
+
+def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tuple[int, bytes]:
+    """Where the new whole lines belong, and they: all of them where they do not continue what is known."""
+    at = known.events if _tail(run.events, known.events) == known.tail else 0
+    try:
+        with run.events.open("rb") as events:
+            events.seek(at)
+            new = events.read(most)
+    except FileNotFoundError:
+        return 0, b""
+    return at, new[: new.rfind(b"\n") + 1]
+
+
+def _tail(events: Path, end: int) -> str:
+    try:
+        with events.open("rb") as file:
+            start = max(0, end - _OVERLAP)
+            file.seek(start)
+            return hashlib.sha256(file.read(end - start)).hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
+    """Those of an attempt before the newest that is known here are nobody's news. The end comes last.
+
+    Of what has ended nothing is asked any more: until all events are here, it has not.
+    """
+    mine = newest(run)
+    if mine is not None and mine.number > attempt.number + len(news.attempts) - 1:
+        return
+    for number, one in enumerate(news.attempts, attempt.number):
+        if one.number != number:
+            raise LaunchError(f"expected attempt {number} of {run.path.name} there, got {one.number}")
+        _keep_beginning(run, attempt, one, news.job)
+    _keep_events(run, news)
+    _keep_avoided(run, news)
+    for one in news.attempts[:-1] if news.more else news.attempts:
+        here = run.attempt(one.number)
+        _renew(here.stop, one.stop, StopRequest)
+        if (end := one.end) is not None:
+            end = msgspec.structs.replace(end, exit_code=_exit_code(end.state, end.cause, end.exit_code))
+        _renew(here.end, end, AttemptEnd)
+    if news.last is not None and not (news.more and news.last.state.ended):
+        plan = plan_as(run, attempt.number, PlanThere)
+        named = {"run": plan.run_id, "name": plan.name, "cluster": plan.cluster, "submitted_at": plan.submitted_at}
+        code = _exit_code(news.last.state, news.last.cause, news.last.exit_code) if news.last.state.ended else None
+        _renew(run.state, msgspec.structs.replace(news.last, **named, exit_code=code, boot_id=""), RunState)
+
+
+def _exit_code(state: State, cause: Cause | None, said: int | None) -> int:
+    """How `launch wait` ends here: zero for success alone, and nothing that means something else."""
+    if state is State.SUCCEEDED:
+        return Exit.OK
+    return said if said in _ENDS else Exit.LOST if cause is None else exit_of(cause)
+
+
+def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
+    """An attempt that was begun there. Its handle is there before it is: what has none is yet to be handed over."""
+    here = run.attempt(news.number)
+    handle = read_record(known.handle, Handle) or Handle(KIND)
+    make_dir(here.path)
+    _renew(here.handle, msgspec.structs.replace(handle, job_id=job), Handle)
+    if not here.intent.exists():
+        before = read_intent(known)
+        intent = Intent(news.number, "", before.cluster, news.reason, news.cause, news.created_at, this_process(), KIND)
+        write_record(here.intent, msgspec.structs.replace(intent, ticket=before.ticket))
+
+
+def _keep_avoided(run: RunDir, news: RunNews) -> None:
+    """What attempts elsewhere hold against nodes is not for a login node to say."""
+    before = read_record(run.avoided, list[Blame]) or []
+    theirs = {number for number in {blame.attempt for blame in (*before, *news.avoided)} if _was_there(run, number)}
+    blames = [blame for blame in before if blame.attempt not in theirs]
+    blames += [blame for blame in news.avoided if blame.attempt in theirs]
+    if blames != before:
+        write_record(run.avoided, blames)
+
+
+def _was_there(run: RunDir, number: int) -> bool:
+    intent = read_record(run.attempt(number).intent, Intent)
+    return intent is not None and intent.cluster_kind == KIND
+
+
+def _keep_events(run: RunDir, news: RunNews) -> None:
+    if not news.events:
+        return
+    size = run.events.stat().st_size if news.events_at and run.events.exists() else 0
+    if news.events_at > size or news.events_at + len(news.events) > _MOST_EVENTS:
+        raise LaunchError(f"expected events of {run.path.name} from byte {size} on, got some from {news.events_at} on")
+    with run.events.open("r+b" if news.events_at else "wb") as file:
+        file.seek(news.events_at)
+        file.write(news.events)  # not durable: what a crash takes is asked for again
+
+
+def _renew(path: Path, record: T | None, kind: type[T]) -> None:
+    if record is not None and record != read_record(path, kind):
+        write_record(path, record)
+
+
+def word_of(attempt: AttemptDir, news: RunNews) -> ClusterWord:
+    """What the login node says, in the words of a cluster; noted, for the time when it says nothing."""
+    last = read_record(attempt.seen, ClusterWord)
+    word = _word(news, last)
+    if last is None or last.word != word.word or word.at - last.at > _SEEN_S:
+        write_record(attempt.seen, word)
+    return word
+
+
+def _word(news: RunNews, last: ClusterWord | None) -> ClusterWord:
+    at = time.time()
+    match news.state:
+        case State.UNKNOWN:
+            word, at = (last.word, last.at) if last is not None else ("", 0.0)
+            return ClusterWord("unknown", word, at, text=news.message)
+        case State.QUEUED:
+            return ClusterWord("queued", "QUEUED", at, job_id=news.job or "", text=news.message)
+        case state if state.ended and news.more:
+            return ClusterWord("running", State.RUNNING.upper(), at, text="it has ended, and its events are coming")
+        case state if state.ended:
+            return ClusterWord("ended", state.upper(), at, text=news.message, ended_as=state, cause=news.cause)
+        case state:
+            return ClusterWord("running", state.upper(), at, text=news.message)
+
+
+def silence(attempt: AttemptDir, why: str) -> ClusterWord:
+    """When it was last seen, and why nothing newer is known."""
+    last = read_record(attempt.seen, ClusterWord) or ClusterWord("unknown", "", 0.0)
+    return msgspec.structs.replace(last, silent=why)

@@ -1,0 +1,84 @@
+"""What runs on a login node's cluster wait for: that cluster waits, for runs as they are called there."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from launcher.errors import LaunchError, Refused
+from launcher.places.login.address import KIND, Address, address_of
+from launcher.places.login.lines import ask, persistently
+from launcher.places.login.messages import AskQueue, AskRunsFolder, ReleaseRun
+from launcher.plan.facts import Misfit
+from launcher.plan.model import AwaitedRun, Plan
+from launcher.run.attempts import newest
+from launcher.run.durable import readable
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import Handle
+from launcher.spec.model import Predecessor, QueueOptions
+from launcher.supervisor.waiting import WAITS_HERE, not_followed
+
+_ANSWER_S = 120.0
+_USUAL = QueueOptions()
+
+
+def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+    """What of these options the cluster there cannot do, nor of following these runs; asked only where there is any."""
+    if queue == _USUAL:
+        return []
+    follows, problems = list[Predecessor](), list[Misfit]()
+    for index, one in enumerate(awaited):
+        try:
+            follows.append(_there(one, address))
+        except LaunchError as error:
+            problems.append(not_followed(index, error))
+    if problems:
+        return problems
+    question = AskQueue(address.on, queue, tuple(follows))
+    found = persistently(address, lambda line: line.ask(question, list[Misfit], timeout_s=_ANSWER_S), without=())
+    return [Misfit(one.key if one.key.startswith("queue.") else "queue", one.reason, one.hint) for one in found]
+
+
+def options_there(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
+    """`--set` options by which the run there waits as its plan here says, whatever its spec had in mind. Raises Refused
+    where a run that it is to follow is not there. `again`: it begins there, and has waited elsewhere."""
+    if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
+        return ()
+    follows = [str(_there(one, address)) for one in plan.awaited]
+    after = f"queue.after={json.dumps(follows) if follows else 'null'}"
+    at = () if plan.starts_at is not None else ("queue.at=null",)
+    return (after, f"queue.hold={json.dumps(plan.spec.queue.hold)}", *at)
+
+
+def runs_folder(address: Address) -> str:
+    """Where runs there are."""
+    question = AskRunsFolder(address.folder)
+    return persistently(address, lambda line: line.ask(question, str, timeout_s=_ANSWER_S), without=())
+
+
+def release(run: RunDir, attempt: AttemptDir) -> None:
+    handle = readable(attempt.handle, Handle)
+    there = handle.run_there() if handle is not None else None
+    if there is None:
+        raise Refused(f"{run.id} is being handed to its login node", f"hint: launch status {run.id}")
+    ask(address_of(run, attempt), ReleaseRun(there), type(None), timeout_s=_ANSWER_S)
+
+
+def _there(one: AwaitedRun, address: Address) -> Predecessor:
+    """As the login node calls it. Raises Refused where it has it not."""
+    run = RunDir(Path(one.run_dir))
+    attempt = newest(run)
+    handle = readable(attempt.handle, Handle) if attempt is not None else None
+    there = handle.run_there() if handle is not None and handle.cluster_kind == KIND else None
+    if attempt is None or there is None or not _is_at(address_of(run, attempt), address):
+        raise Refused(
+            f"{one.run_id} is not on {address.login}, which waits for its own runs alone",
+            f"hint: {WAITS_HERE}",
+        )
+    return replace(Predecessor(there), until=one.until, step=one.step)
+
+
+def _is_at(there: Address, address: Address) -> bool:
+    """Clusters of one login node know each other's runs."""
+    return (there.login, there.folder) == (address.login, address.folder)

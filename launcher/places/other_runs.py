@@ -1,0 +1,63 @@
+"""How other runs are, for one that waits for them: wherever they run."""
+
+import contextlib
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.errors import LaunchError
+from launcher.places.kinds import kind_named, of_kind
+from launcher.run.records import ClusterWord
+from launcher.states import State
+from launcher.status.derive import derive, state_text
+from launcher.status.facts import RunFacts, read_facts
+from launcher.supervisor.waiting import OtherRun
+
+_ASK_S = 15.0  # how old the word of a cluster may be
+
+
+class OtherRuns:
+    """What folders and processes tell is read each time; a cluster is asked now and then."""
+
+    def __init__(self) -> None:
+        self._words: dict[Path, tuple[float, ClusterWord | None]] = {}
+
+    def look(self, run_dir: Path) -> OtherRun:
+        if not run_dir.is_dir():
+            return OtherRun(None)
+        facts = read_facts(run_dir)
+        status = derive(replace(facts, word=self._word(facts)))
+        if status.state is State.LOST and facts.asks:  # what may have been brought back, or is to be
+            self._words.pop(facts.attempt_dir[1].path, None)
+            word = self._word(facts)
+            if word is None:
+                _mend_here(facts)
+            facts = read_facts(run_dir)
+            status = derive(replace(facts, word=word))
+        return OtherRun(status.state, state_text(status), status.step)
+
+    def _word(self, facts: RunFacts) -> ClusterWord | None:
+        kind = kind_named(facts.asks) if facts.asks else None
+        if kind is None or not kind.asked:
+            return None
+        _, attempt = facts.attempt_dir
+        asked_at, word = self._words.get(attempt.path, (-_ASK_S, None))
+        if time.monotonic() - asked_at >= _ASK_S:
+            word = _asked(facts)
+            self._words[attempt.path] = (time.monotonic(), word)
+        return word
+
+
+def _mend_here(facts: RunFacts) -> None:
+    """Have a lost run of this machine go on; where it cannot, whoever asks for its status is told why."""
+    with contextlib.suppress(LaunchError, OSError):
+        of_kind(facts.asks).mend([facts.attempt_dir])
+
+
+def _asked(facts: RunFacts) -> ClusterWord | None:
+    try:
+        place = of_kind(facts.asks)
+        place.mend([facts.attempt_dir])  # whoever submitted it may be gone, and nobody else look
+        return place.look([facts.attempt_dir])[0]
+    except LaunchError as error:
+        return ClusterWord("unknown", "", 0.0, silent=str(error))

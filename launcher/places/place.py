@@ -1,0 +1,242 @@
+"""The base class of a place where runs go. A kind fills in five methods; all others have a default.
+
+What a kind cannot do raises NotSupported, or does nothing and gives nothing: each method says which. Nobody asks a
+kind for its name. One contract suite (tests/places/contract) runs over every kind.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from launcher.errors import NotSupported
+from launcher.ids import RunId
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import ClusterWord
+
+if TYPE_CHECKING:
+    from launcher.health.findings import Finding
+    from launcher.health.wish import DoctorWish
+    from launcher.plan.facts import Machine, Misfit
+    from launcher.plan.model import AwaitedRun, Plan
+    from launcher.remote.connect import Line
+    from launcher.remote.running import Running
+    from launcher.run.code.listing import CodeList
+    from launcher.spec.model import JobSpec
+    from launcher.status.checkpoints import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class CancelReport:
+    """What a cancel did: a line per thing that was ended."""
+
+    ended: tuple[str, ...]
+    already: bool  # nothing was left to end
+    cut_off: tuple[str, ...] = ()  # a line per machine that nobody can ask, and what may still live there until when
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a cluster would be handed, and what it says of it without being handed anything."""
+
+    script: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostNow:
+    """A machine of a cluster as it is now; None: that is not known."""
+
+    host: str
+    state: str  # free, taken, or unknown where it cannot be asked or takes no runs
+    gpus: int | None = None
+    free_gpus: int | None = None
+    runs: tuple[str, ...] = ()  # that have some of it
+    jobs: tuple[str, ...] = ()  # of the user that have some of it, where the cluster knows no runs
+    text: str = ""  # for people: who waits, what is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRemote:
+    """What another machine keeps of runs; or why it could not be asked."""
+
+    where: str
+    runs: dict[RunId, int]  # bytes of each, as far as it is there; of who is silent: 0, for nobody knows
+    code: int = 0  # bytes of frozen code that no other run there needs
+    live: tuple[RunId, ...] = ()  # of which processes are there: nothing of these goes
+    silent: str = ""
+
+
+class PreparedStart(Protocol):
+    """An attempt that can be started as soon as its intent is on disk."""
+
+    def start(self, attempt: int) -> None:
+        """Start the attempt, whose intent is on disk; returns at once."""
+
+    def drop(self) -> None:
+        """Undo what was got ready: there will be no attempt."""
+
+
+class StartLater:
+    """The PreparedStart of kinds that get nothing ready before."""
+
+    def __init__(self, place: "Place", plan: "Plan") -> None:
+        self._place, self._plan = place, plan
+
+    def start(self, attempt: int) -> None:
+        self._place.start(self._plan, attempt)
+
+    def drop(self) -> None:
+        """Nothing was begun."""
+
+
+class Place(ABC):
+    """A place where runs go. An object may be used for one command only, and each method alone on a fresh one."""
+
+    kind: str
+    doctor = ""  # the module that looks for what is in the way of runs, a Doctor: nobody else pays for it
+    remote = False  # runs have their folders on other machines; the one here holds what was brought
+    checks_first = False  # nothing is asked there while something is wrong that can be seen here
+    supports_reach = False  # a program can be started beside the ranks of a node: `reach`
+    supports_tunnel = False  # a node is reached over a connection that can carry others: `line_to`
+    lists_checkpoints = False  # it says which checkpoints there are where the run is: `checkpoints`
+    most_in_order = 1  # runs of one submit that it knows to belong together, without taking them as one job
+    most_files_at_once: int | None = None  # of code that a submit copies itself: more the keeper copies; None: all
+
+    # -- to be filled in
+
+    @abstractmethod
+    def machine(self, spec: "JobSpec") -> "Machine":
+        """Return what one node offers to this job, and what the plan has to know of the place."""
+
+    @abstractmethod
+    def preview(self, plan: "Plan") -> Preview | None:
+        """Return what `start` would hand over; None where that is no text."""
+
+    @abstractmethod
+    def start(self, plan: "Plan", attempt: int) -> None:
+        """Start the attempt of the run in `plan.run_dir`, whose intent is on disk, once; returns at once."""
+
+    @abstractmethod
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        """Return what the place says of each; None where it knows no more than the run's folder and processes do.
+
+        Starts, ends and changes nothing.
+        """
+
+    @abstractmethod
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan | None") -> CancelReport:
+        """End the attempt for good: first by asking, then surely; returns when nothing of it is left.
+
+        Any of its records may be damaged, or gone; no plan: it cannot be read.
+        """
+
+    # -- before a start
+
+    def prepare(self, plan: "Plan") -> PreparedStart:
+        """Get ready for an attempt of the run that will be, or is, in `plan.run_dir`; its code may come later."""
+        return StartLater(self, plan)
+
+    def check_first(self, code: "CodeList") -> None:
+        """Raise BadInput for code that cannot go there. By default all can."""
+
+    def queue_problems(self, spec: "JobSpec", awaited: "Sequence[AwaitedRun]") -> "list[Misfit]":
+        """Return what of its `queue` options cannot be had there, nor of following these runs; by default all of it."""
+        from launcher.plan.queueing import not_taken  # late: our own kinds have more
+
+        return not_taken(spec.queue, (), self.kind)
+
+    def most_together(self) -> int:
+        """Return how many runs with equal demands may be handed over as one job."""
+        return 1
+
+    def runs_folder(self, spec: "JobSpec") -> str:
+        """Return the folder that has the folders of runs, by their ids, on every machine there. Only where `remote`."""
+        raise self.not_supported("a folder of runs on other machines")
+
+    def warm_up(self, plan: "Plan", folder: Path) -> bool:
+        """Have imported what all runs like this share that this process submits from now on.
+
+        False as long as it is worth while to wait for that. `folder`: with `code/` as these runs have it.
+        """
+        return True
+
+    def expect(self, run_dir: Path) -> None:
+        """Start what can be started before the next run, which will have this folder. By default nothing."""
+
+    # -- runs that are there
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        """Finish what a killed submitter left: hand over what was not, end what was handed over twice, write a last
+        word where nobody else will. By default nothing can be left."""
+
+    def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
+        """Write the end of a lost attempt that had finished, or was asked to end, and start nothing.
+
+        A person resumes it then. By default no end is written.
+        """
+
+    def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        """Let a run go that is held, whether it was or not."""
+        raise self.not_supported("holding a run")
+
+    def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
+        """Tell whoever carries the run out that these nodes may be used again; none: all. By default nobody asks."""
+
+    def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+        """End the attempt without the word of these hosts, if they are silent."""
+        raise self.not_supported("giving up hosts", "hint: only a pool needs it; cancel without --gone")
+
+    def discover(self, ref: str) -> Path | None:
+        """Make a folder here for the run of this id, or of the only one that begins so, if another machine of the user
+        has submitted it there."""
+        return None
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        """Start `launcher.node.inside.there` for this node, on it. Raises Unreachable, and Refused."""
+        raise self.not_supported("a program beside the ranks of a run")
+
+    def line_to(self, run: RunDir, node: int) -> "Line":
+        """Return the connection to the machine that this node is. Raises Unreachable, and Refused."""
+        raise self.not_supported("a connection to a node that could carry others")
+
+    def hosts_now(self, spec: "JobSpec") -> list[HostNow]:
+        """Return each machine that a job with these options could get, as far as the place can say. Raises LaunchError
+        where nobody answers."""
+        return []
+
+    # -- files, where `remote`: by default they are all in the run's folder
+
+    def bring_logs(self, run: RunDir) -> None:
+        """Have what ranks have written so far in the run's folder here."""
+
+    def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
+        """Have logs, metrics and a checkpoint (`newest`, `none`, a step) here; a line for each thing that came."""
+        return []
+
+    def bring_newest(self, run: RunDir) -> None:
+        """Have the newest checkpoint and the logs here: the run is to go on somewhere else."""
+
+    def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+        """Have what ranks have written beside their code, the frozen files, below this folder; one for each machine."""
+        return []
+
+    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
+        """Return what each other machine keeps of these. `remove`: take it away there, but for what lives."""
+        return []
+
+    def checkpoints(self, run: RunDir, *, verify: bool) -> "list[Checkpoint]":
+        """Return those of a run whose newest attempt is there; with `verify` every byte is read there and compared."""
+        raise self.not_supported("a list of checkpoints on other machines")
+
+    def not_supported(self, what: str, *hints: str) -> NotSupported:
+        """Return the error of what this kind cannot do."""
+        return NotSupported(f"{what}: not supported on {self.kind}", *(hints or ("hint: another cluster may: --on",)))
+
+
+class Doctor(Protocol):
+    """What a module has that looks at a kind of cluster."""
+
+    def check_up(self, wish: "DoctorWish", tell: "Callable[[str], None]") -> "Iterator[Finding]":
+        """Findings as they are made; `tell` hears what takes long. Raises BadInput of options that are of no use."""

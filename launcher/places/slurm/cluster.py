@@ -1,0 +1,100 @@
+"""A Slurm cluster, from any machine that has sbatch."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launcher.errors import BadInput
+from launcher.places.batch.batch import Phase, QueuedJob
+from launcher.places.batch.cluster import BatchCluster, job_of
+from launcher.places.place import HostNow
+from launcher.places.slurm.container import container_problems
+from launcher.places.slurm.queries.nodes import (
+    Node,
+    gpu_count,
+    is_in_hostlist,
+    partition_nodes,
+    read_nodes,
+    read_partition_nodes,
+    show_nodes,
+)
+from launcher.places.slurm.queue import SlurmSystem
+from launcher.places.slurm.reach import ask, clean_environment
+from launcher.plan.facts import Machine
+from launcher.run.attempts import read_plan
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.spec.model import JobSpec
+
+if TYPE_CHECKING:
+    from launcher.remote.running import Running
+
+
+class SlurmCluster(BatchCluster):
+    """Slurm, as far as submitters see it."""
+
+    doctor = "launcher.places.slurm.doctor"
+    takes = ("priority", "after", "hold", "at", "max_parallel")
+
+    def __init__(self) -> None:
+        self._slurm = SlurmSystem()
+        super().__init__(self._slurm)
+        self._nodes: dict[str | None, list[Node]] = {}
+        self._containers: set[str] = set()  # that were found well
+
+    def most_together(self) -> int:
+        """As many as an array may have."""
+        return self._slurm.config.max_array_size or 1
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """Return what nodes of the partition offer: the least of cores, the most of GPUs; and how many there are."""
+        self._check_container(spec.slurm.container)
+        partition = spec.slurm.partition
+        if not self._nodes:
+            self._slurm.get_ready()
+        if partition not in self._nodes:
+            self._nodes[partition] = read_partition_nodes(ask(partition_nodes(partition)).out)
+        nodes = [node for node in self._nodes[partition] if partition or node.default]
+        if not nodes:
+            where = f"partition {partition}" if partition else "the default partition"
+            raise BadInput(f"slurm.partition: Slurm knows of no node in {where}", "hint: `sinfo` shows what there is")
+        gpus = max(node.gpus for node in nodes)
+        able = [node for node in nodes if node.gpus == gpus]
+        asked = gpu_count(spec.slurm.gres) if spec.slurm.gres is not None else None
+        devices = tuple(map(str, range(gpus)))
+        return Machine(
+            min(node.cpus for node in able),
+            devices,
+            apart=True,
+            asked_gpus=asked,
+            interface=spec.slurm.interface,
+            nodes=None if self._slurm.config.grows else len({node.name for node in nodes}),
+            limit_per_job=True,
+        )
+
+    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        """The nodes of its partition, or all; of jobs those of the user, as others' are none of ours to tell."""
+        partition, jobs = spec.slurm.partition, self._slurm.jobs()
+        nodes = read_nodes(ask(show_nodes(details=True)).out).values()
+        return [_now(node, jobs) for node in nodes if partition is None or partition in node.partitions]
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
+        from launcher.places.slurm.steps import visit_words  # late: see above
+
+        words = visit_words(read_plan(run, attempt.number), job_of(run, attempt), machine_of(run, node))
+        return host_here(run, attempt, node, clean_environment(os.environ), words)
+
+    def _check_container(self, text: str | None) -> None:
+        if text is not None and text not in self._containers:
+            if problems := container_problems(text):
+                raise BadInput(*(f"slurm.container: {problem}" for problem in problems))
+            self._containers.add(text)
+
+
+def _now(node: Node, jobs: Sequence[QueuedJob]) -> HostNow:
+    there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and is_in_hostlist(node.name, job.hosts))
+    state = "unknown" if not node.takes_jobs else "taken" if node.taken_cpus or node.taken_gpus else "free"
+    reason = f": {node.reason}" if node.reason else ""
+    text = f"{'+'.join(node.state).lower()}{reason}"
+    free = max(0, node.gpus - node.taken_gpus) if node.takes_jobs else 0
+    return HostNow(node.name, state, node.gpus, free, jobs=there, text=text)

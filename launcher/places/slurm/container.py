@@ -1,0 +1,78 @@
+"""Running a command inside the spec's container: by Pyxis, as options of srun; by apptainer, as a line before it.
+
+What the launcher needs inside is mounted under its own path: the run's folder, the interpreter, the launcher itself.
+"""
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+
+import msgspec
+
+from launcher.places.slurm.reach import ask
+
+_PYXIS = "--container-image"
+_LINE_PROGRAMS = ("apptainer", "singularity")
+
+
+class Container(msgspec.Struct, frozen=True):
+    """How processes get inside."""
+
+    program: str  # what has to be there for it: apptainer, singularity, or Pyxis' option of srun
+    srun_options: tuple[str, ...]  # not empty: only srun can start it
+    prefix: tuple[str, ...]
+
+
+def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Container | None:
+    """What the spec's `slurm.container` means; None where there is none."""
+    if text is None:
+        return None
+    words = shlex.split(text)
+    if not words or not words[0]:
+        raise ValueError("there is none")
+    program = words[0].rpartition("/")[2]
+    if program in _LINE_PROGRAMS and len(words) > 1:
+        return Container(words[0], (), tuple(_with_binds(words, mounts)))
+    if text.endswith(".sif"):
+        line = ["apptainer", "exec", *(["--nv"] if gpus else []), text]
+        return Container("apptainer", (), tuple(_with_binds(line, mounts)))
+    binds = ",".join(f"{mount}:{mount}" for mount in mounts)
+    options = (f"{_PYXIS}={text}", f"--container-mounts={binds}", "--container-workdir=/")
+    return Container(_PYXIS, options, ())
+
+
+def is_path(text: str) -> str | None:
+    """The file on this file system that the container is, where it is one."""
+    words = shlex.split(text)
+    last = words[-1]
+    return last if last.startswith("/") else None
+
+
+def _with_binds(line: Sequence[str], mounts: Sequence[str]) -> list[str]:
+    """The binds go right behind `exec`."""
+    at = next((index + 1 for index, word in enumerate(line) if word in ("exec", "run")), 1)
+    binds = [word for mount in mounts for word in ("--bind", mount)]
+    return [*line[:at], *binds, *line[at:]]
+
+
+def container_problems(text: str) -> list[str]:
+    """Why nothing could be started in the spec's container, as far as this machine can tell; empty: nothing."""
+    try:
+        container = container_of(text, (), gpus=False)
+    except ValueError as error:
+        return [f"cannot be read as words: {error}"]
+    if container is None:
+        return []
+    problems = []
+    if container.program == _PYXIS:
+        if _PYXIS not in ask(["srun", "--help"]).out:
+            problems.append(
+                f"srun here has no option {_PYXIS}, which Pyxis brings; write `apptainer exec IMAGE` instead"
+            )
+    elif shutil.which(container.program) is None:
+        problems.append(f"no `{container.program}` on PATH; the nodes need it to open {shlex.split(text)[-1]}")
+    path = is_path(text)
+    if path is not None and not os.path.exists(path):
+        problems.append(f"no file {path}")
+    return problems

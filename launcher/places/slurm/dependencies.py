@@ -1,0 +1,13 @@
+"""Runs that a job is to follow, in Slurm's words."""
+
+from collections.abc import Sequence
+
+from launcher.places.batch.dependencies import jobs_to_follow
+from launcher.plan.model import AwaitedRun
+
+_WORDS = {"succeeded": "afterok", "ended": "afterany"}
+
+
+def dependency_of(awaited: Sequence[AwaitedRun]) -> str:
+    """The value of --dependency; "" where all that was to be waited for has happened."""
+    return ",".join(f"{_WORDS[one.until]}:{job}" for one, job in jobs_to_follow(awaited))

@@ -1,0 +1,169 @@
+"""`launch doctor slurm`: asks Slurm's programs what the site is like, and with `--try` has a job look at its nodes."""
+
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import Unreachable
+from launcher.health.findings import Finding
+from launcher.health.wish import DoctorWish
+from launcher.places.batch.batch import Phase
+from launcher.places.batch.trial.carry_out import looked_over, minutes
+from launcher.places.batch.trial.checks import QueueWords, TrialJob
+from launcher.places.batch.trial.trial_jobs import TrialJobs
+from launcher.places.slurm import doctor_checks as checks
+from launcher.places.slurm.hosts import hosts_of
+from launcher.places.slurm.queries import nodes, site
+from launcher.places.slurm.queries.fate import show_job
+from launcher.places.slurm.queries.jobs import read_sacct, read_test_only, sacct_jobs
+from launcher.places.slurm.queries.reasons import plain
+from launcher.places.slurm.queries.states import read_state
+from launcher.places.slurm.queries.values import read_fields, read_number, read_time, read_word
+from launcher.places.slurm.queue import SlurmSystem
+from launcher.places.slurm.reach import ask
+
+_LEAST_MEMORY_MB, _MEMORY_MB = 4000, 2000  # torch with CUDA needs 1 GB
+WORDS = QueueWords(
+    queue=SlurmSystem,
+    server="controller",
+    silent_hint="runs go on without it; `scontrol ping` shows when it is back",
+    submit="sbatch",
+    shows_ended="scontrol show job",
+    shows_nodes="sinfo -N -l",
+    others="--partition, --account and --qos",
+    starter="srun",
+    starts="slurmd",
+    # The first thing that it says went wrong, and not of a program that ended: what follows comes from that.
+    complaint=re.compile(r"^srun: (?:error|fatal): (?!\S+: tasks? )(.+)$", re.MULTILINE),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the nodes that a job may get have in common."""
+
+    nodes: int  # that take jobs
+    gpus: int  # that each of them has
+    memory_mb: int
+    max_time_s: float
+
+
+def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
+    """Everything about the site, as it is found. `tell`: what goes on meanwhile."""
+    wish.refuse_all_but("try", "nodes", "within", "partition", "account", "qos", "interface")
+    return looked_over(_site(wish), WORDS, wish, tell)
+
+
+def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
+    """What its programs and the controller say; gives the job that nodes may be tried with."""
+    sbatch = shutil.which("sbatch")
+    version = site.read_version(ask(["sbatch", "--version"]).out) if sbatch is not None else None
+    yield checks.sbatch_finding(sbatch, version)
+    if sbatch is None:
+        return None
+    wanted, began = wish.chosen.get("partition"), time.monotonic()
+    config = site.read_config(ask(site.show_config()).out)
+    took_s = time.monotonic() - began
+    up = site.read_ping(ask(["scontrol", "ping"]).out)
+    partitions = nodes.read_partitions(ask(nodes.partitions()).out)
+    rules = site.read_rules(ask(site.show_partitions()).out)
+    known_nodes = nodes.read_partition_nodes(ask(nodes.partition_nodes()).out)
+    shape = _shape(checks.chosen_partitions(partitions, wanted), known_nodes)
+    strangers = checks.strangers(partitions, wanted)
+    yield from checks.controller_findings(config, took_s, up, version)
+    yield from checks.partition_findings(partitions, rules, known_nodes, wanted)
+    if not strangers:
+        answer = ask(["sbatch", "--test-only", *options(wish, shape, 1), "--wrap=true"])
+        yield checks.start_finding(*read_test_only(answer.err), time.time())
+    yield from checks.setting_findings(config, rules.values())
+    unkept = _what_keeps_accounts_from_us(config)
+    yield checks.accounting_finding(config.accounting, unkept, config.min_job_age_s)
+    yield checks.memory_finding(config.min_job_age_s, accounting=config.accounting is not False and not unkept)
+    return None if strangers else trial_of(wish, shape)
+
+
+def _what_keeps_accounts_from_us(config: site.Config) -> str:
+    """Nothing where sacct answers."""
+    if config.accounting is False:
+        return "there is none"
+    try:
+        answer = ask(sacct_jobs(["1"], time.time()))
+    except Unreachable as error:
+        return str(error.lines[0])
+    return "" if read_sacct(answer.code, answer.out, answer.err) is not None else "sacct knows of none"
+
+
+def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Shape:
+    names = {partition.name for partition in chosen}
+    able = [node for node in known if node.partition in names and node.takes_jobs]
+    return Shape(
+        nodes=len({node.name for node in able}),
+        gpus=min((node.gpus for node in able), default=0),
+        memory_mb=min((node.memory_mb for node in able), default=0),
+        max_time_s=min((limit for one in chosen if (limit := one.max_time_s) is not None), default=math.inf),
+    )
+
+
+# The trial
+
+
+class SlurmTrials(TrialJobs):
+    """Of a job scontrol says more than squeue does."""
+
+    def look(self, job: str) -> TrialJob | None:
+        answer = ask(show_job(job))
+        return read_job(answer.out) if answer.code == 0 else None
+
+    def hosts(self, nodes: str) -> tuple[str, ...]:
+        return tuple(hosts_of(nodes))
+
+
+def trial_of(wish: DoctorWish, shape: Shape) -> SlurmTrials:
+    nodes = min(wish.nodes or 2, max(1, shape.nodes))
+    srun = [
+        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--label",
+        "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--input=none", "--quiet",
+    ]  # fmt: skip
+    on_each = f"exec {' '.join(srun)} /bin/sh -c 'NODE=$SLURMD_NODENAME; eval \"$1\"' each {{program}}"
+    submits = ["sbatch", "--parsable", *options(wish, shape, nodes)]
+    return SlurmTrials(SlurmSystem(), WORDS, ask, submits, on_each, nodes, minutes(shape.max_time_s))
+
+
+def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:
+    """Those of sbatch, and so much time, that a job of this kind has."""
+    chosen = {
+        "job-name": "launch-doctor",
+        "nodes": str(nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": "1",
+        "time": str(minutes(shape.max_time_s)),
+        "gres": "gpu:1" if shape.gpus else None,
+        "mem": f"{_MEMORY_MB}M" if shape.memory_mb >= _LEAST_MEMORY_MB else None,
+        "partition": wish.chosen.get("partition"),
+        "account": wish.chosen.get("account"),
+        "qos": wish.chosen.get("qos"),
+        "chdir": "/",
+        "output": os.devnull,
+    }
+    return ["--requeue", *(f"--{name}={value}" for name, value in chosen.items() if value is not None)]
+
+
+def read_job(text: str) -> TrialJob:
+    """What `scontrol show job` says of ours."""
+    fields = read_fields(text)
+    state = read_state(fields.get("JobState", ""))
+    return TrialJob(
+        waits=state.phase in (Phase.QUEUED, Phase.UNKNOWN),
+        has_ended=state.phase is Phase.ENDED,
+        word=state.word,
+        reason=plain(fields.get("Reason", "")),
+        nodes=read_word(fields.get("NodeList", "")),
+        starts_at=read_time(fields.get("StartTime", "")),
+        exit_code=read_number(fields.get("ExitCode", "").partition(":")[0]) or 0,
+        requeue={"0": False, "1": True}.get(fields.get("Requeue", "")),
+        restarts=read_number(fields.get("Restarts", "")) or 0,
+    )

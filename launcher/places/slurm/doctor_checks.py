@@ -1,0 +1,255 @@
+"""What is said of a Slurm site, from what its clients answer. Pure: facts in, findings out."""
+
+import difflib
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from launcher.health.findings import Finding, ok, problem, time_words, warning
+from launcher.places.slurm.queries.nodes import Node, Partition
+from launcher.places.slurm.queries.site import Config, PartitionRules
+from launcher.spec.model import Recovery
+
+_NAMED = 8
+_RULES = Recovery()
+_LONG_SILENCE_S = 600.0
+_SHORT_MEMORY_S = 60.0
+_SUSPENDS = ("SUSPEND", "GANG")
+_ASK = "ask the administrators"
+
+
+# The programs and the controller
+
+
+def sbatch_finding(path: str | None, version: str | None) -> Finding:
+    if path is None:
+        hint = "run this on a login node of the cluster, or load the module that has Slurm's programs"
+        return problem("sbatch", "not on PATH", hint)
+    return ok("sbatch", f"{version or 'of unknown version'}, {path}")
+
+
+def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], client: str | None) -> Iterable[Finding]:
+    """`client`: sbatch's version."""
+    where = "".join(f" on {host}" for host, well in up.items() if well)
+    text = f"cluster {config.cluster or '?'}{where} answers in {took_s * 1000:.0f} ms, version {config.version or '?'}"
+    ours, theirs = _release(client), _release(config.version)
+    if ours is not None and theirs is not None and ours > theirs:
+        hint = "a client must not be newer than the controller: load the module of the controller's version"
+        yield warning("controller", f"{text}, which is older than sbatch's {client}", hint)
+    else:
+        yield ok("controller", text)
+    for host in (host for host, well in up.items() if not well):
+        yield warning("controller", f"the one on {host} is down", "tell the administrators: nothing is left to step in")
+
+
+# Partitions and nodes
+
+
+def partition_findings(
+    partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node], wanted: str | None
+) -> Iterable[Finding]:
+    """All of them as a table, and what is wrong with the wanted ones, by default with Slurm's default."""
+    yield ok("partitions", str(len(partitions)), _table(partitions, rules, nodes))
+    known = {partition.name: partition for partition in partitions}
+    for name in strangers(partitions, wanted):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(list(known)[:_NAMED])}"
+        yield problem("partition", f"Slurm knows no partition {name!r}", hint)
+    chosen = chosen_partitions(partitions, wanted)
+    if wanted is None and not chosen:
+        yield warning("partition", "none is the default", "name one: slurm.partition in the spec, --partition here")
+    for partition in chosen:
+        if partition.availability != "up":
+            hint = "jobs wait in it until an administrator changes that; slurm.partition names another"
+            yield problem("partition", f"{partition.name} is {partition.availability}", hint)
+        yield from _node_findings(partition.name, [node for node in nodes if node.partition == partition.name])
+
+
+def chosen_partitions(partitions: Sequence[Partition], wanted: str | None) -> list[Partition]:
+    """Those that a job may go to."""
+    if wanted is None:
+        return [partition for partition in partitions if partition.default]
+    return [partition for partition in partitions if partition.name in wanted.split(",")]
+
+
+def strangers(partitions: Sequence[Partition], wanted: str | None) -> list[str]:
+    """Wanted ones that do not exist."""
+    known = {partition.name for partition in partitions}
+    return [name for name in (wanted or "").split(",") if name and name not in known]
+
+
+def _node_findings(partition: str, nodes: Sequence[Node]) -> Iterable[Finding]:
+    gone = [node for node in nodes if not node.takes_jobs]
+    if not nodes:
+        yield problem("nodes", f"{partition} has none", "slurm.partition names another partition")
+    elif not gone:
+        yield ok("nodes", f"all {len(nodes)} of {partition} take jobs")
+    else:
+        listed = ", ".join(f"{node.name} ({_why(node)})" for node in gone[:_NAMED])
+        more = f", and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
+        text = f"{len(gone)} of {len(nodes)} of {partition} take no jobs: {listed}{more}"
+        hint = "`sinfo -R` shows why; administrators bring them back"
+        if len(gone) == len(nodes):
+            yield problem("nodes", text, hint)
+        elif len(gone) * 10 > len(nodes):
+            yield warning("nodes", text, f"{hint}; a run that fits on the others is not touched")
+        else:
+            yield ok("nodes", text)
+
+
+def _why(node: Node) -> str:
+    state = " ".join(word.lower().replace("_", " ") for word in node.state)
+    return f"{state}: {node.reason}" if node.reason else state
+
+
+def _table(
+    partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node]
+) -> Iterable[tuple[str, ...]]:
+    yield "PARTITION", "STATE", "IDLE", "NODES", "CPUS", "MEMORY", "GPUS", "TIME LIMIT", "PREEMPTED"
+    for partition in partitions:
+        own = [node for node in nodes if node.partition == partition.name]
+        yield (
+            f"{partition.name}{'*' if partition.default else ''}",
+            partition.availability,
+            str(partition.idle_nodes),
+            str(partition.nodes),
+            _range([node.cpus for node in own]),
+            f"{_range([round(node.memory_mb / 1000) for node in own])} GB",
+            _range([node.gpus for node in own]),
+            time_words(partition.max_time_s),
+            _preempted(rules.get(partition.name)),
+        )
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """Of one node."""
+    if not numbers:
+        return "-"
+    return str(numbers[0]) if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"
+
+
+def _preempted(rules: PartitionRules | None) -> str:
+    if rules is None or not rules.preempt_mode:
+        return "?"
+    if rules.preempt_mode == "OFF":
+        return "never"
+    after = f" after {rules.grace_s:g} s" if rules.grace_s else ""
+    return f"{rules.preempt_mode.lower()}{after}"
+
+
+def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
+    """What `sbatch --test-only` says of a job of one node."""
+    if starts_at is None:
+        hint = "--partition, --account and --qos here, and those of slurm in a spec, ask for others"
+        return problem("start", f"Slurm would refuse a job of one node: {words}", hint)
+    if starts_at <= now + 1:
+        return ok("start", "a job of one node could start now")
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
+    return ok("start", f"a job of one node could start at {at}, as Slurm sees it now")
+
+
+def _release(version: str | None) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+# What the settings of the controller mean for runs
+
+
+def setting_findings(config: Config, rules: Iterable[PartitionRules]) -> Iterable[Finding]:
+    """What the controller's configuration means for runs."""
+    yield requeue_finding(config.requeue)
+    yield preemption_finding(config.preempt_type, config.preempt_mode, {rule.preempt_mode for rule in rules})
+    yield kill_wait_finding(config.kill_wait_s)
+    yield silent_node_finding(config.slurmd_timeout_s)
+    yield array_finding(config.max_array_size)
+
+
+def requeue_finding(default: bool | None) -> Finding:
+    if default is None:
+        return warning("requeue", "Slurm does not say whether it requeues jobs", "--try asks for a job that may be")
+    if default:
+        return ok("requeue", "on (JobRequeue=1)")
+    return ok("requeue", "off unless asked for (JobRequeue=0), and runs ask for it")
+
+
+def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None) -> Finding:
+    """`kept`: by the configuration; `said`: what kept sacct from answering."""
+    known = "" if min_job_age_s is None else f" for {time_words(min_job_age_s)} (MinJobAge)"
+    lost = f"how a job ended that left no word in its run's folder is known{known} only"
+    if kept is False:
+        hint = "after that such a run is called lost, and `launch resume` goes on with it; all else works without"
+        return warning("accounting", f"off: {lost}", hint)
+    if said:
+        return warning("accounting", f"on, but {said}: {lost}", "`sacct` shows when it answers again")
+    return ok("accounting", "on, and sacct answers")
+
+
+def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
+    """How long Slurm knows of a job that has ended."""
+    if min_job_age_s is None:
+        return warning("MinJobAge", "Slurm does not say how long it knows of ended jobs", _ASK)
+    text = f"{time_words(min_job_age_s)}: so long Slurm knows of a job that has ended"
+    if 0 < min_job_age_s < _SHORT_MEMORY_S and not accounting:
+        hint = f"ask for accounting, or for MinJobAge={_SHORT_MEMORY_S:.0f} or more"
+        return warning("MinJobAge", f"{text}, and there is no accounting", hint)
+    return ok("MinJobAge", "0: Slurm never forgets a job" if min_job_age_s == 0 else text)
+
+
+def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[str]) -> Finding:
+    """`mode`: the cluster's; those of partitions count where they differ."""
+    if kind in (None, "preempt/none", "(null)") or mode == "OFF":
+        return ok("preemption", "off: no job makes way for another")
+    suspends = [one for one in ({mode or ""} | of_partitions) if any(word in one.upper() for word in _SUSPENDS)]
+    by = (kind or "").removeprefix("preempt/").replace("_prio", "")
+    text = f"by {by}, PreemptMode={mode}"
+    if suspends:
+        hint = "a run that is frozen goes on where it was when it is let go on, and `launch status` says so meanwhile"
+        return warning("preemption", f"{text}: jobs may be frozen where they are", hint)
+    if by == "qos":
+        return ok("preemption", f"{text}; `sacctmgr show qos format=name,preemptmode,gracetime` shows the grace")
+    return ok("preemption", f"{text}; the table shows each partition's")
+
+
+def kill_wait_finding(kill_wait_s: float | None) -> Finding:
+    grace_s = _RULES.grace_s
+    if kill_wait_s is None:
+        return warning("KillWait", "Slurm does not say", _ASK)
+    if kill_wait_s >= grace_s:
+        return ok(
+            "KillWait", f"{kill_wait_s:g} s, and ranks need no more than recovery.grace, by default {grace_s:g} s"
+        )
+    return warning(
+        "KillWait",
+        f"ranks get {kill_wait_s:g} s after scancel or a preemption, not the {grace_s:g} s of recovery.grace",
+        "a save that takes longer is lost then; `launch cancel` and the time limit leave them their grace",
+    )
+
+
+def silent_node_finding(timeout_s: float | None) -> Finding:
+    lease_s = _RULES.lease_s
+    if timeout_s is None:
+        return warning("SlurmdTimeout", "Slurm does not say", _ASK)
+    if timeout_s == 0:
+        text = "0: Slurm never gives a silent node up, so a run that has lost its first node is not started again"
+        return warning("SlurmdTimeout", text, "`launch cancel` and `launch resume` do it by hand")
+    text = f"{time_words(timeout_s)} until Slurm gives a silent node up"
+    if timeout_s < lease_s:
+        return warning(
+            "SlurmdTimeout",
+            f"{text}, before launch does ({lease_s:g} s, recovery.lease)",
+            "two copies of a run may overlap, and the fence keeps the older from writing; "
+            f"recovery.lease: {timeout_s:g}s in a spec ends it in time",
+        )
+    if timeout_s > _LONG_SILENCE_S:
+        hint = "recovery.spares or a range of nodes lets a run go on without; the loss of its first node costs so long"
+        return warning("SlurmdTimeout", text, hint)
+    return ok("SlurmdTimeout", f"{text}; launch itself notices after {lease_s:g} s (recovery.lease)")
+
+
+def array_finding(most: int | None) -> Finding:
+    if most is None:
+        return warning("MaxArraySize", "Slurm does not say", "`launch submit --repeat` submits one job each")
+    if most < 2:
+        return warning("MaxArraySize", f"{most}: no arrays", "`launch submit --repeat` submits one job each")
+    return ok("MaxArraySize", f"{most}: more runs than that at once become several arrays")

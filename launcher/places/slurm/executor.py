@@ -1,0 +1,60 @@
+"""submitit's executor for Slurm, made to hand over our job: it writes the script and names sbatch's command line.
+
+What is run in the job is ours alone, hence nothing of submitit is: no pickle of a function, no signal handler, no
+state that it keeps.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from submitit import SlurmExecutor
+
+from launcher.errors import LaunchError, NotStarted
+from launcher.places.batch.answers import read_submitted
+from launcher.places.slurm.queries.refusals import refusal
+from launcher.places.slurm.reach import ask
+
+
+class SbatchExecutor(SlurmExecutor):
+    """One job: `options` are sbatch's long ones, `command` is all that it runs."""
+
+    def __init__(self, options: Mapping[str, str | bool] | None = None, command: str = "") -> None:
+        super().__init__(folder="/")
+        self._command = command
+        if options:
+            self.update_parameters(
+                job_name=str(options["job-name"]),
+                time=None,
+                wckey=None,
+                stderr_to_stdout=True,
+                use_srun=False,
+                additional_parameters={name: value for name, value in options.items() if name != "job-name"},
+            )
+
+    @property
+    def _submitit_command_str(self) -> str:
+        return self._command
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return ["sbatch", "--parsable", str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        text = string if isinstance(string, str) else string.decode(errors="replace")
+        job = read_submitted(text)
+        if job is None:
+            raise LaunchError(f"sbatch --parsable: expected the number of a job, got {text.strip()[:200]!r}")
+        return job
+
+    def text(self) -> str:
+        """The whole script, as sbatch gets it."""
+        return str(self._make_submission_file_text(self._submitit_command_str, ""))
+
+    def hand_over(self, script: Path, environ: Mapping[str, str], lock: int, *, limit_s: float) -> str:
+        """Give sbatch a script that is on disk; gives the job's id. submitit would wait for sbatch for ever."""
+        argv = self._make_submission_command(script)
+        answer = ask(argv, limit_s=limit_s, environ=environ, pass_fds=[lock])
+        if answer.code != 0:
+            why, *more = refusal(answer.err)
+            raise NotStarted(f"Slurm refuses the job: {why}", *more)
+        return self._get_job_id_from_submission_command(answer.out)

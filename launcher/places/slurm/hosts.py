@@ -1,0 +1,27 @@
+"""Which machines an allocation has, and how they reach each other."""
+
+from collections.abc import Sequence
+
+from launcher.errors import LaunchError, Unreachable
+from launcher.places.batch.batch import resolved
+from launcher.places.slurm.queries.nodes import read_hostnames, read_nodes, show_hostnames, show_nodes
+from launcher.places.slurm.reach import ask
+
+
+def hosts_of(nodelist: str) -> list[str]:
+    """The names behind `node[0-2,7]`, in Slurm's order. Needs no controller."""
+    answer = ask(show_hostnames(nodelist))
+    names = read_hostnames(answer.out) if answer.code == 0 else []
+    if not names:
+        raise LaunchError(f"scontrol show hostnames {nodelist}: expected names of hosts, got {answer.err.strip()!r}")
+    return names
+
+
+def addresses_of(hosts: Sequence[str]) -> dict[str, str]:
+    """The address by which the others reach each host: what Slurm itself uses, else what its name resolves to."""
+    try:
+        known = {name: node.address for name, node in read_nodes(ask(show_nodes(hosts)).out).items()}
+    except Unreachable:
+        known = {}
+    hint = "hint: slurm.interface names a network interface whose address is used instead"
+    return {host: resolved(known.get(host) or host, hint) for host in hosts}

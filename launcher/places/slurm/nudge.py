@@ -1,0 +1,40 @@
+"""Has a requeued job start when we want it to: left alone, Slurm lets it wait for two minutes.
+
+    python -m launcher.places.slurm.nudge JOB DELAY_S [HOSTS_TO_LEAVE_OUT]
+
+Only a job that waits can be changed, and it waits only once the batch process that requeued it is gone: so this is a
+process that lives a moment longer. Where the site ends it with the job, Slurm's own delay stays.
+"""
+
+import sys
+import time
+
+from launcher.errors import Unreachable
+from launcher.places.slurm.queries.jobs import update
+from launcher.places.slurm.reach import ask
+
+# A node that has just ended the job refuses a new start of it whose credential is of the same second, or, where its
+# clock is a little ahead, of the next one; Slurm then gives the job up.
+_SAFE_S = 3
+_LIMIT_S = 30.0
+_STEP_S = 0.05
+
+
+def main() -> int:
+    """0 where Slurm has taken the change."""
+    job, delay_s, *hosts = sys.argv[1:]
+    start = f"now+{max(_SAFE_S, round(float(delay_s)))}"
+    left_out = ",".join(hosts)  # none: those that an earlier start avoided may be used again
+    deadline = time.monotonic() + _LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            if ask(update(job, StartTime=start, ExcNodeList=left_out), limit_s=_LIMIT_S).code == 0:
+                return 0
+        except Unreachable:
+            return 1
+        time.sleep(_STEP_S)  # the job's old processes are still being ended; nothing tells when they are gone
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""Jobs: what squeue, sacct, scontrol and sbatch are asked of them, and reading what they answer."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import msgspec
+
+from launcher.errors import Unreachable
+from launcher.places.batch.batch import tickets_in
+from launcher.places.slurm.queries.states import JobState, read_state
+from launcher.places.slurm.queries.values import FIELD, JOB_ID, ROW, read_number, read_rows, read_time, read_word
+
+_JOB_FIELDS = (
+    "JobArrayID", "JobID", "State", "RestartCnt", "StartTime", "EndTime", "NodeList", "BatchHost", "Reason", "Comment",
+)  # fmt: skip
+_ACCOUNT_FIELDS = ("JobID", "JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "NodeList")
+_LONG_AGO = 1_000_000_000
+_MOST_JOBS = 200_000  # of one user, with elements that wait
+# Elements of an array that wait share a row: `5_[1,3-5,10-30:4%2]`, where the last number is how many may run at once.
+_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[1-9][0-9]{0,6})?)?"
+_ELEMENTS = re.compile(rf"([0-9]{{1,10}})_\[({_RANGE}(?:,{_RANGE})*)(?:%[0-9]{{1,10}})?\]")
+_JOBS_OF_A_ROW = re.compile(f"{JOB_ID.pattern}|{_ELEMENTS.pattern}")
+
+
+class SlurmJob(msgspec.Struct, frozen=True):
+    """One job, or one element of an array. squeue lists those that wait or run, and for MinJobAge those that ended."""
+
+    id: str  # `7`, or `5_3` in an array: what the clients take
+    raw_id: str  # what the job itself has as SLURM_JOB_ID; elements that wait share the array's
+    array: tuple[str, int] | None
+    state: JobState
+    starts_at: float | None  # Slurm's estimate while it waits
+    ends_at: float | None  # by its time limit while it runs
+    hosts: str
+    batch_host: str = ""
+    reason: str = ""
+    comment: str = ""
+    restarts: int | None = None
+    exit_code: int | None = None  # from the accounting alone, as the next two
+    signal: int | None = None
+    submitted_at: float | None = None  # of a requeued job: when it was requeued
+
+    @property
+    def tickets(self) -> frozenset[str]:
+        """Those in its comment."""
+        return tickets_in(self.comment)
+
+
+def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
+    """The jobs with these ids, or all of the caller; those of hidden partitions too. `name`: only those called so.
+
+    With one id that it has forgotten squeue exits 1 and says "Invalid job id"; with several it leaves it out.
+    Elements that wait are told apart by us: with --array it leaves out the last one where they are evenly spaced.
+    """
+    asked = ",".join(f"{name}:{FIELD}" for name in _JOB_FIELDS[:-1]) + f",{_JOB_FIELDS[-1]}:{ROW}"
+    argv = ["squeue", "--noheader", "--all", "--array-unique", "--states=all", f"--Format={asked}"]
+    argv.append(f"--jobs={','.join(map(_job_id, job_ids))}" if job_ids else "--me")
+    return [*argv, *([f"--name={name}"] if name else [])]
+
+
+def read_jobs(text: str) -> list[SlurmJob]:
+    """The jobs of `squeue_jobs`. Raises Unreachable where a row is damaged: a job that is left out would seem gone."""
+    rows, damaged = read_rows(text, len(_JOB_FIELDS), _JOBS_OF_A_ROW)
+    if damaged:
+        raise Unreachable(f"the answer of squeue is damaged: {damaged[0][:200]!r}")
+    named = list(islice(((name, more) for names, *more in rows for name in _names(names)), _MOST_JOBS + 1))
+    if len(named) > _MOST_JOBS:
+        raise Unreachable(f"the answer of squeue is damaged: more than {_MOST_JOBS} jobs and elements of arrays")
+    return [_job(name, more) for name, more in named]
+
+
+def _names(text: str) -> Iterator[str]:
+    """The ids of all jobs that share a row."""
+    found = _ELEMENTS.fullmatch(text)
+    if found is None:
+        return iter([text])
+    return (f"{found[1]}_{index}" for piece in found[2].split(",") for index in _indices(piece))
+
+
+def _indices(piece: str) -> range:
+    """Of `7`, `3-5` or `10-30:4`, which has both its ends."""
+    bounds, _, step = piece.partition(":")
+    first, _, last = bounds.partition("-")
+    return range(int(first), int(last or first) + 1, int(step or 1))
+
+
+def _job(name: str, row: Sequence[str]) -> SlurmJob:
+    raw_id, state, restarts, starts_at, ends_at, hosts, batch_host, reason, comment = row
+    job_id, array = _identity(name)
+    return SlurmJob(
+        id=job_id,
+        raw_id=raw_id,
+        array=array,
+        state=read_state(state),
+        starts_at=read_time(starts_at),
+        ends_at=read_time(ends_at),
+        hosts=read_word(hosts),
+        batch_host=read_word(batch_host),
+        reason=reason.strip(),
+        comment="" if comment == "(null)" else comment,
+        restarts=read_number(restarts),
+    )
+
+
+def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
+    """The newest start of each of these jobs. An id that was used before `since` (Unix time) is another job's."""
+    return [
+        "sacct", "--noheader", "--allocations", "--parsable2", f"--delimiter={FIELD}",
+        f"--format={','.join(_ACCOUNT_FIELDS)}", f"--starttime=uts{int(since or _LONG_AGO)}",
+        f"--jobs={','.join(map(_job_id, job_ids))}",
+    ]  # fmt: skip
+
+
+def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
+    """The rows of `sacct_jobs`, one for each job, with its newest start; None where this cluster keeps no accounts."""
+    if code != 0 or "accounting storage is disabled" in (out + err).lower():
+        return None
+    newest: dict[str, SlurmJob] = {}
+    for line in out.split("\n"):
+        fields = line.split(FIELD)
+        if len(fields) == len(_ACCOUNT_FIELDS) and JOB_ID.fullmatch(fields[0]):
+            job = _accounted(fields)
+            before = newest.get(job.id)
+            if before is None or (job.submitted_at or 0.0) >= (before.submitted_at or 0.0):
+                newest[job.id] = job
+    return list(newest.values())
+
+
+def _accounted(fields: Sequence[str]) -> SlurmJob:
+    name, raw_id, state, exit_code, submitted_at, starts_at, ended_at, hosts = fields
+    job_id, array = _identity(name)
+    code, _, signal = exit_code.partition(":")
+    return SlurmJob(
+        id=job_id,
+        raw_id=raw_id,
+        array=array,
+        state=read_state(state),
+        starts_at=read_time(starts_at),
+        ends_at=read_time(ended_at),
+        hosts=read_word(hosts),
+        exit_code=read_number(code),
+        signal=read_number(signal),
+        submitted_at=read_time(submitted_at),
+    )
+
+
+def requeue(job_id: str) -> list[str]:
+    """End the job's processes and queue it again, to start at the soonest after `cred_expire`, which is two minutes."""
+    return ["scontrol", "requeue", _job_id(job_id)]
+
+
+def update(job_id: str, **fields: str) -> list[str]:
+    """Change fields of a job, by the names that `scontrol show job` gives them."""
+    return ["scontrol", "update", f"JobId={_job_id(job_id)}", *(f"{name}={value}" for name, value in fields.items())]
+
+
+def release(job_id: str) -> list[str]:
+    """Let a job go that its user holds."""
+    return ["scontrol", "release", _job_id(job_id)]
+
+
+def cancel(job_id: str, signal: str | None = None, batch: bool = False) -> list[str]:
+    """End a job. With a signal: send it instead, to the job's steps, or to its batch script alone."""
+    # Without --state, a signal for a job that waits keeps scancel busy for 95 s before it fails.
+    how = [] if signal is None else [f"--signal={signal}", "--state=RUNNING"]
+    return ["scancel", *how, *(["--batch"] if batch else []), _job_id(job_id)]
+
+
+_SBATCH_SAYS = re.compile(r"^(?:sbatch: )?(?:fatal: |error: |allocation failure: )?")
+
+
+def read_test_only(text: str) -> tuple[float | None, str]:
+    """What `sbatch --test-only` writes to stderr: when the job could start and where, or None and why not."""
+    estimate = re.search(r"Job \S+ to start at (\S+) using (.+)", text)
+    if estimate is not None:
+        starts_at = read_time(estimate[1])
+        return (None, "no start is in sight") if starts_at is None else (starts_at, estimate[2].strip())
+    said = [_SBATCH_SAYS.sub("", line.strip()) for line in text.splitlines()]
+    return None, "; ".join(dict.fromkeys(line for line in said if line)) or "sbatch gives no reason"
+
+
+def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
+    """A job's id; and where it is an element of an array, that array's id and its index."""
+    found = JOB_ID.fullmatch(text)
+    if found is None or found["index"] is None:
+        return text, None
+    return text, (found["job"], int(found["index"]))
+
+
+def _job_id(text: str) -> str:
+    """An id that may stand in a command line."""
+    if JOB_ID.fullmatch(text) is None:
+        raise ValueError(f"expected the id of a Slurm job, got {text!r}")
+    return text

@@ -1,0 +1,233 @@
+"""Nodes and partitions: what scontrol and sinfo are asked of them, and reading what they answer."""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from launcher.places.slurm.queries.values import (
+    FIELD,
+    ROW,
+    read_duration,
+    read_fields,
+    read_number,
+    read_rows,
+    read_time,
+    read_word,
+)
+
+_NODE_FORMAT = ("%N", "%P", "%T", "%c", "%m", "%G", "%E")
+_PARTITION_FORMAT = ("%P", "%a", "%l", "%L", "%F")
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A node, and from sinfo one of its partitions; what is not known is empty or 0."""
+
+    name: str
+    state: tuple[str, ...]
+    cpus: int
+    memory_mb: int
+    gres: str
+    gpus: int
+    reason: str
+    partition: str = ""
+    default: bool = False  # whether that is the default partition
+    address: str = ""
+    booted_at: float | None = None
+    taken_gpus: int = 0
+    taken_cpus: int = 0
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def is_down(self) -> bool:
+        """Where Slurm has given it up. A node that is drained, or has not been heard of yet, need not be."""
+        return not _DOWN.isdisjoint(self.state)
+
+    @property
+    def is_drained(self) -> bool:
+        """Or is to be, as soon as its jobs have ended."""
+        return not _DRAINED.isdisjoint(self.state)
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Where nothing that is said of it keeps jobs off it; a word that is not known does."""
+        return bool(self.state) and _UP.issuperset(self.state)
+
+
+_DOWN = frozenset({"DOWN", "NOT_RESPONDING", "FAIL", "ERROR"})
+_DRAINED = frozenset({"DRAIN", "DRAINING", "DRAINED"})
+_UP = frozenset({
+    "IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM", "POWERED_DOWN", "POWERING_UP",
+})  # fmt: skip
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """A partition's limits, and how many nodes it has; a limit that is infinite is `math.inf`."""
+
+    name: str
+    default: bool
+    availability: str  # up, down, drain, inact
+    max_time_s: float | None
+    default_time_s: float | None
+    idle_nodes: int
+    nodes: int
+
+
+def show_hostnames(hostlist: str) -> list[str]:
+    """The names behind a list such as `node[00-03,7]`, the first host of an allocation first."""
+    return ["scontrol", "show", "hostnames", _operand(hostlist)]
+
+
+def read_hostnames(text: str) -> list[str]:
+    """One name a line. Of a damaged list scontrol makes what it can: what cannot be a name is left out."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", line)]
+
+
+def is_in_hostlist(host: str, text: str) -> bool:
+    """Whether this is one of the names behind a list such as `node[00-03,7]`."""
+    return any(_is_behind(host, part) for part in re.split(r",(?![^\[]*\])", text))
+
+
+def _is_behind(host: str, part: str) -> bool:
+    pieces = re.split(r"\[([^\]]*)\]", part)  # text, and between the texts ranges
+    found = re.fullmatch("([0-9]+)".join(map(re.escape, pieces[::2])), host)
+    return found is not None and all(map(_is_in_ranges, found.groups(), pieces[1::2]))
+
+
+def _is_in_ranges(number: str, ranges: str) -> bool:
+    """Whether this is one of `00-03,7`; the width of a range's beginning is that of all its numbers."""
+    for first, _, last in (one.partition("-") for one in ranges.split(",")):
+        known = _DIGITS.fullmatch(first) and _DIGITS.fullmatch(last or first)
+        if known and int(first) <= int(number) <= int(last or first) and number == str(int(number)).zfill(len(first)):
+            return True
+    return False
+
+
+_DIGITS = re.compile(r"[0-9]{1,9}")
+
+
+def show_nodes(hosts: Sequence[str] = (), *, details: bool = False) -> list[str]:
+    """The records of these nodes, or of all. It exits 1 where one is not known, and still shows the others.
+
+    `details`: also how much of its gres has been given out.
+    """
+    more = ["--details"] if details else []
+    return ["scontrol", "--oneliner", *more, "show", "node", *([_operand(",".join(hosts))] if hosts else [])]
+
+
+def read_nodes(text: str) -> dict[str, Node]:
+    """Nodes by name."""
+    found = (_node(line) for line in text.splitlines() if re.match(r"NodeName=\S", line))
+    return {node.name: node for node in found}
+
+
+_SIGNED = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\].*")  # who gave a reason and when, and what stands behind it
+
+
+def _node(line: str) -> Node:
+    head, _, free = line.partition(" Reason=")  # what administrators write comes last, and may look like fields
+    fields = read_fields(head)
+    name, gres = fields["NodeName"], read_word(fields.get("Gres", ""))
+    return Node(
+        name=name,
+        state=read_node_state(fields.get("State", "")),
+        cpus=read_number(fields.get("CPUTot", "")) or 0,
+        memory_mb=read_number(fields.get("RealMemory", "")) or 0,
+        gres=gres,
+        gpus=gpu_count(gres),
+        reason=_SIGNED.sub("", free).strip(),
+        address=read_word(fields.get("NodeAddr", "")) or name,
+        booted_at=read_time(fields.get("BootTime", "")),
+        taken_gpus=gpu_count(read_word(fields.get("GresUsed", ""))),
+        taken_cpus=read_number(fields.get("CPUAlloc", "")) or 0,
+        partitions=tuple(filter(None, read_word(fields.get("Partitions", "")).split(","))),
+    )
+
+
+def partition_nodes(partition: str | None = None) -> list[str]:
+    """Every node of a partition, or of all partitions. One that does not exist has none, which sinfo calls no error."""
+    return ["sinfo", "--noheader", "--Node", *_of(partition), f"--format={FIELD.join(_NODE_FORMAT)}{ROW}"]
+
+
+def read_partition_nodes(text: str) -> list[Node]:
+    """The rows of `partition_nodes`: a node once for each of its partitions."""
+    return [
+        Node(
+            name=name,
+            state=read_node_state(state),
+            cpus=read_number(cpus.rstrip("+")) or 0,
+            memory_mb=read_number(memory.rstrip("+")) or 0,
+            gres=read_word(gres),
+            gpus=gpu_count(gres),
+            reason=read_word(reason),
+            partition=partition.removesuffix("*"),
+            default=partition.endswith("*"),
+        )
+        for name, partition, state, cpus, memory, gres, reason in read_rows(text, len(_NODE_FORMAT), _ANY)[0]
+    ]
+
+
+def partitions(partition: str | None = None) -> list[str]:
+    """The limits of a partition, or of all."""
+    return ["sinfo", "--noheader", *_of(partition), f"--format={FIELD.join(_PARTITION_FORMAT)}{ROW}"]
+
+
+def read_partitions(text: str) -> list[Partition]:
+    """The rows of `partitions`; the default one is marked with a star."""
+    found = []
+    for name, availability, longest, usual, counts in read_rows(text, len(_PARTITION_FORMAT), _ANY)[0]:
+        numbers = [read_number(part) or 0 for part in counts.split("/")]  # allocated/idle/other/total
+        found.append(
+            Partition(
+                name=name.removesuffix("*"),
+                default=name.endswith("*"),
+                availability=availability,
+                max_time_s=read_duration(longest),
+                default_time_s=read_duration(usual),
+                idle_nodes=numbers[1] if len(numbers) == 4 else 0,
+                nodes=numbers[-1],
+            )
+        )
+    return found
+
+
+_NODE_MARKS = {
+    "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "!": "POWER_DOWN",
+    "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
+}  # fmt: skip
+
+
+def read_node_state(text: str) -> tuple[str, ...]:
+    """The words of `MIXED+DRAIN` or `down*`; the marks behind a state become words too."""
+    words: list[str] = []
+    for part in text.upper().split("+"):
+        stem = part.strip().rstrip("".join(_NODE_MARKS))
+        words += [stem] if stem else []
+        words += [_NODE_MARKS[mark] for mark in part.strip()[len(stem) :]]
+    return tuple(dict.fromkeys(words))
+
+
+def gpu_count(gres: str) -> int:
+    """The GPUs of a node's gres: `gpu:a100:4(S:0-1),mps:400` has 4."""
+    count = 0
+    for entry in re.sub(r"\([^()]*\)", "", gres).split(","):
+        kind, *more = entry.strip().split(":")
+        number = read_number(more[-1]) if more else None
+        if kind == "gpu":
+            count += 1 if number is None else number
+    return count
+
+
+_ANY = re.compile(r".+")
+
+
+def _operand(text: str) -> str:
+    """A word that is not taken for an option."""
+    if not text or text.startswith("-"):
+        raise ValueError(f"expected a list of hosts, got {text!r}")
+    return text
+
+
+def _of(partition: str | None) -> list[str]:
+    return [] if partition is None else [f"--partition={partition}"]

@@ -1,0 +1,89 @@
+"""The site: its version and the configuration of its controller."""
+
+import re
+
+import msgspec
+
+from launcher.places.batch.answers import read_settings
+from launcher.places.slurm.queries.values import read_fields, read_number
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What `scontrol show config` says of what we ask; None where it says nothing."""
+
+    version: str | None
+    cluster: str | None
+    requeue: bool | None
+    max_array_size: int | None
+    slurmd_timeout_s: float | None
+    kill_wait_s: float | None
+    min_job_age_s: float | None
+    preempt_mode: str | None
+    accounting: bool | None
+    preempt_type: str | None  # preempt/partition_prio
+    grows: bool = True  # nodes are started when they are asked for, and sinfo may not show those that are off
+
+
+class PartitionRules(msgspec.Struct, frozen=True):
+    """What `scontrol show partition` says of a partition, on top of what sinfo does."""
+
+    preempt_mode: str
+    grace_s: float
+
+
+def show_partitions() -> list[str]:
+    return ["scontrol", "--oneliner", "show", "partition"]
+
+
+def read_rules(text: str) -> dict[str, PartitionRules]:
+    """By the name of the partition."""
+    found = {}
+    for line in text.splitlines():
+        fields = read_fields(line)
+        if name := fields.get("PartitionName"):
+            grace_s = _seconds(fields.get("GraceTime", ""))
+            found[name] = PartitionRules(fields.get("PreemptMode", ""), grace_s or 0.0)
+    return found
+
+
+def read_ping(text: str) -> dict[str, bool]:
+    """Whether each controller is up, by `scontrol ping`: `Slurmctld(primary) at control is UP`."""
+    found = re.findall(r"^Slurmctld\(\w+\) at (\S+) is (UP|DOWN)", text, re.MULTILINE)
+    return {host: state == "UP" for host, state in found}
+
+
+def show_config() -> list[str]:
+    """The configuration of the running controller."""
+    return ["scontrol", "show", "config"]
+
+
+def read_config(text: str) -> Config:
+    """The fields that we ask for."""
+    fields = read_settings(text, "=")
+    storage = fields.get("AccountingStorageType")
+    return Config(
+        version=fields.get("SLURM_VERSION"),
+        cluster=fields.get("ClusterName"),
+        requeue={"1": True, "0": False}.get(fields.get("JobRequeue", "")),
+        max_array_size=read_number(fields.get("MaxArraySize", "")),
+        slurmd_timeout_s=_seconds(fields.get("SlurmdTimeout", "")),
+        kill_wait_s=_seconds(fields.get("KillWait", "")),
+        min_job_age_s=_seconds(fields.get("MinJobAge", "")),
+        preempt_mode=fields.get("PreemptMode"),
+        # Newer ones have no plugin where older ones have one that keeps nothing.
+        accounting=None if storage is None else storage not in ("", "(null)", "accounting_storage/none"),
+        preempt_type=fields.get("PreemptType"),
+        grows=fields.get("ResumeProgram") != "(null)",
+    )
+
+
+def read_version(text: str) -> str | None:
+    """The version in what `sbatch --version` writes: `slurm-wlm 22.05.8`."""
+    found = re.search(r"^slurm\S*[ \t]+([0-9]+\.[0-9]+\S*)", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _seconds(text: str) -> float | None:
+    """Of `30 sec`."""
+    found = re.fullmatch(r"([0-9]{1,9})(?: sec)?", text)
+    return float(found[1]) if found else None

@@ -1,0 +1,217 @@
+"""Slurm as a batch scheduler: each verb is a command line and the reading of its answer."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+
+from launcher.errors import Unreachable
+from launcher.places.batch.batch import (
+    LIMIT_S,
+    SUBMIT_S,
+    BatchSystem,
+    Fate,
+    JobStart,
+    NodeWord,
+    Phase,
+    QueuedJob,
+    Ticket,
+)
+from launcher.places.batch.client import deaf
+from launcher.places.slurm import script, steps
+from launcher.places.slurm.dependencies import dependency_of
+from launcher.places.slurm.hosts import addresses_of, hosts_of
+from launcher.places.slurm.queries.fate import fate_of, show_job
+from launcher.places.slurm.queries.jobs import (
+    SlurmJob,
+    cancel,
+    read_jobs,
+    read_sacct,
+    read_test_only,
+    release,
+    requeue,
+    sacct_jobs,
+    squeue_jobs,
+    update,
+)
+from launcher.places.slurm.queries.nodes import (
+    Node,
+    is_in_hostlist,
+    partition_nodes,
+    read_nodes,
+    read_partition_nodes,
+    show_nodes,
+)
+from launcher.places.slurm.queries.reasons import plain
+from launcher.places.slurm.queries.refusals import refusal
+from launcher.places.slurm.queries.site import Config, read_config, show_config
+from launcher.places.slurm.queries.states import end_of
+from launcher.places.slurm.reach import CALLED, ask, clean_environment
+from launcher.plan.model import Plan
+from launcher.run.layout import AttemptDir
+from launcher.supervisor.agent_processes import AgentProcess
+
+_EXECUTOR = "launcher.places.slurm.executor"
+_DEPENDS = ("Dependency", "DependencyNeverSatisfied")
+
+
+class SlurmSystem(BatchSystem):
+    """What `batch` asks of Slurm."""
+
+    kind = "slurm"
+    called = CALLED
+    sees, ends = "squeue -j", "scancel"
+    ask = staticmethod(ask)
+    warnings: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2)
+
+    @cached_property
+    def config(self) -> Config:
+        """What the controller says of the site; asked once."""
+        return read_config(ask(show_config()).out)
+
+    def get_ready(self) -> None:
+        """Begin what a submit will need while it does other things: 100 ms of submitit, and an answer of Slurm's."""
+        threading.Thread(target=self._get_ready).start()
+
+    def _get_ready(self) -> None:
+        with contextlib.suppress(Unreachable):  # whoever needs the answer asks again, and is told
+            _ = self.config
+        import_module(_EXECUTOR)
+
+    def site(self) -> str:
+        return self.config.cluster or ""
+
+    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+        return script.script_of(plan, ticket, where, self._bearable(plan, avoid), dependency_of(plan.awaited))
+
+    def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
+        from launcher.places.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
+
+        return SbatchExecutor().hand_over(script, environ, lock, limit_s=SUBMIT_S)
+
+    def try_out(self, script: str) -> str:
+        answer = ask(["sbatch", "--test-only"], stdin=script)
+        starts_at, nodes = read_test_only(answer.err)
+        if starts_at is None:
+            return f"Slurm would refuse it: {'; '.join(refusal(answer.err))}"
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
+        return f"Slurm could start it at {when} on {nodes}"
+
+    def name_of(self, job: str, element: int) -> str:
+        return f"{job}_{element}"
+
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        return [_queued(job) for job in read_jobs(ask(squeue_jobs(ids, called), limit_s=limit_s).out)]
+
+    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
+        answer = ask(sacct_jobs(ids, since))
+        return [_queued(job) for job in read_sacct(answer.code, answer.out, answer.err) or ()]
+
+    def warn(self, job: str) -> None:
+        ask(cancel(job, signal="TERM", batch=True))
+
+    def cancel(self, job: str) -> None:
+        ask(cancel(job))
+
+    def fate(self, job: str) -> Fate:
+        return fate_of(ask(show_job(job), in_job=True).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+
+    def requeue(self, job: str) -> str:
+        return ask(requeue(job), in_job=True).refusal
+
+    def release(self, job: str) -> str:
+        return ask(release(job)).refusal
+
+    def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
+        left_out = script.left_out(plan, self._bearable(plan, avoid))
+        if delay_s is None:
+            ask(update(job, ExcNodeList=",".join(left_out)))
+            return
+        argv = [sys.executable, "-P", "-m", "launcher.places.slurm.nudge", job, str(delay_s), *left_out]
+        nowhere, environ = subprocess.DEVNULL, clean_environment(os.environ)
+        subprocess.Popen(deaf(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+
+    def _bearable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
+        """Those that can be avoided with enough nodes left for the run, the one that was lost last first of all: a job
+        that may not have as many as it needs never starts. None where Slurm does not say what there is."""
+        if not avoid:
+            return []
+        partition = plan.spec.slurm.partition
+        try:
+            nodes = read_partition_nodes(ask(partition_nodes(partition), in_job=True).out)
+        except Unreachable:
+            return []
+        usable = {node.name for node in nodes if node.takes_jobs and (partition or node.default)}
+        usable -= {name for name in usable if any(is_in_hostlist(name, text) for text in plan.spec.slurm.exclude)}
+        spare = len(usable) - script.fewest_nodes(plan)
+        lost_last = [host for host in reversed(avoid) if host in usable][: max(0, spare)]
+        return [host for host in avoid if host in lost_last or host not in usable]
+
+    def this_start(self) -> JobStart:
+        """As everybody calls it: `12`, or `12_3` in an array, where `12` may be one element's own and is all."""
+        array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+        if array and index:
+            return JobStart(self.name_of(array, int(index)), int(index))
+        return JobStart(os.environ["SLURM_JOB_ID"], None)
+
+    def this_host(self) -> str:
+        return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+    def hosts(self) -> dict[str, str]:
+        return addresses_of(hosts_of(os.environ["SLURM_JOB_NODELIST"]))
+
+    def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+        return steps.processes(plan, attempt)
+
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
+        known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s, in_job=True).out)
+        return {host: _word_on(known[host]) for host in hosts if host in known}
+
+    def warn_before_s(self, plan: Plan) -> float:
+        return script.signal_before_s(plan)
+
+
+def _queued(job: SlurmJob) -> QueuedJob:
+    """A row of Slurm's, in words for people."""
+    text = ""
+    match job.state.phase:
+        case Phase.QUEUED:
+            text = plain(job.reason)
+        case Phase.RUNNING | Phase.ENDING:
+            text = f"on {job.hosts}" if job.hosts else ""
+        case Phase.ENDED | Phase.UNKNOWN:
+            text = f"by user {job.state.by}" if job.state.by else _ended_waiting(job)
+    ended_as, cause = end_of(job.state.word) if job.state.phase is Phase.ENDED else (None, None)
+    return QueuedJob(
+        id=job.id,
+        phase=job.state.phase,
+        word=job.state.word,
+        text=text,
+        hosts=job.hosts,
+        tickets=job.tickets,
+        element=job.array,
+        starts_at=job.starts_at if job.state.phase is Phase.QUEUED else None,
+        ends_at=job.ends_at,
+        ended_as=ended_as,
+        cause=cause,
+        suspended=job.state.word in ("SUSPENDED", "STOPPED"),
+    )
+
+
+def _ended_waiting(job: SlurmJob) -> str:
+    """Of a job that ended while it waited for another one its reason is left as it was."""
+    if job.reason not in _DEPENDS:
+        return ""
+    return "while it waited for a job that has ended otherwise than it demands, unless somebody ended it by hand"
+
+
+def _word_on(node: Node) -> NodeWord:
+    reason = f": {node.reason}" if node.reason else ""
+    return NodeWord(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)

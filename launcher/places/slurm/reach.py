@@ -1,0 +1,81 @@
+"""Asking Slurm's clients: in an environment without strangers' settings; what they say where nobody answers."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from launcher.errors import Unreachable
+from launcher.node.environment import cleaned
+from launcher.places.batch.client import Answer, Programs, said_by
+
+CALLED = "Slurm"
+
+# On top of what a rank may not inherit: each client has defaults of its own in variables.
+_CLIENT_PREFIXES = (
+    "SQUEUE_", "SACCT_", "SACCTMGR_", "SCANCEL_", "SCONTROL_", "SINFO_", "SPRIO_", "SSHARE_", "SSTAT_", "SPANK_",
+    "_SLURM_",
+)  # fmt: skip
+# Of the indices of an array that wait squeue would show the first 64 characters alone, and leave out the rest.
+_FOR_ANSWERS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+# What a client says where nobody took its question, or where it cannot tell whether somebody did.
+_NO_ANSWER = (
+    "munge encode failed",
+    "unable to contact slurm controller",
+    "socket timed out",
+    "unexpected message received",  # all that scontrol requeue says of a controller that is down
+    "controller not responding",
+    "controller in standby mode",
+    "controller is in standby mode",
+    "protocol authentication error",
+    "could not establish a configuration source",
+    "zero bytes were transmitted or received",
+    "incompatible versions of client and server",
+    "problem talking to the database",
+    "unable to connect to database",
+    "connection refused",
+    "connection reset by peer",
+    "connection timed out",
+    "no route to host",
+    "network is unreachable",
+)
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without what another job, or a habit, would tell Slurm's clients."""
+    return {name: value for name, value in cleaned(environ).items() if not name.startswith(_CLIENT_PREFIXES)}
+
+
+def _readable_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return clean_environment(environ) | _FOR_ANSWERS
+
+
+_CONTROLLER = Programs(CALLED, "controller", _NO_ANSWER, _readable_environment)
+_DATABASE = Programs(CALLED, "accounting database", _NO_ANSWER, _readable_environment)
+_SUBMITTING = Programs(CALLED, "controller", _NO_ANSWER, clean_environment)  # a job inherits what sbatch gets
+
+
+def ask(
+    argv: Sequence[str],
+    *,
+    limit_s: float = 10.0,
+    environ: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    pass_fds: Sequence[int] = (),
+    in_job: bool = False,
+) -> Answer:
+    """What the client answers. Raises Unreachable where it is missing, too slow, or got no answer itself."""
+    program = os.path.basename(argv[0])
+    is_submit = program == "sbatch" and "--test-only" not in argv
+    asked = _DATABASE if program == "sacct" else _SUBMITTING if is_submit else _CONTROLLER
+    answer = asked.ask(argv, limit_s=limit_s, environ=environ, stdin=stdin, pass_fds=pass_fds, in_job=in_job)
+    _check(program, answer)
+    return answer
+
+
+def _check(program: str, answer: Answer) -> None:
+    """Raise where these two fail: then jobs are unseen and not gone. But for a single id that squeue has forgotten, and
+    for a cluster that keeps no accounts. Of a user that it does not know squeue says so with exit code 0."""
+    lines = said_by(program, answer.err)
+    known = {"squeue": "invalid job id specified", "sacct": "accounting storage is disabled"}.get(program)
+    stranger = [line for line in lines if program == "squeue" and "invalid user" in line.lower()]
+    if stranger or (answer.code > 0 and known is not None and known not in answer.err.lower()):
+        raise Unreachable(f"{program} cannot tell: {(stranger or lines[-1:] or [f'exit code {answer.code}'])[0]}")

@@ -1,0 +1,123 @@
+"""The batch script of a run: what of its plan is an option of sbatch, and the one command that is run. Pure.
+
+submitit renders it; of submitit nothing else goes into the job: no pickle, no handler, no state.
+"""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.places.batch.batch import Ticket, batch_command, nodes_asked, warned_before_s
+from launcher.places.slurm.queries.nodes import is_in_hostlist
+from launcher.plan.model import Plan
+
+# What becomes of a value with one of these is sbatch's guess, and a new line would be shell.
+_UNQUOTABLE = ("\n", "\r", "\0")
+_LIMIT_SIGNAL = "USR1"
+# A warning would end the guard while its Python starts.
+_DEAF = "trap '' USR1 USR2"
+
+
+def options(
+    plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[str] = (), dependency: str = ""
+) -> dict[str, str | bool]:
+    """The long options of sbatch, without their dashes. `output`: where the batch process's own words go."""
+    spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
+    fewest, most = plan.nodes_min, plan.nodes_max
+    found: dict[str, str | bool | None] = {
+        **_waits(plan, dependency),
+        "job-name": plan.run_id if ticket.array is None else plan.name,
+        "nodes": nodes_asked(plan),
+        # With a range Slurm would take it for the wish to have no more nodes than tasks, and give the fewest.
+        "ntasks-per-node": "1" if fewest == most else None,
+        "cpus-per-task": str(plan.ranks_per_node * plan.cpus_per_rank),
+        "gres": gres_of(plan),
+        "mem": None if resources.memory_gb is None else f"{math.ceil(resources.memory_gb * 1000)}M",
+        "time": None if resources.time_s is None else str(max(1, math.ceil(resources.time_s / 60))),
+        "signal": f"B:{_LIMIT_SIGNAL}@{math.ceil(signal_before_s(plan))}",
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "reservation": slurm.reservation,
+        "nodelist": ",".join(slurm.nodelist) or None,
+        "exclude": ",".join(left_out(plan, hosts_to_avoid)) or None,
+        "mail-user": slurm.mail_user,
+        "mail-type": ",".join(slurm.mail_type) or None,
+        "requeue": True,
+        "no-kill": True if fewest < most or spec.recovery.spares else None,
+        "open-mode": "append",
+        "output": output,
+        "chdir": "/",
+    }
+    extra = {name: value or True for name, value in slurm.extra.items()}
+    note = extra.pop("comment", None)
+    found["comment"] = ticket.mark if note in (None, True) else f"{ticket.mark} {note}"
+    if ticket.array is not None:
+        at_once = f"%{spec.queue.max_parallel}" if spec.queue.max_parallel else ""
+        found["array"] = f"0-{ticket.array - 1}{at_once}"
+    chosen = {**extra, **{name: value for name, value in found.items() if value is not None}}
+    for name, value in chosen.items():
+        if isinstance(value, str) and any(sign in value for sign in _UNQUOTABLE):
+            raise ValueError(f"--{name}: expected one line, got {value!r}")
+    return chosen
+
+
+def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
+    """What the job waits for, beside room."""
+    queue, at = plan.spec.queue, plan.starts_at
+    return {
+        "hold": queue.hold or None,
+        "begin": None if at is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)),
+        "nice": str(-queue.priority) if queue.priority else None,
+        "dependency": dependency or None,
+        "kill-on-invalid-dep": "yes" if dependency else None,
+    }
+
+
+def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
+    """The nodes that the job is not to have: the spec's, and those to avoid. But not what the spec insists on: such
+    a job Slurm refuses, or never starts."""
+    slurm = plan.spec.slurm
+    free = [host for host in hosts_to_avoid if not any(is_in_hostlist(host, text) for text in slurm.nodelist)]
+    return list(dict.fromkeys((*slurm.exclude, *free)))
+
+
+def fewest_nodes(plan: Plan) -> int:
+    """With fewer the job does not start."""
+    return plan.nodes_min if plan.nodes_min < plan.nodes_max else plan.nodes_max + plan.spec.recovery.spares
+
+
+def gres_of(plan: Plan) -> str | None:
+    """The generic resources of each node: as the spec says, else its GPUs."""
+    return plan.spec.slurm.gres or (f"gpu:{plan.gpus_per_node}" if plan.gpus_per_node else None)
+
+
+def signal_before_s(plan: Plan) -> float:
+    """How long before the limit the run is told."""
+    return warned_before_s(plan.spec.resources.time_s, plan.spec.slurm.signal_before_s)
+
+
+def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], dependency: str = "") -> str:
+    """The text that sbatch gets. `where`: what the batch process is told, and where its own words go."""
+    chosen = options(plan, ticket, _output(ticket, str(where)), avoid, dependency)
+    return render(chosen, f"{_DEAF}\n{batch_command('slurm', where, guarded=True)}")
+
+
+def _output(ticket: Ticket, folder: str) -> str:
+    """Where the batch process's words go before it has a log of its own."""
+    if any(sign in folder for sign in "\\\n\r"):
+        return os.devnull  # neither sbatch nor the patterns of its file names have a way to write these
+    name = "slurm-%j.out" if ticket.array is None else "slurm-%A_%a.out"
+    return f"{folder.replace('%', '%%')}/{name}"  # in a folder's own name a % is no pattern
+
+
+def render(chosen: Mapping[str, str | bool], command: str) -> str:
+    """The whole script, as sbatch gets it."""
+    from launcher.places.slurm.executor import SbatchExecutor  # late: submitit's 130 ms only a submit has to pay
+
+    # Of what submitit quotes for a shell sbatch still takes each backslash for an escape.
+    safe = {name: value.replace("\\", r"\\") if isinstance(value, str) else value for name, value in chosen.items()}
+    return SbatchExecutor(safe, command).text()

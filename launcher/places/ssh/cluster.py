@@ -1,0 +1,181 @@
+"""Plain hosts over SSH as a cluster: no scheduler, no daemon of ours, no root."""
+
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import BadInput, LaunchError, Unreachable
+from launcher.places.place import CancelReport, HostNow, KeptRemote, Place, PreparedStart
+from launcher.places.ssh import pool
+from launcher.places.ssh.comeback import ask
+from launcher.places.ssh.facts import Surveyed
+from launcher.places.ssh.submit import cancel, look
+from launcher.places.ssh.submit.predecessors import release, unseen
+from launcher.places.ssh.submit.unfinished import is_unfinished
+from launcher.plan.facts import Machine, Misfit
+from launcher.plan.model import AwaitedRun, Plan
+from launcher.plan.queueing import not_taken
+from launcher.remote.shipping import bundle
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import ClusterWord
+from launcher.spec.model import JobSpec, Ssh
+from launcher.supervisor.slots.table import GPU
+
+if TYPE_CHECKING:
+    from launcher.remote.connect import Line
+    from launcher.remote.running import Running
+
+
+class SshCluster(Place):
+    """A pool of hosts. Each command makes one of these, which asks the hosts what they have only once."""
+
+    kind = "ssh"
+    doctor = "launcher.places.ssh.doctor"
+    remote = True
+    supports_reach = True
+    supports_tunnel = True
+
+    def __init__(self) -> None:
+        self._pool = Ssh()
+        self._found: dict[str, Surveyed] = {}
+        self._not_mended: dict[str, LaunchError] = {}
+
+    def machine(self, spec: JobSpec) -> Machine:
+        if self._pool != spec.ssh or not self._found:
+            self._found = _looked_at(spec.ssh)
+            self._pool = spec.ssh
+        return offered([*self._found.values()], spec.resources.gpus_per_node, shared=spec.ssh.shared)
+
+    def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+        """One of the hosts keeps the run while it waits: it has to be one that sees how the others are."""
+        return [*not_taken(spec.queue, ("priority", "after", "hold", "at"), self.kind), *unseen(spec.ssh, awaited)]
+
+    def runs_folder(self, spec: JobSpec) -> str:
+        """Raises BadInput where it is not the same on all hosts of the pool."""
+        self.machine(spec)
+        folders = {one.facts.workdir for one in self._found.values()}
+        if len(folders) > 1:
+            named = " and ".join(sorted(folders))
+            raise BadInput(f"ssh.workdir: hosts of the pool have {named}: what one run makes another cannot be told")
+        return f"{folders.pop()}/runs"
+
+    def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        release(run, attempt)
+
+    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        found, troubles = pool.surveyed(spec.ssh)
+        return [
+            _now(found[host.name])
+            if host.name in found
+            else HostNow(host.name, "unknown", text=str(troubles.get(host.name, "")))
+            for host in pool.hosts_of(spec.ssh)
+        ]
+
+    def preview(self, _plan: Plan) -> None:
+        """Nothing is handed to anybody else here."""
+
+    def prepare(self, plan: Plan) -> PreparedStart:
+        from launcher.places.ssh.submit.handover import PoolHandover  # late: `launch status` needs none of it
+
+        self.machine(plan.spec)  # whoever asked this object before has made it known already
+        return PoolHandover(Path(plan.run_dir), self._found, agent=plan.spec.ssh.agent)
+
+    def start(self, plan: Plan, attempt: int) -> None:
+        self.prepare(plan).start(attempt)
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        left = [(run, attempt) for run, attempt in attempts if is_unfinished(attempt)]
+        if left:
+            from launcher.places.ssh.submit.mend import mend  # late: a killed submitter is rare
+
+            self._not_mended = mend(left)
+        for run, attempt in attempts:
+            if not is_unfinished(attempt):
+                ask.ask_lost(run)
+
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        return look.look(attempts, self._not_mended)
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan | None) -> CancelReport:
+        return cancel.cancel(run, attempt)
+
+    def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+        return cancel.cancel(run, attempt, gone=gone)
+
+    def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
+        cancel.pardon(run, hosts)
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        from launcher.places.ssh.inside import reach  # late: only who looks inside needs it
+
+        return reach(run, attempt, node)
+
+    def line_to(self, run: RunDir, node: int) -> "Line":
+        from launcher.places.ssh.inside import line_to  # late: only a tunnel needs it
+
+        return line_to(run, node)[1]
+
+    def bring_logs(self, run: RunDir) -> None:
+        from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
+
+        fetch.bring_logs(run)
+
+    def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
+        from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
+
+        return fetch.fetch(run, checkpoint)
+
+    def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+        from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
+
+        return fetch.bring_outputs(run, draft, frozen)
+
+    def bring_newest(self, run: RunDir) -> None:
+        from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
+
+        fetch.bring_newest(run)
+
+    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
+        from launcher.places.ssh.results import tidying  # late: `launch status` needs none of it
+
+        return tidying.tidy(runs, remove=remove)
+
+    def discover(self, ref: str) -> Path | None:
+        from launcher.places.ssh.submit import discovery  # late: it reads YAML
+
+        return discovery.discover(ref)
+
+
+def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False) -> Machine:
+    """What each of the hosts that can take part has: those with that many GPUs; None: all with any, where some have."""
+    able = [one for one in found if len(one.gpus) >= (1 if gpus is None else gpus)]
+    if not able and gpus is not None:  # the one that comes nearest says how many there are
+        able = [max(found, key=lambda one: len(one.gpus))]
+    able = able or [*found]
+    fewest = min(able, key=lambda one: len(one.gpus))
+    cpus = min(one.facts.cpus for one in able)
+    return Machine(cpus, fewest.gpus, apart=True, own_python=True, disks_apart=not shared, elects=True)
+
+
+def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:
+    if not ssh.hosts:
+        hint = "hint: `ssh: {hosts: [...]}` in the spec, or a pool in the clusters file and --on its name"
+        raise BadInput("--on ssh: the spec names no hosts", hint)
+    # Takes a tenth of a second, and its result is wanted once the hosts have been looked at.
+    threading.Thread(target=bundle.digest, args=(bundle.own_tag(),), daemon=True).start()
+    found, troubles = pool.surveyed(ssh)
+    if not found:
+        error = Unreachable(*(line for one in troubles.values() for line in one.lines))
+        codes = {one.exit_code for one in troubles.values()}
+        error.exit_code = codes.pop() if len(codes) == 1 else error.exit_code
+        raise error
+    return found
+
+
+def _now(one: Surveyed) -> HostNow:
+    seen = one.occupancy
+    runs = tuple(dict.fromkeys(holder.run for holder in seen.held if holder.run))
+    waits = f"{len(seen.waiting)} waiting" if seen.waiting else ""
+    free = len(one.gpus) - one.taken(GPU)
+    return HostNow(one.host.name, "taken" if seen.held else "free", len(one.gpus), free, runs, text=waits)

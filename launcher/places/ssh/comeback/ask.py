@@ -1,0 +1,72 @@
+"""Hosts that a run has lost are asked to come back: `python -m launcher.places.ssh.comeback.ask RUN_DIR HOST...`
+
+A process of its own, so that whoever asks for a status does not wait for hosts that have no power.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher.places.ssh.host_client import HostClient
+from launcher.places.ssh.host_clients import ask_all
+from launcher.places.ssh.messages import ComeBack
+from launcher.places.ssh.run_hosts import places_of
+from launcher.run.durable import readable
+from launcher.run.layout import RunDir
+from launcher.run.records import RunState
+from launcher.states import State
+
+_GOES_ON = (State.RUNNING, State.REGROUPING)
+_BETWEEN = (State.QUEUED, State.STARTING)  # attempts, where there was one before
+_NOT_HERE = ("lost", "waiting")  # the latter of a host that an attempt went on without
+_EVERY_S = 15.0
+
+
+def ask_lost(run: RunDir) -> None:
+    """Where it goes on without some of its hosts, or waits for them to go on, as far as is known here; now and then."""
+    last = readable(run.state, RunState)
+    if last is None or not (last.state in _GOES_ON or (last.state in _BETWEEN and last.restarts)):
+        return
+    lost = [node.host for node in last.nodes if node.state in _NOT_HERE and node.host]
+    if lost and _is_time(run):
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(run.path), *lost],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def main() -> int:
+    run, hosts = RunDir(Path(sys.argv[1])), sys.argv[2:]
+    places = [place for place in places_of(run) if place.host.name in hosts]
+
+    def come_back(client: HostClient) -> str:
+        limit_s = 2 * client.limits.soon_s  # a keeper has to start there
+        return client.ask(ComeBack(run.id, client.place.workdir), str, limit_s=limit_s)
+
+    ask_all(places, come_back)
+    return 0
+
+
+def _is_time(run: RunDir) -> bool:
+    """Not asked a moment ago, by whatever process."""
+    try:
+        age_s = time.time() - run.asked_back.stat().st_mtime
+    except FileNotFoundError:
+        age_s = _EVERY_S
+    if 0 <= age_s < _EVERY_S:
+        return False
+    try:
+        os.close(os.open(run.asked_back, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        os.utime(run.asked_back)
+    except OSError:
+        return False  # a disk that takes nothing now: whoever asks for a status gets it all the same
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""After a host was started anew, without anybody: every run that it took part in has its keeper there again.
+
+    python -P -m launcher.places.ssh.comeback.there WORKDIR [RUN_ID]
+
+For the host's crontab; `launch doctor POOL` shows the line. Each run's keeper is started by the launcher that it had.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher.errors import Exit, LaunchError
+from launcher.ids import is_run_id
+from launcher.places.ssh.host import presence, receive
+from launcher.run.layout import RunDir
+
+_ME = "launcher.places.ssh.comeback.there"
+_AGAIN_S, _GIVE_UP_S = 5.0, 300.0  # the network may come up later than we
+
+
+def main() -> int:
+    os.umask(0o077)
+    runs = Path(os.path.expanduser(sys.argv[1]), "runs")
+    if len(sys.argv) > 2:
+        return _come_back(RunDir(runs / sys.argv[2]))
+    left = [RunDir(path) for path in sorted(runs.glob("*")) if is_run_id(path.name)]
+    deadline = time.monotonic() + _GIVE_UP_S
+    while True:
+        left = [run for run in left if not _brought_back(run)]
+        if not left or time.monotonic() > deadline:
+            return Exit.UNREACHABLE if left else Exit.OK
+        time.sleep(_AGAIN_S)
+
+
+def _brought_back(run: RunDir) -> bool:
+    """Or there is nothing to bring back."""
+    found = presence.begun(run)
+    seat = presence.taken(found[0]) if found is not None else None
+    if seat is None:
+        return True
+    words = [seat.python, "-P", "-m", _ME, str(run.path.parent.parent), run.id]
+    return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == Exit.OK
+
+
+def _come_back(run: RunDir) -> int:
+    try:
+        receive.come_back(run)
+    except (LaunchError, OSError) as error:
+        sys.stderr.write(f"{run.id}: {error}\n")
+        return Exit.UNREACHABLE
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""What hosts offer: asked of each by a small program that any Python can run, before anything of ours is there."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from launcher.errors import LaunchError, Unreachable
+from launcher.places.ssh import probe_there
+from launcher.plan.model import Plan
+from launcher.remote.connect import Line
+from launcher.remote.rpc.wire import Garbled, decoded
+from launcher.spec.model import Ssh, SshHost
+from launcher.supervisor.slots.table import CPU, GPU, Occupancy, occupancy
+
+WORKDIR = "~/launch"
+_LIMIT_S = 30.0
+_LONGEST = 16 << 20
+# The first Python that is new enough: the one that is named, else one of the usual names.
+_FIND = r"""
+case $1 in "~/"*) first=$HOME/${1#"~/"};; *) first=$1;; esac
+for python in ${first:+"$first"} ${first:-python3 python3.14 python3.13 python3.12 python3.11 python}; do
+  command -v "$python" >/dev/null 2>&1 || continue
+  "$python" -I -c "$2" "$3"
+  code=$?
+  [ $code = 99 ] || exit $code
+  old=$python
+done
+[ -z "$old" ] || { echo "launch-old: $old" ; exit 99; }
+exit 98
+"""
+
+
+_TEXT = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z"
+_Word = Annotated[str, msgspec.Meta(max_length=4096, pattern=f"^{_TEXT}")]
+_Absolute = Annotated[str, msgspec.Meta(max_length=4096, pattern=f"^/{_TEXT}")]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What `probe_there` prints."""
+
+    python: _Absolute
+    version: tuple[_Number, _Number, _Number]
+    tag: Annotated[str, msgspec.Meta(pattern=r"^[\w.-]{1,200}\Z")]
+    torch: Annotated[str, msgspec.Meta(pattern=r"^[\w.+!-]{1,100}\Z")] | None
+    missing: Annotated[tuple[Literal["msgspec", "xxhash"], ...], msgspec.Meta(max_length=2)]
+    hostname: _Word
+    boot_id: _Word
+    user: _Word
+    address: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:%_-]{0,255}\Z")]
+    workdir: _Absolute
+    libraries: tuple[str, ...]
+    cpus: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    gpus: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=4096)]
+    sockets: tuple[str, ...]  # whose names say what any user there wants
+    disk_free: _Count
+    inodes_free: _Count | None
+    writable: bool
+    memory: _Count
+    clock: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    exposed: _Word = ""  # a folder by which others could put something in the place of ours there
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A host as it was found."""
+
+    host: SshHost
+    facts: Facts
+    clock_off_s: float
+    took_s: float
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Those that may be used."""
+        found = tuple(str(number) for number in self.facts.gpus)
+        return found if self.host.gpus is None else found[: self.host.gpus]
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Who has and who waits for what of it."""
+        return occupancy("\n".join(self.facts.sockets))
+
+    def taken(self, kind: str) -> int:
+        """How many of its GPUs (of those that may be used), or CPU slots."""
+        holders = self.occupancy.taken(kind)
+        if kind == CPU:
+            return sum(int(holder.number) for holder in holders)
+        return len({holder.number for holder in holders if holder.number in self.gpus})
+
+    def has_room(self, plan: Plan) -> bool:
+        """Nobody waits here, and what the run needs is free."""
+        kind, there = (GPU, len(self.gpus)) if plan.gpus_per_node else (CPU, self.facts.cpus)
+        wanted = min(there, plan.gpus_per_node or plan.ranks_per_node * plan.cpus_per_rank)
+        return not self.occupancy.waiting and there - self.taken(kind) >= wanted
+
+    @property
+    def address(self) -> str:
+        """By which the other hosts reach it."""
+        return self.host.address or self.facts.address
+
+
+def completed(host: SshHost, pool: Ssh) -> SshHost:
+    """The host with what the pool says where it does not."""
+    return SshHost(
+        host.name,
+        host.address,
+        host.user or pool.user,
+        host.port or pool.port,
+        host.key or pool.key,
+        pool.gpus if host.gpus is None else host.gpus,
+        host.python or pool.python,
+        host.workdir or pool.workdir or WORKDIR,
+        host.transport or pool.transport,
+    )
+
+
+def survey(line: Line, host: SshHost) -> Surveyed:
+    """Ask one host. Raises LaunchError saying what is missing there."""
+    text = Path(probe_there.__file__).read_text(encoding="utf-8")
+    asked = msgspec.json.encode({"workdir": host.workdir or WORKDIR}).decode()
+    began, sent_at = time.monotonic(), time.time()
+    done = line.run(["/bin/sh", "-c", _FIND, "sh", host.python or "", text, asked], limit_s=_LIMIT_S)
+    took_s = time.monotonic() - began
+    for row in done.out.decode(errors="replace").splitlines():
+        if row.startswith(probe_there.MARK):
+            facts = facts_of(row.removeprefix(probe_there.MARK), host.name)
+            return Surveyed(host, facts, facts.clock - (sent_at + time.time()) / 2, took_s)
+    raise _no_python(host, done.code, (done.err or done.out).decode(errors="replace"))
+
+
+def facts_of(text: str, who: str) -> Facts:
+    """What a host says of itself. Raises LaunchError naming it."""
+    try:
+        return decoded(text[:_LONGEST].encode(), Facts)
+    except Garbled as error:
+        raise LaunchError(f"{who}: what it says of itself cannot be: {error}", "hint: look at its `python:`") from error
+
+
+def _no_python(host: SshHost, code: int | None, said: str) -> LaunchError:
+    hint = f"hint: install Python 3.11 or newer there, or have `python:` of {host.name} name one"
+    named = host.python or "python3"
+    if code == 99:
+        return LaunchError(f"{host.name}: its {named} is older than Python 3.11", hint)
+    if code == 98:
+        return LaunchError(f"{host.name}: there is no {named}", hint)
+    last = (said.strip().splitlines() or [f"it left with exit code {code}"])[-1]
+    return (
+        Unreachable(f"{host.name}: could not be looked at: {last}")
+        if code is None
+        else LaunchError(f"{host.name}: could not be looked at: {last}")
+    )

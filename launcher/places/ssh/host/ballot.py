@@ -1,0 +1,197 @@
+"""This host's part in the quorum, on its disk and by the names of hosts; `quorum/core.py` has the rules."""
+
+import hashlib
+import os
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from launcher.places.ssh.host.keeper_messages import (
+    KeeperStatus,
+    OpenAttempt,
+    OpeningSaid,
+    Replica,
+    Settled,
+    Vote,
+)
+from launcher.places.ssh.quorum.core import Append, Open, Opening, Records, RequestVote, Settle, Voter
+from launcher.run.durable import read_sealed, write_sealed
+from launcher.run.layout import RunDir
+
+
+class KeptVoter(msgspec.Struct, frozen=True):
+    """voter.json."""
+
+    begun: int  # the attempt that the hosts were started with: they go by their numbers in its plan
+    voter: Voter
+
+
+class Ballot:
+    """Votes of this host, and the attempts that it has accepted. Every change is on disk before it takes effect."""
+
+    def __init__(self, run: RunDir, me: int, hosts: Sequence[str], begun: int, *, on_disk: bool = True) -> None:
+        """`on_disk`: False where all hosts share one disk; then the fence there decides, and nobody votes."""
+        self.me, self.hosts = me, tuple(hosts)
+        self._run, self._begun, self._on_disk = run, begun, on_disk
+        kept = read_sealed(run.voter, KeptVoter) if on_disk else None
+        if kept is not None and kept.begun == begun:
+            self.voter = kept.voter
+        else:
+            self.voter = Voter(me, (begun, 0), (Opening(begun, 0, frozenset(range(len(hosts)))),))
+        self.leaderless = False  # the leader was not heard for a whole lease
+        self.accepted: OpenAttempt | None = None  # the next attempt, which this host has not gone on to yet
+        self.outrun_by = 0  # the newest attempt of which somebody has records for us
+        self._joined: tuple[int, int] | None = None  # an attempt that this host came back to, and who leads it
+
+    @property
+    def voted(self) -> tuple[int, int]:
+        return self.voter.voted
+
+    def keep(self, voter: Voter) -> None:
+        if voter != self.voter and self._on_disk:
+            write_sealed(self._run.voter, KeptVoter(self._begun, voter))
+        self.voter = voter
+
+    def move(self) -> None:
+        """On to the attempt that was accepted, or opened."""
+        self.leaderless, self.accepted = False, None
+
+    # -- how new the records are
+
+    def records(self, length: int | None = None) -> Records:
+        """`length`: only so many bytes of the history."""
+        history = self.history()
+        part = history if length is None else history[:length]
+        return Records(self.voter.newest.attempt, len(part), hashlib.sha256(part).hexdigest())
+
+    def history(self) -> bytes:
+        """All whole lines."""
+        try:
+            data = self._run.events.read_bytes()
+        except FileNotFoundError:
+            return b""
+        return data[: data.rfind(b"\n") + 1]
+
+    def history_bytes(self) -> int:
+        """As its file says, without reading it."""
+        try:
+            return self._run.events.stat().st_size
+        except OSError:
+            return 0
+
+    # -- questions of others; each gives the reason for a refusal
+
+    def against_vote(self, asked: Vote) -> str:
+        return self.voter.against_vote(_request(asked), self.records(), hears_leader=not self.leaderless)
+
+    def vote(self, asked: Vote) -> None:
+        self.keep(self.voter.vote(_request(asked)))
+
+    def against_record(self, replica: Replica) -> str:
+        """It is taken of the newest attempt's leader, and of a candidate that has this host's vote."""
+        known = self.voter.newest.attempt
+        if not 0 <= replica.node < len(self.hosts) or replica.attempt < known:
+            return f"attempt {known} is the newest here"
+        if replica.attempt == known and self.voted[0] > known and self.voted[1] == replica.node:
+            return ""  # it says how the last attempt ended
+        if (replica.attempt, replica.node) == self._joined and self.voted[0] <= replica.attempt:
+            return ""
+        return self.voter.against_append(Append(replica.attempt, replica.node))
+
+    def keeps_for(self, replica: Replica) -> bool:
+        """Whether the record is of a leader that this host once followed, and does not count for any more."""
+        newest = self.voter.newest
+        follows = (replica.attempt, replica.node) == (newest.attempt, newest.leader)
+        return follows and not self.leaderless
+
+    def against_open(self, said: OpenAttempt) -> str:
+        """Why the attempt is not accepted; `accept` does."""
+        if not self._is_sound(said):
+            return "it is not on hosts of this run"
+        if not self._on_disk:
+            return ""
+        wanted = self._opened(said)
+        return self.voter.against_open(wanted, self.records(wanted.records.length))
+
+    def accept(self, said: OpenAttempt) -> None:
+        """Take up the attempt, once its plan is on disk; what this host's history has beyond the leader's goes."""
+        if self._on_disk:
+            if len(self.history()) > said.records.length:
+                cut_off(self._run, said.records.length)
+            self.keep(self.voter.accept(self._opened(said)))
+        self.accepted = said
+
+    def settle(self, said: Settled) -> None:
+        self.keep(self.voter.settle(Settle(said.attempt, said.node)))
+
+    def join(self, said: OpenAttempt) -> None:
+        """Work in the attempt that goes on. One of its voters accepts it later, once the history was copied here."""
+        self._joined = (said.attempt, said.node)
+        if self._on_disk and self.hosts[self.me] not in said.hosts and self.voter.newest.attempt < said.attempt:
+            self.keep(self.voter.accept(self._opened(said)))
+
+    def _opened(self, said: OpenAttempt) -> Open:
+        newest = Opening(said.attempt, said.node, frozenset(map(self.hosts.index, said.hosts)))
+        before = (Opening(one.attempt, one.leader, frozenset(one.voters)) for one in said.before)
+        return Open((*before, newest), Records(*msgspec.structs.astuple(said.records)))
+
+    # -- this host as a candidate
+
+    def before(self) -> tuple[OpeningSaid, ...]:
+        """The openings that are not known to be settled, but for the newest."""
+        return tuple(
+            OpeningSaid(one.attempt, one.leader, tuple(sorted(one.voters))) for one in self.voter.openings[:-1]
+        )
+
+    def is_next_in_line(self, leaderless: Mapping[int, KeeperStatus]) -> bool:
+        """Whether no other host that hears no leader has newer records, or as new ones and a lower number."""
+        mine = (-self.voter.newest.attempt, -self.history_bytes(), self.me)
+        return not any((-one.accepted, -one.history, number) < mine for number, one in leaderless.items())
+
+    def without_dead_leaders(
+        self, heard: Mapping[int, KeeperStatus], attempt: int, patience_s: float
+    ) -> dict[int, KeeperStatus]:
+        """A keeper that answers for a coordinator which says nothing does not lead, whatever it takes itself for."""
+        return {
+            number: one
+            for number, one in heard.items()
+            if not (one.leads and one.attempt == attempt and one.silent_s > patience_s)
+        }
+
+    def goes_on_with(self, leader: int, said: OpenAttempt, attempt: int) -> bool:
+        """Whether what a leader tells this host, which was lost, is an attempt of its own that has a place for it."""
+        named = (*said.hosts, *said.away)
+        return (
+            self._is_sound(said)
+            and said.node == leader
+            and said.attempt >= attempt
+            and self.hosts[self.me] in named[1:]
+        )
+
+    def _is_sound(self, said: OpenAttempt) -> bool:
+        """Whether it names hosts of this run alone, each once, its leader first."""
+        names, all_ = (*said.hosts, *said.away), range(len(self.hosts))
+        openings = all({one.leader} <= {*one.voters} <= {*all_} and one.attempt < said.attempt for one in said.before)
+        known = len({*names}) == len(names) and {*names} <= {*self.hosts} and said.node in all_
+        return known and openings and said.hosts[:1] == (self.hosts[said.node],)
+
+    def carries(self, others: Collection[int], *, leads: bool) -> bool:
+        """Whether these suffice. On a disk that all share nobody votes: there a leader is enough, or more than half."""
+        if self._on_disk:
+            return self.voter.carries(others)
+        there, size = len({*others, self.me}), len(self.hosts)
+        return leads or 2 * there > size
+
+
+def _request(asked: Vote) -> RequestVote:
+    return RequestVote(asked.attempt, asked.node, Records(*msgspec.structs.astuple(asked.records)))
+
+
+def cut_off(run: RunDir, length: int) -> None:
+    """Forget what is behind so many bytes of the history: no leader has it, and nothing followed from it."""
+    fd = os.open(run.events, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, length)
+        os.fsync(fd)
+    finally:
+        os.close(fd)

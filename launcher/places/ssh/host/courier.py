@@ -1,0 +1,121 @@
+"""Tells supervisors what they could not hear when it happened: hosts that are cut off may be reached again later.
+
+`cancel`: a person has ended the run; `end`: it has ended by itself, as the records here say. It holds no slots and ends
+nothing here. Whoever cancels the run ends it.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Literal
+
+from launcher.errors import Exit
+from launcher.node.environment import cleaned
+from launcher.places.ssh.host import presence
+from launcher.places.ssh.host.keeper_messages import Cancelled, Declined, KeeperQuestion, KeeperReply, granted
+from launcher.places.ssh.host.keeper_rpc import WIRE, KeeperRpc
+from launcher.places.ssh.host.record_copies import QUIET_S, RecordReplicator
+from launcher.places.ssh.messages import Peer
+from launcher.run.attempts import newest, read_intent, read_plan
+from launcher.run.layout import RunDir
+from launcher.run.processes import TAG, forbid_core_dumps
+from launcher.spec.model import Recovery
+from launcher.supervisor.standby import supervisor_command
+from launcher.supervisor.strategy import Strategy
+from launcher.wire.frames import wire_key
+
+GIVE_UP_WAITS = 5  # so many times `recovery.wait` a keeper that hears no leader waits for more hosts
+_SURE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits in seconds of one that tells keepers."""
+
+    again_s: float = 0.5  # until those that have not heard it are told again
+    ask_s: float = 2.0
+    nobody_s: float = 8.0  # beyond the lease: a host that refuses all connections for so long has no keeper
+    quiet_s: float = QUIET_S
+
+
+def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> None:
+    """Start one, which outlives this process; where nobody knows how to reach the others there is nothing to do."""
+    if not hosts or presence.begun(run) is None:
+        return
+    subprocess.Popen(
+        supervisor_command(f"{__name__}:Courier", run.path, word, *hosts),
+        env={**cleaned(os.environ), TAG: str(run.path)},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+class Courier(Strategy):
+    """Words: cancel|end HOST..."""
+
+    stands_by = False
+
+    def supervise(self, _go: BinaryIO) -> int:
+        """Return once all have been told, or each of them must have given up."""
+        forbid_core_dumps()
+        deliver(self.run, self.words[0], self.words[1:])
+        return Exit.OK
+
+
+def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
+    """Return once all have heard it, or every keeper that has not must have given the run up by itself."""
+    patience = patience or Patience()
+    begun, last = presence.begun(run), newest(run)
+    if begun is None or last is None:
+        return
+    attempt, peers = begun
+    plan = read_plan(run, attempt.number)
+    rpc = _among(peers, wire_key(read_intent(attempt).token, WIRE, plan.run_id, attempt.number))
+    whom, rules = {number for number in rpc.others if rpc.peer(number).host in hosts}, plan.spec.recovery
+    if word == "cancel":
+        said = Cancelled(rpc.me)
+        _until_heard(rpc, whom, rules, patience, lambda left: left - {*granted(rpc.ask(said, left, patience.ask_s))})
+    else:
+        records = RecordReplicator(run, last, rpc, quiet_s=patience.quiet_s)
+        _until_heard(rpc, whom, rules, patience, lambda left: left & {*records.untold()})
+        records.close()
+    rpc.close()
+
+
+def gives_up_s(recovery: Recovery) -> float:
+    """How long a keeper may wait for the others before it gives the run up."""
+    return recovery.lease_s + (GIVE_UP_WAITS + 1) * recovery.wait_s + _SURE_S
+
+
+def _until_heard(
+    rpc: KeeperRpc, left: set[int], rules: Recovery, patience: Patience, tell: Callable[[set[int]], set[int]]
+) -> None:
+    """`tell` gives those that have not heard it yet."""
+    deadline = time.monotonic() + gives_up_s(rules)
+    while left and time.monotonic() < deadline:
+        left = tell(left) - rpc.gone(rules.lease_s + patience.nobody_s)
+        if left:
+            time.sleep(patience.again_s)
+
+
+def _among(peers: Sequence[Peer], key: bytes) -> KeeperRpc:
+    """In the place of the keeper of this host, which is the one whose address can be had here."""
+    problem: OSError | None = None
+    for number, peer in enumerate(peers):
+        try:
+            rpc = KeeperRpc(peer.address, key, _declined)
+        except OSError as error:
+            problem = error
+        else:
+            rpc.join(peers, number)
+            return rpc
+    raise problem or OSError("there are no keepers")
+
+
+def _declined(_question: KeeperQuestion, _asker: str) -> KeeperReply:
+    return Declined("the run has ended")

@@ -1,0 +1,180 @@
+"""A host's part where it does not lead: its agent, and readiness to take the run over when the leader is gone."""
+
+import time
+from collections.abc import Mapping
+
+from launcher.clock import boottime
+from launcher.errors import Exit
+from launcher.places.ssh.host.courier import GIVE_UP_WAITS
+from launcher.places.ssh.host.keeper_messages import Ask, KeeperStatus, statuses
+from launcher.places.ssh.host.keeper_state import KeeperState
+from launcher.places.ssh.host.leader import elect, enough, open_next, tell_others, too_few
+from launcher.run.attempts import newest
+from launcher.run.avoided import avoid
+from launcher.run.durable import readable
+from launcher.run.records import AttemptEnd, Blame
+from launcher.states import Cause, State
+from launcher.supervisor.agent_processes import RETURN_AT_ONCE_S, AgentProcesses
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_failure
+from launcher.supervisor.wakeup import Wakeup
+
+_SURE_S = 8.0
+_LOOK_S = 0.5
+_ASK_S = 1.0  # who does not answer may be the one that is gone
+
+
+class Follower:
+    """One attempt of a keeper that does not lead."""
+
+    def __init__(self, keeper: KeeperState, wakeup: Wakeup) -> None:
+        self._keeper, self._wakeup = keeper, wakeup
+        self._agent = keeper.agent()
+        self._agents = AgentProcesses([self._agent], wakeup, leads=False, return_s=RETURN_AT_ONCE_S)
+        self._sure_at: float | None = None
+        self._take_over = TakeOver(keeper)
+        self._leader = leader_of(keeper)
+        self._leader_heard_at = boottime()
+
+    def carry_out(self) -> int | None:
+        """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
+        self._agents.start()
+        try:
+            return self._keep()
+        finally:
+            self._agents.end()
+
+    def _keep(self) -> int | None:
+        keeper = self._keeper
+        while True:
+            if self._wakeup.stop_asked and self._sure_at is None:  # before we sleep: it may have woken us already
+                keeper.here.pass_on_stop()
+                self._wind_up()
+            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not keeper.ballot.leaderless)
+            if (following := self._following()) is not None:
+                return following
+            if not self._is_left():
+                self._leader_heard_at = boottime()
+            if self._agent.may_miss_coordinator():
+                self._take_over.open()
+            keeper.check_part_in(keeper.ballot.outrun_by)
+            if self._is_over() and self._sure_at is None:
+                self._wind_up()  # its agent may have no line to hear it on
+            if self._sure_at is not None and (self._is_left() or time.monotonic() >= self._sure_at):
+                self._stopped()
+                return None
+            if self._is_deserted():
+                if self._agent.last == Exit.OK:
+                    return None  # it was told that the attempt is over, and nobody will say what follows
+                self._take_over.open()  # it left for a newer attempt, and does not miss the coordinator any more
+            if keeper.ballot.leaderless and (taken := self._take_over.look()) is not None:
+                return taken
+
+    def _wind_up(self) -> None:
+        self._sure_at = time.monotonic() + self._keeper.plan.spec.recovery.grace_s + _SURE_S
+        self._agents.signal_first()
+
+    def _is_left(self) -> bool:
+        """By its agent, which may come back yet."""
+        return self._agents.all_gone(for_good=True)
+
+    def _next_look(self) -> float | None:
+        """An agent that has left for good leaves us with nothing to wait for but a word of the leader's."""
+        if self._sure_at is not None:
+            return self._sure_at
+        waits = self._keeper.ballot.leaderless or self._is_left()
+        return time.monotonic() + _LOOK_S if waits else None
+
+    def _following(self) -> int | None:
+        """The attempt that was proposed to us, or that is on the disk that all share."""
+        keeper = self._keeper
+        if keeper.ballot.accepted is not None:
+            return keeper.ballot.accepted.attempt
+        if not keeper.plan.disks_apart:
+            last = newest(keeper.run)
+            if last is not None and last.number > keeper.attempt.number and last.plan.exists():
+                return last.number
+        return None
+
+    def _is_over(self) -> bool:
+        end = readable(self._keeper.attempt.end, AttemptEnd)
+        return end is not None and end.state.ended
+
+    def _is_deserted(self) -> bool:
+        """Our agent has left, and the leader, who would say what follows, is gone."""
+        if not self._is_left():
+            return False
+        keeper = self._keeper
+        leader = keeper.rpc.ask_one(Ask(), self._leader, _ASK_S)
+        if isinstance(leader, KeeperStatus):
+            self._leader_heard_at = boottime()
+            keeper.check_part_in(leader.attempt)
+        return boottime() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
+
+    def _stopped(self) -> None:
+        """Ended here by somebody who may not have reached the leader."""
+        keeper = self._keeper
+        if keeper.plan.disks_apart and is_cancelled(keeper.attempt) and not self._is_over():
+            keeper.here.end(cancelled())
+
+
+def leader_of(keeper: KeeperState) -> int:
+    """Its number among the keepers."""
+    first = keeper.plan.nodes[0].host
+    return next(number for number in keeper.rpc.others if keeper.rpc.peer(number).host == first)
+
+
+class TakeOver:
+    """What those do that hear no leader: find it again, follow another, or take the run over."""
+
+    def __init__(self, keeper: KeeperState) -> None:
+        self._keeper = keeper
+        self._give_up_at, self._since = 0.0, time.time()
+        self._end: AttemptEnd | None = None  # as we have said it: the failure counts once
+
+    def open(self) -> None:
+        if not self._keeper.ballot.leaderless:
+            self._since = time.time()
+            self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._keeper.patience_s
+        self._keeper.lose_leader()
+
+    def look(self) -> int | None:
+        """The leader is back, or somebody before us in line is there; else it is ours to take over."""
+        keeper = self._keeper
+        answers = statuses(keeper.rpc.ask(Ask(), limit_s=_ASK_S))
+        keeper.check_part_in(max((one.attempt for one in answers.values() if one.leads), default=0))
+        rules = keeper.plan.spec.recovery
+        answers = keeper.ballot.without_dead_leaders(answers, keeper.attempt.number, rules.lease_s / 2)
+        if any(one.leads and one.attempt == keeper.attempt.number for one in answers.values()):
+            keeper.hear_leader()
+            return None
+        answers = {number: one for number, one in answers.items() if one.has_vote}
+        without = {number: one for number, one in answers.items() if one.leaderless}
+        if not keeper.ballot.is_next_in_line(without) or len(without) < len(answers):
+            return None  # theirs to do, or there are some that hear a leader
+        if keeper.status().has_vote and enough(keeper, without, leads=False):
+            return self._take_over(without)
+        if keeper.rpc.all_gone(rules.lease_s + keeper.patience_s) or time.monotonic() > self._give_up_at:
+            keeper.here.end(too_few(keeper, without, self._since, leads=False))
+        return None
+
+    def _take_over(self, others: Mapping[int, KeeperStatus]) -> int | None:
+        """With the votes of more than half, whose word is that nobody of the old attempt writes any more."""
+        keeper = self._keeper
+        elected = elect(keeper, others, leads=False)
+        if elected is None:
+            return None
+        end = self._end = self._end or self._write_failure(len(elected.others) + 1)
+        if end.state is State.QUEUED:
+            return open_next(keeper, elected, end.cause, leads=False)
+        tell_others(keeper)
+        return None
+
+    def _write_failure(self, together: int) -> AttemptEnd:
+        keeper, lost = self._keeper, self._keeper.leader
+        hosts = len(keeper.plan.nodes) - len(keeper.plan.away)
+        text = f"{lost}, which led, is lost: {keeper.host} takes over with {together} of {hosts} hosts"
+        evidence = f"no answer for {keeper.plan.spec.recovery.lease_s:g} s"
+        end = write_failure(keeper.run, keeper.attempt, keeper.plan, Cause.NODE_LOST, text, evidence=evidence)
+        until = end.ended_at + keeper.plan.spec.recovery.avoid_s
+        avoid(keeper.run, [Blame(lost, text, keeper.attempt.number, end.ended_at, until)])
+        return end

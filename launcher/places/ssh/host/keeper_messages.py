@@ -1,0 +1,138 @@
+"""What the keepers of a run say to each other.
+
+Ask ─► KeeperStatus            what the other one is doing
+Replica ─► Agreed              a record of the leader's, for hosts that do not share its disk
+Begin ─► Agreed, Declined      who has what it needs keeps it, until all have said so or one has not
+Begun ─► Agreed, Declined      all have: it begins; or not all: whoever is in an older run's way may let go
+Vote ─► Agreed, Declined       nobody of an older attempt writes here any more, and no other candidate has this number
+OpenAttempt ─► Agreed, Declined  the next attempt, of the leader or of a candidate that was elected
+Settled ─► Agreed              enough voters have accepted the attempt
+Cancelled ─► Agreed, Declined  a person has ended the run where they could reach it
+Rejoin ─► OpenAttempt, Declined  a host is there again that was lost: the attempt that goes on
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from launcher.states import Cause
+
+# What comes from elsewhere is bounded where it is read.
+Number = Annotated[int, msgspec.Meta(ge=0, le=99_999)]
+Age = Annotated[float, msgspec.Meta(ge=0.0)]
+Text = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
+    """What a keeper is doing."""
+
+    node: Number  # of the plan that the keepers were started with
+    attempt: Number  # the one it carries out, or waits to
+    has_slots: bool
+    told: bool  # to go on, by the submitter
+    began: bool
+    leads: bool
+    leaderless: bool  # it has not heard the leader for a whole lease
+    accepted: Number = 0  # the newest attempt that it has accepted, with its leader's history
+    settled: bool = True  # and knows that enough voters have
+    has_vote: bool = True  # it is a voter of that attempt
+    history: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0  # bytes
+    waits_for: Text = ""
+    pledged: bool = False  # it keeps what it has; the leader: it asks whether all do
+    promised: Number = 0  # the newest attempt that had its vote
+    led_by: Text = ""  # the host that leads its attempt
+    held_back: bool = False  # by something that comes before any host is wanted
+    silent_s: Age = 0.0  # the leader: since its coordinator spoke, where it should; by a clock that it alone reads
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
+    pass
+
+
+class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
+    node: Number  # of the sender
+    attempt: Number
+    name: Text  # see record_copies.py
+    at: Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # where in the file the data belongs; -1: it is the whole file
+    data: str
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
+    attempt: Number
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
+    attempt: Number
+    by_all: bool
+
+
+class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
+    """How new a host's records are: see `Records` of the quorum."""
+
+    attempt: Number
+    length: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+    digest: Text
+
+
+class OpeningSaid(msgspec.Struct, frozen=True, array_like=True):
+    """An attempt, who leads it, and its voters: see `Opening` of the quorum."""
+
+    attempt: Number
+    leader: Number
+    voters: tuple[Number, ...]
+
+
+class Vote(msgspec.Struct, frozen=True, tag="vote", tag_field="t"):
+    attempt: Number
+    node: Number  # of the candidate
+    records: RecordsSaid
+
+
+class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
+    """Token and plan are not in it: each host makes them of the secret and the plan that came to it over SSH."""
+
+    attempt: Number
+    node: Number  # of the leader
+    hosts: tuple[Text, ...]  # the leader first: they are the attempt's voters
+    cause: Cause | None  # why the attempt before it ended
+    away: tuple[Text, ...]  # hosts that were lost, and may take part once they are back
+    before: tuple[OpeningSaid, ...]  # openings that are not known to be settled, and the one that is
+    records: RecordsSaid
+
+
+class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
+    attempt: Number
+    node: Number  # of the leader
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
+    """Of any host of the run: a person asked it, and could not ask all."""
+
+    node: Number  # of the sender
+
+
+class Rejoin(msgspec.Struct, frozen=True, tag="rejoin", tag_field="t"):
+    node: Number  # of the sender
+
+
+class Agreed(msgspec.Struct, frozen=True, tag="agreed", tag_field="t"):
+    pass
+
+
+class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):
+    why: Text
+
+
+KeeperQuestion = Ask | Replica | Begin | Begun | Vote | OpenAttempt | Settled | Cancelled | Rejoin
+KeeperReply = KeeperStatus | Agreed | Declined | OpenAttempt
+
+
+def statuses(replies: Mapping[int, KeeperReply]) -> dict[int, KeeperStatus]:
+    """What those that answered are doing."""
+    return {number: reply for number, reply in replies.items() if isinstance(reply, KeeperStatus)}
+
+
+def granted(replies: Mapping[int, KeeperReply]) -> list[int]:
+    """Who has agreed."""
+    return [number for number, reply in replies.items() if isinstance(reply, Agreed)]

@@ -1,0 +1,156 @@
+"""How the keepers of a run ask each other: each listens on its host's address, and proves the run's secret.
+
+One short connection a question. All of it is in a thread of its own.
+"""
+
+import asyncio
+import functools
+import queue
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from launcher.clock import boottime
+from launcher.errors import LaunchError
+from launcher.places.ssh.host.keeper_messages import Ask, Declined, KeeperQuestion, KeeperReply
+from launcher.places.ssh.messages import Peer
+from launcher.wire.frames import Wire, WireError, WireServer, dial
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+WIRE = "keepers"
+ASK_S = 3.0
+_LINE_BYTES = 4 << 20
+_MOST_ASKERS = 1024  # all others may ask at once, and each is answered only when it is its turn
+_SERVE_S = 30.0
+
+_questions: msgspec.json.Decoder[KeeperQuestion] = msgspec.json.Decoder(KeeperQuestion)
+_replies: msgspec.json.Decoder[KeeperReply] = msgspec.json.Decoder(KeeperReply)
+
+
+class KeeperRpc:
+    """`answer` is called in a thread of ours for every question of a proved keeper, with the address that it has.
+
+    `port`: at which the others know us, who were lost; 0: any. `ask_s`: to answer, where a question says nothing else.
+    """
+
+    def __init__(
+        self, address: str, key: bytes, answer: Callable[[KeeperQuestion, str], KeeperReply], port: int = 0,
+        ask_s: float = ASK_S,
+    ) -> None:  # fmt: skip
+        self._ask_s = ask_s
+        self._address, self._key, self._answer = address, key, answer
+        self._peers: Mapping[int, Peer] = {}
+        self._me = -1
+        self._telling = ThreadPoolExecutor(1, "keeper status")  # others wait for a disk: an Ask does not wait for them
+        self._gone_since: dict[Peer, float] = {}  # their hosts answer, and say that nobody listens there
+        started: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
+        work = self._work(started, port)
+        self._thread = threading.Thread(target=asyncio.run, args=(work,), name="keeper rpc", daemon=True)
+        self._thread.start()
+        first = started.get()
+        if isinstance(first, OSError):
+            raise first
+        self.port = first
+
+    def join(self, peers: Sequence[Peer], me: int) -> None:
+        """Who the others are, by their numbers."""
+        self._peers = {number: peer for number, peer in enumerate(peers) if number != me}
+        self._me = me
+
+    @property
+    def me(self) -> int:
+        return self._me
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        return tuple(self._peers)
+
+    def peer(self, number: int) -> Peer:
+        return self._peers[number]
+
+    def ask(
+        self, question: KeeperQuestion, whom: Collection[int] | None = None, limit_s: float | None = None
+    ) -> dict[int, KeeperReply]:
+        """Ask these, or all others, at the same time; who does not answer in time is not among the answers."""
+        chosen = [number for number in (self._peers if whom is None else whom) if number in self._peers]
+        asking = self._ask_all(question, chosen, self._ask_s if limit_s is None else limit_s)
+        future: Future[dict[int, KeeperReply]] = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        return future.result()
+
+    def ask_one(self, question: KeeperQuestion, whom: int, limit_s: float | None = None) -> KeeperReply | None:
+        return self.ask(question, [whom], limit_s).get(whom)
+
+    def gone(self, for_s: float) -> set[int]:
+        """Who has had no keeper for a while: its host refuses to connect; who is silent may be there."""
+        before = boottime() - for_s
+        return {number for number, peer in self._peers.items() if self._gone_since.get(peer, inf) < before}
+
+    def all_gone(self, for_s: float) -> bool:
+        """No other keeper is there."""
+        return len(self.gone(for_s)) == len(self._peers)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+        self._telling.shutdown(wait=False)
+
+    # -- in the thread
+
+    async def _work(self, started: "queue.SimpleQueue[int | OSError]", port: int) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        listener = WireServer(self._key, _questions, self._serve, _MOST_ASKERS, _LINE_BYTES)
+        try:
+            started.put(await listener.start(self._address, port))
+        except OSError as error:
+            started.put(error)
+            return
+        await self._over.wait()
+        await listener.close()
+
+    async def _serve(self, wire: Wire[KeeperQuestion, KeeperReply]) -> None:
+        """One question."""
+        async with asyncio.timeout(_SERVE_S):
+            question = await wire.receive()
+            if question is not None:
+                pool = self._telling if isinstance(question, Ask) else None
+                answering = self._loop.run_in_executor(pool, self._answered, question, wire.address)
+                await wire.say(await answering)
+
+    def _answered(self, question: KeeperQuestion, asker: str) -> KeeperReply:
+        try:
+            return self._answer(question, asker)
+        except LaunchError as error:
+            return Declined(str(error)[:1000])
+
+    async def _ask_all(self, question: KeeperQuestion, whom: Sequence[int], limit_s: float) -> dict[int, KeeperReply]:
+        replies = await asyncio.gather(*(self._ask(question, self._peers[number], limit_s) for number in whom))
+        return {number: reply for number, reply in zip(whom, replies, strict=True) if reply is not None}
+
+    async def _ask(self, question: KeeperQuestion, peer: Peer, limit_s: float) -> KeeperReply | None:
+        try:
+            async with asyncio.timeout(limit_s):
+                wire = await dial(peer.address, peer.port, self._address, self._key, _replies, _LINE_BYTES)
+                try:
+                    self._gone_since.pop(peer, None)
+                    await wire.say(question)
+                    return await wire.receive()
+                finally:
+                    wire.close()
+        except (WireError, TimeoutError) as error:
+            refused = isinstance(error.__cause__, ConnectionRefusedError)
+            since = min(boottime(), self._gone_since.get(peer, inf))
+            self._gone_since[peer] = since if refused else inf
+            return None
+
+
+@functools.cache
+def addresses_of(host: str) -> frozenset[str]:
+    """As connections from there show them."""
+    return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))

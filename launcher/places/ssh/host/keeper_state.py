@@ -1,0 +1,388 @@
+"""What a keeper knows, and its answers to the other keepers. A thread answers out of it while the keeper moves it."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from launcher.clock import boottime
+from launcher.errors import Fenced, LaunchError, said_by_the_system
+from launcher.ids import attempt_token
+from launcher.places.ssh.host import record_copies
+from launcher.places.ssh.host.attempt_on_host import AttemptOnHost
+from launcher.places.ssh.host.ballot import Ballot
+from launcher.places.ssh.host.keeper_messages import (
+    Agreed,
+    Ask,
+    Begin,
+    Begun,
+    Cancelled,
+    Declined,
+    KeeperQuestion,
+    KeeperReply,
+    KeeperStatus,
+    OpenAttempt,
+    RecordsSaid,
+    Rejoin,
+    Replica,
+    Settled,
+    Vote,
+)
+from launcher.places.ssh.host.keeper_rpc import KeeperRpc, addresses_of
+from launcher.plan.model import Plan
+from launcher.run.attempts import read_intent
+from launcher.run.durable import make_dir, readable
+from launcher.run.fence import check_fence, raise_fence
+from launcher.run.identity import boot_id
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd, RunState
+from launcher.states import Cause
+from launcher.supervisor.agent_processes import AgentProcess
+from launcher.supervisor.attempt_end import ask_to_stop
+from launcher.supervisor.slots.take import Alone, Slots
+from launcher.supervisor.wakeup import Wakeup
+
+_ToBeDone = Begin | Begun | Cancelled | OpenAttempt | Rejoin | Replica | Settled | Vote
+
+
+class Readiness:
+    """What this host has for the run, and whether it may still give it back: all hosts of a run begin together.
+
+    It has what it needs ─► pledged: it keeps that until the leader says whether all do ─► it begins, or is free again.
+    """
+
+    def __init__(self, lock: threading.RLock, host: str) -> None:
+        self._lock, self._host = lock, host
+        self.told = False  # to go on, by the submitter
+        self.gpus: tuple[str, ...] | None = None  # that are ours, () with CPU slots; None: we wait
+        self.fds: tuple[int, ...] = ()  # that hold them
+        self.waits_for = ""
+        self.held_back = False  # the run waits for what comes before any host is wanted
+        self.pledged = False
+        self.pledges = 0  # how often it has
+        self.began = False
+        self._slots: Slots | None = None
+
+    def take(self, slots: Slots) -> None:
+        """What the host has to give now, or why it is not enough."""
+        self._slots = slots
+        self.gpus, self.fds = slots.try_take(), slots.fds
+        self.waits_for = "" if self.gpus is not None else slots.ahead()
+
+    def pledge(self) -> str:
+        """Gives why not."""
+        if self.gpus is None:
+            return "it has not what it needs"
+        self.pledged = True
+        self.pledges += 1
+        return ""
+
+    def begin(self, *, by_all: bool) -> str:
+        """All have pledged themselves, or not all have. Gives why it does neither begin nor let go."""
+        if not self.pledged:
+            return "it has not pledged itself"
+        self.began = self.began or by_all
+        self.pledged = self.began
+        return ""
+
+    def begin_late(self, attempt: int) -> None:
+        """The leader has begun. Raises Fenced where we had not pledged ourselves: then it has without us."""
+        with self._lock:
+            if not self.pledged:
+                raise Fenced(f"attempt {attempt} has begun without {self._host}")
+            self.began = True
+
+    def take_back(self, pledge: int) -> None:
+        """The leader does not ask for it any more, and has not begun: we had not heard its word."""
+        with self._lock:
+            if self.pledges == pledge and not self.began:
+                self.pledged = False
+
+    def give_back(self) -> None:
+        """The run is over, and nothing of it is left here: the next one need not wait until all others know."""
+        if self._slots is not None:
+            self._slots.release()
+
+    def let_go(self, slots: Slots) -> bool:
+        """Give the slots back, unless we have pledged ourselves to keep them."""
+        with self._lock:
+            if self.pledged or self.began:
+                return False
+            self.gpus = None
+            slots.release()
+            return True
+
+
+class KeeperState:
+    """One keeper of a run: the attempt at hand, what this host has for it, its votes, and its way to the others."""
+
+    rpc: KeeperRpc
+
+    def __init__(self, run: RunDir, number: int, node: int) -> None:
+        self._lock = threading.RLock()  # held while a word is made durable, however long the disk takes
+        self._shown = threading.Lock()  # held while what `status` tells changes together, and no longer
+        self._copying = threading.Lock()
+        self._kept: dict[str, Replica] = {}  # what this process has made durable last of each record
+        self.secret = read_intent(run.attempt(number)).token  # came over SSH; later tokens are made of it
+        self.here = AttemptOnHost(run, number, node)
+        self.node = node  # our number among the keepers, for good
+        self.first_nodes = {one.host: one for one in self.plan.nodes}  # all hosts that keepers were started on
+        self.ready = Readiness(self._lock, self.host)
+        self.ballot = Ballot(run, node, [*self.first_nodes], number, on_disk=self.plan.disks_apart)
+        self.returning = False  # it was started again, and does not know yet what goes on
+        self.since = time.monotonic()
+        self.to_be_told: Sequence[int] = ()  # who has not heard how the run has ended, when this keeper leaves
+        self.coordinator_due_at = inf  # `boottime` from when on our coordinator should speak
+        self.starts_from = 0.0  # `boottime` from when on no ranks of the last attempt run anywhere
+        self._alone = Alone(self.plan.run_id)
+
+    @property
+    def run(self) -> RunDir:
+        return self.here.run
+
+    @property
+    def attempt(self) -> AttemptDir:
+        return self.here.attempt
+
+    @property
+    def plan(self) -> Plan:
+        return self.here.plan
+
+    @property
+    def host(self) -> str:
+        return self.here.host
+
+    @property
+    def leads(self) -> bool:
+        return self.here.leads
+
+    @property
+    def leader(self) -> str:
+        """The host that leads the attempt at hand."""
+        return self.plan.nodes[0].host
+
+    @property
+    def patience_s(self) -> float:
+        return self.plan.spec.recovery.wait_s
+
+    def agent(self) -> AgentProcess:
+        return self.here.agent(self.ready.gpus, self.ready.fds)
+
+    def move(self, number: int) -> None:
+        """On to this attempt, whose plan is on disk."""
+        with self._lock, self._shown:
+            self.here.move(number)
+            self.ballot.move()
+            self.ready.pledged = False
+            self._alone.clear()
+
+    def rejoin(self, said: OpenAttempt) -> None:
+        """On to the attempt that goes on, as its leader says. Raises Fenced."""
+        with self._lock:
+            if said.attempt > self.attempt.number:
+                self.here.prepare(said, self.first_nodes, attempt_token(self.secret, said.attempt))
+            self.ballot.join(said)
+        if said.attempt > self.attempt.number:
+            self.move(said.attempt)
+
+    def goes_on(self) -> OpenAttempt | None:
+        """What a host is told that was lost; None: ask another."""
+        end = readable(self.attempt.end, AttemptEnd)
+        if not self.leads or not self.ready.began or (end is not None and end.state.ended):
+            return None
+        names, here = [node.host for node in self.plan.nodes], len(self.plan.nodes) - len(self.plan.away)
+        return self.opening(self.attempt.number, names[:here], None, names[here:])
+
+    def opening(self, number: int, hosts: Sequence[str], cause: Cause | None, away: Sequence[str]) -> OpenAttempt:
+        """An attempt that this host leads, as others are told of it."""
+        records = self.ballot.records()
+        said = RecordsSaid(records.attempt, records.length, records.digest)
+        return OpenAttempt(number, self.node, tuple(hosts), cause, tuple(away), self.ballot.before(), said)
+
+    def lose_leader(self) -> None:
+        """It was not heard for a whole lease: who waits for our slots is to know."""
+        self.ballot.leaderless = True
+        self._alone.set()
+
+    def hear_leader(self) -> None:
+        self.ballot.leaderless = False
+        self._alone.clear()
+
+    def stand(self, above: int) -> int:
+        """Give this host's vote to itself, for a number beyond that; return the number."""
+        with self._lock:
+            number = max(self.ballot.voter.next_number, above + 1)
+            self.ballot.keep(self.ballot.voter.stand(number))
+            return number
+
+    def open(self, number: int, voters: Sequence[int]) -> None:
+        """Begin the attempt that this host was elected for."""
+        with self._lock:
+            self.ballot.keep(self.ballot.voter.open(number, voters))
+
+    def settle(self, number: int) -> None:
+        with self._lock:
+            self.ballot.settle(Settled(number, self.node))
+
+    def check_lead(self, statuses: Mapping[int, KeeperStatus]) -> None:
+        """Raise Fenced where the run that we led goes on under another's lead."""
+        check_fence(self.run, self.attempt.number)
+        for one in statuses.values():
+            if one.attempt >= self.attempt.number and one.led_by != self.host:
+                raise Fenced(f"attempt {one.attempt} is led by {one.led_by}, not by {self.host}")
+
+    def check_part_in(self, attempt: int) -> None:
+        """Raise Fenced where the run is in a newer attempt, and nobody has proposed that to us."""
+        if attempt > self.attempt.number and self.ballot.accepted is None:
+            raise Fenced(f"attempt {attempt} goes on without {self.host}")
+
+    def status(self) -> KeeperStatus:
+        """Return what this keeper tells of itself; no write to a disk is waited for, else it would seem to be gone."""
+        with self._shown:
+            return self._status()
+
+    def _status(self) -> KeeperStatus:
+        voter, apart = self.ballot.voter, self.plan.disks_apart
+        return KeeperStatus(
+            node=self.node,
+            attempt=self.attempt.number,
+            has_slots=self.ready.gpus is not None,
+            told=self.ready.told,
+            began=self.ready.began,
+            leads=not self.ballot.leaderless and self._leads_or_has_left(),
+            leaderless=self.ballot.leaderless,
+            accepted=voter.newest.attempt if apart else self.attempt.number,
+            settled=voter.settled or not apart,
+            has_vote=voter.has_vote or not apart,
+            history=self.ballot.history_bytes() if apart else 0,
+            waits_for=self.ready.waits_for,
+            pledged=self.ready.pledged,
+            promised=self.ballot.voted[0] if apart else 0,
+            led_by=self.leader,
+            held_back=self.ready.held_back,
+            silent_s=self._coordinators_silence_s(),
+        )
+
+    def _coordinators_silence_s(self) -> float:
+        """Its last word is on our disk, with the time by a clock of this machine."""
+        last = readable(self.run.state, RunState)
+        known = last is not None and last.attempt == self.attempt.number and last.boot_id == boot_id()
+        spoke_at = last.monotonic_s if last is not None and known else 0.0
+        return max(0.0, boottime() - max(self.coordinator_due_at, spoke_at))
+
+    def answering(self, wakeup: Wakeup) -> Callable[[KeeperQuestion, str], KeeperReply]:
+        """What is called in the other thread for each question."""
+
+        def answer(question: KeeperQuestion, asker: str) -> KeeperReply:
+            if self.returning and not isinstance(question, Cancelled):
+                return Declined("it has come back, and does not take part yet")
+            if isinstance(question, Ask):
+                return self.status()
+            if isinstance(question, Replica) and not self._copying.acquire(blocking=False):
+                return Declined("it still writes the record before")
+            try:
+                with self._lock:
+                    why = self._against_asker(question, asker)
+                    if isinstance(question, Rejoin) and not why:
+                        return self.goes_on() or Declined("it does not lead")
+                    why = why or self._against(question)
+                    wakeup.stop_asked |= isinstance(question, Cancelled) and not why
+            except OSError as error:  # the peer asks again; here nobody may wait, or this host would seem to be gone
+                why = said_by_the_system(error)
+            except LaunchError as error:  # such as a damaged record of ours
+                why = str(error)
+            finally:
+                if isinstance(question, Replica):
+                    self._copying.release()
+                wakeup.wake()
+            return Declined(why) if why else Agreed()
+
+        return answer
+
+    def _against_asker(self, question: _ToBeDone, asker: str) -> str:
+        """Whoever speaks for a host has to have its address."""
+        match question:
+            case Begin() | Begun():
+                name = self.leader
+            case (
+                Cancelled(node=node)
+                | OpenAttempt(node=node)
+                | Rejoin(node=node)
+                | Replica(node=node)
+                | Settled(node=node)
+                | Vote(node=node)
+            ):
+                name = self.ballot.hosts[node] if 0 <= node < len(self.ballot.hosts) else f"node {node}"
+        known = self.first_nodes.get(name)
+        if known is not None and asker in addresses_of(known.address):
+            return ""
+        return f"{asker} does not speak for {name[:100] or 'nobody'}"
+
+    def _against(self, question: _ToBeDone) -> str:
+        """Do what we are asked to, or say why not."""
+        match question:
+            case Begin(attempt=attempt):
+                return self._against_leader_of(attempt) or self.ready.pledge()
+            case Begun(attempt=attempt, by_all=by_all):
+                return self._against_leader_of(attempt) or self.ready.begin(by_all=by_all)
+            case Vote():
+                return self._vote(question)
+            case OpenAttempt():
+                return self._take_up(question)
+            case Settled():
+                self.ballot.settle(question)
+                return ""
+            case Replica():
+                return self._keep(question)
+            case Cancelled():
+                ask_to_stop(self.attempt, "cancel")
+                return ""
+            case Rejoin():
+                raise AssertionError("it is answered with more than a word")
+
+    def _against_leader_of(self, attempt: int) -> str:
+        if attempt != self.attempt.number or (self.plan.disks_apart and self.ballot.voted[0] > attempt):
+            return f"attempt {self.attempt.number} is the newest here, or a newer one has its vote"
+        return ""
+
+    def _vote(self, asked: Vote) -> str:
+        """What holds older attempts back is on disk before the vote is given."""
+        why = "nobody votes where all hosts have one disk" if not self.plan.disks_apart else ""
+        if not self.ballot.voter.has_vote and asked.node != self.ballot.voter.newest.leader:
+            why = f"it has no vote in attempt {self.attempt.number}"
+        why = why or self.ballot.against_vote(asked)
+        if not why and self.ballot.voted != (asked.attempt, asked.node):
+            raise_fence(self.run, asked.attempt)
+            make_dir(self.run.attempt(asked.attempt).path)  # the number is used up here too
+            self.ballot.vote(asked)
+        return why
+
+    def _take_up(self, said: OpenAttempt) -> str:
+        """Accept the next attempt, or the one at hand, that this host came back to before it had the history."""
+        apart, newest = self.plan.disks_apart, self.attempt.number
+        why = "" if apart or said.attempt > newest else f"attempt {newest} is the newest here"
+        why = why or self.ballot.against_open(said)
+        if why or self.ballot.voter.newest.attempt == said.attempt:
+            return why
+        if said.attempt > self.attempt.number:
+            self.here.prepare(said, self.first_nodes, attempt_token(self.secret, said.attempt))
+        self.ballot.accept(said)
+        if said.attempt <= self.attempt.number:
+            self.ballot.accepted = None
+        return ""
+
+    def _keep(self, replica: Replica) -> str:
+        self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
+        why = self.ballot.against_record(replica)
+        why = "" if why and self.ballot.keeps_for(replica) else why
+        if why or (self._kept.get(replica.name) == replica and record_copies.is_there(self.run, replica)):
+            return why  # asked again: the answer came too late the first time, from a slow disk
+        record_copies.put(self.run, replica)
+        self._kept[replica.name] = replica
+        return ""
+
+    def _leads_or_has_left(self) -> bool:
+        try:
+            return self.leads
+        except Fenced:
+            return False

@@ -1,0 +1,121 @@
+"""Whether a run has its keeper on this host, for whoever is to start one or to tell how the run is.
+
+There is one keeper a run and host: it holds a name that the kernel frees with the last process that has it.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.places.ssh.messages import Peer
+from launcher.run.attempts import attempts, newest
+from launcher.run.durable import read_record, readable
+from launcher.run.layout import AttemptDir, RunDir
+
+_LEAVES_S = 45.0  # a keeper that was left without a word asks the others for 30 s, and leaves after their answers
+_DECIDES_S = 5.0
+_AGAIN_S = 0.05
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """As whom this host takes part, for a keeper that is started there again."""
+
+    node: int
+    gpus: tuple[str, ...]
+    python: str  # of our environment that keepers were started with
+
+
+@contextlib.contextmanager
+def held(run: RunDir, leaves_s: float = _LEAVES_S) -> Iterator[socket.socket]:
+    """Hold the run's name, until the end of whoever inherits the socket.
+
+    Raises LaunchError where a keeper has it for longer than `leaves_s`.
+    """
+    deadline = time.monotonic() + leaves_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
+        while not _bound(name, run):
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{run.path.name} has its supervisor there already")
+            time.sleep(_AGAIN_S)
+        yield name
+
+
+def is_held(run: RunDir) -> bool:
+    """A keeper lives, or is being made."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
+        return asker.connect_ex(_name(run)) == 0
+
+
+def seat_of(attempt: AttemptDir, *, apart: bool) -> Path:
+    """Where this host's is. On one disk for all each has its own: there they go by the hosts' own names."""
+    return attempt.seat if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
+
+
+def taken(attempt: AttemptDir) -> Seat | None:
+    """As whom this host takes part in the attempt, as far as that can be read."""
+    return readable(seat_of(attempt, apart=True), Seat) or readable(seat_of(attempt, apart=False), Seat)
+
+
+def is_here(address: str) -> bool:
+    """One of this machine's own: hosts that call themselves the same have one seat on one disk, the last one's."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as asker:
+                asker.bind(place)
+                return True
+    return False
+
+
+def began(attempt: AttemptDir) -> bool:
+    """Its keeper was told to go."""
+    told = attempt.handle.exists() or attempt.started.exists()
+    return told or any(attempt.path.glob("node-*/started"))
+
+
+def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
+    """The newest attempt that keepers were started with, and who they are."""
+    for attempt in reversed(attempts(run)):
+        if (peers := read_record(attempt.keepers, tuple[Peer, ...])) is not None:
+            return attempt, peers
+    return None
+
+
+def decided(run: RunDir) -> AttemptDir | None:
+    """The newest attempt; where its keeper stands by without the word, once it has had it or is gone."""
+    deadline = time.monotonic() + _DECIDES_S
+    while True:
+        waits = is_held(run)  # looked at first: who is gone has done all that it ever will
+        attempt = newest(run)
+        if not waits or (attempt is not None and began(attempt)):
+            return attempt
+        if time.monotonic() > deadline:
+            raise LaunchError(f"{run.path.name}: its supervisor stands by and waits to be told to go")
+        time.sleep(_AGAIN_S)
+
+
+def _bound(name: socket.socket, run: RunDir) -> bool:
+    try:
+        name.bind(_name(run))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise
+    return True
+
+
+def _name(run: RunDir) -> str:
+    """Short enough for a socket; containers that share a network have names of their own."""
+    whole = _own_name() + f"\0{run.path}".encode(errors="surrogateescape")
+    return f"\0launch-keeper/{os.getuid()}/{hashlib.sha256(whole).hexdigest()[:32]}"
+
+
+def _own_name() -> bytes:
+    return os.uname().nodename.encode(errors="surrogateescape")

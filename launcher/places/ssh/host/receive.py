@@ -1,0 +1,179 @@
+"""An attempt arrives on a host: its code and records are put there, and its keeper stands by until it is told to go."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from launcher.decoding import decoder_of
+from launcher.errors import LaunchError
+from launcher.places.ssh.host import presence
+from launcher.places.ssh.host.presence import Seat
+from launcher.places.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened
+from launcher.remote.rpc.server import Body
+from launcher.remote.rpc.wire import encoded
+from launcher.remote.shipping import kept_trees
+from launcher.run import drafts
+from launcher.run.attempts import newest
+from launcher.run.code.copying import copy_tree
+from launcher.run.code.listing import list_frozen
+from launcher.run.durable import create_record, make_dir, read_record, record_in, sync_dir, write_bytes, write_record
+from launcher.run.fence import raise_fence
+from launcher.run.layout import RunDir
+from launcher.run.records import Event
+from launcher.supervisor.attempt_end import has_ended
+from launcher.supervisor.standby import StandbyKeeper
+
+_SUPERVISOR = "launcher.places.ssh.host.keeper:HostSupervisor"
+_RETURNS = "launcher.places.ssh.comeback.keeper:ReturningSupervisor"
+_STARTS_S = 30.0
+
+
+class _Seat(msgspec.Struct, frozen=True):
+    host: str
+
+
+class _Disks(msgspec.Struct, frozen=True):
+    """What of a plan tells who should see whose disk."""
+
+    nodes: tuple[_Seat, ...]
+    disks_apart: bool
+
+
+class _OpenedOn(msgspec.Struct, frozen=True):
+    host: str
+
+
+class AttemptReceiver:
+    """What a submitter does here, from Open to GoAhead."""
+
+    def __init__(self) -> None:
+        self._keeper: StandbyKeeper | None = None
+
+    def open(self, run: RunDir, opening: Open, body: Body) -> Opened:
+        records = {one.name: body.exactly(one.size) for one in opening.records}
+        workdir = run.path.parent.parent
+        for name in ("runs", "code"):
+            make_dir(workdir / name)
+        store = kept_trees.tree(workdir / "code", opening.code)
+        if not kept_trees.have(store.parent, store.name):
+            return Opened(None)
+        with presence.held(run) as lock:
+            if run.path.is_dir():
+                bring_up_to_date(run, opening.intent.attempt, records)
+            else:
+                _make(run, opening, records, store)
+            if _on_one_disk(run, opening):
+                return Opened(None, on_one_disk=True)
+            words = [str(_add_attempt(run, opening)), str(opening.node), ",".join(opening.gpus)]
+            seat = presence.seat_of(run.attempt(opening.intent.attempt), apart=_disks(opening).disks_apart)
+            write_record(seat, Seat(opening.node, opening.gpus, sys.executable))
+            self._keeper = StandbyKeeper(_SUPERVISOR, run.path, words, keep=[lock.fileno()])
+        return decoder_of(Opened).decode(self._keeper.report())
+
+    def pass_on(self, word: Keepers | GoAhead) -> None:
+        if self._keeper is None:
+            raise LaunchError("there is no supervisor that could be told")
+        self._keeper.tell(encoded(word))
+
+
+def come_back(run: RunDir) -> str:
+    """Start the keeper of a run again that is gone, to take part in what goes on elsewhere; gives why not."""
+    if presence.is_held(run):
+        return "its supervisor is there"
+    found, last = presence.begun(run), newest(run)
+    seat = presence.taken(found[0]) if found is not None else None
+    if found is None or last is None or seat is None or has_ended(run, last):
+        return "nothing of it goes on here, as far as this host knows"
+    if not presence.is_here(found[1][seat.node].address):
+        return "the seat is another host's, which calls itself as this one does"
+    with presence.held(run) as lock:
+        keeper = StandbyKeeper(_RETURNS, run.path, [str(found[0].number)], keep=[lock.fileno()])
+        keeper.report(_STARTS_S)
+        keeper.close()
+    return ""
+
+
+def take_code(workdir: Path, code: CodeTree, body: Body) -> None:
+    """Keep the user's code under its digest, once it is proved to be that."""
+    kept_trees.keep(workdir / "code", code.digest, code.files, body.some, links_out=True)
+
+
+def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) -> None:
+    """The run's folder on this host: whole, or not at all."""
+    drafts.remove_orphans(run.path.parent)
+    draft = RunDir(drafts.new_draft(run.path.parent))
+    make_dir(draft.path)
+    try:
+        draft.code.mkdir(mode=0o700)
+        copy_tree(list_frozen(store), store, draft.code, writable=True)
+        for name, content in records.items():
+            if "/" in name or name.startswith("."):
+                raise LaunchError(f"expected the name of a record, got {name[:100]!r}")
+            write_bytes(draft.path / name, content)
+        write_record(draft.plan, opening.plan)
+        try:
+            os.rename(draft.path, run.path)
+        except OSError:
+            if not run.path.is_dir():  # else another host of a shared disk was quicker
+                raise
+        sync_dir(run.path.parent)
+    finally:
+        drafts.remove(draft.path)
+
+
+def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> None:
+    """What has happened to it elsewhere since: other hosts' attempts, what a person forgave, and that it is resumed."""
+    if run.avoided.name in records:
+        write_bytes(run.avoided, records[run.avoided.name])
+    if run.notify.name in records:
+        write_bytes(run.notify, records[run.notify.name])
+    before = run.events.read_bytes() if run.events.exists() else b""
+    events = _continued(before, records.get(run.events.name, b""), attempt)
+    if events != before:
+        write_bytes(run.events, events)
+
+
+def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
+    """The history as it is told, where that continues ours; else ours and what is told of the attempt that begins."""
+    if told.startswith(before):
+        return told
+    known = set(before.splitlines())
+    new = [line for line in told.splitlines() if line not in known and _is_of(line, attempt)]
+    mended = before if not before or before.endswith(b"\n") else before + b"\n"
+    return mended + b"".join(line + b"\n" for line in new)
+
+
+def _is_of(line: bytes, attempt: int) -> bool:
+    event = record_in(line, Event)
+    return event is not None and event.attempt == attempt
+
+
+def _disks(opening: Open) -> _Disks:
+    return decoder_of(_Disks).decode(opening.plan)
+
+
+def _on_one_disk(run: RunDir, opening: Open) -> bool:
+    """Another host has opened the attempt on this very disk, where each is said to have one of its own."""
+    plan = _disks(opening)
+    if not plan.disks_apart:
+        return False
+    attempt, me = run.attempt(opening.intent.attempt), plan.nodes[opening.node].host
+    make_dir(attempt.path)
+    with contextlib.suppress(FileExistsError):
+        create_record(attempt.opened_on, _OpenedOn(me))
+    opened = read_record(attempt.opened_on, _OpenedOn)
+    return opened is not None and opened.host != me
+
+
+def _add_attempt(run: RunDir, opening: Open) -> int:
+    attempt = run.attempt(opening.intent.attempt)
+    make_dir(run.attempts)
+    make_dir(attempt.path)
+    write_record(attempt.plan, opening.plan)
+    with contextlib.suppress(FileExistsError):
+        create_record(attempt.intent, opening.intent)
+    raise_fence(run, attempt.number)
+    return attempt.number

@@ -1,0 +1,217 @@
+"""Records of the leader that every host keeps, so that any of them can say how the run is and take it over.
+
+The leader looks at them often and sends what is new; hosts that share its disk have them anyway. A record that is
+damaged on its disk is not sent: the others have the one before it. A history is: of that each line counts. Where the
+coordinator is they are told again and again: nobody finds it by a copy that another disk has damaged.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from launcher.decoding import decoder_of
+from launcher.errors import LaunchError
+from launcher.places.ssh.host.keeper_messages import Replica, granted
+from launcher.places.ssh.host.keeper_rpc import KeeperRpc
+from launcher.run.durable import NOT_JSON, make_dir, sync_dir, write_bytes
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd, Blame, Endpoint, Event, RunState, StopRequest
+
+_WHOLE = -1
+_PIECE = 256 << 10
+_ASK_S, QUIET_S = 1.0, 5.0
+_QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
+
+EVENTS, ENDPOINT = "events", "endpoint"
+_READ_AND_WRITE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class KeptRecord:
+    """A file that every host has as the leader has it: one record of this type, or a history of such lines."""
+
+    path: Path
+    kind: Any
+
+    def check(self, data: bytes) -> None:
+        """Raises one of NOT_JSON where this is no such record."""
+        decoder_of(self.kind).decode(data)
+
+
+def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
+    """What is replicated, by the name that it has on the wire."""
+    return {
+        ENDPOINT: KeptRecord(attempt.endpoint, Endpoint),
+        "avoided": KeptRecord(run.avoided, list[Blame]),
+        "stop": KeptRecord(attempt.stop, StopRequest),
+        "end": KeptRecord(attempt.end, AttemptEnd),  # before what follows from it
+        EVENTS: KeptRecord(run.events, Event),
+        "state": KeptRecord(run.state, RunState),
+    }
+
+
+def put(run: RunDir, replica: Replica) -> None:
+    """Keep what the leader has sent."""
+    copied = replicated(run, run.attempt(replica.attempt)).get(replica.name)
+    if copied is None:
+        raise LaunchError(f"no record is called {replica.name[:40]!r}")
+    data, is_history = replica.data.encode(), replica.name == EVENTS
+    if is_history != (replica.at != _WHOLE):
+        raise LaunchError(f"{replica.name}: expected {'a piece' if is_history else 'a whole record'}")
+    make_dir(copied.path.parent)
+    if is_history:
+        _put_piece(copied.path, replica.at, data)
+        return
+    try:
+        copied.check(data)
+    except NOT_JSON as error:
+        raise LaunchError(f"{replica.name}: what the leader sent is not such a record: {error}") from error
+    write_bytes(copied.path, data)
+
+
+def is_there(run: RunDir, replica: Replica) -> bool:
+    """Return whether the file here has what this replica says."""
+    copied = replicated(run, run.attempt(replica.attempt)).get(replica.name)
+    if copied is None:
+        return False
+    data = replica.data.encode()
+    try:
+        with copied.path.open("rb") as file:
+            file.seek(max(0, replica.at))
+            return file.read(len(data) + (replica.at == _WHOLE)) == data
+    except OSError:
+        return False
+
+
+def _put_piece(path: Path, at: int, piece: bytes) -> None:
+    """What is there from byte `at` on stays as far as it is what the piece says; the rest is of another history."""
+    fd = os.open(path, _READ_AND_WRITE, 0o600)
+    try:
+        if at > os.fstat(fd).st_size:
+            raise LaunchError(f"{path}: what comes before byte {at} is not here")
+        known = len(os.path.commonprefix([os.pread(fd, len(piece), at), piece]))  # noqa: RUF071 - bytes, not paths
+        if known < len(piece):
+            os.ftruncate(fd, at + known)
+            os.pwrite(fd, piece[known:], at + known)
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_dir(path.parent)
+
+
+def copy_records(run: RunDir, attempt: AttemptDir, rpc: KeeperRpc, whom: Collection[int]) -> None:
+    """Give these hosts all records of the attempt, and the run's whole history; each that does not take them is asked
+    once more for each piece that there is."""
+    copies = RecordReplicator(run, attempt, rpc, whom=whom, renew_s=inf, quiet_s=0.0)
+    copies.close()
+    with contextlib.suppress(FileNotFoundError):
+        for _ in range(run.events.stat().st_size // _PIECE + 1):
+            copies.send()
+
+
+class RecordReplicator:
+    """Sends what is new to all others, until it is closed; where the coordinator is, once more every `renew_s`."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: AttemptDir,
+        rpc: KeeperRpc,
+        *,
+        whom: Collection[int] | None = None,
+        renew_s: float = 10.0,
+        quiet_s: float = QUIET_S,
+    ) -> None:
+        """Who did not answer is left alone for `quiet_s`: the others wait."""
+        self._run, self._attempt, self._rpc = run, attempt, rpc
+        self._renew_s, self._quiet_s = renew_s, quiet_s
+        self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
+        self._quiet_until: dict[int, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="replicator", daemon=True)
+        self._thread.start()
+
+    def close(self) -> list[int]:
+        """Send the last of it; gives those that do not know how the attempt has ended."""
+        self._over.set()
+        self._thread.join()
+        self._quiet_until.clear()
+        self.send()
+        return self.untold()
+
+    def untold(self) -> list[int]:
+        """Who has not taken the record of its end."""
+        return [number for number, names in self._sent.items() if "end" not in names]
+
+    def _work(self) -> None:
+        quick_until = time.monotonic() + _QUICK_FOR_S
+        while not self._over.wait(_QUICK_S if time.monotonic() < quick_until else _SLOW_S):
+            self.send()
+
+    def send(self) -> None:
+        for name, copied in replicated(self._run, self._attempt).items():
+            try:
+                status = copied.path.stat()
+            except FileNotFoundError:
+                continue
+            now = time.monotonic()
+            turn = now // self._renew_s if name == ENDPOINT else 0
+            mark = (status.st_ino, status.st_size, status.st_mtime_ns, turn)
+            reached = [number for number in self._sent if self._quiet_until.get(number, 0.0) <= now]
+            behind = [number for number in reached if self._sent[number].get(name) != mark]
+            if not behind:
+                continue
+            send = self._send_events if name == EVENTS else self._send_whole
+            for number in send(name, copied, behind):
+                self._sent[number][name] = mark
+
+    def _send_whole(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
+        with contextlib.suppress(FileNotFoundError, *NOT_JSON):
+            data = copied.path.read_bytes()
+            copied.check(data)
+            return self._told(self._replica(name, _WHOLE, data.decode()), whom)
+        return []
+
+    def _send_events(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
+        """The part that each has not; those that have it all afterwards. Who refuses a part may have lost what comes
+        before it, as we may have: then all is told again."""
+        done = []
+        for number in whom:
+            at = self._sent[number].get("bytes", 0)
+            if not isinstance(at, int):
+                raise TypeError("expected a number of bytes")
+            with copied.path.open("rb") as file:
+                file.seek(max(0, at - 1))
+                if at and file.read(1) != b"\n":
+                    at = file.seek(0)
+                piece = file.read(_PIECE)
+            whole = piece[: piece.rfind(b"\n") + 1]
+            if whole and not self._told(self._replica(name, at, _text(whole)), [number]):
+                self._sent[number]["bytes"] = 0
+                continue
+            self._sent[number]["bytes"] = at + len(whole)
+            if len(piece) < _PIECE:
+                done.append(number)
+        return done
+
+    def _replica(self, name: str, at: int, data: str) -> Replica:
+        return Replica(self._rpc.me, self._attempt.number, name, at, data)
+
+    def _told(self, replica: Replica, whom: list[int]) -> list[int]:
+        taken = granted(self._rpc.ask(replica, whom, _ASK_S))
+        now = time.monotonic()
+        self._quiet_until |= {number: now + self._quiet_s for number in whom if number not in taken}
+        return taken
+
+
+def _text(piece: bytes) -> str:
+    """As many bytes: a line that is no text is no record, and others come after it."""
+    with contextlib.suppress(UnicodeDecodeError):
+        return piece.decode()
+    return bytes(byte if byte < 128 else ord("?") for byte in piece).decode()

@@ -1,0 +1,246 @@
+"""`python -m launcher.places.ssh.host.server`: the side of a host. Answers a submitter on stdin until it hangs up.
+
+Nothing that was begun depends on the connection, and nothing begins before GoAhead.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from launcher.copies.mirror import tails
+from launcher.errors import LaunchError
+from launcher.ids import is_run_id
+from launcher.places.place import CancelReport
+from launcher.places.ssh.host import presence
+from launcher.places.ssh.messages import (
+    MOST_OF_A_REPORT,
+    AskReport,
+    AskSubmitted,
+    AskTails,
+    Cancel,
+    CodeTree,
+    ComeBack,
+    GoAhead,
+    Keepers,
+    ListCheckpoints,
+    ListRuns,
+    OfRun,
+    Open,
+    Opened,
+    OpenedByHosts,
+    Pardon,
+    PassOnCancel,
+    Release,
+    Request,
+    RunReport,
+    SendFile,
+    Submitted,
+    Tails,
+    TakeFile,
+    Tidy,
+)
+from launcher.remote.rpc.server import Body, WithBytes, serve
+from launcher.run.attempts import newest, plan_as, read_intent, remains
+from launcher.run.avoided import pardon
+from launcher.run.durable import create_record, readable
+from launcher.run.identity import alive, this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd, Blame, Handle, RunState, StopRequest
+from launcher.states import State
+from launcher.status.derive import derive
+from launcher.status.facts import read_facts
+
+if TYPE_CHECKING:
+    from launcher.places.ssh.host.receive import AttemptReceiver
+
+_LOGS = ("exits.jsonl", "keeper.log", "node-*/*.log")
+MOST_OF_EVENTS, _MOST_OF_A_LOG = 8 << 20, 1 << 20
+_MOST_OF_LOGS = MOST_OF_A_REPORT - MOST_OF_EVENTS
+
+
+class _Seat(msgspec.Struct, frozen=True):
+    host: str
+
+
+class _Seats(msgspec.Struct, frozen=True):
+    """What of a plan its hosts alone may know. `launch status` must not wait for the classes of the whole."""
+
+    nodes: tuple[_Seat, ...]
+    overrides: tuple[str, ...]
+    submitted_at: float
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(node.host for node in self.nodes)
+
+
+def main() -> int:
+    os.umask(0o077)
+    return serve(Request, HostServer().answer)
+
+
+class HostServer:
+    """One connection."""
+
+    def __init__(self) -> None:
+        self._arrival: AttemptReceiver | None = None
+
+    def answer(self, request: Request, body: Body) -> object:
+        match request:
+            case AskReport():
+                return _report(_run(request), request.events_from)
+            case ListRuns(workdir=workdir):
+                return sorted(path.name for path in _folder(workdir).glob("runs/*") if is_run_id(path.name))
+            case AskSubmitted():
+                return _submitted(_run(request))
+            case AskTails():
+                grown, more = tails.grown(_run(request).path, request.folders, request.known)
+                return _with_files(grown, Tails(tails.parts_of(grown), more))
+            case Release():
+                release_here(_run(request))
+            case Cancel():
+                return _cancel(_run(request))
+            case PassOnCancel():
+                from launcher.places.ssh.host import courier  # late: only a host that is cut off needs it
+
+                courier.send(_run(request), "cancel", request.hosts)
+            case ComeBack():
+                from launcher.places.ssh.host import receive  # late: `launch status` needs none of it
+
+                return receive.come_back(_run(request))
+            case Pardon():
+                pardon(_run(request), request.hosts)
+            case Tidy():
+                from launcher.places.ssh.host.disk import tidying  # late: `launch status` needs none of it
+
+                return tidying.tidy(_folder(request.workdir), request)
+            case ListCheckpoints() | SendFile() | TakeFile():
+                from launcher.places.ssh.host import checkpoint_files  # late: `launch status` needs none of it
+
+                return checkpoint_files.answer(_run(request).path, request, body)
+            case Open() | CodeTree() | Keepers() | GoAhead():
+                return self._arrive(request, body)
+        return None
+
+    def _arrive(self, request: Open | CodeTree | Keepers | GoAhead, body: Body) -> Opened | None:
+        from launcher.places.ssh.host import receive  # late: `launch status` needs none of it
+
+        match request:
+            case Open():
+                self._arrival = receive.AttemptReceiver()
+                return self._arrival.open(_run(request), request, body)
+            case CodeTree():
+                receive.take_code(_folder(request.workdir), request, body)
+            case _ if self._arrival is None:
+                raise LaunchError("there is no supervisor that could be told")
+            case _:
+                self._arrival.pass_on(request)
+        return None
+
+
+def _folder(workdir: str) -> Path:
+    return Path(os.path.expanduser(workdir))
+
+
+def _run(asked: OfRun) -> RunDir:
+    return RunDir(_folder(asked.workdir) / "runs" / asked.run_id)
+
+
+def _report(run: RunDir, events_from: int) -> object:
+    attempt = presence.decided(run)
+    if attempt is None:
+        return RunReport(None)
+    status = derive(facts := read_facts(run.path))
+    end = readable(attempt.end, AttemptEnd) if not facts.settling else None
+    last = readable(run.state, RunState)
+    events = [*_new_events(run, events_from)]  # after the end was looked for: it is not told without its events
+    files = [*events, *_logs(attempt)]
+    report = RunReport(
+        state=status.state,
+        message=status.message,
+        cause=status.cause,
+        attempt=attempt.number,
+        began=presence.began(attempt),
+        begun=_begun(run, attempt),
+        last=last,
+        avoided=readable(run.avoided, tuple[Blame, ...]),
+        stop=readable(attempt.stop, StopRequest),
+        end=end,
+        files=tails.parts_of(files),
+        more=any(len(one.content) == MOST_OF_EVENTS for one in events),
+        stale=status.state is State.RUNNING and status.as_of is not None,
+    )
+    return _with_files(files, report)
+
+
+def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
+    """None where that cannot be read any more."""
+    with contextlib.suppress(LaunchError):
+        intent = read_intent(attempt)
+        return OpenedByHosts(plan_as(run, attempt.number, _Seats).hosts, intent.cause, intent.created_at)
+    return None
+
+
+def _new_events(run: RunDir, at: int) -> Iterator[tails.Tail]:
+    with contextlib.suppress(FileNotFoundError), run.events.open("rb") as events:
+        events.seek(at)
+        yield tails.Tail(run.events.name, at, events.read(MOST_OF_EVENTS))
+
+
+def _logs(attempt: AttemptDir, most_bytes: int = _MOST_OF_LOGS) -> Iterator[tails.Tail]:
+    """Yield the ends of the attempt's logs, until there is no more room for one."""
+    left = most_bytes
+    for path in (path for pattern in _LOGS for path in sorted(attempt.path.glob(pattern))):
+        if not left:
+            break  # an empty one would take the place of what is there of it
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_OF_A_LOG))
+            content = file.read(min(_MOST_OF_A_LOG, left))
+            left -= len(content)
+            yield tails.Tail(str(path.relative_to(attempt.path)), 0, content)
+
+
+def _with_files(found: Sequence[tails.Tail], answer: object) -> WithBytes:
+    return WithBytes(answer, sum(len(one.content) for one in found), [one.content for one in found])
+
+
+def _submitted(run: RunDir) -> Submitted:
+    attempt = newest(run)
+    if attempt is None:
+        raise LaunchError("there is no such run")
+    plan = plan_as(run, attempt.number, _Seats)
+    return Submitted(run.spec.read_text(encoding="utf-8"), plan.overrides, plan.submitted_at, plan.hosts)
+
+
+def release_here(run: RunDir) -> None:
+    """Whoever keeps its newest attempt on this host may let it go."""
+    attempt = newest(run)
+    if attempt is not None:
+        with contextlib.suppress(FileExistsError):
+            create_record(attempt.released, this_process())
+
+
+def _cancel(run: RunDir) -> CancelReport:
+    from launcher.places.local.cluster import end_here  # late: only to end a run
+
+    left, begun = remains(run), newest(run) is not None
+    apart = left.plan is not None and left.plan.disks_apart
+    last_word = begun and (apart or _leader_was_here(left.attempt))
+    alone = apart and not left.attempt.started.exists()  # its leader has claimed it
+    report = end_here(run, left.attempt, left.plan, last_word=last_word, alone=alone)
+    return CancelReport(report.ended, report.already if begun else not report.ended)
+
+
+def _leader_was_here(attempt: AttemptDir) -> bool:
+    """On a disk that all share, its host says how the run ended: elsewhere ranks may still have their grace."""
+    handle = readable(attempt.handle, Handle)
+    return handle is None or handle.keeper is None or alive(handle.keeper) is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What is asked of the server on a host, over one connection and one process of ours there."""
+
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from launcher.copies.mirror.tails import Part, Tail, parted
+from launcher.errors import LaunchError
+from launcher.places.ssh.facts import Surveyed, survey
+from launcher.places.ssh.messages import Request
+from launcher.remote.connect import Line
+from launcher.remote.rpc.client import RpcClient
+from launcher.remote.rpc.wire import OtherVersion
+from launcher.remote.shipping import bundle, deploy_there
+from launcher.spec.model import SshHost
+from trainer.errors import CheckpointDamaged
+
+_DEPLOY_S = 120.0
+_MOST_PASSED_OVER = 4096  # pieces
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """How long a host may take to answer, in seconds."""
+
+    soon_s: float = 10.0  # where that takes no work
+    answer_s: float = 120.0
+    ends_s: float = 60.0  # beyond the grace: until what is left of a run there has been killed
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One entry of hosts.json: a host of an attempt, and how to speak to what is ours there."""
+
+    host: SshHost
+    agent: bool  # whether the keys of the SSH agent may be used
+    python: str  # of our own environment there; "~/" is the host's to fill in, in `workdir` too
+    workdir: str
+    address: str
+
+
+def settled_in(line: Line, found: Surveyed) -> str:
+    """Have the launcher on the host, brought there if it is not yet; gives its Python."""
+    facts = found.facts
+    tag = facts.tag if facts.tag == bundle.own_tag() else ""
+    if not tag and facts.missing:
+        names = " and ".join(facts.missing)
+        raise LaunchError(
+            f"{found.host.name}: {facts.python} ({facts.tag}) has no {names}",
+            f"hint: {facts.python} -m pip install {' '.join(facts.missing)}; or a Python like the one here, "
+            f"{sys.implementation.cache_tag}, by `python:` of the host",
+        )
+    if facts.exposed:
+        raise LaunchError(
+            f"{found.host.name}: others can write to {facts.exposed}: they could put their code in the place of yours",
+            f"hint: chmod go-w {facts.exposed}, where it is yours, or another `workdir:` of the host",
+        )
+    digest = bundle.digest(tag or facts.tag)
+    python = f"{facts.workdir}/lib/{digest}/bin/python"
+    if digest in facts.libraries:
+        return python
+    text = Path(deploy_there.__file__).read_text(encoding="utf-8")
+    asked = {"workdir": facts.workdir, "digest": digest, "theirs": not tag}
+    words = [facts.python, "-I", "-c", text, msgspec.json.encode(asked).decode()]
+    done = line.run(words, stdin=bundle.archive(tag or facts.tag), limit_s=_DEPLOY_S)
+    if done.code != 0:
+        said = (done.err or done.out).decode(errors="replace").strip().splitlines()
+        why = said[-1] if said else f"exit code {done.code}"
+        raise LaunchError(f"{found.host.name}: the launcher could not be brought to {facts.workdir}: {why}", _ELSEWHERE)
+    return python
+
+
+_ELSEWHERE = "hint: `launch doctor POOL` tries that folder; `workdir:` of the host names another"
+
+
+class HostClient:
+    """What is asked of one host: one question after the other, whoever asks, of a server that is there while we are."""
+
+    def __init__(self, line: Line, place: Place, limits: HostLimits | None = None) -> None:
+        self.place, self.limits = place, limits or HostLimits()
+        self._python = place.python
+        self._line = line
+        self._server: RpcClient | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, request: Request, kind: type[T], contents: Iterable[bytes] = (), limit_s: float | None = None) -> T:
+        """Raises what the other side says instead of an answer, and Unreachable."""
+        within_s = limit_s or self.limits.answer_s
+        if contents:
+            with self._asking() as server:
+                return server.ask(request, kind, contents=contents, timeout_s=within_s)
+        return self._understood(lambda server: server.ask(request, kind, timeout_s=within_s))
+
+    def ask_with_bytes(
+        self, request: Request, kind: type[T], most: int, limit_s: float | None = None
+    ) -> tuple[T, bytes]:
+        """The answer, and the bytes that follow it, at most so many."""
+        within_s = limit_s or self.limits.answer_s
+        return self._understood(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=within_s))
+
+    def ask_with_files(
+        self, request: Request, kind: type[T], parts: Callable[[T], Iterable[Part]], most: int, limit_s: float
+    ) -> tuple[T, list[Tail]]:
+        """The answer, and the ends of files that follow it, whose sizes it says."""
+        answer, content = self.ask_with_bytes(request, kind, most, limit_s)
+        try:
+            return answer, list(parted(parts(answer), content))
+        except ValueError as error:
+            raise self.confused(str(error)) from error
+
+    @contextmanager
+    def stream(self, request: Request, most: int, limit_s: float | None = None) -> Iterator[Iterator[bytes]]:
+        """The bytes that follow the answer, as they come. Nobody else asks anything before this is left."""
+        within_s = limit_s or self.limits.answer_s
+        with self._asking() as server:
+            server.send(request)
+            server.receive(type(None), time.monotonic() + within_s, most=most)
+            pieces = server.pieces(within_s)
+            try:
+                yield pieces
+            except (CheckpointDamaged, OSError):
+                for _ in itertools.islice(pieces, _MOST_PASSED_OVER):
+                    continue  # the rest, so that what follows is read as the next answer
+                raise
+
+    def confused(self, what: str) -> LaunchError:
+        return LaunchError(f"{self.place.host.name}: does not speak as expected: {what}")
+
+    def over(self, line: Line) -> bool:
+        """Whether they go over this connection."""
+        return self._line is line
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _understood(self, question: Callable[[RpcClient], T]) -> T:
+        """The run may have been handed over by another version: then ours is brought there, and asked."""
+        try:
+            with self._asking() as server:
+                return question(server)
+        except OtherVersion:
+            ours = settled_in(self._line, survey(self._line, self.place.host))
+            if ours == self._python:
+                raise
+            self._python = ours
+        with self._asking() as server:
+            return question(server)
+
+    @contextmanager
+    def _asking(self) -> Iterator[RpcClient]:
+        """Who was not told everything, or not heard to the end, is not asked again: what comes next is no answer."""
+        with self._lock:
+            if self._server is None:
+                words = [self._python, "-P", "-m", "launcher.places.ssh.host.server"]
+                if words[0].startswith("~/"):
+                    words = ["/bin/sh", "-c", 'exec "$HOME/$0" "$@"', words[0][2:], *words[1:]]
+                self._server = RpcClient(self._line.start(words), self.limits.answer_s)
+            server = self._server
+            try:
+                yield server
+            finally:
+                if not server.at_rest:
+                    self.close()

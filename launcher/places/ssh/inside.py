@@ -1,0 +1,34 @@
+"""The host that a node of a run is, the connection to it, and a visit there by our own version of it."""
+
+from launcher.errors import LaunchError, Refused
+from launcher.node.inside.visit import host_words, machine_of
+from launcher.places.ssh.facts import survey
+from launcher.places.ssh.host_client import Place, settled_in
+from launcher.places.ssh.host_clients import lines_to
+from launcher.places.ssh.run_hosts import places_ever
+from launcher.remote.connect import Line
+from launcher.remote.running import Running
+from launcher.run.layout import AttemptDir, RunDir
+
+
+def line_to(run: RunDir, node: int) -> tuple[Place, Line]:
+    """Return the host that this node is, and a connection to it. Raises Unreachable.
+
+    The name of the machine chooses among the hosts that the run was handed to, and no other.
+    """
+    name = machine_of(run, node)
+    place = places_ever(run).get(name)
+    if place is None:
+        raise Refused(f"node {node} of {run.id} is {name[:100]}, to which it was not handed over from here")
+    line = lines_to([place], anew=True)[name]
+    if isinstance(line, LaunchError):
+        raise line
+    return place, line
+
+
+def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
+    """Start what looks into this node, on its host. Raises Unreachable."""
+    place, line = line_to(run, node)
+    found = survey(line, place.host)
+    python = settled_in(line, found)
+    return line.start(host_words(python, f"{found.facts.workdir}/runs/{run.id}", attempt, node))

@@ -1,0 +1,226 @@
+"""What a submitter asks of a host over one SSH connection (hostlink.rpc), and the answers.
+
+Open ─► Opened: the code is wanted ─► CodeTree ─► Open ─► Opened: its keeper listens ─► Keepers ─► GoAhead
+
+What a host says is data of these types, and of them alone: none of it becomes a path, a command, a kind of cluster or a
+decision where our own records could say it.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from launcher.copies.mirror.tails import Part
+from launcher.ids import RunId
+from launcher.remote.rpc.wire import Size, bytes_of
+from launcher.remote.shipping.tree import FileEntry
+from launcher.run.records import AttemptEnd, Blame, Intent, RunState, StopRequest
+from launcher.states import Cause, State
+from trainer.checkpoint_files.layout import Kind
+
+MOST_OF_A_REPORT, MOST_OF_TAILS = 32 << 20, 8 << 20  # bytes that follow
+
+Attempt = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A keeper of the run, as the others reach it."""
+
+    host: str  # as the pool calls it
+    address: str
+    port: int
+
+
+class OfRun(msgspec.Struct, frozen=True):
+    """What is asked of one run on a host."""
+
+    run_id: RunId
+    workdir: str  # of all runs there
+
+
+class OfCheckpoints(OfRun, frozen=True):
+    """What is asked of its checkpoints."""
+
+    folder: str  # inside the run's
+
+
+class Open(OfRun, frozen=True, tag="open"):
+    """An attempt is to be carried out: what it needs to be there, with records that follow. Nothing starts before
+    GoAhead. → Opened"""
+
+    node: int
+    plan: msgspec.Raw
+    code: str  # the digest of the user's
+    intent: Intent
+    gpus: tuple[str, ...]  # of the host, that may be used
+    records: tuple[Part, ...]
+
+    @property
+    def follows(self) -> int:
+        return sum(one.size for one in self.records)
+
+
+class Opened(msgspec.Struct, frozen=True):
+    port: Port | None  # of the keeper, which stands by; None: the code is not there
+    on_one_disk: bool = False  # with another host of the attempt, against what the plan says: there is no keeper
+
+
+class CodeTree(msgspec.Struct, frozen=True, tag="code"):
+    """The code that is wanted: the contents of its regular files follow, in order. → None"""
+
+    workdir: str
+    digest: str
+    files: tuple[FileEntry, ...]
+
+    @property
+    def follows(self) -> int:
+        return bytes_of(self.files)
+
+
+class Keepers(msgspec.Struct, frozen=True, tag="roster"):
+    """All keepers, by node of the plan. → None"""
+
+    peers: tuple[Peer, ...]
+
+
+class GoAhead(msgspec.Struct, frozen=True, tag="go"):
+    """Carry it out. → None"""
+
+
+class ListRuns(msgspec.Struct, frozen=True, tag="runs"):
+    """Which runs of this user are on the host? → list of their ids"""
+
+    workdir: str
+
+
+class AskReport(OfRun, frozen=True, tag="look"):
+    """How is a run, and what is new of its records? → RunReport"""
+
+    events_from: int  # bytes of events.jsonl that are known
+
+
+class OpenedByHosts(msgspec.Struct, frozen=True):
+    """What hosts alone know of an attempt that they have opened themselves."""
+
+    hosts: tuple[str, ...]  # of its nodes, in order
+    cause: Cause | None
+    created_at: float
+
+
+class RunReport(msgspec.Struct, frozen=True):
+    """Followed by the files: the new part of events.jsonl, and logs of the attempt."""
+
+    state: State | None  # None: there is no such run here
+    message: str = ""
+    cause: Cause | None = None
+    attempt: Attempt = 0  # the newest
+    began: bool = False  # its keeper has been told to go
+    begun: OpenedByHosts | None = None
+    last: RunState | None = None  # its state.json
+    avoided: tuple[Blame, ...] | None = None
+    stop: StopRequest | None = None
+    end: AttemptEnd | None = None
+    files: tuple[Part, ...] = ()
+    more: bool = False  # events than fit into this answer
+    stale: bool = False  # its coordinator has not spoken for a while: the message says for how long
+
+
+class AskSubmitted(OfRun, frozen=True, tag="submitted"):
+    """As what was a run submitted? → Submitted"""
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """For a machine that has not seen it."""
+
+    spec: str
+    overrides: tuple[str, ...]
+    submitted_at: float
+    hosts: tuple[str, ...]  # of its newest plan
+
+
+class AskTails(OfRun, frozen=True, tag="logs"):
+    """What is new in the files below these folders of the run? → Tails"""
+
+    folders: tuple[str, ...]
+    known: Mapping[str, int]  # bytes that are there already, by name
+
+
+class Tails(msgspec.Struct, frozen=True):
+    """Followed by the parts."""
+
+    parts: tuple[Part, ...]
+    more: bool  # there is more than fits into one answer
+
+
+class ListCheckpoints(OfCheckpoints, frozen=True, tag="inventory"):
+    """What is there of the run's checkpoints? → list of trainer.checkpoint_files.partial.Held"""
+
+
+class SendFile(OfCheckpoints, frozen=True, tag="give"):
+    """The bytes of a file of a checkpoint; without a name, of its manifest. → None, and they follow"""
+
+    step: int
+    name: str
+    digest: str = ""  # of its manifest, which a draft of it has too; "": whichever is committed
+    kind: Kind = "step"
+
+
+class TakeFile(OfCheckpoints, frozen=True, tag="put"):
+    """A file of a checkpoint to be kept: its manifest follows, then its bytes. → None"""
+
+    manifest_size: Size
+    name: str
+    size: Size
+    kind: Kind = "step"
+
+    @property
+    def follows(self) -> int:
+        return self.manifest_size + self.size
+
+
+class Release(OfRun, frozen=True, tag="release"):
+    """It was held: let it go. → None"""
+
+
+class Cancel(OfRun, frozen=True, tag="cancel"):
+    """End everything of the run on this host. → CancelReport"""
+
+
+class PassOnCancel(OfRun, frozen=True, tag="pass_on_cancel"):
+    """The run was cancelled: have these hosts hear it from this one as soon as they can. → None"""
+
+    hosts: tuple[str, ...]
+
+
+class ComeBack(OfRun, frozen=True, tag="come_back"):
+    """The run goes on without this host, which has no keeper of it any more: start one again. → why not, or "" """
+
+
+class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
+    """What do these runs take of the disk here, and code that no other run here needs? → Tidied"""
+
+    workdir: str
+    runs: tuple[RunId, ...]
+    remove: bool  # and take it away, but for what lives
+
+
+class Tidied(msgspec.Struct, frozen=True):
+    """What is there, or was."""
+
+    runs: Mapping[RunId, Size]  # bytes of those of which anything is
+    code: Size
+    live: tuple[RunId, ...] = ()
+
+
+class Pardon(OfRun, frozen=True, tag="pardon"):
+    """Nothing is held against these hosts any more; without one, against any. → None"""
+
+    hosts: tuple[str, ...]
+
+
+Request = (
+    Open | CodeTree | Keepers | GoAhead | AskReport | AskSubmitted | ListRuns | AskTails | Release | Cancel
+    | PassOnCancel | ComeBack | Pardon | Tidy | ListCheckpoints | SendFile | TakeFile
+)  # fmt: skip

@@ -1,0 +1,64 @@
+"""A pool as it is used by one process: connections that stay open, and what the hosts are like."""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from launcher.copies import news
+from launcher.errors import LaunchError
+from launcher.places.ssh.facts import Surveyed, completed, survey
+from launcher.remote import connections
+from launcher.remote.connect import Line
+from launcher.remote.parallel import failures, for_all
+from launcher.remote.target import Target, target_of
+from launcher.spec.model import Ssh, SshHost
+
+_troubles: dict[SshHost, LaunchError] = {}
+_lock = threading.Lock()
+
+
+def hosts_of(pool: Ssh) -> list[SshHost]:
+    """Each with all that holds for it."""
+    return [completed(host, pool) for host in pool.hosts]
+
+
+def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | LaunchError]:
+    """A connection to each: one that is open already, or a new one. They stay open until this process ends."""
+    wanted = {host.name: host for host in hosts}
+    targets = for_all(wanted, lambda _, host: _target(host, agent))
+    found = connections.lines_to(
+        [one for one in targets.values() if isinstance(one, Target)], lambda host, text: news.say(f"{host}: {text}")
+    )
+    return {name: found[name] if isinstance(one, Target) else one for name, one in targets.items()}
+
+
+@lru_cache(maxsize=4096)
+def _target(host: SshHost, agent: bool) -> Target:
+    return target_of(host, agent=agent)
+
+
+def working(lines: Mapping[str, Line | LaunchError]) -> dict[str, Line]:
+    return {name: line for name, line in lines.items() if isinstance(line, Line)}
+
+
+def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Surveyed], dict[str, LaunchError]]:
+    """Every host that could be looked at, and why the others could not; in the pool's order."""
+    hosts = {host.name: host for host in hosts_of(pool) if only is None or host.name in only}
+    lines = lines_to(hosts.values(), agent=pool.agent)
+    found = for_all(working(lines), lambda name, line: survey(line, hosts[name]))
+    results = {name: found.get(name, lines[name]) for name in hosts}
+    there = {name: one for name, one in results.items() if isinstance(one, Surveyed)}
+    troubles = failures(results)
+    with _lock:
+        for name, host in hosts.items():
+            if name in troubles:
+                _troubles[host] = troubles[name]
+            else:
+                _troubles.pop(host, None)
+    return there, troubles
+
+
+def troubles_of(pool: Ssh) -> dict[str, LaunchError]:
+    """Why hosts of it could not be looked at the last time."""
+    with _lock:
+        return {host.name: _troubles[host] for host in hosts_of(pool) if host in _troubles}

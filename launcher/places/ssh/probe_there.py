@@ -1,0 +1,157 @@
+"""Run on a host as text, by whatever Python it has (`python -I -c TEXT ARGUMENTS`): tells what the host offers.
+
+The standard library alone, and nothing newer than Python 3.8 until the version has been looked at.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import platform
+import re
+import socket
+import stat
+import sys
+import time
+
+TOO_OLD = 99
+MARK = "launch-host: "
+_MOST_LINKS = 40  # as the kernel has it
+_PLENTY = 1 << 60  # of what has no end: some file systems in a cloud have 2**63 bytes and more
+
+
+def main(arguments: str) -> None:
+    if sys.version_info < (3, 11):  # noqa: UP036 - it is asked of whatever Python a host has
+        sys.exit(TOO_OLD)
+    asked = json.loads(arguments)
+    home = os.path.expanduser("~")
+    workdir = os.path.join(home, os.path.expanduser(asked["workdir"]))
+    there = _first_there(workdir)
+    disk = os.statvfs(there)
+    facts = {
+        "python": sys.executable,
+        "version": list(sys.version_info[:3]),
+        "tag": "{}-{}-{}".format(sys.implementation.cache_tag, platform.machine(), platform.libc_ver()[0] or "libc"),
+        "torch": _version("torch"),
+        "missing": [name for name in ("msgspec", "xxhash") if not _there(name)],
+        "hostname": socket.gethostname(),
+        "boot_id": _read("/proc/sys/kernel/random/boot_id").strip(),
+        "user": _user(),
+        "address": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2],
+        "workdir": workdir,
+        "exposed": _exposed(workdir),
+        "libraries": _names(os.path.join(workdir, "lib")),
+        "cpus": len(os.sched_getaffinity(0)),
+        "gpus": sorted(int(name[6:]) for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)),
+        "sockets": [line for line in _read("/proc/net/unix").splitlines() if "@launch/" in line],
+        "disk_free": min(disk.f_bavail * disk.f_frsize, _PLENTY),
+        "inodes_free": min(disk.f_favail, _PLENTY) if disk.f_files else None,
+        "writable": os.access(there, os.W_OK),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "clock": time.time(),
+    }
+    print(MARK + json.dumps(facts), flush=True)
+
+
+def _first_there(path: str) -> str:
+    while not os.path.isdir(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def _exposed(workdir: str) -> str:
+    """The first folder by which others could put something of theirs in the place of ours: ours, or one above it.
+
+    As launcher.run.ownership has it, which is not there yet.
+    """
+    return next(
+        filter(None, (_open_on_the_way(os.path.join(workdir, name)) for name in ("", "runs", "code", "lib"))), ""
+    )
+
+
+def _open_on_the_way(path: str) -> str:
+    trusted = {0, os.getuid(), os.stat("/").st_uid}  # in a container the real root may look like nobody
+    at, left, links, is_open = "/", os.path.abspath(path).split("/"), 0, False
+    while left:
+        at = os.path.normpath(os.path.join(at, left.pop(0)))
+        try:
+            found = os.lstat(at)
+        except OSError:
+            return ""
+        if found.st_uid not in trusted:
+            return at
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                return path.rstrip("/")
+            target = os.readlink(at)
+            at, left = "/" if target.startswith("/") else os.path.dirname(at), target.split("/") + left
+            continue
+        is_open = _writable_by_others(found)
+        if is_open and not found.st_mode & stat.S_ISVTX:
+            return at
+    return at if is_open else ""
+
+
+def _writable_by_others(found: os.stat_result) -> bool:
+    return bool(found.st_mode & 0o002 or (found.st_mode & 0o020 and not _is_own_group(found.st_gid)))
+
+
+def _is_own_group(group: int) -> bool:
+    """A private group of this user, as launcher.run.ownership has it, which is not there yet."""
+    import grp  # late: after the version has been looked at
+    import pwd  # late: after the version has been looked at
+
+    try:
+        found, user = grp.getgrgid(group), pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    same = _without_domain(found.gr_name) == _without_domain(user.pw_name) and user.pw_gid == group
+    if not (same or found.gr_name == user.pw_name) or not set(found.gr_mem) <= {user.pw_name}:
+        return False
+    return all(one.pw_gid != group or one.pw_uid == user.pw_uid for one in pwd.getpwall())
+
+
+def _without_domain(name: str) -> str:
+    return name.rpartition("\\")[2].partition("@")[0]
+
+
+def _version(package: str) -> str | None:
+    from importlib import metadata  # late: after the version has been looked at
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _there(module: str) -> bool:
+    from importlib import util  # late: after the version has been looked at
+
+    return util.find_spec(module) is not None
+
+
+def _user() -> str:
+    import pwd  # late: after the version has been looked at
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _names(folder: str) -> list[str]:
+    return sorted(os.path.basename(path) for path in glob.glob(glob.escape(folder) + "/*"))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

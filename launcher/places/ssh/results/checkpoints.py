@@ -1,0 +1,76 @@
+"""Which of the hosts that a run has ever been on has which of its checkpoints."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from launcher.copies import news
+from launcher.copies.mirror.fetch import checkpoint_folder
+from launcher.copies.mirror.holders import Holders
+from launcher.errors import LaunchError
+from launcher.ids import RunId
+from launcher.places.ssh.host_client import HostClient
+from launcher.places.ssh.host_clients import ask_all
+from launcher.places.ssh.messages import ListCheckpoints, SendFile, TakeFile
+from launcher.places.ssh.run_hosts import gone, places_ever
+from launcher.remote.parallel import answers, failures, for_all
+from launcher.run.layout import RunDir
+from trainer.checkpoint_files.partial import Held
+
+T = TypeVar("T")
+
+_LONGEST_MANIFEST = 64 << 20
+_LONGEST = 1 << 62  # the manifest says how long a file is
+
+
+class HostDisk:
+    """A host as a CheckpointHolder of clusters.mirror."""
+
+    def __init__(self, client: HostClient, run_id: RunId, folder: str) -> None:
+        self._client = client
+        self._where = (run_id, client.place.workdir, folder)
+
+    def held(self) -> tuple[Held, ...]:
+        return self._client.ask(ListCheckpoints(*self._where), tuple[Held, ...])
+
+    def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
+        wish = SendFile(*self._where, wanted.step, name, wanted.digest, kind=wanted.kind)
+        with self._client.stream(wish, _LONGEST if name else _LONGEST_MANIFEST) as pieces:
+            return take(pieces)
+
+    def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
+        wish = TakeFile(*self._where, len(manifest), name, size, kind=wanted.kind)
+        self._client.ask(wish, type(None), itertools.chain([manifest], pieces))
+
+
+Disks = dict[str, tuple[HostDisk, tuple[Held, ...]]]  # by host: its disk, and what that has
+
+
+def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
+    """Those of all hosts that can be asked, and of these, which have been; who cannot is told to whoever listens."""
+    folder = checkpoint_folder(run)
+    mine = mine or {}
+
+    def ask(client: HostClient) -> tuple[HostDisk, tuple[Held, ...]]:
+        disk = HostDisk(client, run.id, folder)
+        return disk, disk.held()
+
+    results = ask_all([place for name, place in places_ever(run).items() if name not in mine], ask)
+    silent = failures(results)
+    for name, trouble in silent.items():
+        news.say(f"{name}: may have a newer checkpoint, and could not be asked: {trouble.lines[0]}")
+    disks = answers(results) | mine
+    return Holders(
+        run.path / folder,
+        {name: disk for name, (disk, _) in disks.items()},
+        {name: held for name, (_, held) in disks.items()},
+        silent,
+        gone=bool(gone(run)),
+    )
+
+
+def disks_of(clients: Mapping[str, HostClient], run_id: RunId, folder: str) -> tuple[Disks, dict[str, LaunchError]]:
+    """What these hosts have, over connections that there are; and those that failed."""
+    disks = {name: HostDisk(one, run_id, folder) for name, one in clients.items()}
+    listed = for_all(disks, lambda _, disk: (disk, disk.held()))
+    return answers(listed), failures(listed)

@@ -1,0 +1,74 @@
+"""Results come home: the logs, metrics and chosen checkpoints of a run on hosts, resumable and verified."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from launcher.copies.mirror import fetch as mirror
+from launcher.copies.mirror import logs, tails
+from launcher.errors import LaunchError, Unreachable
+from launcher.places.ssh.host_client import HostClient, Place
+from launcher.places.ssh.host_clients import ask_all
+from launcher.places.ssh.messages import MOST_OF_TAILS, AskTails, Tails
+from launcher.places.ssh.results.checkpoints import holders_of
+from launcher.places.ssh.run_hosts import is_there, places_ever, places_of
+from launcher.remote.parallel import failures, reasons
+from launcher.run.layout import AttemptDir, RunDir
+
+
+def bring_logs(run: RunDir) -> None:
+    """Copy what is new of the logs, until the run has ended and all is here."""
+
+    def bring(left: Sequence[AttemptDir]) -> dict[str, LaunchError]:
+        before = places_ever(run, left)
+        return _bring(run, (before | {place.host.name: place for place in places_of(run)}).values())
+
+    logs.bring_logs(run, is_there, bring)
+
+
+def fetch(run: RunDir, checkpoint: str) -> list[str]:
+    """Bring home logs, metrics and a checkpoint: `newest` with the best, `none`, or a step; a line for each thing."""
+    return mirror.fetch(
+        run,
+        checkpoint,
+        theirs=is_there,
+        bring_logs=lambda: _bring(run, places_ever(run).values()),
+        holders=lambda: holders_of(run),
+    )
+
+
+def bring_newest(run: RunDir) -> None:
+    """The run is to go on somewhere else: what it would go on from is here, and the logs where they can be had."""
+    mirror.bring_newest(run, holders_of(run))
+    bring_logs(run)
+
+
+def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+    """Have what ranks wrote beside their code on each host below this folder; gives the folder of each host."""
+    known = {f"{run.code.name}/{name}": logs.ALL for name in frozen}
+    places = places_ever(run)
+    folders = {name: draft / f"{number:03d}" / name.replace("/", "_") for number, name in enumerate(places)}
+
+    def fetch_from(client: HostClient) -> None:
+        _follow(client, run, (run.code.name,), known, folders[client.place.host.name])
+
+    if troubles := failures(ask_all([*places.values()], fetch_from)):
+        raise Unreachable(*reasons(troubles), f"hint: launch fetch {run.id} --outputs again, once they answer")
+    return [folder / run.code.name for folder in folders.values() if (folder / run.code.name).is_dir()]
+
+
+def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
+    """What is new on these hosts; gives those that could not be asked."""
+    known = logs.known(run, is_there)
+    return failures(ask_all([*places], lambda client: _follow(client, run, logs.FOLDERS, known, run.path)))
+
+
+def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Mapping[str, int], root: Path) -> None:
+    """What is new in these folders of the run on a host, put below this one."""
+
+    def ask(mine: dict[str, int]) -> tuple[list[tails.Tail], bool]:
+        question = AskTails(run.id, client.place.workdir, folders, mine)
+        limit_s = client.limits.soon_s
+        grown, files = client.ask_with_files(question, Tails, lambda one: one.parts, MOST_OF_TAILS, limit_s)
+        return files, grown.more
+
+    tails.bring(root, folders, known, ask, client.place.host.name)

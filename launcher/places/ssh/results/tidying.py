@@ -1,0 +1,90 @@
+"""What runs keep on the hosts of pools: told, and taken away. Each host is asked once about all of its runs."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.ids import RunId
+from launcher.places.place import KeptRemote
+from launcher.places.ssh.host_client import HostClient, Place
+from launcher.places.ssh.host_clients import ask_all
+from launcher.places.ssh.messages import Tidied, Tidy
+from launcher.places.ssh.run_hosts import places_ever
+from launcher.run.attempts import newest, plan_as
+from launcher.run.layout import RunDir
+
+if TYPE_CHECKING:
+    from launcher.spec.model import SshHost
+
+_LONG_S = 600.0  # a disk of many files is walked, and emptied
+
+Hosts = dict[str, tuple[Place, list[RunId]]]  # by name, with the runs that each was given
+Answer = tuple[str, list[RunId], Tidied | LaunchError]  # of a host, about these runs
+
+
+class _Disks(msgspec.Struct, frozen=True):
+    """What of a plan says who sees whose disk."""
+
+    disks_apart: bool
+
+
+def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
+    """Of runs on one disk that all their hosts see, the word of one host that answers is enough."""
+    shared = {run.id for run in runs if not _disks_apart(run)}
+    settled: set[RunId] = set()
+    found: list[KeptRemote] = []
+    for name, asked, one in sorted(_told(runs, remove), key=_most_first):
+        left = [run for run in asked if run not in settled]
+        if isinstance(one, LaunchError):
+            found += [KeptRemote(name, dict.fromkeys(left, 0), silent=one.lines[0])] if left else []
+            continue
+        live = tuple(run for run in asked if run in one.live)  # of others it was not asked
+        sizes = {run: one.runs[run] for run in left if run in one.runs}
+        found += [KeptRemote(name, sizes, one.code, live)] if left or live else []
+        settled |= shared & {*asked}
+    return found
+
+
+def _told(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
+    for hosts in _rounds(runs):
+        results = ask_all([place for place, _ in hosts.values()], partial(_ask, hosts, remove), anew=remove)
+        for name, one in results.items():
+            yield name, hosts[name][1], one
+
+
+def _most_first(answer: Answer) -> int:
+    """Who is silent last; of those on one disk, who saw most of it before another took it away comes first."""
+    one = answer[2]
+    return 1 if isinstance(one, LaunchError) else -sum(one.runs.values())
+
+
+def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
+    _, runs = hosts[client.place.host.name]
+    return client.ask(Tidy(client.place.workdir, tuple(runs), remove), Tidied, limit_s=_LONG_S)
+
+
+def _disks_apart(run: RunDir) -> bool:
+    """Each of its hosts has a disk of its own; so it is taken where nobody can say any more."""
+    with contextlib.suppress(LaunchError):
+        attempt = newest(run)
+        return attempt is None or plan_as(run, attempt.number, _Disks).disks_apart
+    return True
+
+
+def _rounds(runs: Sequence[RunDir]) -> list[Hosts]:
+    """Hosts that can be asked at the same time: in each round all have names of their own."""
+    asked: dict[tuple[SshHost, str], tuple[Place, list[RunId]]] = {}
+    for run in runs:
+        for place in places_ever(run).values():
+            asked.setdefault((place.host, place.workdir), (place, []))[1].append(run.id)
+    rounds: list[Hosts] = []
+    for place, ids in asked.values():
+        free = next((one for one in rounds if place.host.name not in one), None)
+        if free is None:
+            rounds.append(free := {})
+        free[place.host.name] = (place, ids)
+    return rounds

@@ -1,0 +1,160 @@
+"""What a person wants of the hosts of a run: that it ends there, that they forgive some of their number, or that
+nobody waits for some of them any more."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from launcher.copies import news
+from launcher.errors import LaunchError, Refused, Unreachable
+from launcher.ids import RunId
+from launcher.places.place import CancelReport
+from launcher.places.ssh import run_hosts
+from launcher.places.ssh.host_client import HostClient
+from launcher.places.ssh.host_clients import ask_all
+from launcher.places.ssh.messages import AskSubmitted, Cancel, ListRuns, Pardon, PassOnCancel, Submitted
+from launcher.places.ssh.run_hosts import places_of
+from launcher.places.ssh.submit import unfinished
+from launcher.places.ssh.submit.look import judge
+from launcher.plan.model import Plan
+from launcher.remote.parallel import answers, failures, reasons
+from launcher.remote.rpc.client import GREETING_S
+from launcher.run import avoided
+from launcher.run.attempts import newest, read_plan
+from launcher.run.durable import read_record
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.locks import locked
+from launcher.run.records import AttemptEnd, Blame, ClusterWord
+from launcher.supervisor.attempt_end import cancelled, write_end
+
+_MOST_NAMED, _LONGEST_NAME = 8, 100
+
+
+def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> CancelReport:
+    """On every host at once; each answers when nothing of the run is left there. Names those that were not reached.
+
+    Where one of `gone` does not answer, be it that it lets us in, nobody waits for its word from now on.
+    """
+    known = run_hosts.everywhere(run)
+    if strangers := sorted(set(gone) - known.keys()):
+        was_on = f"hint: it was on {', '.join(known)}" if known else "hint: it was on no host yet"
+        raise Refused(f"{run.path.name} was never on {', '.join(strangers)}", was_on)
+    if not unfinished.is_unfinished(attempt):
+        return _cancel(run, attempt, gone)
+    if not unfinished.in_hand(attempt):
+        with locked(attempt.job_lock) as alone:
+            if alone is not None:
+                return _cancel_unfinished(run, attempt, gone)
+    hint = f"hint: launch cancel {run.path.name} again, in a moment"
+    raise Refused(f"{run.path.name} is being handed to its hosts: nothing was ended", hint)
+
+
+def _cancel_unfinished(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+    report = _cancel(run, attempt, gone)
+    if unfinished.is_unfinished(attempt):
+        unfinished.withdraw(run, attempt)
+        return CancelReport(report.ended, already=False)
+    return report
+
+
+def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+    plan = read_plan(run, attempt.number)
+    let_in: set[str] = set()
+
+    def end(client: HostClient) -> CancelReport:
+        let_in.add(client.place.host.name)
+        if client.place.host.name in gone:  # that it says anything at all, it says soon
+            client.ask(ListRuns(client.place.workdir), list[RunId], limit_s=GREETING_S)
+        limit_s = plan.spec.recovery.grace_s + client.limits.ends_s
+        return client.ask(Cancel(run.id, client.place.workdir), CancelReport, limit_s=limit_s)
+
+    results = ask_all([*run_hosts.everywhere(run).values()], end, anew=True)
+    told = answers(results)
+    missing = _not_waited_for(run, results, gone)
+    for name in sorted(missing & let_in):
+        news.say(f"{name} lets us in and says nothing: it counts as gone, and what is left of the run there goes on")
+    troubles = {name: one for name, one in failures(results).items() if name not in missing}
+    ended = tuple(f"{what} on {name}" for name, one in told.items() for what in one.ended)
+    if troubles:
+        _have_told(run, [*told], [*troubles])
+        raise _not_ended(run, troubles, let_in, ended)
+    _refuse_to_forget_strangers(run, plan)
+    word = None if unfinished.is_unfinished(attempt) else judge(run, attempt)
+    by_word = word is not None and bool(missing) and _end_without(run, missing, word)
+    return CancelReport(ended, already=not by_word and all(one.already for one in told.values()))
+
+
+def _refuse_to_forget_strangers(run: RunDir, plan: Plan) -> None:
+    """Of a run that another machine submitted, only those hosts could be asked that are in a pool here."""
+    if plan.project:
+        return
+    places = run_hosts.everywhere(run)
+    told = ask_all([*places.values()], lambda client: client.ask(AskSubmitted(run.id, client.place.workdir), Submitted))
+    named = {name[:_LONGEST_NAME] for one in answers(told).values() for name in one.hosts}
+    if strangers := sorted(named - places.keys()):
+        who = ", ".join(strangers[:_MOST_NAMED]) + (", ..." if len(strangers) > _MOST_NAMED else "")
+        text = f"{run.id} is also on hosts that {plan.cluster} has not here, and may be left there: {who}"
+        raise Unreachable(text, "hint: launch cancel it on the machine that submitted it")
+
+
+def _have_told(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> None:
+    """Those that were reached tell the others, which may come back, or be cut off from us alone."""
+
+    def pass_on(client: HostClient) -> None:
+        client.ask(PassOnCancel(run.id, client.place.workdir, tuple(missed)), type(None), limit_s=client.limits.soon_s)
+
+    places = run_hosts.everywhere(run)
+    for host, trouble in failures(ask_all([places[host] for host in heard], pass_on)).items():
+        news.say(f"{host} does not tell the others: {trouble.lines[0]}")
+
+
+def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:
+    """Those that are silent and given up, now or before. Who was heard is taken back."""
+    silent = {name for name, one in results.items() if isinstance(one, Unreachable)}
+    run_hosts.take_back(run, results.keys() - silent)
+    if lost := silent & set(gone):
+        run_hosts.give_up(run, lost)
+    return silent & run_hosts.gone(run)
+
+
+def _not_ended(
+    run: RunDir, troubles: Mapping[str, LaunchError], let_in: Collection[str], ended: Sequence[str]
+) -> Unreachable:
+    """Who let us in is there, and so may be ranks."""
+    for line in ended:
+        news.say(f"ended {line}")
+    shut = ", ".join(name for name in troubles if name not in let_in)
+    asked = ", ".join(name for name in troubles if name in let_in)
+    what = "; ".join([f"could not ask {shut}"] * bool(shut) + [f"asked {asked} in vain"] * bool(asked))
+    hint = f"hint: launch cancel {run.path.name} again"
+    if shut:
+        hint += f", once {shut} can be reached"
+    if any(isinstance(one, Unreachable) for one in troubles.values()):
+        hint += f"; of a host that is gone for good: launch cancel {run.path.name} --gone HOST"
+    return Unreachable(f"{what}: something of the run may be left there", *reasons(troubles), hint)
+
+
+def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bool:
+    """Whoever could be asked has nothing left of it. Unless one of them knows how it ended, this is its end."""
+    last = newest(run)
+    end = read_record(last.end, AttemptEnd) if last is not None else None
+    if last is None or (end is not None and end.state.ended):
+        return False
+    if word.silent:
+        hint = f"hint: launch cancel {run.path.name} again"
+        raise Unreachable("nothing is left of it, but how it ended could not be asked", word.silent, hint)
+    write_end(run, last, cancelled(f"cancelled, without {', '.join(sorted(missing))}"), read_plan(run, last.number))
+    return True
+
+
+def pardon(run: RunDir, hosts: Collection[str]) -> None:
+    """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
+
+    def forget(client: HostClient) -> None:
+        client.ask(Pardon(run.id, client.place.workdir, tuple(hosts)), type(None), limit_s=client.limits.soon_s)
+
+    troubles = failures(ask_all(places_of(run), forget))
+    # Who was ever blamed may well be gone, whether or not that still counts.
+    silent = sorted(troubles.keys() - {blame.host for blame in read_record(run.avoided, list[Blame]) or []})
+    if silent:
+        avoided.pardon(run, hosts)  # what holds here does not wait for who is gone
+        hint = f"hint: launch nodes include {run.path.name} again, once {', '.join(silent)} can be reached"
+        raise Unreachable(f"could not tell {', '.join(silent)}", troubles[silent[0]].lines[0], hint)

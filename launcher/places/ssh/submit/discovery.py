@@ -1,0 +1,173 @@
+"""Runs that were submitted from another machine: found on the hosts of the pools, and mirrored here from then on.
+
+There is no plan of ours for such a run. Of the spec that its host has, what says how the run is watched, fetched and
+ended is taken once our own parser has passed it; where the hosts are says our own clusters file. Nothing of it ever
+runs here: its code stays there, and so does `resume`.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from launcher.copies import news
+from launcher.errors import BadInput, LaunchError, NoSuchRun, Unreachable
+from launcher.ids import RunId, is_run_id, parse_run_id
+from launcher.places.clusters_file import named_pools
+from launcher.places.ssh import pool
+from launcher.places.ssh.facts import WORKDIR
+from launcher.places.ssh.host_client import Place
+from launcher.places.ssh.host_clients import ask_all, client_to
+from launcher.places.ssh.messages import AskSubmitted, ListRuns, Submitted
+from launcher.places.ssh.submit.elsewhere import settled_hosts
+from launcher.places.ssh.submit.report import ask_report, begin, best_of, knowing
+from launcher.plan.model import FrozenCode, Plan, RankCommand
+from launcher.plan.on_hosts import with_hosts
+from launcher.remote.parallel import answers, failures, reasons
+from launcher.remote.shipping import bundle
+from launcher.run import drafts, registry
+from launcher.run.durable import make_dir, write_bytes, write_record
+from launcher.run.layout import RunDir
+from launcher.spec.model import Ssh
+from launcher.spec.read import parse_spec
+
+_LONGEST_SPEC = 1 << 20
+_LONGEST_GRACE_S = 3600.0  # that a cancel waits
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A run on a pool, and the hosts that say that they have it."""
+
+    id: RunId
+    pool: str
+    ssh: Ssh
+    places: dict[str, Place] = field(default_factory=dict)
+
+
+def discover(ref: str) -> Path | None:
+    """The folder here of the one run on a pool that this id, or beginning of one, means; None where there is none."""
+    found: dict[RunId, FoundRun] = {}
+    troubles: dict[str, LaunchError] = {}
+    for name, hosts in named_pools().items():
+        news.say(f"looking for {ref} on the hosts of {name}")
+        runs, silent = _runs_on(hosts)
+        troubles |= silent
+        for run, places in runs.items():
+            if run.startswith(ref):
+                found.setdefault(run, FoundRun(run, name, hosts)).places.update(places)
+    if troubles and not found:
+        told = f"{ref}: not known here, and not all hosts could be asked"
+        raise Unreachable(told, *reasons(troubles), "hint: launch nodes list")
+    found = {run: one for run, one in found.items() if run == ref} or found
+    if len(found) > 1:
+        raise NoSuchRun(f"{ref}: expected the id of one run, got the beginning of {len(found)}: {', '.join(found)}")
+    return next((_mirrored(one) for one in found.values()), None)
+
+
+def _runs_on(ssh: Ssh) -> tuple[dict[RunId, dict[str, Place]], dict[str, LaunchError]]:
+    """Which runs there are, and on which hosts; and the hosts that could not be asked."""
+    settled = settled_hosts(ssh)
+    places = answers(settled)
+    told = ask_all([*places.values()], lambda client: client.ask(ListRuns(client.place.workdir), list[str]))
+    runs: dict[RunId, dict[str, Place]] = {}
+    for name, names in answers(told).items():
+        if none := [run for run in names if not is_run_id(run)]:
+            news.say(f"{name}: passed over what cannot be the id of a run: {none[0][:100]!r}")
+        for run in filter(is_run_id, names):
+            runs.setdefault(parse_run_id(run), {})[name] = places[name]
+    return runs, failures(settled) | failures(told)
+
+
+def _mirrored(found: FoundRun) -> Path | None:
+    """A folder for it in the user's state folder, with what the host that knows most has of it."""
+    path = registry.adopted(found.id)
+    run = RunDir(path)
+    said = ask_all([*found.places.values()], lambda client: ask_report(run, client))
+    told = best_of(knowing(said))
+    if told is None:
+        if silent := failures(said):
+            raise Unreachable(*reasons(silent))
+        return None
+    if not path.exists():
+        client = client_to(found.places[told.host])
+        submitted = client.ask(AskSubmitted(found.id, client.place.workdir), Submitted)
+        _make(found, told.host, told.head.attempt, submitted)
+        try:
+            begin(run, told)  # what has become of it is asked next, of all of its hosts
+        except BaseException:
+            drafts.remove(path)  # else it would stay as it is, whatever the clusters file says by then
+            raise
+    if found.id in dict(registry.gone()):
+        registry.forget(found.id)  # somebody took its folder away
+    if not registry.is_registered(found.id):
+        registry.register(found.id, path)
+    return path
+
+
+def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> None:
+    """What every mirror begins with: the spec, the plan, and where the hosts are."""
+    path = registry.adopted(found.id)
+    plan = _plan(found, host, submitted)
+    make_dir(path.parent)
+    draft = RunDir(drafts.new_draft(path.parent))
+    make_dir(draft.path)
+    write_bytes(draft.spec, submitted.spec.encode())
+    write_record(draft.plan, plan)
+    make_dir(draft.attempts)
+    make_dir(draft.attempt(attempt).path)
+    silent = [node.host for node in plan.nodes if node.host not in found.places]
+    write_record(draft.attempt(attempt).hosts, [*found.places.values(), *(_silent(found, name) for name in silent)])
+    draft.path.rename(path)
+
+
+def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
+    """As far as a run is watched and ended by it; there is no command in it. Raises LaunchError."""
+    ours = {one.name: one.address or one.name for one in found.ssh.hosts}
+    ours |= {name: place.address for name, place in found.places.items()}
+    hosts = [name for name in dict.fromkeys(submitted.hosts) if name in ours]
+    if len(submitted.spec) > _LONGEST_SPEC or not hosts:
+        raise LaunchError(f"{host}: what it says of {found.id} is no spec, or of none of the hosts of {found.pool}")
+    try:
+        theirs = parse_spec(submitted.spec, f"{host}: spec.yaml", submitted.overrides)
+    except BadInput as error:  # what is wrong with an override is said of the command line: of which there is none here
+        raise BadInput(
+            *(line if line.startswith((host, "hint:")) else f"{host}: {line}" for line in error.lines)
+        ) from error
+    recovery = replace(theirs.recovery, grace_s=min(theirs.recovery.grace_s, _LONGEST_GRACE_S))
+    spec, nodes = replace(theirs, ssh=found.ssh, recovery=recovery), theirs.resources.nodes
+    plan = Plan(
+        run_id=found.id,
+        name=spec.name,
+        cluster=found.pool,
+        cluster_kind="ssh",
+        submitted_at=submitted.submitted_at,
+        spec_file="",
+        project="",
+        run_dir=str(registry.adopted(found.id)),
+        workdir="code",
+        spec=spec,
+        overrides=(),
+        entry=RankCommand("command", "", (), "", ()),
+        setup=None,
+        nodes=(),
+        nodes_min=nodes.min,
+        nodes_max=nodes.max,
+        ranks_per_node=0,
+        cpus_per_rank=0,
+        gpus_per_node=0,
+        env={},
+        secrets=(),
+        code=FrozenCode("", 0, 0),
+        disks_apart=not found.ssh.shared,
+        elects=True,
+    )
+    return with_hosts(plan, [(name, ours[name]) for name in hosts])
+
+
+def _silent(found: FoundRun, name: str) -> Place:
+    """A host that may know better. Where our own is on it says no other host, but the pool."""
+    host = next(one for one in pool.hosts_of(found.ssh) if one.name == name)
+    workdir = host.workdir or WORKDIR
+    python = f"{workdir}/lib/{bundle.digest(bundle.own_tag())}/bin/python"
+    return Place(host, found.ssh.agent, python, workdir, host.address or name)

@@ -1,0 +1,246 @@
+"""Handing an attempt to hosts: chosen, made ready side by side, told of each other, and told to go, in that order.
+
+Until the leader is told to go nothing has started and nothing is lost; from then on nobody here is needed.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from launcher.copies import news
+from launcher.copies.mirror.fetch import bring_what_it_goes_on_from
+from launcher.copies.mirror.holders import lacking
+from launcher.copies.mirror.tails import Tail, parts_of
+from launcher.errors import Exit, LaunchError, NotStarted
+from launcher.places.ssh import pool
+from launcher.places.ssh.facts import Surveyed
+from launcher.places.ssh.host_client import HostClient, Place, settled_in
+from launcher.places.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened, Peer
+from launcher.places.ssh.results.checkpoints import disks_of, holders_of
+from launcher.places.ssh.submit import unfinished
+from launcher.places.ssh.submit.predecessors import is_waiting, leaders_of
+from launcher.plan.model import NodePlan, Plan
+from launcher.plan.on_hosts import kept_at, with_hosts
+from launcher.remote.parallel import answers, failures, for_all
+from launcher.remote.shipping import tree
+from launcher.run.attempts import read_intent, read_plan
+from launcher.run.avoided import avoided
+from launcher.run.code.listing import list_frozen
+from launcher.run.durable import write_record
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.locks import locked
+from launcher.run.records import Handle, Intent
+from launcher.states import LOCAL
+from launcher.supervisor.waiting import has_happened
+from trainer.checkpoint_files.partial import Held
+
+_CARRIED = ("spec.yaml", "secrets.json", "notify.json", "events.jsonl", "avoided.json", "state.json")
+
+
+class PoolHandover:
+    """An attempt that can be started on a pool. Hosts are made ready while the submitter still freezes the code."""
+
+    def __init__(self, run_dir: Path, found: Mapping[str, Surveyed], *, agent: bool) -> None:
+        self._run = RunDir(run_dir)
+        self._found = found
+        self._agent = agent
+        self._pythons: dict[str, str | LaunchError] = {}
+        self._getting_ready = threading.Thread(target=self._get_ready, daemon=True)
+        self._getting_ready.start()
+
+    def start(self, attempt: int) -> None:
+        """The intent is on disk: carry the attempt out, unless whoever looked meanwhile did, or withdrew it."""
+        there = self._run.attempt(attempt)
+        with locked(there.job_lock, wait=True) as lock:
+            try:
+                if not there.handle.exists():
+                    self.carry_out(attempt)
+            finally:
+                unfinished.let_go(lock)
+
+    def carry_out(self, attempt: int) -> None:
+        """Hand it to hosts, for whoever holds its lock."""
+        self._getting_ready.join()
+        there = self._run.attempt(attempt)
+        plan, intent = read_plan(self._run, attempt), read_intent(there)
+        ready = {name: self._found[name] for name in answers(self._pythons)}
+        troubles = pool.troubles_of(plan.spec.ssh)
+        troubles |= failures(self._pythons)
+        while True:
+            chosen = choose(plan, ready, {blame.host for blame in avoided(self._run)})
+            if len(chosen) < plan.nodes_min:
+                raise _too_few(plan, len(chosen), troubles)
+            failed = self._hand_over(
+                there, with_hosts(plan, [(name, ready[name].address) for name in chosen]), intent, ready
+            )
+            if not failed:
+                return
+            troubles |= failed
+            ready = {name: one for name, one in ready.items() if name not in failed}
+
+    def drop(self) -> None:
+        self._getting_ready.join()
+
+    def _get_ready(self) -> None:
+        hosts = [one.host for one in self._found.values()]
+        lines = pool.working(pool.lines_to(hosts, agent=self._agent))
+        self._pythons = for_all(lines, lambda name, line: settled_in(line, self._found[name]))
+
+    def _hand_over(
+        self, there: AttemptDir, plan: Plan, intent: Intent, ready: Mapping[str, Surveyed]
+    ) -> dict[str, LaunchError]:
+        """Gives the hosts that failed while nothing was started; empty once the attempt is in their hands."""
+        places = {node.host: self._place(ready[node.host], node.address) for node in plan.nodes}
+        write_record(there.plan, plan)
+        write_record(there.hosts, list(places.values()))
+        lines = pool.lines_to([place.host for place in places.values()], agent=self._agent)
+        if failed := failures(lines):
+            return failed
+        clients = {name: HostClient(line, places[name]) for name, line in pool.working(lines).items()}
+        try:
+            failed = self._told_to_go(there, plan, intent, ready, clients)
+        finally:
+            for one in clients.values():
+                one.close()  # who stands by without the word goes home
+        if not failed:
+            write_record(there.handle, Handle("ssh", ticket=intent.ticket))
+        return failed
+
+    def _told_to_go(
+        self,
+        there: AttemptDir,
+        plan: Plan,
+        intent: Intent,
+        ready: Mapping[str, Surveyed],
+        clients: Mapping[str, HostClient],
+    ) -> dict[str, LaunchError]:
+        """Open on all, the keepers to all, GoAhead to the first, then to the rest; gives those that failed before."""
+
+        def opened(name: str, one: HostClient) -> int:
+            return _open(one, *openings[name], self._run.code)
+
+        openings = {node.host: self._opening(plan, intent, node, ready[node.host]) for node in plan.nodes}
+        first, *rest = [node.host for node in plan.nodes]
+        # On a disk that all share, the first makes what the others find.
+        stages = [[first, *rest]] if plan.disks_apart else [[first], rest]
+        ports: dict[str, int] = {}
+        for stage in stages:
+            results = for_all({name: clients[name] for name in stage}, opened)
+            if failed := failures(results):
+                for error in failed.values():
+                    if isinstance(error, _OneDisk):
+                        raise error
+                return failed
+            ports |= answers(results)
+        has_some = there.number > 1 or (self._run.path / plan.spec.checkpoint.dir).exists()
+        if has_some and (failed := self._supply(plan, clients)):
+            return failed
+        keepers = Keepers(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
+        if failed := failures(for_all(clients, lambda _, one: one.ask(keepers, type(None)))):
+            return failed
+        clients[first].ask(GoAhead(), type(None))
+        # Who does not hear it asks the first.
+        for_all({name: clients[name] for name in rest}, lambda _, one: one.ask(GoAhead(), type(None)))
+        return {}
+
+    def _supply(self, plan: Plan, clients: Mapping[str, HostClient]) -> dict[str, LaunchError]:
+        """What of the newest checkpoint, and of the best, none of these hosts has comes from here, or hosts before.
+
+        Gives those of these hosts that failed at it.
+        """
+        disks, failed = disks_of(clients, plan.run_id, plan.spec.checkpoint.dir)
+        if failed:
+            return failed
+        holders = holders_of(self._run, disks)
+
+        def supply(wanted: Held) -> None:
+            if names := lacking(wanted, [held for _, held in disks.values()]):
+                holders.bring_home(wanted, names)
+                holders.send(wanted, plan.nodes[0].host, names)
+
+        trouble: LaunchError | None = None
+        try:
+            bring_what_it_goes_on_from(self._run, holders, supply)
+        except LaunchError as error:
+            trouble = error
+        failed = {name: error for name, error in holders.failed.items() if name in clients}
+        if trouble is not None and not failed:
+            raise _not_started(*trouble.lines, exit_code=trouble.exit_code) from trouble
+        return failed
+
+    def _place(self, found: Surveyed, address: str) -> Place:
+        return Place(found.host, self._agent, answers(self._pythons)[found.host.name], found.facts.workdir, address)
+
+    def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
+        """The plan and the records as they are on this host."""
+        paths = [path for name in _CARRIED if (path := self._run.path / name).exists()]
+        records = [Tail(path.name, 0, path.read_bytes()) for path in paths]
+        run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
+        named = plan.spec.run.python or ""
+        python = named if named.startswith("/") else found.facts.python
+        waits_for = tuple(one for one in plan.awaited if not has_happened(one))
+        there = kept_at(msgspec.structs.replace(plan, awaited=waits_for), run_dir, python)
+        opening = Open(
+            run_id=plan.run_id,
+            workdir=found.facts.workdir,
+            node=node.index,
+            plan=msgspec.Raw(msgspec.json.encode(there)),
+            code=plan.code.digest,
+            intent=msgspec.structs.replace(intent, cluster_kind=LOCAL),
+            gpus=found.gpus,
+            records=parts_of(records),
+        )
+        return opening, [one.content for one in records]
+
+
+class _OneDisk(NotStarted):
+    """Two hosts see one disk, and the pool says that each has its own: no host that is left out would make it right."""
+
+
+def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: Path) -> int:
+    """Have everything there and the keeper stand by; gives the port that it listens on."""
+    name = client.place.host.name
+    port = _ask_to_open(client, opening, contents)
+    if port is None:
+        code = list_frozen(frozen)
+        news.say(f"{name}: code, {code.bytes:,} bytes")
+        client.ask(CodeTree(opening.workdir, opening.code, tree.entries(code)), type(None), tree.contents(code))
+        port = _ask_to_open(client, opening, contents)
+    if port is None:
+        raise client.confused("it has the code, and asks for it")
+    news.say(f"{name}: ready")
+    return port
+
+
+def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -> int | None:
+    answer, name = client.ask(opening, Opened, contents), client.place.host.name
+    if answer.on_one_disk:
+        text = f"{name}: another host of the pool has this very disk for {opening.workdir}; nothing was started"
+        raise _OneDisk(text, "hint: `shared: true` in the pool, or a `workdir` that is each host's own")
+    return answer.port
+
+
+def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:
+    """Which hosts an attempt gets: those with room now first, in the pool's order; the avoided ones last. One that
+    follows others begins with a host that sees how they are."""
+    wanted = len(plan.nodes)
+    usable = [name for name, one in ready.items() if len(one.gpus) >= plan.gpus_per_node]
+    order = sorted(usable, key=lambda name: (name in bad, not ready[name].has_room(plan), usable.index(name)))
+    leaders = leaders_of(plan)
+    first = next((name for name in order if leaders is None or name in leaders), None)
+    if first is None and order and not is_waiting(plan):
+        first = order[0]
+    return [] if first is None else [first, *(name for name in order if name != first)][:wanted]
+
+
+def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> NotStarted:
+    lines = [line for one in troubles.values() for line in one.lines]
+    return _not_started(f"{there} of at least {plan.nodes_min} hosts can be used; nothing was started", *lines)
+
+
+def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:
+    error = NotStarted(*lines)
+    error.exit_code = exit_code
+    return error

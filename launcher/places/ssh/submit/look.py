@@ -1,0 +1,173 @@
+"""The run's folder here as a mirror of those on its hosts: what they say is copied, and stays when they fall silent."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.places.ssh import run_hosts
+from launcher.places.ssh.host_client import Place
+from launcher.places.ssh.messages import RunReport
+from launcher.places.ssh.run_hosts import handed_to, places_of
+from launcher.places.ssh.submit import elsewhere, unfinished
+from launcher.places.ssh.submit.report import HostReport, ask_reports, best_of, keep, knowing
+from launcher.plan.model import Plan
+from launcher.remote.parallel import AT_ONCE, answers, failures, for_all, reasons
+from launcher.run import registry
+from launcher.run.attempts import attempts, read_plan
+from launcher.run.durable import read_record, write_record
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import ClusterWord
+from launcher.states import State
+
+T = TypeVar("T")
+
+
+Asked = tuple[RunDir, AttemptDir]
+_MAY_TAKE_OVER = 2  # hosts; one is never more than half of those that count
+
+
+def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None = None) -> list[ClusterWord | None]:
+    """What the hosts of each run say of it; their records are copied. What is wrong with one is said of it alone.
+
+    `not_mended`, by the attempt's folder: why it could not be handed to its hosts now.
+    """
+    why_not = not_mended or {}
+    words = each(wanted, lambda run, attempt: _looked(run, attempt, why_not.get(str(attempt.path))))
+    return [_said_of(words[str(attempt.path)]) for _, attempt in wanted]
+
+
+def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> dict[str, T | LaunchError]:
+    """What is done for each attempt, a few at a time, by its folder; whatever goes wrong, the others are done."""
+
+    def done(_: str, pair: Asked) -> T:
+        try:
+            return work(*pair)
+        except LaunchError:
+            raise
+        except Exception as error:
+            raise LaunchError(f"{pair[0].path}: {type(error).__name__}: {error}") from error
+
+    return for_all({str(attempt.path): (run, attempt) for run, attempt in wanted}, done, at_once=AT_ONCE)
+
+
+def _said_of(word: ClusterWord | LaunchError | None) -> ClusterWord | None:
+    return ClusterWord("unknown", "", 0.0, silent=word.lines[0]) if isinstance(word, LaunchError) else word
+
+
+def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterWord | None:
+    if unfinished.is_unfinished(attempt):
+        if unfinished.in_hand(attempt):
+            return None
+        if (word := _unfinished(run, attempt, why_not)) is not None:
+            return word
+    return judge(run, attempt)
+
+
+def judge(run: RunDir, attempt: AttemptDir) -> ClusterWord:
+    """The first host is believed where nobody can know better than it says; else all are asked."""
+    plan = read_plan(run, attempts(run)[-1].number)
+    places = _leader_first(plan, places_of(run))
+    said = ask_reports(run, places[:1])
+    if not any(one.lives and one.is_of(attempt) and not one.head.stale for one in knowing(said)):
+        said |= ask_reports(run, places[1:])
+        if registry.is_adopted(run.path) and not any(one.lives for one in knowing(said)):
+            return _of_another_machine(run, attempt, plan, said)
+    return _judged(run, attempt, plan, said)
+
+
+def _of_another_machine(
+    run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]
+) -> ClusterWord:
+    """It may have resumed the run on hosts that it was not on: while one of these is silent, an end is none."""
+    best = best_of(knowing(said), apart=plan.disks_apart)
+    if best is not None and best.head.state is State.SUCCEEDED:
+        return _judged(run, attempt, plan, said)
+    others = elsewhere.rest_of_pool(run, plan.spec.ssh)
+    heard = ask_reports(run, [*answers(others).values()])
+    newer = best_of([one for one in knowing(heard) if best is None or one.head.attempt > best.head.attempt])
+    if newer is not None:
+        begun, there = newer.head.begun, run.attempt(newer.head.attempt)
+        hosts = (*(begun.hosts if begun is not None else ()), newer.host)
+        elsewhere.follow(there, hosts, run_hosts.everywhere(run) | answers(others))
+        return judge(run, there)
+    silent = reasons(failures(others) | failures(heard))
+    return _unanswered(attempt, silent, best) if silent else _judged(run, attempt, plan, said)
+
+
+def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> ClusterWord:
+    """The best report, unless those that are silent may know better."""
+    silent = reasons(failures(said))
+    best = best_of(knowing(said), apart=plan.disks_apart)
+    if best is None or not best.is_of(attempt):
+        if silent:
+            return _unanswered(attempt, silent, best)
+        text = "its hosts know nothing of it any more"
+        return ClusterWord("ended", "", time.time(), text=text, ended_as=State.LOST)
+    if silent and not best.lives and not _settles(best, plan, said):
+        return _unanswered(attempt, silent, best)
+    keep(run, best)
+    word = _word(best.head)
+    write_record(run.attempt(best.head.attempt).seen, word)
+    return word
+
+
+def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> bool:
+    """Whether that holds whatever those know that were not heard: it was done, or they are too few to have gone on.
+
+    One alone never takes over; two may, where others had been counted out. The leader may have gone on, where others
+    say that they have lost it; and any may, where it was cancelled without them.
+    """
+    if best.head.state in (None, State.LOST, State.UNKNOWN, State.CANCELLED):
+        return False
+    if best.has_ended and (best.head.state is State.SUCCEEDED or not plan.disks_apart):
+        return True
+    of_it = [one for one in knowing(said) if one.head.attempt == best.head.attempt]
+    if not best.has_ended and best.leader not in {one.host for one in of_it}:
+        return False
+    agreed = sum(one.has_ended for one in of_it)
+    return 2 * agreed >= len(said) or len(said) - len(knowing(said)) < max(_MAY_TAKE_OVER, plan.nodes_min)
+
+
+def _unfinished(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterWord | None:
+    """Its submitter is gone; None where the hosts that it had chosen were told to go all the same."""
+    if unfinished.is_locked(attempt):
+        return ClusterWord("queued", "", time.time(), text="it is being handed to its hosts")
+    said = ask_reports(run, handed_to(run, attempt))
+    if any(one.has_begun(attempt) for one in knowing(said)):
+        return None
+    never = "it was never handed over" + (f": {why_not.lines[0]}" if why_not is not None else "")
+    return _unanswered(attempt, reasons(failures(said)) or [never], None)
+
+
+def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterWord:
+    last = read_record(attempt.seen, ClusterWord) or ClusterWord("unknown", "", 0.0)
+    why = silent[0] if len(silent) == 1 else f"{len(silent)} of its hosts do not answer: {'; '.join(silent)}"
+    if best is not None and best.head.state is State.CANCELLED:
+        why = f"{why}; the others say CANCELLED, without a word of those that it has ended there and holds no slots"
+    elif best is not None and best.head.state is not None:
+        why = f"{why}; the others, who may not know better, say {best.head.state.upper()}"
+    return msgspec.structs.replace(last, silent=why)
+
+
+def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
+    """In the order of the newest plan that is known here."""
+    order = [node.host for node in plan.nodes]
+    return sorted(places, key=lambda place: order.index(place.host.name) if place.host.name in order else len(order))
+
+
+def _word(said: RunReport) -> ClusterWord:
+    now = time.time()
+    match said.state:
+        case State.QUEUED:
+            return ClusterWord("queued", "QUEUED", now, text=said.message)
+        case State.LOST:
+            return ClusterWord("ended", "LOST", now, text=said.message, ended_as=State.LOST)
+        case State.UNKNOWN | None:
+            return ClusterWord("unknown", "UNKNOWN", now, text=said.message)
+        case state if state.ended and said.more:
+            return ClusterWord("running", State.RUNNING.upper(), now, text="it has ended, and its events are coming")
+        case state:
+            return ClusterWord("running", state.upper(), now, text=said.message if said.stale else "")

@@ -1,0 +1,79 @@
+"""Runs that one on a pool follows: which of its hosts sees how they are, and keeps it while it waits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.errors import Refused
+from launcher.places.ssh import run_hosts
+from launcher.places.ssh.host_client import HostClient
+from launcher.places.ssh.host_clients import ask_all
+from launcher.places.ssh.messages import Release
+from launcher.plan.facts import Misfit
+from launcher.plan.model import AwaitedRun, Plan
+from launcher.remote.parallel import failures
+from launcher.run.attempts import newest
+from launcher.run.durable import readable
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.spec.model import Ssh
+from launcher.supervisor.waiting import WAITS_HERE, has_happened
+
+
+def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+    """Of the runs to follow, those that no host sees which sees the others too."""
+    common: set[str] | None = None
+    for index, one in enumerate(awaited):
+        if has_happened(one):
+            continue
+        seen = _seen_by(ssh, one)
+        if not seen:
+            return [
+                Misfit(
+                    f"queue.after.{index}", f"{one.run_id} is on no host of this pool, which would see it", WAITS_HERE
+                )
+            ]
+        common = seen if common is None else common & seen
+        if not common:
+            others = ", ".join(before.run_id for before in awaited[:index])
+            why = f"no host sees both {one.run_id} and {others}: each has a disk of its own"
+            return [Misfit(f"queue.after.{index}", why, WAITS_HERE)]
+    return []
+
+
+def leaders_of(plan: Plan) -> set[str] | None:
+    """Hosts of which the first of a plan has to be one: they see the runs that it follows. None: any will do.
+
+    Where it waits for nothing any more, it still goes where these have left what they made.
+    """
+    first = readable(RunDir(Path(plan.run_dir)).plan, Plan)
+    awaited = plan.awaited or (first.awaited if first is not None else ())
+    seen = [hosts for one in awaited if (hosts := _seen_by(plan.spec.ssh, one))]
+    return set.intersection(*seen) if seen else None
+
+
+def is_waiting(plan: Plan) -> bool:
+    return not all(map(has_happened, plan.awaited))
+
+
+def release(run: RunDir, attempt: AttemptDir) -> None:
+    """Tell its hosts, of which one keeps it. Raises Refused where it is in the hands of none, Unreachable."""
+    places = run_hosts.handed_to(run, attempt)
+    if not places:
+        raise Refused(f"{run.id} is being handed to its hosts", f"hint: launch status {run.id}")
+
+    def tell(client: HostClient) -> None:
+        client.ask(Release(run.id, client.place.workdir), type(None), limit_s=client.limits.soon_s)
+
+    told = ask_all(places, tell)
+    for error in failures(told).values():
+        raise error
+
+
+def _seen_by(ssh: Ssh, one: AwaitedRun) -> set[str]:
+    """The hosts of this pool that have it on a disk of theirs: each hears all that its leader says."""
+    run = RunDir(Path(one.run_dir))
+    attempt = newest(run)
+    pool = {host.name for host in ssh.hosts}
+    there = (
+        {place.host.name for place in run_hosts.places_of(run)} if attempt and run_hosts.is_there(attempt) else set()
+    )
+    return pool if ssh.shared and there & pool else there & pool

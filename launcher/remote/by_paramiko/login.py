@@ -1,0 +1,229 @@
+"""Logging in by paramiko: over the hosts on the way, the host's key checked first, then our keys one by one."""
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.errors import BadInput, Unreachable
+from launcher.remote import known_hosts
+from launcher.remote.by_paramiko.channel import ParamikoChannel
+from launcher.remote.by_paramiko.offers import Offers
+from launcher.remote.failures import Broken, why
+from launcher.remote.known_hosts import HostKey
+from launcher.remote.paramiko_library import BROKEN, KeyAnswer, NoChannel, ParamikoConnection, Session
+from launcher.remote.running import command_line
+from launcher.remote.target import TRY, Target, dropped, earlier, silent, who
+
+AUTHENTICATION_S = 15.0  # LDAP and PAM may take their time; a command has 30 s, and more may be silent after this
+_MOST_KEYS = 5  # shown over one connection: sshd ends it at the sixth (MaxAuthTries)
+
+
+def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
+    """Raises UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another Unreachable."""
+    _refuse_proxy_commands(target)
+    via = _way_to(target, deadline)
+    try:
+        return _login(target, via, deadline)
+    except BaseException:
+        if via is not None:
+            via.close()
+        raise
+
+
+def shown_key(target: Target, deadline: float | None) -> HostKey:
+    """The key that the host shows; nobody logs in there, but at the hosts on the way."""
+    _refuse_proxy_commands(target)
+    via = _way_to(target, deadline)
+    try:
+        connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
+        connection.leave()
+        return key
+    finally:
+        if via is not None:
+            via.close()
+
+
+class ParamikoTransport:
+    """A connection of paramiko's, over those to the hosts on the way."""
+
+    def __init__(self, target: Target, connection: ParamikoConnection, via: "ParamikoTransport | None") -> None:
+        self.peer_address = connection.peer_address
+        self._target = target
+        self._connection = connection
+        self._via = via
+
+    def alive(self) -> bool:
+        return self._connection.is_active()
+
+    def start(self, command: Sequence[str] | str) -> ParamikoChannel:
+        try:
+            session = self._connection.open_session(timeout=AUTHENTICATION_S)
+        except NoChannel as error:
+            hint = "hint: a larger `MaxSessions` of its sshd_config allows more"
+            raise Unreachable(f"{who(self._target)}: no more commands at the same time: {error.text}", hint) from None
+        except BROKEN as error:
+            raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
+        try:
+            text = command if isinstance(command, str) else command_line(command)
+            session.exec_command(text)  # nosec B601 - words are quoted one by one, and text is a program of ours
+        except BROKEN as error:
+            session.close()
+            raise Broken(f"{who(self._target)}: no command can be started there: {why(error)}") from None
+        return ParamikoChannel(session)
+
+    def channel_to(self, hostname: str, port: int) -> ParamikoChannel:
+        try:
+            return ParamikoChannel(self._connection.channel_to(hostname, port, AUTHENTICATION_S))
+        except NoChannel as error:
+            where = f"{hostname} port {port}"
+            raise Unreachable(f"{where} cannot be reached from {who(self._target)}: {error.text}") from None
+        except BROKEN as error:
+            raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
+
+    def way_to(self, target: Target, limit_s: float) -> Session:
+        """A way from this host to another one. Raises Unreachable."""
+        try:
+            return self._connection.channel_to(target.hostname, target.port, limit_s)
+        except NoChannel as error:
+            raise Unreachable(f"{who(target)} cannot be reached from {who(self._target)}: {error.text}") from None
+        except BROKEN as error:
+            raise Unreachable(f"{who(target)} cannot be reached through {who(self._target)}: {why(error)}") from None
+
+    def close(self) -> None:
+        self._connection.leave()
+        if self._via is not None:
+            self._via.close()
+
+
+def _refuse_proxy_commands(target: Target) -> None:
+    for one in (*target.jumps, target):
+        if one.proxy_command:
+            raise BadInput(
+                f"{one.name}: ProxyCommand of the SSH configuration is for ssh alone",
+                "hint: `transport: openssh` has ssh do it; `ProxyJump` does the same where the command is an ssh",
+            )
+
+
+def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
+    """The last of the hosts to pass; None where there is none."""
+    via: ParamikoTransport | None = None
+    for hop in target.jumps:
+        try:
+            via = _login(hop, via, deadline)
+        except BaseException:
+            if via is not None:
+                via.close()
+            raise
+    return via
+
+
+def _login(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoTransport:
+    connection = _recognized(target, via, deadline)
+    try:
+        with Offers(target) as offers:
+            for number, key in enumerate(offers.keys):
+                if number and (number % _MOST_KEYS == 0 or not connection.is_active()):
+                    connection.leave()
+                    connection = _recognized(target, via, deadline)
+                answer = connection.offer(target.user, key, earlier(AUTHENTICATION_S, deadline))
+                if answer is KeyAnswer.YES:
+                    return ParamikoTransport(target, connection, via)
+                if answer is KeyAnswer.NONE:
+                    raise Unreachable(f"{who(target)}: no answer to the login as {target.user} in time")
+                if answer is KeyAnswer.MORE:
+                    raise offers.refused(f"it wants {', '.join(connection.wants)}")
+            raise offers.refused("")
+    except BaseException:
+        connection.leave()
+        raise
+
+
+def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
+    """A connection to the host that it says it is. Nothing has been sent yet that proves who we are."""
+    connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
+    try:
+        known_hosts.check(target, key)
+    except BaseException:
+        connection.leave()
+        raise
+    return connection
+
+
+def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
+    """A connection with keys exchanged, and the host's, which nobody has looked at yet."""
+    inner = _dial(target, deadline) if via is None else via.way_to(target, max(0.1, deadline - time.monotonic()))
+    connection = ParamikoConnection(
+        inner,
+        max(1.0, deadline - time.monotonic()),
+        asked_after_s=target.asked_after_s,
+        silence_limit_s=target.silence_limit_s,
+    )
+    try:
+        if not connection.agree(known_hosts.expected_kinds(target), deadline):
+            raise silent(target)
+        if not connection.is_active():
+            error = connection.get_exception()
+            if connection.remote_version:
+                raise Unreachable(f"{who(target)}: no secure connection: {why(error)}")
+            raise dropped(target)
+        key = connection.get_remote_server_key()
+        return connection, HostKey(target.known_as, key.get_name(), key.asbytes())
+    except BaseException:
+        connection.leave()
+        raise
+
+
+def _dial(target: Target, deadline: float) -> socket.socket:
+    """The first of the host's addresses that answers. Raises Unreachable."""
+    addresses = _addresses(target, deadline)
+    failed = silent(target)
+    for number, (family, address) in enumerate(addresses):
+        share_s = (deadline - time.monotonic()) / (len(addresses) - number)
+        try:
+            return _dialled(family, address, max(0.01, share_s), target.silence_limit_s)
+        except TimeoutError:
+            failed = silent(target)
+        except OSError as error:
+            failed = Unreachable(f"{who(target)} cannot be reached: {why(error)}", TRY)
+    raise failed
+
+
+def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) -> socket.socket:
+    dialled = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        dialled.settimeout(limit_s)
+        dialled.connect(address)
+        dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux; elsewhere silence is noticed a little later
+            dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_limit_s * 1000))
+    except BaseException:
+        dialled.close()
+        raise
+    return dialled
+
+
+def _addresses(target: Target, deadline: float) -> list[tuple[int, Any]]:
+    """Asked in a thread of its own, since a resolver knows no time-out."""
+    found: list[tuple[int, Any]] = []
+    failed: list[OSError | UnicodeError] = []
+
+    def resolve() -> None:
+        try:
+            answers = socket.getaddrinfo(target.hostname, target.port, type=socket.SOCK_STREAM)
+            found.extend((family, address) for family, _, _, _, address in answers)
+        except (OSError, UnicodeError) as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=resolve, daemon=True)
+    thread.start()
+    thread.join(max(0.01, deadline - time.monotonic()))
+    if failed:
+        raise Unreachable(
+            f"{who(target)} cannot be found: {why(failed[0])}",
+            "hint: another name of the host, or `HostName` for it in the SSH configuration",
+        )
+    if not found:
+        raise Unreachable(f"{who(target)} cannot be found: no answer about its name in time")
+    return list(found)

@@ -1,0 +1,93 @@
+"""One connection to one host: the host proves who it is, then we do, then commands.
+
+What was started there lives on when its connection ends.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from launcher.remote.failures import Broken
+from launcher.remote.known_hosts import HostKey
+from launcher.remote.running import Channel, ClosedAtTheEnd, Done, Running
+from launcher.remote.target import Target, who
+
+
+class Transport(Protocol):
+    """One open way to a host."""
+
+    peer_address: str  # where it is; empty where that is not known, behind another host say
+
+    def alive(self) -> bool:
+        """False once the connection is known to have ended."""
+
+    def start(self, command: Sequence[str] | str) -> Channel:
+        """Start these words, or this line of the user's shell there. Raises Broken, Unreachable."""
+
+    def channel_to(self, hostname: str, port: int) -> Channel:
+        """Connect from the host to a port, as seen from there. Raises Unreachable; or EOF comes on the channel."""
+
+    def close(self) -> None:
+        """Nothing of the connection is left on return. What was started there goes on."""
+
+
+def connect(target: Target, *, deadline: float | None = None) -> "Line":
+    """Log in. Raises UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another Unreachable."""
+    if target.transport == "openssh":
+        from launcher.remote.openssh import connected  # late: only one of the two is needed
+
+        return Line(target, connected(target, deadline))
+    from launcher.remote.by_paramiko.login import logged_in  # late: paramiko costs 0.3 s
+
+    return Line(target, logged_in(target, deadline))
+
+
+def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
+    """The key that the host shows; nobody logs in there, but at the hosts on the way."""
+    if target.transport == "openssh":
+        from launcher.remote.openssh import shown_key  # late: only one of the two is needed
+    else:
+        from launcher.remote.by_paramiko.login import shown_key  # late: paramiko costs 0.3 s
+    return shown_key(target, deadline)
+
+
+class Line(ClosedAtTheEnd):
+    """One connection to one host, for one user at a time."""
+
+    def __init__(self, target: Target, transport: Transport) -> None:
+        self.target = target
+        self._transport = transport
+
+    @property
+    def peer_address(self) -> str:
+        """Where the host is; empty where that is not known."""
+        return self._transport.peer_address
+
+    @property
+    def alive(self) -> bool:
+        """False once the connection is known to have ended."""
+        return self._transport.alive()
+
+    def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", limit_s: float = 60.0) -> Done:
+        """Run it to its end. Raises Lost where that is not seen: it may go on there."""
+        deadline = time.monotonic() + limit_s
+        with self.start(argv) as running:
+            for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
+                if not running.feed(piece, deadline - time.monotonic()):
+                    break  # it wants no more: how it ended says why
+            done = running.finish(deadline - time.monotonic())
+        if done.code is None and not self.alive:
+            raise Broken(f"{who(self.target)}: the connection broke")
+        return done
+
+    def start(self, command: Sequence[str] | str) -> Running:
+        """Start these words, or this line of the user's shell there, and leave its stdin open."""
+        return Running(who(self.target), self._transport.start(command))
+
+    def to_port(self, port: int) -> Channel:
+        """Connect to a port of the host's own loopback. Raises Unreachable; or EOF comes on the channel."""
+        return self._transport.channel_to("127.0.0.1", port)
+
+    def close(self) -> None:
+        """Nothing of the connection is left on return. What was started there goes on."""
+        self._transport.close()

@@ -1,0 +1,69 @@
+"""The connections of this process: one to a host, whoever asks for it, open until the process ends."""
+
+import atexit
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from launcher.errors import LaunchError
+from launcher.remote.connect import Line
+from launcher.remote.parallel import connect_all
+from launcher.remote.target import Target
+
+Way = Line | LaunchError
+
+_ways: dict[Target, Future[Way]] = {}  # open, or on their way
+_lock = threading.Lock()
+
+
+def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dict[str, Way]:
+    """By name: the connection that is open already or that another thread is making, or else a new one."""
+    mine: dict[Target, Future[Way]] = {}
+    replaced: list[Future[Way]] = []
+    with _lock:
+        known = {target: _ways.get(target) for target in targets}
+    ended = {target for target, way in known.items() if not _is_usable(way)}  # to find that out may take a while
+    with _lock:
+        for target, before in known.items():
+            way = _ways.get(target)
+            if way is None or (way is before and target in ended):
+                mine[target] = _ways[target] = Future()
+                replaced += [way] if way is not None else []
+        found = {target.name: _ways[target] for target in targets}
+    _leave(replaced)
+    if mine:
+        _make(mine, tell)
+    return {name: way.result() for name, way in found.items()}
+
+
+def _is_usable(way: Future[Way] | None) -> bool:
+    if way is None or not way.done():
+        return way is not None
+    line = way.result()
+    return isinstance(line, Line) and line.alive
+
+
+def _make(mine: dict[Target, Future[Way]], tell: Callable[[str, str], None]) -> None:
+    """Whatever comes of it, nobody waits for it any more."""
+    made: dict[str, Way] = {}
+    try:
+        made = connect_all(list(mine), tell)
+    finally:
+        for target, way in mine.items():
+            way.set_result(made.get(target.name) or LaunchError(f"{target.name}: interrupted"))
+
+
+@atexit.register
+def close() -> None:
+    """Leave all hosts alone."""
+    with _lock:
+        ways = [way for way in _ways.values() if way.done()]
+        _ways.clear()
+    _leave(ways)
+
+
+def _leave(ways: Sequence[Future[Way]]) -> None:
+    for way in ways:
+        line = way.result()
+        if isinstance(line, Line):
+            line.close()

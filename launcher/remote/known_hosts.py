@@ -1,0 +1,251 @@
+"""The files of known hosts: whether a host's key is the one that is expected, and how it gets in there.
+
+paramiko's own reader takes `@revoked` for a host's name and forgets all but a line's first key of a kind: not used.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from launcher.errors import Refused, Unreachable
+from launcher.remote.target import Target, known_name, who
+from launcher.run.durable import write_all, write_bytes
+
+_REVOKED, _AUTHORITY = "@revoked", "@cert-authority"
+_NOT_OURS = Path("/etc")
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    """The public key that a host has shown."""
+
+    name: str  # of the host, as files of known hosts have it
+    kind: str  # such as ssh-ed25519
+    blob: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.blob)
+
+    @property
+    def line(self) -> str:
+        """As a file of known hosts has it."""
+        return f"{self.name} {self.kind} {base64.b64encode(self.blob).decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """One line of a file of known hosts."""
+
+    file: Path
+    number: int
+    marker: str
+    names: str
+    kind: str
+    blob: bytes
+
+
+class BadKey(Unreachable):
+    """The host's key is not the expected one: nothing was sent that proves who we are."""
+
+    def __init__(self, key: HostKey, file: Path, *lines: str) -> None:
+        super().__init__(*lines)
+        self.key = key
+        self.file = file  # where the key is expected, or may be added
+
+
+class UnknownKey(BadKey):
+    """Nothing is known of this host."""
+
+
+class ChangedKey(BadKey):
+    """The host is known by another key."""
+
+
+class RevokedKey(BadKey):
+    """The key is one that must not be used."""
+
+
+def fingerprint(blob: bytes) -> str:
+    """As `ssh-keygen -l` shows it."""
+    return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
+
+
+def known_keys(target: Target, name: str | None = None) -> list[KnownKey]:
+    """Every line about this host, or one of this name, of all files."""
+    name = name or target.known_as
+    return [known for file in target.known_hosts for known in _lines(file) if _about(known.names, name)]
+
+
+def expected_kinds(target: Target) -> tuple[str, ...]:
+    """The kinds of keys that the host can be recognised by; the server is asked for those first."""
+    lines = [*known_keys(target), *_without_port(target)]
+    return tuple(dict.fromkeys(known.kind for known in lines if not known.marker))
+
+
+def check(target: Target, key: HostKey) -> None:
+    """Raises BadKey unless this is the host's key. To be asked before anything is sent that proves who we are."""
+    lines = known_keys(target)
+    more = _without_port(target)
+    for known in (*lines, *more):
+        if known.marker == _REVOKED and known.blob == key.blob:
+            raise RevokedKey(
+                key,
+                known.file,
+                f"{who(target)}: its host key was revoked: {key.kind} {key.fingerprint}",
+                f"  {known.file}:{known.number} says so",
+                "hint: the host needs a new key; somebody else may have this one",
+            )
+    plain = [known for known in lines if not known.marker]
+    if any(known.blob == key.blob for known in (*plain, *more) if not known.marker):
+        return
+    if plain:
+        raise _changed(target, key, plain)
+    raise _unknown(target, key, by_authority=any(known.marker == _AUTHORITY for known in lines))
+
+
+def add(target: Target, key: HostKey) -> Path:
+    """Have this key be the host's from now on; what the user's file said of it before is taken out."""
+    file = _users_file(target)
+    old = [known for known in known_keys(target) if not known.marker and known.blob != key.blob]
+    for known in old:
+        if known.file != file or not _named(known.names, key.name):
+            raise Refused(
+                f"{who(target)}: {known.file}:{known.number} expects another key of it",
+                "hint: that line is not only about this host, or not yours: change it by hand",
+            )
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    there = any(known.blob == key.blob and known.file == file and not known.marker for known in known_keys(target))
+    line = "" if there else f"{key.line}\n"
+    if old:
+        _rewrite(file, {known.number for known in old}, key.name, line)
+    elif line:
+        _append(file, line)
+    return file
+
+
+def _append(file: Path, line: str) -> None:
+    """In a single write: an ssh may add one of its own meanwhile."""
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+        write_all(descriptor, f"{'' if whole else chr(10)}{line}".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
+    """The file without a name in these lines, and with `more` at its end, all at once."""
+    real = file.resolve()
+    lines = real.read_text(errors="surrogateescape").split("\n")
+    kept = [_less(line, name) if number in numbers else line for number, line in enumerate(lines, 1)]
+    text = "\n".join(line for line in kept if line is not None)
+    text = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{more}"
+    write_bytes(real, text.encode(errors="surrogateescape"))
+
+
+def _less(line: str, name: str) -> str | None:
+    """The line without this name; None where nothing is left of it."""
+    names, blank, rest = line.strip().partition(" ")
+    left = [one for one in names.split(",") if not _is(one, name)]
+    return f"{','.join(left)}{blank}{rest}" if left else None
+
+
+def _users_file(target: Target) -> Path:
+    file = target.known_hosts[0] if target.known_hosts else Path(os.devnull)
+    if _NOT_OURS in file.parents or (file.exists() and not file.is_file()):
+        raise Refused(
+            f"{who(target)}: there is no file of yours that a key could be added to",
+            "hint: UserKnownHostsFile in the SSH configuration names one",
+        )
+    return file
+
+
+def _lines(file: Path) -> Iterator[KnownKey]:
+    try:
+        text = file.read_text(errors="surrogateescape")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise Unreachable(f"{file}: known hosts cannot be read: {error.strerror}") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.split()
+        marker = words.pop(0) if words and words[0].startswith("@") else ""
+        if len(words) < 3 or words[0].startswith("#"):
+            continue
+        try:
+            blob = base64.b64decode(words[2], validate=True)
+        except (binascii.Error, ValueError):
+            continue
+        yield KnownKey(file, number, marker, words[0], words[1], blob)
+
+
+def _without_port(target: Target) -> list[KnownKey]:
+    """Lines that know the host at any port, which OpenSSH holds to be good enough too."""
+    if target.known_as != known_name(target.hostname, target.port) or target.known_as == target.hostname:
+        return []
+    return known_keys(target, target.hostname)
+
+
+def _about(names: str, name: str) -> bool:
+    """True where it is named itself, or one of the patterns fits it and none with a `!` does."""
+    patterns = names.lower().split(",")
+    fits = any(_like(name, one) for one in patterns) and not any(
+        _like(name, one[1:]) for one in patterns if one[:1] == "!"
+    )
+    return fits or _named(names, name)
+
+
+def _like(name: str, pattern: str) -> bool:
+    """`*` and `?`, and nothing else; however many there are, in little time."""
+    return fnmatchcase(name.lower(), pattern.replace("[", "[[]"))
+
+
+def _named(names: str, name: str) -> bool:
+    return any(_is(one, name) for one in names.split(","))
+
+
+def _is(one: str, name: str) -> bool:
+    if not one.startswith("|1|"):
+        return one.lower() == name.lower()
+    try:
+        salt, digest = (base64.b64decode(piece, validate=True) for piece in one.split("|")[2:4])
+    except (binascii.Error, ValueError):
+        return False
+    return hmac.compare_digest(hmac.new(salt, name.lower().encode(), hashlib.sha1).digest(), digest)
+
+
+def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:
+    file = target.known_hosts[0] if target.known_hosts else Path(os.devnull)
+    words = (
+        ["  a certificate authority is known for it: certificates of hosts are not supported"] if by_authority else []
+    )
+    return UnknownKey(
+        key,
+        file,
+        f"{who(target)}: its host key is not known: {key.kind} {key.fingerprint}",
+        *words,
+        f"hint: `launch nodes trust {target.name}` shows it and asks; the line for {file} would be",
+        f"  {key.line}",
+    )
+
+
+def _changed(target: Target, key: HostKey, expected: list[KnownKey]) -> ChangedKey:
+    first = next((known for known in expected if known.kind == key.kind), expected[0])
+    return ChangedKey(
+        key,
+        first.file,
+        f"{who(target)}: its host key has changed: {key.kind} {key.fingerprint}",
+        f"  {first.file}:{first.number} expects {first.kind} {fingerprint(first.blob)}",
+        "hint: somebody may be in between; if the host was really set up anew, "
+        f"`launch nodes trust {target.name}` shows both keys and asks; the line would be",
+        f"  {key.line}",
+    )

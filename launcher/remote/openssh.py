@@ -1,0 +1,274 @@
+"""The user's own ssh program: its configuration, certificates, Kerberos, hardware keys and open connections hold.
+
+A host of a pool gets one connection for all commands: the user's, where ssh has a master open, else one of ours, which
+is a command there that ends as soon as nobody holds its stdin. A login node gets a connection for each command.
+"""
+
+import base64
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.errors import BadInput, Unreachable
+from launcher.remote import known_hosts
+from launcher.remote.failures import Broken, NoAccess, Silent
+from launcher.remote.known_hosts import HostKey
+from launcher.remote.program import ProgramChannel
+from launcher.remote.running import Running, command_line
+from launcher.remote.target import Target, configured, dropped, earlier, resolved, silent, who
+
+CONNECT_S = 10
+_LOGIN_S = 15.0
+_SSH_FAILED = 255
+_LONGEST_FOLDER = 60
+_MARK = "launch-connected"
+_NOTICE_S = 0.2  # a connection's holder ends a little after those that share it
+# Never asks, never forwards, never stays behind; whatever the user says of hosts, keys and known hosts holds.
+_OPTIONS = (
+    "BatchMode=yes",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "ClearAllForwardings=yes",
+    "ControlMaster=no",
+    "RemoteCommand=none",
+    "RequestTTY=no",
+    "LogLevel=ERROR",  # no banners: what it says is why it failed
+    f"ConnectTimeout={CONNECT_S}",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+)
+_KINDS = {"ssh-rsa": "rsa-sha2-512,rsa-sha2-256,ssh-rsa"}
+_HUNG_UP = ("kex_exchange_identification", "ssh_exchange_identification")
+_CLOSED = ("Connection closed", "Connection reset")
+_SAID_LINES = 8  # of what ssh says in the end: each host on the way may have a word
+_HINTS = {
+    "Host key verification failed": "`ssh {name}` by hand shows the host's key and asks whether it is the right one",
+    "Permission denied": "`ssh {name} true` must work without a password: by a key, an agent or an open master",
+    "Could not resolve hostname": "check what it is called in the clusters file, and HostName in the SSH configuration",
+    "Too many authentication failures": "name the key by IdentityFile in the SSH configuration",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SshCommand:
+    """How ssh is called for one host."""
+
+    name: str  # as the user calls it, with the user there perhaps
+    options: tuple[str, ...] = ()  # before our own, and so instead of them
+    flags: tuple[str, ...] = ()
+    without: frozenset[str] = frozenset()  # variables that must not reach ssh
+
+    def argv(self, *line: str) -> list[str]:
+        """To have a shell there run this line."""
+        options = (word for option in (*self.options, *_OPTIONS) for word in ("-o", option))
+        return ["ssh", *configured(), *options, *self.flags, "--", self.name, *line]
+
+    def forward(self, hostname: str, port: int) -> "SshProcess":
+        """Start an ssh whose stdin and stdout are a connection from there."""
+        onwards = replace(self, flags=(*self.flags, "-W", f"{hostname}:{port}"))
+        return SshProcess(onwards.argv(), self.without, lambda: False)
+
+    def start(self, line: str, shared: Callable[[], bool] = lambda: False) -> "SshProcess":
+        return SshProcess(self.argv(line), self.without, shared)
+
+    def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:
+        """One that opens a connection for others, and those others."""
+        flags = (*self.flags, "-S", str(socket).replace("%", "%%"))
+        master = replace(self, options=("ControlMaster=yes", "ControlPersist=no", *self.options), flags=flags)
+        return master, replace(self, flags=flags)
+
+
+class SshProcess(ProgramChannel):
+    """An ssh program that runs."""
+
+    def __init__(self, argv: Sequence[str], without: Collection[str], shared: Callable[[], bool]) -> None:
+        """`shared`: whether the connection that it shares with others is still there."""
+        self._shared = shared
+        try:
+            super().__init__(argv, _environment(without))
+        except FileNotFoundError:
+            raise _no_ssh() from None
+
+    def code(self, wait_s: float) -> int | None:
+        code = super().code(wait_s)
+        return -1 if code is not None and code == _SSH_FAILED and not self._shared() else code
+
+
+class OpenSshTransport:
+    """One connection that all commands share."""
+
+    peer_address = ""  # ssh alone knows
+
+    def __init__(self, target: Target, command: SshCommand, master: SshProcess | None, folder: Path) -> None:
+        """`master`: what holds the connection; None: the user's own program does."""
+        self._target = target
+        self._command = command
+        self._master = master
+        self._folder = folder
+
+    def alive(self) -> bool:
+        if self._master is None:
+            return _has_master(self._command)
+        return self._master.process.poll() is None
+
+    def start(self, command: Sequence[str] | str) -> SshProcess:
+        if self._master is not None and self._master.process.poll() is not None:
+            raise Broken(f"{who(self._target)}: the connection broke")
+        line = command if isinstance(command, str) else command_line(command, told=True)
+        return self._command.start(line, self._outlives)
+
+    def channel_to(self, hostname: str, port: int) -> SshProcess:
+        if not self.alive():
+            raise Broken(f"{who(self._target)}: the connection broke")
+        return self._command.forward(hostname, port)
+
+    def _outlives(self) -> bool:
+        """Whether it is there yet, now that a command over it has ended."""
+        if self._master is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._master.process.wait(_NOTICE_S)
+        return self.alive()
+
+    def close(self) -> None:
+        if self._master is not None:
+            self._master.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def connected(target: Target, deadline: float | None) -> OpenSshTransport:
+    """Over the user's open connection, or one of ours. Raises BadKey, NoAccess, Dropped or another Unreachable."""
+    command = _command(target)
+    folder = Path(tempfile.mkdtemp(prefix="launch-ssh-", dir=_short_folder()))
+    try:
+        if _has_master(command):
+            return OpenSshTransport(target, command, None, folder)
+        first, others = command.shared_by(folder / "way")
+        master = first.start(f"echo {_MARK}; exec cat >/dev/null")
+        try:
+            _wait_for_mark(target, Running(who(target), master), earlier(target.connect_timeout_s + _LOGIN_S, deadline))
+        except BaseException:
+            master.close()
+            raise
+        return OpenSshTransport(target, others, master, folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def shown_key(target: Target, deadline: float | None) -> HostKey:
+    """The key that the host shows; nobody logs in there. ssh has it looked up by a program that knows none."""
+    whole = resolved(target)
+    kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))
+    with tempfile.TemporaryDirectory(prefix="launch-ssh-") as folder:
+        seen = Path(folder) / "seen"
+        options = (
+            "ControlPath=none",
+            "StrictHostKeyChecking=yes",
+            "CheckHostIP=no",
+            "UserKnownHostsFile=/dev/null",
+            "GlobalKnownHostsFile=/dev/null",
+            "IgnoreUnknown=KnownHostsCommand",  # which came with OpenSSH 8.5
+            f"KnownHostsCommand=/bin/sh -c 'echo %I %t %K >>{seen}'",
+            *((f"HostKeyAlgorithms=^{kinds}",) if kinds else ()),
+        )
+        command = _command(target)
+        refused = Running(who(target), replace(command, options=(*options, *command.options)).start("true"))
+        try:
+            refused.finish(max(0.1, earlier(target.connect_timeout_s + _LOGIN_S, deadline) - time.monotonic()))
+        except Silent:
+            raise silent(target) from None
+        finally:
+            refused.close()
+        for line in seen.read_text().splitlines() if seen.exists() else ():
+            reason, kind, blob = line.split()
+            if reason == "HOSTNAME":
+                return HostKey(whole.known_as, kind, base64.b64decode(blob))
+    raise Unreachable(f"{who(target)}: its host key could not be looked at", *refused.last_words())
+
+
+def _command(target: Target) -> SshCommand:
+    said = (f"{keyword}={value}" for keyword, value in target.said)
+    keys = (f'IdentityFile="{path}"' for path in target.keys)
+    return SshCommand(target.name, ("StrictHostKeyChecking=yes", *said, *keys))
+
+
+def _has_master(command: SshCommand) -> bool:
+    """Whether the user has a connection open that others may share."""
+    argv = replace(command, flags=("-O", "check", *command.flags)).argv()
+    try:
+        done = subprocess.run(
+            argv, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=CONNECT_S
+        )
+    except FileNotFoundError:
+        raise _no_ssh() from None
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def _environment(without: Collection[str] = ()) -> dict[str, str]:
+    """Of ssh, and of what it starts for the hosts on the way: no window asks a person anything either."""
+    return {name: value for name, value in os.environ.items() if name not in without} | {"SSH_ASKPASS_REQUIRE": "never"}
+
+
+def _no_ssh() -> Unreachable:
+    return Unreachable("no `ssh` on PATH", "hint: install the OpenSSH client")
+
+
+def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
+    """Until we are let in; whatever a shell prints before that is passed over."""
+    try:
+        while (line := master.readline(max(0.0, deadline - time.monotonic()))) != f"{_MARK}\n".encode():
+            if not line:
+                raise _refused(target, master)
+    except Silent:
+        raise silent(target) from None
+
+
+def _refused(target: Target, master: Running) -> Unreachable:
+    """By all that was said: where a host on the way is the reason, ssh says in the end that it was hung up on."""
+    said = master.last_words(_SAID_LINES)
+    words = [line for line in said if not line.lstrip().startswith((*_HUNG_UP, *_CLOSED))] or said
+    told = "\n".join(words)
+    hung_up = any(line.lstrip().startswith(_HUNG_UP) for line in said)
+    proxy = _proxy(target) if hung_up else ""
+    if hung_up and not proxy:
+        return dropped(target, *words)
+    way, advice = f" by way of {proxy}" if proxy else "", hint(target.name, words)
+    if "Host key verification failed" in told:
+        if proxy:
+            why = "the key of a host on the way to it is not trusted"
+            return Unreachable(f"{who(target)} cannot be reached{way}: {why}", *words, *advice)
+        try:
+            known_hosts.check(resolved(target), shown_key(target, None))
+        except Unreachable as error:
+            return error
+    if "Permission denied" in told or "Too many authentication failures" in told:
+        return NoAccess(f"{who(target)}: no access{way}", *words, *advice)
+    return Unreachable(f"{who(target)} cannot be reached{way}", *words, *advice)
+
+
+def _proxy(target: Target) -> str:
+    """What is between: hosts on the way, or a command; for a message."""
+    with contextlib.suppress(BadInput):  # what ssh understands need not be known to us
+        whole = resolved(target)
+        return ", ".join(jump.name for jump in whole.jumps) or whole.proxy_command
+    return ""
+
+
+def hint(name: str, words: Iterable[str]) -> list[str]:
+    """What to do about what ssh says."""
+    said = "\n".join(words)
+    return [f"hint: {hint.format(name=name)}" for what, hint in _HINTS.items() if what in said][:1]
+
+
+def _short_folder() -> str:
+    """Where a socket can be: its path has to fit into 100 bytes, with what ssh adds to it."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 # nosec B108 - a folder of our own in it

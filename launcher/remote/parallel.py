@@ -1,0 +1,144 @@
+"""Many hosts at once: a few connecting at a time, and whatever is done with each of them. A failure is a value."""
+
+import contextlib
+import itertools
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from launcher.errors import LaunchError
+from launcher.remote.connect import Line, connect
+from launcher.remote.failures import Dropped
+from launcher.remote.target import Target
+
+AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStartups 10:30:100)
+_TURN_S = 1.0
+_PATIENCE_S = 60.0  # with a host that hangs up at once: others who log in there have their turn meanwhile
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def connect_all(
+    targets: Sequence[Target],
+    tell: Callable[[str, str], None],
+    *,
+    at_once: int = AT_ONCE,
+    patience_s: float = _PATIENCE_S,
+) -> dict[str, Line | LaunchError]:
+    """Connect to all of these; return what came of it by name, in the order given.
+
+    `tell` is called with what has become of each as soon as it is known, in this thread. A host that hung up before it
+    said a word is tried again for `patience_s`.
+    """
+
+    def heard(name: str, result: Line | LaunchError) -> None:
+        tell(name, "connected" if isinstance(result, Line) else result.lines[0])
+
+    wanted = {target.name: target for target in targets}
+    work = {name: partial(_patiently, target, patience_s) for name, target in wanted.items()}
+    return _at_once(work, at_once, heard, Line.close)
+
+
+def for_all(
+    lines: Mapping[str, S], work: Callable[[str, S], T], *, at_once: int | None = None
+) -> dict[str, T | LaunchError]:
+    """What `work` gives for each, all at the same time; an error of ours that it raises stands for it."""
+    each = {name: partial(work, name, line) for name, line in lines.items()}
+    return _at_once(each, len(lines) if at_once is None else at_once)
+
+
+def failures(results: Mapping[str, object]) -> dict[str, LaunchError]:
+    """Those with whom it did not work, and why."""
+    return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
+
+
+def answers(results: Mapping[str, T | LaunchError]) -> dict[str, T]:
+    """What came of those with whom it did work."""
+    return {name: one for name, one in results.items() if not isinstance(one, LaunchError)}
+
+
+def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
+    """A line for each."""
+    return [one.lines[0] for one in troubles.values()]
+
+
+def _patiently(target: Target, patience_s: float) -> Line:
+    """Connect, again where the host hung up before it said a word; a refused key or login is final."""
+    began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    for tries in itertools.count(1):
+        try:
+            return connect(target)
+        except Dropped as error:
+            took_s = time.monotonic() - began
+            if took_s >= patience_s:
+                error.lines = (f"{error.lines[0]}, {tries} times in {took_s:.0f} s", *error.lines[1:])
+                raise
+        # So that not all that were dropped together come again together.
+        time.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    raise AssertionError
+
+
+def _at_once(
+    work: Mapping[str, Callable[[], T]],
+    most: int,
+    heard: Callable[[str, T | LaunchError], None] | None = None,
+    undo: Callable[[T], None] | None = None,
+) -> dict[str, T | LaunchError]:
+    """The results, in the order of `work`. Where this ends early, `undo` gets those that nobody will take.
+
+    The threads are daemons: a program that ends, by Ctrl-C say, does not wait for a host that does not answer.
+    """
+    futures = {name: Future[T]() for name in work}
+    waiting = queue.SimpleQueue[str | None]()
+    ended = queue.SimpleQueue[str]()
+    given_up = threading.Event()
+
+    def labour() -> None:
+        while (name := waiting.get()) is not None and not given_up.is_set():
+            try:
+                futures[name].set_result(work[name]())
+            except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
+                futures[name].set_exception(error)
+            ended.put(name)
+
+    size = min(most, len(work))
+    for name in (*work, *[None] * size):
+        waiting.put(name)
+    for _ in range(size):
+        threading.Thread(target=labour, daemon=True).start()
+    results: dict[str, T | LaunchError] = {}
+    try:
+        for _ in work:
+            one = _next(ended)
+            try:
+                results[one] = futures[one].result()
+            except LaunchError as error:
+                results[one] = error
+            if heard is not None:
+                heard(one, results[one])
+    except BaseException:
+        given_up.set()
+        for future in futures.values():
+            future.add_done_callback(partial(_undo, undo))  # at once, or when it is done
+        raise
+    return {name: results[name] for name in work}
+
+
+def _next(ended: "queue.SimpleQueue[str]") -> str:
+    """In turns: a Ctrl-C that comes just before such a wait is noticed at its end only."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return ended.get(timeout=_TURN_S)
+
+
+def _undo(undo: Callable[[T], None] | None, future: Future[T]) -> None:
+    if undo is not None and future.exception() is None:
+        undo(future.result())

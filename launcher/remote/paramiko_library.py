@@ -1,0 +1,267 @@
+"""paramiko, and what is different about ours: silence has an end, no wall clock counts, deaths by signals are told.
+
+The one place that knows paramiko, 5.1 in some of what it does not promise: tests/remote sees whether that holds.
+"""
+
+import glob
+import io
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import launcher.remote.paramiko_alone  # noqa: F401 - before paramiko
+
+# isort: split
+import paramiko
+from paramiko.agent import AgentSSH
+from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
+from paramiko.packet import Packetizer
+from paramiko.ssh_exception import PartialAuthentication
+
+from launcher.errors import BadInput
+from launcher.remote.failures import why
+
+BROKEN = (paramiko.SSHException, EOFError, OSError)  # whatever the end of a connection looks like
+Session = paramiko.Channel
+Key = paramiko.PKey
+NoChannel = paramiko.ChannelException
+
+_AGENT_S = 15.0  # a person may have to touch something
+_WINDOW = 4 * 1024 * 1024
+_LEAVE_S = 1.0
+_TURN_S = 1.0
+
+_reading = threading.Lock()
+_log = logging.getLogger("paramiko")
+_log.addHandler(logging.NullHandler())
+_log.propagate = False
+
+
+class KeyAnswer(Enum):
+    """What a host says to a key."""
+
+    YES = "yes"
+    NO = "no"
+    MORE = "more"  # it wants something else too, or instead
+    NONE = "none"  # in time
+
+
+class ParamikoConnection(paramiko.Transport):
+    """One connection, over a socket or over a channel through another one.
+
+    After `asked_after_s` of silence the other side is asked for a word; after `silence_limit_s` in all it is given up.
+    """
+
+    def __init__(
+        self, inner: socket.socket | Session, limit_s: float, *, asked_after_s: float, silence_limit_s: float
+    ) -> None:
+        self.asked_after_s, self.silence_limit_s = asked_after_s, silence_limit_s
+        self.wire = _Wire(inner, silence_limit_s)
+        all_that_it_needs: Any = self.wire  # of a socket
+        super().__init__(all_that_it_needs, default_window_size=_WINDOW, packetizer_class=_Packets)
+        self.peer_address = str(inner.getpeername()[0]) if isinstance(inner, socket.socket) else ""
+        self.banner_timeout = limit_s + 1  # the caller's deadline is the one that counts
+        self.wants: tuple[str, ...] = ()  # what the host takes instead of a key, or beside it
+        self._asked_at = 0.0
+        table: Any = paramiko.Transport._channel_handler_table  # type: ignore[attr-defined]  # noqa: SLF001 - see above
+        self._channel_handler_table = {**table, MSG_CHANNEL_REQUEST: _note_signal}
+
+    def agree(self, kinds: Collection[str], deadline: float) -> bool:
+        """Exchange keys, of these kinds if possible; False where the host is silent. Look at `active` then."""
+        options = self.get_security_options()
+        options.key_types = sorted(options.key_types, key=lambda name: _kind(name) not in kinds)
+        agreed = threading.Event()
+        self.start_client(event=agreed)
+        return _came(agreed, deadline)
+
+    def offer(self, user: str, key: Key, deadline: float) -> KeyAnswer:
+        """Log in by this key."""
+        answered = threading.Event()
+        try:
+            self.auth_publickey(user, key, answered)
+        except BROKEN:
+            return KeyAnswer.NO
+        if not _came(answered, deadline):
+            return KeyAnswer.NONE
+        if self.is_authenticated():
+            packets: Any = self.packetizer
+            packets.on_quiet = self._on_quiet
+            return KeyAnswer.YES
+        error = self.get_exception()
+        if isinstance(error, PartialAuthentication | paramiko.BadAuthenticationType):
+            self.wants = tuple(error.allowed_types)
+            return KeyAnswer.MORE
+        return KeyAnswer.NO
+
+    def channel_to(self, hostname: str, port: int, limit_s: float) -> Session:
+        """A way from the host to another one."""
+        return self.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=limit_s)
+
+    def leave(self) -> None:
+        """End it. Its thread closes the socket: closed under it, the number may be another one's by then."""
+        self.wire.end()
+        if self.is_alive():
+            self.join(_LEAVE_S)
+        self.close()
+        self.wire.close()
+
+    def _on_quiet(self) -> None:
+        """In its own thread, ten times a second while nothing is heard."""
+        now, heard_at = time.monotonic(), self.wire.heard_at
+        if self._asked_at > heard_at:
+            if now - self._asked_at > self.silence_limit_s - self.asked_after_s:
+                raise EOFError
+        elif now - heard_at > self.asked_after_s:
+            self._asked_at = now
+            question = paramiko.Message()
+            question.add_byte(cMSG_GLOBAL_REQUEST)
+            question.add_string("keepalive@openssh.com")
+            question.add_boolean(True)  # it is refused: any answer will do
+            self._send_user_message(question)  # type: ignore[attr-defined]  # its own keepalive wants no answer
+
+
+def _came(event: threading.Event, deadline: float) -> bool:
+    """In turns: a Ctrl-C that comes just before such a wait is noticed at its end only."""
+    while not event.wait(min(_TURN_S, max(0.0, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
+            return False
+    return True
+
+
+class _Wire:
+    """The socket under a connection, or the channel; gives up where nothing is taken any more."""
+
+    def __init__(self, inner: Any, limit_s: float) -> None:
+        self._inner, self._limit_s = inner, limit_s
+        self._stalled_at: float | None = None
+        self.heard_at = time.monotonic()
+
+    @property
+    def _closed(self) -> bool:  # paramiko looks at it before it waits for its thread
+        return bool(self._inner._closed)  # noqa: SLF001 - the same
+
+    def send(self, data: bytes) -> int:
+        try:
+            sent = int(self._inner.send(data))
+        except TimeoutError:
+            now = time.monotonic()
+            self._stalled_at = self._stalled_at or now
+            if now - self._stalled_at > self._limit_s:
+                raise ConnectionResetError("nothing is taken any more") from None
+            raise
+        self._stalled_at = None
+        return sent
+
+    def recv(self, size: int) -> bytes:
+        data = bytes(self._inner.recv(size))
+        self.heard_at = time.monotonic()
+        return data
+
+    def settimeout(self, limit_s: float | None) -> None:
+        self._inner.settimeout(limit_s)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def end(self) -> None:
+        """Wake whoever waits on it."""
+        if not isinstance(self._inner, socket.socket):
+            self._inner.close()
+            return
+        try:
+            self._inner.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it has ended by itself
+
+
+class _Packets(Packetizer):
+    """Without a thread that times the handshake and stays when that fails, and without keepalives by the wall clock."""
+
+    on_quiet: Callable[[], None] | None = None
+
+    def start_handshake(self, timeout: float) -> None:
+        """There is a deadline already."""
+
+    def _check_keepalive(self) -> None:
+        if self.on_quiet is not None and not self.need_rekey():
+            self.on_quiet()
+
+
+class Agent(AgentSSH):
+    """The user's ssh-agent, asked to sign; it is never forwarded. Raises one of BROKEN, or ValueError."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        if not path:
+            raise ValueError("SSH_AUTH_SOCK is not set")
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_AGENT_S)
+            connection.connect(path)
+            self._connect(connection)  # type: ignore[attr-defined]  # it asks no other than SSH_AUTH_SOCK by itself
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+
+def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """What OpenSSH's configuration says of a host, where no ssh is there to be asked. Raises BadInput."""
+    config = paramiko.SSHConfig()
+    try:
+        for path in files:
+            config.parse(io.StringIO(path.read_text(errors="surrogateescape")))
+        found: Mapping[str, str | list[str]] = config.lookup(name)
+    except (paramiko.ConfigParseError, OSError) as error:
+        raise BadInput(f"{name}: SSH configuration: {why(error)}") from None
+    if any(glob.glob(str(Path("~/.ssh", word).expanduser())) for word in str(found.get("include", "")).split()):
+        raise BadInput(f"{name}: Include of the SSH configuration needs ssh", "hint: install the OpenSSH client")
+    several = {keyword: value.split() if isinstance(value, str) else value for keyword, value in found.items()}
+    return {keyword: tuple(words) for keyword, words in several.items()} | {key: (one,) for key, one in said.items()}
+
+
+def read_key(path: Path) -> Key:
+    """A private key. Raises ValueError with the reason."""
+    try:
+        seen = path.stat()
+        with _reading:  # an RSA key takes a quarter of a second to check: once for all hosts
+            return _read_key(path, seen.st_mtime_ns)
+    except (paramiko.PasswordRequiredException, TypeError):  # a TypeError is how cryptography says it
+        raise ValueError(f"has a passphrase: `ssh-add {path}` and `agent: true`, or a key without one") from None
+    except OSError as error:
+        raise ValueError(f"cannot be read: {why(error)}") from None
+    except Exception as error:  # noqa: BLE001 - whatever the readers of its many forms say
+        raise ValueError(f"is not a private key that can be used here: {why(error)}") from None
+
+
+@lru_cache(maxsize=64)
+def _read_key(path: Path, _changed_ns: int) -> Key:
+    return paramiko.PKey.from_path(path)
+
+
+def _note_signal(channel: Session, message: paramiko.Message) -> None:
+    """paramiko passes over `exit-signal`."""
+    if message.get_text() == "exit-signal":
+        message.get_boolean()
+        name = f"SIG{message.get_text()}"
+        if name in signal.Signals.__members__:
+            channel.exit_status = 128 + signal.Signals[name]
+        channel.status_event.set()
+        return
+    message.rewind()
+    message.get_int()  # the channel's number
+    channel._handle_request(message)  # type: ignore[attr-defined]  # noqa: SLF001 - what would be called without us
+
+
+def _kind(name: str) -> str:
+    """What an algorithm's key is called in files of known hosts."""
+    return "ssh-rsa" if name.startswith("rsa-sha2-") else name

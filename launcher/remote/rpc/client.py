@@ -1,0 +1,264 @@
+"""A program of ours on another machine, and what is asked of it: `launch _far` of a login node, a server of a host."""
+
+import contextlib
+import itertools
+import math
+import shlex
+import time
+from collections.abc import Collection, Iterable, Iterator
+from typing import Protocol, TypeVar, cast
+
+from launcher.errors import Exit, LaunchError, Unreachable
+from launcher.remote.bounds import OutOfBounds, within_bounds
+from launcher.remote.connect import Line, connect
+from launcher.remote.failures import Broken, Silent
+from launcher.remote.openssh import CONNECT_S, SshCommand, hint
+from launcher.remote.rpc.wire import WIRE, Garbled, Incoming, OtherVersion, Reply, decoded, encoded
+from launcher.remote.running import ClosedAtTheEnd, Running
+from launcher.remote.target import target_of
+from launcher.spec.model import SshHost
+from launcher.states import VERSION
+
+__all__ = ["Broken", "FarLaunch", "RpcClient", "Silent", "far_error", "far_program"]
+
+GREETING_S = 30.0  # Python may start slowly from a login node's file system
+_LEAVE_S = 2.0
+_TAKEN_S = 600.0
+_PIECE = 1 << 20
+_LONGEST_REPLY = 32 << 20
+_PIECE_S = 60.0  # for a mebibyte behind an answer: many hosts at once may share a slow line
+_SAID_LINES = 8  # of what ssh or a shell there says in the end
+_LONGEST_WORD, _MOST_LINES = 2000, 200  # of what is said instead of an answer
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+T = TypeVar("T")
+
+
+class FarProgram(Protocol):
+    """Where to find `launch` on another machine."""
+
+    @property
+    def cluster(self) -> str:
+        """As the user calls it."""
+
+    @property
+    def login(self) -> str:
+        """For ssh."""
+
+    @property
+    def launch(self) -> str:
+        """The program there."""
+
+    @property
+    def transport(self) -> str:
+        """openssh or paramiko."""
+
+
+def far_program(path: str) -> str:
+    """A program's path for whatever shell the user has there; `~` is theirs to fill in."""
+    if path == "~" or path.startswith("~/"):
+        return f'"$HOME"{_quoted(path[1:])}'
+    return _quoted(path)
+
+
+def _quoted(text: str) -> str:
+    """One word. Not a backslash in quotes: to fish it is a sign there too."""
+    return r"\\".join(shlex.quote(part) if part else "" for part in text.split("\\"))
+
+
+class RpcClient(ClosedAtTheEnd):
+    """A program of ours on another machine, and what is asked of it over its stdin and stdout."""
+
+    def __init__(self, running: Running, taken_s: float = _TAKEN_S) -> None:
+        """`taken_s`: for a piece of what is sent to be taken."""
+        self._running, self._taken_s = running, taken_s
+        self._greeted = False
+        self._waits = False  # for an answer
+        self._left = 0  # bytes that are still to follow the last one
+        self._incoming = Incoming(self._read)
+
+    @property
+    def at_rest(self) -> bool:
+        """It owes us nothing: what it says next is the answer to what is asked next."""
+        return not self._waits and not self._left
+
+    def greet(self, deadline: float | None = None) -> None:
+        """Wait until launch is there and understands us."""
+        if self._greeted:
+            return
+        try:
+            there = self._incoming.greeting(time.monotonic() + GREETING_S if deadline is None else deadline)
+        except (EOFError, Silent, Garbled) as error:
+            raise self._no_greeting(error) from None
+        if there.wire != WIRE:
+            raise self._other_version(there.launch[:_LONGEST_WORD])
+        self._greeted = True
+
+    def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
+        """Say this; what goes wrong with the connection is told by `receive`."""
+        self._waits = True
+        for piece in itertools.chain([encoded(request)], contents):
+            if not self._running.feed(piece, self._taken_s):
+                return
+
+    def receive(self, kind: type[T], deadline: float | None = None, *, most: int = 0) -> T:
+        """The answer to what was said, behind which at most so many bytes may follow.
+
+        Raises what the other side raised, Broken or Silent.
+        """
+        self.greet(deadline)
+        try:
+            reply = decoded(self._incoming.line(deadline, _LONGEST_REPLY), Reply)
+            value = None if reply.error else within_bounds(decoded(bytes(reply.value), kind))
+        except (EOFError, Silent) as error:
+            raise self._broken(error) from None
+        except (Garbled, OutOfBounds) as error:
+            raise self._garbled(str(error)[:_LONGEST_WORD]) from error
+        if reply.follows > most:
+            raise self._garbled(f"expected at most {most} bytes behind the answer, got {reply.follows}")
+        self._waits, self._left = False, reply.follows
+        if reply.error:
+            raise self._told(far_error(reply.error, reply.exit_code))
+        return cast("T", value)
+
+    def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
+        return self.ask_with_bytes(request, kind, 0, contents=contents, timeout_s=timeout_s)[0]
+
+    def ask_with_bytes(
+        self, request: object, kind: type[T], most: int, *, contents: Iterable[bytes] = (), timeout_s: float
+    ) -> tuple[T, bytes]:
+        """The answer, and the bytes that follow it: each mebibyte of them within a time, however many they are."""
+        self.send(request, contents)
+        answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
+        return answer, b"".join(self.pieces(_PIECE_S))
+
+    def pieces(self, limit_s: float) -> Iterator[bytes]:
+        """The bytes that follow the last answer, as they come: a mebibyte of them within each such time."""
+        while self._left:
+            until, wanted = time.monotonic() + limit_s, min(self._left, _PIECE)
+            while wanted:
+                try:
+                    piece = self._incoming.some(wanted, until)
+                except (EOFError, Silent) as error:
+                    raise self._broken(error) from None
+                wanted -= len(piece)
+                self._left -= len(piece)
+                yield piece
+
+    def close(self) -> None:
+        """Nothing of it is left on return; the other side ends by itself."""
+        self._running.close()
+
+    def _read(self, deadline: float | None, most: int) -> bytes:
+        return self._running.read(most, math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
+        if isinstance(error, OtherVersion):
+            return OtherVersion(f"{self._running.who}: {error.lines[0]}")
+        return self._garbled(error.lines[0]) if isinstance(error, Garbled) else self._broken(error)
+
+    def _broken(self, error: EOFError | Silent) -> Unreachable:
+        if isinstance(error, Silent):
+            return error
+        return Unreachable(f"{self._running.who}: {''.join(self._running.last_words()).strip() or 'it hung up'}")
+
+    def _garbled(self, what: str) -> Garbled:
+        return Garbled(f"{self._running.who}: {what}")
+
+    def _other_version(self, there: str) -> LaunchError:
+        return OtherVersion(f"{self._running.who}: launch {there} is there, and {VERSION} here")
+
+    def _told(self, error: LaunchError) -> LaunchError:
+        """What the other side said, as it is to be heard here."""
+        error.lines = (f"{self._running.who}: {error.lines[0]}", *error.lines[1:])
+        return error
+
+
+class FarLaunch(RpcClient):
+    """`launch _far` on a login node."""
+
+    def __init__(self, login: FarProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
+        """`without`: variables that must not reach ssh."""
+        self.login = login
+        self._way, running = started(login, "_far", without, compress=compress)
+        super().__init__(running)
+
+    def close(self) -> None:
+        super().close()
+        if self._way is not None:
+            self._way.close()
+
+    def _told(self, error: LaunchError) -> LaunchError:
+        return said_by(_who(self.login), error)
+
+    def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
+        if isinstance(error, Garbled):
+            return Unreachable(f"{_who(self.login)}: expected launch there to answer, got something else: {error}")
+        words = self._running.last_words(_SAID_LINES)
+        if isinstance(error, Silent):
+            return Silent(f"{_who(self.login)} does not answer", *words)
+        code = self._running.code(_LEAVE_S)
+        if code in (_NOT_FOUND, _NOT_EXECUTABLE):
+            more = f"hint: `launch: ~/path/to/launch` of {self.login.cluster} in the clusters file says where it is"
+            return Unreachable(f"{_who(self.login)}: there is no `{self.login.launch}`", *words, more)
+        if code == Exit.BAD_INPUT:
+            return self._other_version(far_version(self.login))
+        if code == -1 and not words:
+            return Broken(f"{_who(self.login)} cannot be reached: the connection ended before launch there answered")
+        if code == -1:
+            return Unreachable(f"{_who(self.login)} cannot be reached", *words, *hint(self.login.login, words))
+        return Broken(f"{_who(self.login)}: the connection ended before launch there answered ({code})", *words)
+
+    def _broken(self, error: EOFError | Silent) -> Unreachable:
+        if isinstance(error, Silent):
+            return Silent(f"{_who(self.login)} does not answer any more")
+        return Broken(f"{_who(self.login)}: the connection broke", *self._running.last_words())
+
+    def _other_version(self, there: str) -> Unreachable:
+        return Unreachable(
+            f"{_who(self.login)}: launch {there} there, {VERSION} here: they do not understand each other",
+            f"hint: install version {VERSION} on {self.login.login}, or the one there here: `launch help install`",
+        )
+
+
+def started(
+    login: FarProgram, word: str, without: Collection[str] = (), *, compress: bool = False
+) -> tuple[Line | None, Running]:
+    """The program there with this word, and what has to be closed after it: ssh makes a connection for it alone."""
+    line = f"{far_program(login.launch)} {word}"
+    if login.transport == "paramiko":
+        user, _, host = login.login.rpartition("@")
+        way = connect(target_of(SshHost(host, user=user or None)))
+        return way, way.start(line)
+    options = ("Compression=yes",) if compress else ()
+    command = SshCommand(login.login, options, without=frozenset(without))
+    return None, Running(_who(login), command.start(line))
+
+
+def far_error(lines: Collection[str], code: int) -> LaunchError:
+    """What went wrong there, as if it had gone wrong here."""
+    error = LaunchError(*(line[:_LONGEST_WORD] for line in [*lines][:_MOST_LINES]))
+    error.exit_code = Exit(code) if code in set(Exit) - {Exit.OK} else Exit.INTERNAL
+    return error
+
+
+def said_by(who: str, error: LaunchError) -> LaunchError:
+    """Whoever reads an error has to know that it was not said here."""
+    error.lines = (*error.lines, f"  said by {who}")
+    return error
+
+
+def far_version(login: FarProgram) -> str:
+    """What `launch --version` says there; for a message."""
+    with contextlib.suppress(LaunchError):
+        way, running = started(login, "--version")
+        with running, way or contextlib.nullcontext():
+            done = running.finish(CONNECT_S)
+        words = done.out.decode(errors="replace").split()
+        if done.code == 0 and words:
+            return words[-1][:40]
+    return "?"
+
+
+def _who(login: FarProgram) -> str:
+    return f"login node {login.login} of {login.cluster}"

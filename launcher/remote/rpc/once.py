@@ -1,0 +1,120 @@
+"""What came of each request to start runs: once for one token, however often it is sent, and by whom cut short.
+
+<folder>/requests/<token>/
+  lock           held while anything below is decided
+  chosen.json    the runs that are about to be made; each is there as soon as its folder is
+  outcome.json   the last word
+  spec/          the spec as it was sent
+"""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from launcher.errors import BadInput, Exit, LaunchError, Refused
+from launcher.ids import RunId
+from launcher.remote.rpc.wire import Made, Outcome
+from launcher.run import registry
+from launcher.run.durable import make_dir, read_record, sync_dir, write_record
+from launcher.run.locks import NO_LOCKS_HERE, locked
+
+_TOKEN = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
+_KEPT_S = 30 * 86_400.0
+
+Runs = Sequence[tuple[RunId, Path]]  # ids and folders
+# Told of runs before there is anything of them, perhaps of some and then of more; gives all once they are.
+Start = Callable[[Callable[[Runs], None]], Runs]
+
+
+class Token:
+    """What is kept of one token."""
+
+    def __init__(self, folder: Path, token: str) -> None:
+        if not _TOKEN.fullmatch(token):
+            raise BadInput("expected a token of 16 or 64 hex digits")
+        self.path = folder / "requests" / token
+        self._chosen = self.path / "chosen.json"
+        self._outcome = self.path / "outcome.json"
+
+    def redeem(self, start: Start) -> Outcome:
+        """Start the runs, or give what came of it. A start that was killed half-way is looked after first."""
+        with self._alone():
+            outcome = self._settled()
+            return outcome if outcome is not None else self._close(self._started(start))
+
+    def void(self) -> Outcome:
+        """What came of it; if nothing did, nothing will."""
+        with self._alone():
+            outcome = self._settled()
+            if outcome is None:
+                words = "the request was given up before it was carried out"
+                outcome = self._close(Outcome(error=(words,), exit_code=Exit.REFUSED))
+            return outcome
+
+    def _settled(self) -> Outcome | None:
+        outcome = read_record(self._outcome, Outcome)
+        if outcome is not None:
+            return outcome
+        chosen = self._chosen_runs()
+        made = _there(chosen)
+        if made:
+            missing = len(chosen) - len(made)
+            error = (f"{missing} of {len(chosen)} runs were not started: launch there was killed",) if missing else ()
+            return self._close(Outcome(made, error, Exit.INTERNAL if missing else Exit.OK))
+        registered = dict(registry.registered())
+        for one in chosen:
+            if registered.get(one.run) == Path(one.path):
+                registry.forget(one.run)  # it was to be, and never came to be
+        return None
+
+    def _started(self, start: Start) -> Outcome:
+        chosen: list[Made] = []
+
+        def choose(runs: Runs) -> None:
+            chosen.extend(Made(run_id, str(path)) for run_id, path in runs)
+            write_record(self._chosen, chosen)
+
+        try:
+            runs = start(choose)
+        except LaunchError as error:
+            return Outcome(_there(chosen), error.lines, error.exit_code)
+        return Outcome(tuple(Made(run_id, str(path)) for run_id, path in runs))
+
+    def _chosen_runs(self) -> list[Made]:
+        return read_record(self._chosen, list[Made]) or []
+
+    def _close(self, outcome: Outcome) -> Outcome:
+        write_record(self._outcome, outcome)
+        return outcome
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Of two connections that bring the same token, one after the other."""
+        make_dir(self.path)
+        sync_dir(self.path.parent)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(self.path / "lock", wait=True))
+            except OSError as error:
+                if error.errno not in NO_LOCKS_HERE:
+                    raise
+                raise Refused(
+                    f"{self.path}: a file system without locks: the same request could be carried out twice",
+                    "hint: `folder:` in the clusters file names one that has them, such as the home folder",
+                ) from error
+            yield
+
+
+def _there(chosen: Sequence[Made]) -> tuple[Made, ...]:
+    return tuple(one for one in chosen if Path(one.path).is_dir())
+
+
+def tidy(folder: Path, now: float) -> None:
+    """Forget what was asked more than a month ago."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder / "requests") as found:
+        for entry in found:
+            if _TOKEN.fullmatch(entry.name) and entry.stat().st_mtime < now - _KEPT_S:
+                shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,0 +1,153 @@
+"""The far side: answers requests on stdin, one after the other, until nobody asks any more."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from launcher.decoding import decoder_of
+from launcher.errors import BadInput, Exit, LaunchError, said_by_the_system
+from launcher.remote.rpc.wire import Garbled, Have, Incoming, Reply, Tree, decoded, encoded, greeting, reading
+from launcher.run.durable import write_all
+from trainer.errors import CheckpointDamaged
+
+_PIECE = 1 << 20
+_LONGEST_FOLDER = 1000
+
+
+class Body:
+    """The bytes that follow a request."""
+
+    def __init__(self, incoming: Incoming, size: int) -> None:
+        self._incoming = incoming
+        self._left = size
+
+    def some(self, most: int) -> bytes:
+        """At least one byte of those that come next, and at most so many; none behind the last."""
+        piece = self._incoming.some(min(most, self._left)) if self._left else b""
+        self._left -= len(piece)
+        return piece
+
+    def exactly(self, size: int) -> bytes:
+        data = b"".join(self.pieces(size))
+        if len(data) < size:
+            raise LaunchError(f"expected {size} bytes more, got {len(data)}")
+        return data
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        while size and (piece := self.some(min(size, _PIECE))):
+            size -= len(piece)
+            yield piece
+
+    def pass_over(self) -> None:
+        """The rest, so that what comes behind it is read as the next request."""
+        while self.some(_PIECE):
+            continue
+
+
+class WithBytes(NamedTuple):
+    """An answer that bytes follow, so many."""
+
+    value: object
+    size: int
+    pieces: Iterable[bytes]
+
+
+Answering = Callable[[Any, Body], Any]
+
+
+def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
+    """Until the other side hangs up; gives the exit code. `requests`: the union of what `answer` can answer.
+
+    A request is carried out once it has come whole, whatever becomes of the connection. Trees of code are kept too.
+    `where` begins what is said of a fault of ours.
+    """
+    asked, out = take_stdio()
+    return answer_all(Incoming(reading(asked)), lambda data: write_all(out, data), requests, answer, where=where)
+
+
+def answer_all(
+    incoming: Incoming, tell: Callable[[bytes], object], requests: Any, answer: Answering, *, where: str = ""
+) -> int:
+    decoder = decoder_of(requests | Have | Tree)
+    try:
+        tell(greeting())
+        while True:
+            request = decoded(incoming.line(), decoder)
+            body = Body(incoming, getattr(request, "follows", 0))
+            reply, pieces = _answered(request, answer, body, where)
+            body.pass_over()
+            tell(encoded(reply))
+            _tell_exactly(reply.follows, pieces, tell)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return Exit.OK  # nobody is there any more, or what was announced cannot be kept: the other side has to see that
+    except Garbled as error:
+        tell(encoded(Reply(error=error.lines, exit_code=error.exit_code)))
+        return Exit.INTERNAL
+
+
+def folder_of(named: str) -> Path:
+    """From the home folder, where it is not absolute."""
+    if not named.isprintable() or ".." in named.split("/") or len(named) > _LONGEST_FOLDER:
+        raise BadInput(f"expected a folder, got {named[:100]!r}")
+    return Path.home() / os.path.expanduser(named)
+
+
+def projects_in(folder: str) -> Path:
+    """Where trees of code are kept."""
+    return folder_of(folder) / "projects"
+
+
+def take_stdio() -> tuple[int, int]:
+    """The connection, two descriptors, for us alone: nothing that is started or printed here can get between."""
+    asked, told = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    os.dup2(2, 1)
+    return asked, told
+
+
+def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[Reply, Iterable[bytes]]:
+    try:
+        value = _about_trees(request, body) if isinstance(request, Have | Tree) else answer(request, body)
+        whole = value if isinstance(value, WithBytes) else WithBytes(value, 0, ())
+        return Reply(msgspec.Raw(msgspec.json.encode(whole.value)), follows=whole.size), whole.pieces
+    except LaunchError as error:
+        return Reply(error=error.lines, exit_code=error.exit_code), ()
+    except CheckpointDamaged as error:
+        return Reply(error=(str(error),), exit_code=Exit.DAMAGED), ()
+    except EOFError:
+        raise
+    except OSError as error:  # a disk or a folder there that stands in the way
+        return Reply(error=(said_by_the_system(error),), exit_code=Exit.REFUSED), ()
+    except Exception as error:  # noqa: BLE001 - the last resort: one line for people, who are on another machine
+        first = (str(error) or "no text").splitlines()[0]
+        return Reply(error=(f"{where}{type(error).__name__}: {first}",), exit_code=Exit.INTERNAL), ()
+
+
+def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], object]) -> None:
+    try:
+        for piece in pieces:
+            size -= len(piece)
+            if size < 0:
+                break
+            tell(piece)
+    except OSError as error:
+        raise EOFError from error
+    if size:
+        raise EOFError
+
+
+def _about_trees(request: Have | Tree, body: Body) -> bool:
+    from launcher.remote.shipping import kept_trees  # late: nothing else that is asked needs it
+
+    projects = projects_in(request.folder)
+    if isinstance(request, Have):
+        return kept_trees.have(projects, request.digest)
+    kept_trees.keep(projects, request.digest, request.files, body.some)
+    kept_trees.tidy(projects, time.time())
+    return True

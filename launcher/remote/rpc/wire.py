@@ -1,0 +1,171 @@
+"""What this machine and a program on another say to each other: a greeting, then JSON lines, and bytes where a line
+says so. Here is what all have in common: how it begins, trees of code, how an answer looks.
+"""
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterable
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from launcher.decoding import decoder_of
+from launcher.errors import LaunchError
+from launcher.ids import RunId
+from launcher.remote.failures import Silent
+from launcher.remote.shipping.tree import FileEntry
+from launcher.run.durable import NOT_JSON
+from launcher.states import VERSION
+
+WIRE = 6
+_MARK = b"launch-far "
+_OLD_MARK = b"launch-there"  # all that a server of a host said up to wire 3
+_LONGEST_LINE = 64 << 20
+_CHUNK = 1 << 16
+_MOST_NOISE = 1 << 20  # what a login shell may print before the greeting
+
+T = TypeVar("T")
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    wire: int
+    launch: str  # the version of the whole
+
+
+class Have(msgspec.Struct, frozen=True, tag="have"):
+    """Is this tree there, whole? → bool"""
+
+    folder: str
+    digest: str
+
+
+class Tree(msgspec.Struct, frozen=True, tag="tree"):
+    """Keep this tree; the contents of its regular files follow, in order. → None"""
+
+    folder: str
+    digest: str
+    files: tuple[FileEntry, ...]
+
+    @property
+    def follows(self) -> int:
+        return bytes_of(self.files)
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A run that exists there."""
+
+    run: RunId
+    path: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a token."""
+
+    runs: tuple[Made, ...] = ()
+    error: tuple[str, ...] = ()
+    exit_code: int = 0
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to a request, or why there is none, with the exit code that goes with it."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    error: tuple[str, ...] = ()
+    exit_code: int = 0
+    follows: Size = 0  # bytes behind the line
+
+
+class Garbled(LaunchError):
+    """What came is not of this wire."""
+
+
+class OtherVersion(Garbled):
+    """It greets as another version of this wire does."""
+
+
+def bytes_of(files: Iterable[FileEntry]) -> int:
+    """What follows a list of files: the contents of the regular ones."""
+    return sum(max(0, file.size) for file in files if file.link is None)
+
+
+def greeting() -> bytes:
+    return _MARK + encoded(Greeting(WIRE, VERSION))
+
+
+def read_greeting(line: bytes) -> Greeting | None:
+    """None for what a login shell prints before it."""
+    return decoded(line.removeprefix(_MARK), Greeting) if line.startswith(_MARK) else None
+
+
+def encoded(message: object) -> bytes:
+    """One line. Raises UnicodeEncodeError for text that is none."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decoded(line: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
+    try:
+        return (kind if isinstance(kind, msgspec.json.Decoder) else decoder_of(kind)).decode(line)
+    except NOT_JSON as error:
+        raise Garbled(f"not of this wire: {error}") from error
+
+
+Read = Callable[[float | None, int], bytes]  # until when, and how many bytes at most; none at the end
+
+
+def reading(fd: int) -> Read:
+    """Of a descriptor."""
+
+    def read(deadline: float | None, most: int) -> bytes:
+        if deadline is not None and not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise Silent("nothing more was said in time")
+        return os.read(fd, most)
+
+    return read
+
+
+class Incoming:
+    """Lines and bytes as they come. Every reading may have a deadline (`time.monotonic`)."""
+
+    def __init__(self, read: Read) -> None:
+        self._from = read
+        self._held = bytearray()
+
+    def line(self, deadline: float | None = None, most: int = _LONGEST_LINE) -> bytes:
+        """The next line without its end. Raises EOFError, also in the middle of one."""
+        seen = 0
+        while (end := self._held.find(b"\n", seen)) < 0:
+            seen = len(self._held)
+            if seen > most:
+                raise Garbled(f"a line of more than {most >> 20} MiB")
+            self._held += self._read(deadline)
+        line = bytes(self._held[:end])
+        del self._held[: end + 1]
+        return line
+
+    def greeting(self, deadline: float | None = None) -> Greeting:
+        """The greeting, behind whatever was printed before it."""
+        noise = 0
+        while (found := read_greeting(line := self.line(deadline, _MOST_NOISE))) is None:
+            if line == _OLD_MARK:
+                raise OtherVersion(f"another version of launch is there, which {VERSION} here does not understand")
+            noise += len(line) + 1
+            if noise > _MOST_NOISE:
+                raise Garbled("no greeting, but a megabyte of something else")
+        return found
+
+    def some(self, most: int, deadline: float | None = None) -> bytes:
+        """At least one byte of those that come next. Raises EOFError."""
+        if not self._held:
+            self._held += self._read(deadline)
+        piece = bytes(self._held[:most])
+        del self._held[:most]
+        return piece
+
+    def _read(self, deadline: float | None) -> bytes:
+        data = self._from(deadline, _CHUNK)
+        if not data:
+            raise EOFError
+        return data

@@ -1,0 +1,175 @@
+"""The trees of code that another machine keeps, each under its digest: written safely, whole or not at all."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from launcher.errors import BadInput
+from launcher.remote.shipping.tree import FileEntry, digest_of, leads_out, shown
+from launcher.run import drafts
+from launcher.run.code.hashes import CodeChanged, tree_digest
+from launcher.run.code.listing import CodeFile, list_frozen
+from launcher.run.code.names import NEVER
+from launcher.run.durable import make_dir, naming, sync_dir, sync_files, write_all
+
+_MOST_FILES = 100_000
+_LONGEST_NAME, _LONGEST_PATH = 255, 3000  # leaves room for the folders that a tree comes to be in
+_CHUNK = 1 << 18
+_MAKE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_KEPT_TREES, _KEPT_S = 20, 86_400.0
+IDLE_S = 3600.0  # what was used so lately may be on its way to become a run's
+
+Read = Callable[[int], bytes]
+
+
+def have(projects: Path, digest: str) -> bool:
+    """Whether this tree is kept here, byte for byte: a scratch file system may have taken some of it away."""
+    place = tree(projects, digest)
+    with contextlib.suppress(BadInput, FileNotFoundError, NotADirectoryError):
+        if digest_of(list_frozen(place)) == digest:
+            os.utime(place)
+            return True
+    return False
+
+
+def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
+    """Keep the tree whose contents `read` gives, under its digest. Raises BadInput for one that is none.
+
+    `links_out`: links may lead to what is not in it. Nothing is written through any link.
+    """
+    listed = _checked(files, links_out=links_out)
+    place = tree(projects, digest)
+    make_dir(projects)
+    drafts.remove_orphans(projects)
+    draft = drafts.new_draft(projects)
+    draft.mkdir(mode=0o700)
+    try:
+        if _write(draft, listed, read) != digest:
+            raise CodeChanged("a file", "sent")
+        _put(draft, place)
+    finally:
+        drafts.remove(draft)
+    sync_dir(projects)
+    return place
+
+
+def tree(projects: Path, digest: str) -> Path:
+    """Where the tree of this digest is, if it is."""
+    if not _is_digest(digest):
+        raise BadInput("code: expected a digest of 64 hex digits")
+    return projects / digest
+
+
+def idle(projects: Path, now: float) -> list[Path]:
+    """Trees of which no run was made lately, for runs have copies of their own: the next one sends its tree again."""
+    found = list[Path]()
+    with contextlib.suppress(FileNotFoundError), os.scandir(projects) as entries:
+        found = [Path(one.path) for one in entries if _is_digest(one.name) and one.stat().st_mtime < now - IDLE_S]
+    return sorted(found)
+
+
+def tidy(projects: Path, now: float) -> None:
+    """Take away the trees that were not used for a day, but for the newest: a run has its own copy of its code."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(projects) as found:
+        kept = [(entry.stat().st_mtime, entry.path) for entry in found if _is_digest(entry.name)]
+        for used_at, path in sorted(kept, reverse=True)[_KEPT_TREES:]:
+            if used_at < now - _KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _checked(files: Sequence[FileEntry], *, links_out: bool) -> tuple[CodeFile, ...]:
+    """The files, if they can be written into an empty folder without ever leaving it."""
+    if len(files) > _MOST_FILES:
+        raise BadInput(f"code: more than {_MOST_FILES} files")
+    listed = tuple(_unwired(file) for file in files)
+    names = {file.path for file in listed}
+    if len(names) != len(listed):
+        raise BadInput("code: two files of the same name")
+    for file in listed:
+        _check_name(file.path)
+        if file.link is not None and not links_out and leads_out(file.path, file.link):
+            raise BadInput(f"code: {shown(file.path)} is a link that leads out")
+        # Neither through a link nor through a file: what others are inside of is made as a folder.
+        if any(parent in names for parent in _parents(file.path)):
+            raise BadInput(f"code: {shown(file.path)} is inside something that is no folder")
+    return listed
+
+
+def _check_name(path: str) -> None:
+    parts = path.split("/")
+    if "\0" in path or {"", ".", ".."} & set(parts) or NEVER & set(parts):
+        raise BadInput(f"code: {shown(path)} is no name of a file in a project")
+    if max(len(os.fsencode(part)) for part in parts) > _LONGEST_NAME or len(os.fsencode(path)) > _LONGEST_PATH:
+        raise BadInput(f"code: {shown(path[:80])}... is too long a name")
+
+
+def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
+    """Write everything durably; gives the digest of what was written."""
+    folders = {root}
+    hashes: dict[str, str] = {}
+    listed = tuple(files)
+    for file in listed:
+        place = root / file.path
+        if place.parent not in folders:
+            make_dir(place.parent)
+            folders.update(parent for parent in place.parents if parent.is_relative_to(root))
+        if file.link is not None:
+            place.symlink_to(file.link)
+        else:
+            hashes[file.path] = _write_file(place, file, read)
+    sync_files(root, [root / path for path in hashes], folders)
+    return tree_digest(listed, hashes)
+
+
+def _write_file(place: Path, file: CodeFile, read: Read) -> str:
+    content = hashlib.sha256()
+    fd = os.open(place, _MAKE, 0o400 | (0o100 * file.executable))
+    try:
+        with naming(place):
+            os.fchmod(fd, 0o400 | (0o100 * file.executable))
+            left = file.size
+            while left:
+                piece = read(min(_CHUNK, left))
+                write_all(fd, piece)
+                content.update(piece)
+                left -= len(piece)
+    finally:
+        os.close(fd)
+    return content.hexdigest()
+
+
+def _put(draft: Path, place: Path) -> None:
+    try:
+        os.rename(draft, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        if have(place.parent, place.name):
+            return  # somebody else was quicker
+        aside = drafts.new_draft(place.parent)
+        os.rename(place, aside)
+        os.rename(draft, place)
+        drafts.remove(aside)
+
+
+def _is_digest(name: str) -> bool:
+    return len(name) == 64 and set(name) <= set("0123456789abcdef")
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def _unwired(file: FileEntry) -> CodeFile:
+    try:
+        path, link = (None if name is None else os.fsdecode(name.encode("latin-1")) for name in (file.path, file.link))
+    except UnicodeEncodeError:
+        raise BadInput("code: a name that is no bytes") from None
+    if path is None or file.size < 0 or "\0" in (link or ""):
+        raise BadInput("code: a file that cannot be")
+    return CodeFile(path, file.size, file.executable, link)

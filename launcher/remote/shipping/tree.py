@@ -1,0 +1,88 @@
+"""Code on its way to another machine: what it is called there, and what is sent of it."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import BadInput
+from launcher.run.code.hashes import READ, CodeChanged, content_hashes, tree_digest
+from launcher.run.code.listing import CodeList
+
+_CHUNK = 1 << 18
+_SHOWN = 10
+
+
+class FileEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A file of a tree. Names need not be UTF-8, JSON must be: each character stands for one byte."""
+
+    path: str
+    size: int
+    executable: bool
+    link: str | None = None
+
+
+def refuse_links_out(code: CodeList) -> None:
+    """A link to what is not sent means nothing on another machine. Raises BadInput naming them."""
+    out = [(file.path, file.link) for file in code.files if file.link is not None and leads_out(file.path, file.link)]
+    if out:
+        lines = [f"code: {shown(path)} is a link to {shown(link)}, which is not sent" for path, link in out[:_SHOWN]]
+        raise BadInput(*lines, "hint: code.exclude leaves it out; data has to be on the cluster already")
+
+
+def digest_of(code: CodeList) -> str:
+    """What this code is called."""
+    return tree_digest(code.files, content_hashes(code, "sent"))
+
+
+def entries(code: CodeList) -> tuple[FileEntry, ...]:
+    """The files as they are named on the wire."""
+    return tuple(
+        FileEntry(_wired(file.path), file.size, file.executable, None if file.link is None else _wired(file.link))
+        for file in code.files
+    )
+
+
+def contents(code: CodeList) -> Iterator[bytes]:
+    """The bytes of all regular files in order, each as long as it was listed. Raises CodeChanged."""
+    for file in code.files:
+        if file.link is None:
+            yield from _content(code.root / file.path, file.size)
+
+
+def leads_out(path: str, link: str) -> bool:
+    """Whether a link at this path of a tree may lead to something outside of it."""
+    parts = [part for part in link.split("/") if part not in ("", ".")]
+    up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+    # Back up again behind a name: that may be a link itself, and then nobody can say from where.
+    return not link or link.startswith("/") or ".." in parts[up:] or up > path.count("/")
+
+
+def shown(name: str) -> str:
+    """A name may hold newlines, and bytes that no terminal can show."""
+    return name if name.isprintable() else ascii(name)
+
+
+def _content(path: Path, size: int) -> Iterator[bytes]:
+    try:
+        fd = os.open(path, READ)
+    except OSError as error:
+        raise CodeChanged(path, "sent") from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CodeChanged(path, "sent")
+        left = size
+        while left:
+            piece = os.read(fd, min(_CHUNK, left))
+            if not piece:
+                raise CodeChanged(path, "sent")
+            left -= len(piece)
+            yield piece
+    finally:
+        os.close(fd)
+
+
+def _wired(name: str) -> str:
+    return os.fsencode(name).decode("latin-1")

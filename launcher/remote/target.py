@@ -1,0 +1,278 @@
+"""Where a host is and how to log in there, by OpenSSH's own configuration. Connects to nothing.
+
+`ssh -G` says what the configuration means; where there is no ssh, paramiko's reader does, which knows no Include.
+"""
+
+import getpass
+import os
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.errors import BadInput, Unreachable
+from launcher.remote.failures import Dropped
+from launcher.spec.model import SshHost
+
+TRY = "hint: is it up? a firewall in between, or a wrong port, looks the same"
+DEFAULT_PORT = 22
+CONNECT_TIMEOUT_S = 10.0
+_MOST_JUMPS = 8
+_DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+_NOT_FOR_US = ("~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519_sk", "~/.ssh/id_xmss", "~/.ssh/id_dsa")
+_USERS_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
+_EVERYBODYS_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+_LISTS = ("userknownhostsfile", "globalknownhostsfile")
+_JUMP = re.compile(
+    r"(?:ssh://)?(?:(?P<user>[^@/]+)@)?(?:\[(?P<six>[^]]+)\]|(?P<host>[^][@:/-][^][@:/]*))(?::(?P<port>\d{1,5}))?/?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One host, and all that is needed to log in there."""
+
+    name: str  # as the user calls it
+    hostname: str
+    port: int
+    user: str
+    keys: tuple[Path, ...]  # private keys that exist, in the order in which they are shown
+    agent: bool  # the ssh-agent is asked: only where that was asked for
+    jumps: tuple["Target", ...]  # hosts to pass, the nearest first
+    known_as: str  # what the host is called in the files of known hosts
+    known_hosts: tuple[Path, ...]  # the first is the one that a newly trusted key is added to
+    connect_timeout_s: float
+    asked_after_s: float = 3.0  # so much silence, the host is asked for a word
+    silence_limit_s: float = 10.0  # after so much of it in all the connection is given up
+    agent_socket: str = ""  # empty: where $SSH_AUTH_SOCK says
+    only_these_keys: bool = False  # of the agent's keys, none but those named here
+    proxy_command: str = ""  # reaches the host in our place
+    transport: str = "paramiko"  # or openssh, which looks up for itself what is not `said`
+    said: tuple[tuple[str, str], ...] = ()
+
+
+def target_of(host: SshHost, *, agent: bool = False) -> Target:
+    """How to reach a host of the clusters file or of a spec from here, by its name. Raises BadInput."""
+    said = {"user": host.user, "port": None if host.port is None else str(host.port)}
+    own = () if host.key is None else (Path(host.key).expanduser(),)
+    for key in own:
+        if not key.is_file():
+            raise BadInput(f"{host.name}: there is no key {key}", "hint: `key:` of this host names a private key here")
+    found = {name: value for name, value in said.items() if value}
+    if host.transport == "openssh":
+        # With nothing looked up: ssh does that itself.
+        port = host.port or DEFAULT_PORT
+        known_as = known_name(host.name, port)
+        said_so = tuple(found.items())
+        ours = Target(host.name, host.name, port, host.user or "", own, agent, (), known_as, (), CONNECT_TIMEOUT_S)
+        return replace(ours, transport="openssh", said=said_so)
+    return _target(host.name, found, own, agent=agent, passed=())
+
+
+def resolved(target: Target) -> Target:
+    """The whole of a target that was left to ssh."""
+    return replace(
+        _target(target.name, dict(target.said), target.keys, agent=target.agent, passed=()), transport="openssh"
+    )
+
+
+def configured() -> list[str]:
+    """What ssh is told of its configuration, where that is not the usual one."""
+    named = os.environ.get("LAUNCH_SSH_CONFIG")
+    if not named:
+        own = Path.home() / ".ssh" / "config"
+        return ["-F", str(own)] if own.exists() and Path.home() != Path(pwd.getpwuid(os.getuid()).pw_dir) else []
+    return ["-F", named]
+
+
+def _target(
+    name: str, said: Mapping[str, str], keys: tuple[Path, ...], *, agent: bool, passed: tuple[str, ...]
+) -> Target:
+    """`passed`: the hosts that it is a jump for."""
+    if name in passed or len(passed) > _MOST_JUMPS:
+        raise BadInput(
+            f"{passed[0]}: ProxyJump leads in a circle: {' -> '.join((*passed, name))}",
+            f"hint: `ProxyJump none` for {name} in the SSH configuration",
+        )
+    found = _options(name, said)
+    first = {keyword: words[0] for keyword, words in found.items() if words}
+    user = first.get("user") or getpass.getuser()
+    hostname = first.get("hostname", name).lower()
+    port = _port(first.get("port", str(DEFAULT_PORT)), name)
+    tokens = {
+        "d": str(Path.home()),
+        "h": hostname,
+        "i": str(os.getuid()),
+        "k": first.get("hostkeyalias", name),
+        "l": socket.gethostname(),
+        "L": socket.gethostname().partition(".")[0],
+        "n": name,
+        "p": str(port),
+        "r": user,
+        "u": getpass.getuser(),
+    }
+    socket_said = first.get("identityagent", "")
+    return Target(
+        name=name,
+        hostname=hostname,
+        port=port,
+        user=user,
+        keys=_keys(keys, found.get("identityfile", ()), tokens, name),
+        agent=agent or socket_said.lower() not in {"", "none"},
+        jumps=_jumps(first.get("proxyjump", "none"), tokens, (*passed, name), agent=agent),
+        known_as=first.get("hostkeyalias") or known_name(hostname, port),
+        known_hosts=(
+            *_files(found.get("userknownhostsfile", _USERS_KNOWN_HOSTS), tokens, name),
+            *_files(found.get("globalknownhostsfile", _EVERYBODYS_KNOWN_HOSTS), tokens, name),
+        ),
+        connect_timeout_s=_seconds(first.get("connecttimeout", "none"), name),
+        agent_socket=_agent_socket(socket_said, tokens, name),
+        only_these_keys=first.get("identitiesonly", "no").lower() in {"yes", "true"},
+        proxy_command="" if first.get("proxycommand", "none").lower() == "none" else first["proxycommand"],
+        said=tuple(said.items()),
+    )
+
+
+def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The keywords of the SSH configuration that hold for this host, in small letters, each with its values."""
+    files = _configuration_files()
+    if shutil.which("ssh") is None:
+        from launcher.remote.paramiko_library import configuration  # late: only where there is no ssh
+
+        return configuration(files, name, said)
+    words = [word for keyword, value in said.items() for word in ("-o", f"{keyword}={value}")]
+    argv = ["ssh", *configured(), *words, "-G", "--", name]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        said_so = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("Pseudo-")]
+        raise BadInput(*(f"{name}: SSH configuration: {line.strip()}" for line in said_so[:1] or ["cannot be read"]))
+    return parse_options(os.fsdecode(done.stdout))
+
+
+def parse_options(text: str) -> dict[str, tuple[str, ...]]:
+    """What `ssh -G` prints."""
+    found: dict[str, tuple[str, ...]] = {}
+    for line in text.split("\n"):
+        keyword, _, value = line.partition(" ")
+        words = value.split() if keyword in _LISTS else [value]
+        found[keyword] = (*found.get(keyword, ()), *words)
+    return found
+
+
+def _configuration_files() -> list[Path]:
+    named = os.environ.get("LAUNCH_SSH_CONFIG")
+    if not named:
+        return [path for path in (Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config")) if path.exists()]
+    if named == "none":
+        return []
+    try:
+        Path(named).read_bytes()
+    except OSError as error:
+        raise BadInput(f"{named}: cannot be read: {error.strerror}") from None
+    return [Path(named)]
+
+
+def known_name(hostname: str, port: int) -> str:
+    """What files of known hosts call it."""
+    return hostname if port == DEFAULT_PORT else f"[{hostname}]:{port}"
+
+
+def silent(target: Target) -> Unreachable:
+    return Unreachable(f"{who(target)} does not answer", TRY)
+
+
+def dropped(target: Target, *words: str) -> Dropped:
+    hint = "hint: its sshd may have too many logins at the moment; a larger `MaxStartups` there lets more in"
+    return Dropped(f"{who(target)} hung up at once", *words, hint)
+
+
+def earlier(limit_s: float, deadline: float | None) -> float:
+    """Of what this step may take, and what all of them may."""
+    own = time.monotonic() + limit_s
+    return own if deadline is None else min(own, deadline)
+
+
+def who(target: Target) -> str:
+    """What the user calls it, and where that is."""
+    where = target.hostname if target.port == 22 else f"{target.hostname} port {target.port}"
+    return target.name if where == target.name else f"{target.name} ({where})"
+
+
+def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str], name: str) -> tuple[Path, ...]:
+    """Those that exist: the host's own, then the configuration's; ssh says the usual ones where that has none."""
+    if own and (not named or set(_DEFAULT_KEYS) <= set(named)):
+        return own
+    said = [word for word in named or _DEFAULT_KEYS if word not in _NOT_FOR_US]
+    listed = [*own, *_files(said, tokens, name)]
+    return tuple(dict.fromkeys(path for path in listed if path.is_file()))
+
+
+def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, agent: bool) -> tuple[Target, ...]:
+    if said.lower() == "none":
+        return ()
+    jumps: list[Target] = []
+    for word in _filled(said, tokens, passed[-1], "ProxyJump").split(","):
+        found = _JUMP.fullmatch(word.strip())
+        if found is None:
+            raise BadInput(f"{passed[-1]}: ProxyJump: expected user@host:port, got {word!r}")
+        values = {keyword: found[keyword] for keyword in ("user", "port") if found[keyword]}
+        jump = _target(found["host"] or found["six"], values, (), agent=agent, passed=passed)
+        # The nearest one is reached as the configuration says; the others through the one before.
+        jumps += [*(jump.jumps if not jumps else ()), replace(jump, jumps=())]
+    return tuple(jumps)
+
+
+def _files(words: Sequence[str], tokens: Mapping[str, str], name: str) -> list[Path]:
+    return [Path(_path(word, tokens, name)) for word in words if word.lower() != "none"]
+
+
+def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
+    """With ~, %x and ${NAME} filled in."""
+
+    def variable(found: re.Match[str]) -> str:
+        if found[1] not in os.environ:
+            raise BadInput(f"{name}: the SSH configuration uses ${{{found[1]}}}, which is not set")
+        return os.environ[found[1]]
+
+    filled = _filled(os.path.expanduser(word), tokens, name, word)
+    return re.sub(r"\$\{([^}]*)\}", variable, filled)
+
+
+def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
+    if said.lower() in {"", "none"} or said == "SSH_AUTH_SOCK":
+        return ""
+    if said.startswith("$") and not said.startswith("${"):
+        return os.environ.get(said[1:], "")
+    return _path(said, tokens, name)
+
+
+def _filled(text: str, tokens: Mapping[str, str], name: str, what: str) -> str:
+    def token(found: re.Match[str]) -> str:
+        letter = found[1]
+        if letter == "%":
+            return "%"
+        if letter not in tokens:
+            raise BadInput(f"{name}: {what} of the SSH configuration: %{letter} is not supported here")
+        return tokens[letter]
+
+    return re.sub(r"%(.?)", token, text)
+
+
+def _port(text: str, name: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+        raise BadInput(f"{name}: Port of the SSH configuration: expected 1 to 65535, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str, name: str) -> float:
+    """None or 0 is ours to choose."""
+    if text.lower() == "none":
+        return CONNECT_TIMEOUT_S
+    if not text.isascii() or not text.isdigit():
+        raise BadInput(f"{name}: ConnectTimeout of the SSH configuration: expected seconds, got {text!r}")
+    return float(text) or CONNECT_TIMEOUT_S

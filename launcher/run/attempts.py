@@ -1,0 +1,197 @@
+"""Attempts of a run: numbering them, their intents, and the plan that each follows."""
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from launcher.errors import Refused
+from launcher.ids import attempt_token, new_ticket, new_token
+from launcher.run import drafts
+from launcher.run.durable import Damaged, make_dir, read_record, readable, sync_dir, write_record
+from launcher.run.fence import fence
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import Handle, Intent, RunState
+from launcher.states import LOCAL, Cause
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+
+T = TypeVar("T")
+
+
+def attempts(run: RunDir) -> list[AttemptDir]:
+    """All attempts, oldest first."""
+    return [run.attempt(number) for number in _numbers(run)]
+
+
+def _numbers(run: RunDir) -> list[int]:
+    try:
+        names = os.listdir(run.attempts)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return []
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def newest(run: RunDir) -> AttemptDir | None:
+    """The newest attempt whose intent is on disk."""
+    return next((one for one in map(run.attempt, reversed(_numbers(run))) if one.intent.exists()), None)
+
+
+def new_attempt(
+    run: RunDir,
+    cluster: str,
+    reason: str,
+    cause: Cause | None,
+    plan: "Plan | None" = None,
+    *,
+    kind: str = LOCAL,
+    ticket: str = "",
+    batch: str = "",
+    after: int | None = None,
+    fsync: bool = True,
+    first: int = 1,
+    secret: str = "",
+) -> tuple[AttemptDir, Intent]:
+    """The next attempt, with its intent on disk: its folder gets its name, which is the lock, with all that is in it.
+
+    Its token is drawn, or made of a secret that other hosts have too.
+
+    Two that race get two numbers. With `after`, the attempt that the caller has seen end, one of them gets the next
+    number, and the other, or who comes later, is Refused. Without fsync the run is one that nobody knows of yet.
+    """
+    make_dir(run.attempts)
+    if fsync:
+        sync_dir(run.path)
+    drafts.remove_orphans(run.attempts)
+    there = attempts(run)
+    if after is not None:
+        _refuse_later(run, there, after)
+    number = max((attempt.number for attempt in there), default=first - 1) + 1
+    drawn, ticket = new_token(), ticket or new_ticket()
+    draft = AttemptDir(drafts.new_draft(run.attempts), 0)
+    try:
+        make_dir(draft.path)
+        if plan is not None:
+            write_record(draft.plan, plan, fsync=fsync)
+        while True:
+            token = attempt_token(secret, number) if secret else drawn
+            intent = Intent(number, token, cluster, reason, cause, time.time(), this_process(), kind, ticket, batch)
+            write_record(draft.intent, intent, fsync=fsync)
+            if _claim(draft, run.attempt(number), fsync=fsync):
+                return run.attempt(number), intent
+            if after is not None:
+                raise _resumed_meanwhile(run, number)
+            number += 1
+    finally:
+        drafts.remove(draft.path)
+
+
+def read_intent(attempt: AttemptDir) -> Intent:
+    """Return why and by whom the attempt was opened. Raises Damaged where its record is missing or unreadable."""
+    intent = read_record(attempt.intent, Intent)
+    if intent is None:
+        raise Damaged(f"{attempt.intent}: is missing")
+    return intent
+
+
+def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
+    """How long attempts before this one have lasted, by the run's last word, since a person began or resumed it.
+
+    The word may be older than the resume: an attempt that dies early leaves none.
+    """
+    if last is None:
+        return 0.0
+    since = (run.attempt(number) for number in range(last.attempt + 1, attempt.number + 1))
+    return 0.0 if any(map(_resumes, since)) else last.used_s
+
+
+def _resumes(attempt: AttemptDir) -> bool:
+    try:
+        intent = read_record(attempt.intent, Intent)
+    except Damaged:
+        return False
+    return intent is not None and intent.reason == "resume"
+
+
+def read_plan(run: RunDir, number: int) -> "Plan":
+    """The plan that this attempt follows: its own, or the one before's."""
+    from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
+
+    return plan_as(run, number, Plan)
+
+
+def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
+    """Return the plan that this attempt follows, as much of it as this kind of record holds. Raises Damaged."""
+    plan = next((plan for file in _plans(run, number) if (plan := read_record(file, kind)) is not None), None)
+    if plan is None:
+        raise Damaged(f"{run.plan}: is missing")
+    return plan
+
+
+def _plans(run: RunDir, number: int) -> list[Path]:
+    """Where the plan of this attempt may be: the first file that is there holds it."""
+    return [*(run.attempt(one).plan for one in range(number, 0, -1)), run.plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What can still be read of a run that is to end, whatever has become of its records."""
+
+    attempt: AttemptDir  # the newest, or the one that there must have been
+    plan: "Plan | None"
+    kind: str  # of the cluster where it went
+
+
+def remains(run: RunDir) -> Remains:
+    """Never raises: without any record it is a run of this machine, where processes are found without them."""
+    from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
+
+    attempt = newest(run) or run.attempt(_newest_ever(run))
+    plans = (readable(file, Plan) for file in _plans(run, attempt.number))
+    plan = next((plan for plan in plans if plan is not None), None)
+    told = (readable(attempt.intent, Intent), readable(attempt.handle, Handle), plan)
+    kind = next((one.cluster_kind for one in told if one is not None), LOCAL)
+    # Where the attempt's own plan is damaged, an older one's may be of another cluster. On a host of a pool an attempt
+    # is local, and follows the pool's plan.
+    if plan is not None and kind not in (LOCAL, plan.cluster_kind):
+        plan = None
+    return Remains(attempt, plan, kind)
+
+
+def _newest_ever(run: RunDir) -> int:
+    """By what is left: a folder, the fence, the last word. An attempt that follows must have a higher number."""
+    last = readable(run.state, RunState)
+    with contextlib.suppress(Damaged, OSError):
+        return max([1, fence(run), *(one.number for one in attempts(run)), last.attempt if last is not None else 0])
+    return 1
+
+
+def _refuse_later(run: RunDir, there: Sequence[AttemptDir], after: int) -> None:
+    later = next((one.number for one in there if one.number > after and one.intent.exists()), None)
+    if later is not None:
+        raise _resumed_meanwhile(run, later)
+
+
+def _resumed_meanwhile(run: RunDir, number: int) -> Refused:
+    name = run.path.name
+    return Refused(f"{name} was resumed meanwhile, as attempt {number}", f"hint: launch status {name}")
+
+
+def _claim(draft: AttemptDir, attempt: AttemptDir, *, fsync: bool) -> bool:
+    try:
+        os.rename(draft.path, attempt.path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return False
+    if fsync:
+        sync_dir(attempt.path.parent)
+    return True

@@ -1,0 +1,145 @@
+"""Copying code, content and executable bit alone: each file is read once, whatever is made of it."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from launcher.run.code.hashes import READ, CodeChanged
+from launcher.run.code.listing import CodeFile, CodeList
+from launcher.run.durable import make_dir, naming, sync_files, write_all
+
+Watch = Callable[[Sequence[CodeFile]], Iterable[CodeFile]]  # gives the files on, and sees how far it is
+_MAKE = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_IN_KERNEL = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
+_CHUNK_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 16  # of a file that is copied sooner than blocks of it can be shared
+
+
+class NewTree:
+    """A folder, there and empty, that code is copied into; private, and read-only unless it is `writable`."""
+
+    def __init__(self, root: Path, *, writable: bool) -> None:
+        self.root, self._write = root, 0o200 * writable
+        self._folders = {""}
+        self._kept: dict[int, bool] = {}  # by mode: whether a file gets it, whatever umask and ACL there are
+
+    def place(self, path: str) -> str:
+        """Where a file of this name is to be; its folder is there then."""
+        folder = os.path.dirname(path)
+        if folder not in self._folders:
+            make_dir(self.root / folder)
+            while folder not in self._folders:
+                self._folders.add(folder)
+                folder = os.path.dirname(folder)
+        return f"{self.root}/{path}"
+
+    def create(self, file: CodeFile) -> int:
+        """The new file, empty, open for writing."""
+        mode = 0o400 | self._write | (0o100 * file.executable)
+        out = os.open(self.place(file.path), _MAKE, mode)
+        if mode not in self._kept:
+            self._kept[mode] = stat.S_IMODE(os.fstat(out).st_mode) == mode
+        if not self._kept[mode]:
+            os.fchmod(out, mode)
+        return out
+
+    def sync(self, files: Iterable[CodeFile]) -> None:
+        """Make it durable, with these files in it."""
+        made = [f"{self.root}/{file.path}" for file in files if file.link is None]
+        sync_files(self.root, made, [self.root / folder for folder in self._folders])
+
+
+def copy_tree(
+    code: CodeList, source: Path, target: Path, *, writable: bool, fsync: bool = True, watch: Watch = iter
+) -> None:
+    """Copy these files, never through a link; durable on return, if that is wanted yet."""
+    tree = NewTree(target, writable=writable)
+    for file in watch(code.files):
+        if file.link is not None:
+            os.symlink(file.link, tree.place(file.path))
+            continue
+        reader = os.open(f"{source}/{file.path}", READ)
+        try:
+            _write(tree, file, reader)
+        finally:
+            os.close(reader)
+    if fsync:
+        tree.sync(code.files)
+
+
+class CopiedFile(NamedTuple):
+    """A regular file that was copied."""
+
+    path: str
+    digest: str  # of the bytes that were read and written
+    looked: os.stat_result
+    kept: os.stat_result  # its first copy
+
+
+def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: Watch = iter) -> Iterator[CopiedFile]:
+    """Copy these files into one tree or two. Raises CodeChanged for one that is not what was listed."""
+    for file in watch(code.files):
+        if file.link is not None:
+            for tree in filter(None, (first, second)):
+                os.symlink(file.link, tree.place(file.path))
+            continue
+        path = f"{code.root}/{file.path}"
+        with _opened(os.open(path, READ)) as reader, _opened(first.create(file)) as out:
+            looked = os.fstat(reader)
+            if not stat.S_ISREG(looked.st_mode):
+                raise CodeChanged(path, "frozen")
+            with naming(first.place(file.path)):
+                digest = _write_hashed(reader, out, file.size)
+            kept = os.fstat(out)
+            if looked.st_size != file.size or kept.st_size != file.size:
+                raise CodeChanged(path, "frozen")
+            if second is not None:
+                _write(second, file, out)
+        yield CopiedFile(file.path, digest, looked, kept)
+
+
+@contextlib.contextmanager
+def _opened(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write_hashed(source: int, out: int, size: int) -> str:
+    hashed, left = hashlib.sha256(), size
+    while left > 0 and (chunk := os.read(source, min(left, _CHUNK_BYTES))):
+        hashed.update(chunk)
+        write_all(out, chunk)
+        left -= len(chunk)
+    return hashed.hexdigest()
+
+
+def _write(tree: NewTree, file: CodeFile, source: int) -> None:
+    """Where the file system can, a large file shares its blocks with the source until one of them is written to."""
+    with naming(tree.place(file.path)):
+        out = tree.create(file)
+        try:
+            done = 0
+            while file.size > _SMALL_BYTES and (copied := _share(source, out, done, file.size - done)):
+                done += copied
+            while done < file.size and (chunk := os.pread(source, min(file.size - done, _CHUNK_BYTES), done)):
+                write_all(out, chunk)
+                done += len(chunk)
+        finally:
+            os.close(out)
+
+
+def _share(source: int, out: int, begin: int, size: int) -> int:
+    """How many bytes of the source from there on the kernel has copied; 0: there are no more, or it cannot."""
+    try:
+        return os.copy_file_range(source, out, size, offset_src=begin)
+    except OSError as error:
+        if error.errno not in _NOT_IN_KERNEL:
+            raise
+        return 0

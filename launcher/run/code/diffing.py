@@ -1,0 +1,118 @@
+"""What differs between two trees of code: file by file, and line by line where it is text."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from launcher.run.code.hashes import READ, content_hashes
+from launcher.run.code.listing import CodeFile, CodeList
+
+MOST_BYTES = 1 << 20  # of a file that is compared line by line
+_MOST_IN_ALL = 16 << 20
+_NO_NEWLINE = "\\ no newline at the end of the file"
+Content = tuple[str | None, str | None, bool]
+
+
+class FileChange(msgspec.Struct, frozen=True):
+    """One file that is new, gone or other."""
+
+    path: str
+    kind: Literal["changed", "new", "gone"]
+    added: int = 0  # lines
+    removed: int = 0
+    diff: tuple[str, ...] = ()  # unified, without the two lines that name the file
+    note: str = ""  # why there is no diff, or what else is other
+
+    def __str__(self) -> str:
+        counts = f" +{self.added} -{self.removed}" if self.diff else ""
+        return f"{self.path}: {self.kind}{counts}" + (f", {self.note}" if self.note else "")
+
+
+def changes(before: CodeList, now: CodeList) -> list[FileChange]:
+    """Each file that is not the same in both, by name."""
+    old, new = _contents(before), _contents(now)
+    left, found = _MOST_IN_ALL, list[FileChange]()
+    for path in sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path)):
+        pair = _text(before.root / path, old.get(path), left), _text(now.root / path, new.get(path), left)
+        left -= sum(len(text) for text in pair if text is not None)
+        found.append(_change(path, old.get(path), new.get(path), pair))
+    return found
+
+
+def shown(found: Sequence[FileChange], most: int | None = None) -> list[str]:
+    """As one unified diff, of at most so many lines and then a word about the others."""
+    lines = [line for change in found for line in _lines(change)]
+    if most is None or len(lines) <= most:
+        return lines
+    return [*lines[:most], f"... and {len(lines) - most} lines more"]
+
+
+def _lines(change: FileChange) -> list[str]:
+    if not change.diff:
+        return [str(change)]
+    old = "/dev/null" if change.kind == "new" else f"a/{change.path}"
+    new = "/dev/null" if change.kind == "gone" else f"b/{change.path}"
+    return [*([str(change)] if change.note else []), f"--- {old}", f"+++ {new}", *change.diff]
+
+
+def _contents(code: CodeList) -> dict[str, Content]:
+    hashes = content_hashes(code, "compared")
+    return {file.path: _content(file, hashes.get(file.path)) for file in code.files}
+
+
+def _content(file: CodeFile, digest: str | None) -> Content:
+    return file.link, digest, file.executable
+
+
+def _text(path: Path, content: Content | None, most: int) -> str | None:
+    """The file's text, which is nothing where there is no file; None of what is none, or too long."""
+    if content is None:
+        return ""
+    link, _, _ = content
+    if link is not None:
+        return os.fsencode(link).decode(errors="replace")
+    most = max(0, min(most, MOST_BYTES))
+    try:
+        with open(path, "rb", opener=lambda name, _: os.open(name, READ)) as file:
+            data = file.read(most + 1)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if len(data) > most or "\0" in text else text
+
+
+def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str | None, str | None]) -> FileChange:
+    name = os.fsencode(path).decode(errors="replace")
+    kind: Literal["changed", "new", "gone"] = "new" if old is None else "gone" if new is None else "changed"
+    note = _other_than_text(old, new)
+    before, now = pair
+    if before is None or now is None:
+        return FileChange(name, kind, note=note or "no text, or too long to be compared by line")
+    diff = tuple(_unified(before, now))
+    added = sum(line.startswith("+") for line in diff)
+    return FileChange(name, kind, added, sum(line.startswith("-") for line in diff), diff, note)
+
+
+def _other_than_text(old: Content | None, new: Content | None) -> str:
+    if old is None or new is None:
+        return ""
+    if (old[0] is None) != (new[0] is None):
+        return "a link now" if new[0] is not None else "no link any more"
+    if old[2] != new[2]:
+        return "executable now" if new[2] else "not executable any more"
+    return ""
+
+
+def _unified(before: str, now: str) -> list[str]:
+    old, new = before.split("\n"), now.split("\n")
+    for text, lines in ((before, old), (now, new)):
+        if text.endswith("\n") or not text:
+            lines.pop()
+        else:
+            lines.append(_NO_NEWLINE)
+    found = list(difflib.unified_diff(old, new, lineterm=""))[2:]
+    return [line[1:] if line[1:] == _NO_NEWLINE else line for line in found]

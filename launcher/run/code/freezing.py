@@ -1,0 +1,200 @@
+"""Freezing code: hashed once, kept once, copied into each run, whose ranks may write into their copy as they like.
+
+    project ─ hash what changed ─► store/<digest>/ (pristine, read-only) ─ copy ─► <run>/code/ (private, writable)
+       └── what the store does not have is read once, hashed, and written to both ──┘
+
+The digest names the content: same code, same folder, nothing stored a second time. What the store has is only taken
+for that code once its own bytes have been hashed: somebody who could write there once may have left something else.
+Code of many files is frozen once the store has it; whoever starts the ranks has `bring_code` copy it, after the submit.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import BadInput
+from launcher.plan.model import FrozenCode
+from launcher.run.code.copying import NewTree, Watch, copy_hashed, copy_tree
+from launcher.run.code.hashes import CodeChanged, CodeIndex, content_hashes, readable, tree_digest
+from launcher.run.code.listing import CodeList, folders_of, list_again, list_frozen
+from launcher.run.drafts import new_draft, remove, remove_orphans
+from launcher.run.durable import make_dir, sync_dir
+from launcher.run.layout import STORE, RunDir
+from launcher.run.ownership import is_ours_alone
+
+
+@dataclass(frozen=True, slots=True)
+class Freezing:
+    """What was frozen, and what it cost."""
+
+    code: FrozenCode
+    hashed_bytes: int
+    stored_bytes: int
+
+
+def freeze(
+    code: CodeList,
+    store: Path,
+    target: Path | None,
+    now_ns: int | None = None,
+    *,
+    fsync: bool = True,
+    watch: Watch = iter,
+) -> Freezing:
+    """Copy the code into `target`, which must not exist, by way of the store. `fsync`: the target is durable then.
+    No target: only the store is to have it, where it is durable.
+
+    Raises BadInput for a file that cannot be read, or keeps changing; what was begun of the target is then gone.
+    """
+    make_dir(store)
+    if not is_ours_alone(store):  # made when others could write to the folder that it is in
+        _set_aside(store)
+        make_dir(store)
+    remove_orphans(store)
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    with _new_folder(target):
+        try:
+            return _freeze(code, store, target, now_ns, watch, fsync=fsync)
+        except CodeChanged:
+            if target is not None:
+                remove(target)
+                target.mkdir(mode=0o700)
+            return _freeze(list_again(code), store, target, now_ns, watch, fsync=fsync)
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path | None) -> Iterator[None]:
+    """Where one is wanted it is there, and gone again if what is done with it fails."""
+    if folder is None:
+        yield
+        return
+    make_dir(folder.parent)
+    folder.mkdir(mode=0o700)
+    try:
+        yield
+    except BaseException:
+        remove(folder)
+        raise
+
+
+def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
+    """Have the run's own copy of its code in its folder, durable, where it is not there yet. Raises BadInput where the
+    store has lost it, or has something else by now."""
+    if run.code.is_dir():
+        return
+    remove_orphans(run.path)
+    pristine = stored(run, digest)
+    code = _listed_whole(pristine, digest)
+    if code is None:
+        hint = "hint: submit again; only what was frozen at submit is ever run"
+        raise BadInput(f"{pristine}: is not the code any more that was frozen for {run.path.name}", hint)
+    draft = new_draft(run.path)
+    try:
+        draft.mkdir(mode=0o700)
+        copy_tree(code, pristine, draft, writable=True, watch=watch)
+        if not run.code.is_dir():  # else another was faster
+            os.rename(draft, run.code)
+    finally:
+        remove(draft)
+    sync_dir(run.path)
+
+
+def _listed_whole(pristine: Path, digest: str) -> CodeList | None:
+    """The code of a tree of the store; None where that is not what is called so."""
+    if not (pristine.is_dir() and is_ours_alone(pristine.parent)):
+        return None
+    code, now_ns = list_frozen(pristine), time.time_ns()
+    hashes = content_hashes(code, "copied", CodeIndex(pristine.parent, pristine, now_ns))
+    named = tree_digest(code.files, hashes) == digest
+    return code if named and _is_whole(code, hashes, pristine, now_ns) else None
+
+
+def stored(run: RunDir, digest: str) -> Path:
+    """Where the code of this name is kept for the runs beside this one."""
+    return run.path.parent / STORE / digest
+
+
+def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch: Watch, *, fsync: bool) -> Freezing:
+    index, digest = CodeIndex(store, code.root, now_ns), ""
+    if not index.is_empty:
+        hashes = content_hashes(code, "frozen", index)
+        digest = tree_digest(code.files, hashes)
+        if _is_whole(code, hashes, store / digest, now_ns):
+            index.save()
+            if target is not None:
+                copy_tree(code, store / digest, target, writable=True, fsync=fsync, watch=watch)
+            return Freezing(FrozenCode(digest, len(code.files), code.bytes), index.hashed_bytes, 0)
+    digest, stored = _store_and_copy(code, store, target, index, now_ns, watch, fsync=fsync)
+    index.save()
+    return Freezing(FrozenCode(digest, len(code.files), code.bytes), index.hashed_bytes, code.bytes if stored else 0)
+
+
+def _store_and_copy(
+    code: CodeList, store: Path, target: Path | None, index: CodeIndex, now_ns: int, watch: Watch, *, fsync: bool
+) -> tuple[str, bool]:
+    """Write what the store does not have there, read-only, and to the target; gives the digest, and whether the store
+    has more now. Of two that try, one wins and both are content."""
+    draft = new_draft(store)
+    draft.mkdir(mode=0o700)
+    kept, copy = NewTree(draft, writable=False), None if target is None else NewTree(target, writable=True)
+    try:
+        with readable(code.root, "frozen"):
+            copied = list(copy_hashed(code, kept, copy, watch))
+        hashes = {one.path: index.learn(one.path, one.looked, one.digest) for one in copied}
+        kept.sync(code.files)
+        if copy is not None and fsync:
+            copy.sync(code.files)
+        digest = tree_digest(code.files, hashes)
+        stored = _put(draft, code, hashes, store / digest, now_ns)
+    finally:
+        remove(draft)
+    sync_dir(store)
+    if stored:
+        pristine = CodeIndex(store, store / digest, now_ns)
+        for one in copied:
+            pristine.learn(one.path, one.kept, one.digest, at_rest=True)
+        pristine.save()
+    return digest, stored
+
+
+def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
+    try:
+        os.rename(draft, pristine)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        if _is_whole(code, hashes, pristine, now_ns):
+            return False
+        _set_aside(pristine)
+        os.rename(draft, pristine)
+    return True
+
+
+def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
+    """Whether the store has all of it, byte for byte, and nobody else can change that."""
+    index, us = CodeIndex(pristine.parent, pristine, now_ns), os.geteuid()
+    folders, place = folders_of(file.path for file in code.files), os.fspath(pristine)
+    try:
+        for file in code.files:
+            path = f"{place}/{file.path}"
+            status = os.lstat(path)
+            if file.link is None and not (status.st_uid == us and stat.S_ISREG(status.st_mode)):
+                return False
+            if file.link is None and index.digest(file.path, path, status) != hashes[file.path]:
+                return False
+        whole = all(is_ours_alone(pristine / folder) for folder in folders)
+    except OSError:
+        return False
+    index.save()
+    return whole
+
+
+def _set_aside(path: Path) -> None:
+    aside = new_draft(path.parent)
+    os.rename(path, aside)
+    remove(aside)

@@ -1,0 +1,161 @@
+"""What code is called: hashing its files, but for those that look as they did when they were last hashed."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from launcher.decoding import decoder_of
+from launcher.errors import BadInput
+from launcher.run.code.listing import CodeFile, CodeList
+from launcher.run.drafts import new_draft
+from launcher.run.durable import NOT_JSON
+
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# A file changed this very moment may change once more without its times telling (git's racy index).
+_RACY_NS = 2_000_000_000
+StrPath = str | os.PathLike[str]
+_BECAME_SOMETHING_ELSE = (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO)
+
+
+class CodeChanged(BadInput):
+    """A file is not what it was when it was listed."""
+
+    def __init__(self, what: object, doing: str) -> None:
+        hint = "hint: submit again when it is at rest; if it is no code, code.exclude leaves it out"
+        super().__init__(f"code: {what}: changed while it was being {doing}", hint)
+
+
+class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a file looked like when it was hashed."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    digest: str
+
+    def fits(self, status: os.stat_result) -> bool:
+        return (
+            self.inode == status.st_ino
+            and self.size == status.st_size
+            and self.mtime_ns == status.st_mtime_ns
+            and self.ctime_ns == status.st_ctime_ns
+        )
+
+
+class CodeIndex:
+    """The hashes of one folder's files, kept in the store. Losing it costs time, never correctness."""
+
+    def __init__(self, store: Path, root: Path, now_ns: int) -> None:
+        self._store, self._now_ns = store, now_ns
+        self._file = store / f"index-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
+        self._known: dict[str, KnownFile] = {}
+        self._fresh: dict[str, KnownFile] = {}
+        self.hashed_bytes = 0
+        with contextlib.suppress(OSError, *NOT_JSON):
+            self._known = decoder_of(dict[str, KnownFile]).decode(self._file.read_bytes())
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._known
+
+    def digest(self, name: str, path: StrPath, status: os.stat_result) -> str:
+        """The content hash of the file at this path, that looked like this; it is only read if it did not before."""
+        return self.known(name, status) or self.learn(name, status, file_hash(path))
+
+    def known(self, name: str, status: os.stat_result) -> str | None:
+        """The content hash of a file that looked like this when it was hashed."""
+        key = _key(name)
+        known = self._known.get(key)
+        if known is None or not known.fits(status):
+            return None
+        self._fresh[key] = known
+        return known.digest
+
+    def learn(self, name: str, status: os.stat_result, digest: str, *, at_rest: bool = False) -> str:
+        """Remember the hash of a file that looked like this when it was read; `at_rest`: nobody writes to it."""
+        looks = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        known = KnownFile(*looks, digest)
+        key = _key(name)
+        if known not in (self._known.get(key), self._fresh.get(key)):
+            self.hashed_bytes += known.size
+        if at_rest or max(known.mtime_ns, known.ctime_ns) < self._now_ns - _RACY_NS:
+            self._fresh[key] = known
+        return digest
+
+    def save(self) -> None:
+        """Only what this time's files needed: what was deleted is forgotten."""
+        if self._fresh == self._known:
+            return
+        draft = new_draft(self._store)
+        try:
+            with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(msgspec.json.encode(self._fresh))
+            os.rename(draft, self._file)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -> dict[str, str]:
+    """The hash of each regular file. Raises BadInput for one that cannot be read, or is not what was listed.
+
+    With an index a file is what it was when it was listed, and is looked at again only where it has to be read.
+    """
+    hashes, root = {}, os.fspath(code.root)
+    with readable(code.root, doing):
+        for file in code.files:
+            if file.link is None:
+                listed = index.known(file.path, code.looks[file.path]) if index is not None else None
+                hashes[file.path] = listed or _hash_now(root, file, doing, index)
+    return hashes
+
+
+def _hash_now(root: str, file: CodeFile, doing: str, index: CodeIndex | None) -> str:
+    path = f"{root}/{file.path}"
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
+        raise CodeChanged(path, doing)
+    return file_hash(path) if index is None else index.digest(file.path, path, status)
+
+
+def _key(name: str) -> str:
+    return name if name.isascii() else os.fsencode(name).decode("latin-1")  # it need not be UTF-8, JSON must be
+
+
+def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
+    """What these files are called together, with the hash of each regular one's content."""
+    tree = hashlib.sha256()
+    for file in sorted(files, key=lambda file: os.fsencode(file.path)):
+        kind = "link" if file.link is not None else "exec" if file.executable else "file"
+        content = os.fsencode(file.link) if file.link is not None else hashes[file.path].encode()
+        for part in (os.fsencode(file.path), kind.encode(), content):
+            tree.update(len(part).to_bytes(8, "big") + part)
+    return tree.hexdigest()
+
+
+def file_hash(path: StrPath) -> str:
+    with open(path, "rb", opener=lambda name, _: os.open(name, READ)) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def readable(path: Path, doing: str) -> Iterator[None]:
+    """What the system says of the user's own files, said as the user's problem."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BadInput(f"code: {error.filename or path}: vanished while it was being {doing}") from error
+    except PermissionError as error:
+        hint = "hint: code.exclude leaves it out"
+        raise BadInput(f"code: {error.filename or path}: cannot be read: {error.strerror}", hint) from error
+    except OSError as error:
+        if error.errno in _BECAME_SOMETHING_ELSE:
+            raise CodeChanged(error.filename or path, doing) from error
+        raise

@@ -1,0 +1,196 @@
+"""Which files of a project are its code: its names, what the spec adds and leaves out, how large each is."""
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import BadInput
+from launcher.run.code.globs import Glob
+from launcher.run.code.names import NEVER, code_names, git_names, walk
+from launcher.run.code.own_packages import packages_in
+from launcher.run.registry import runs_root
+from launcher.spec.model import Code
+
+_SHOWN = 5
+_MOST_OF_IT = 0.9
+_IMPORTED = ("/", ".py", ".so")  # what git ignores of a package all the same: `_version.py`, a compiled module
+
+
+class CodeFile(msgspec.Struct, frozen=True, gc=False):
+    """One entry: a regular file, or a symbolic link with its target."""
+
+    path: str  # relative; os.fsencode gives back its bytes
+    size: int
+    executable: bool
+    link: str | None = None
+
+
+@dataclass(frozen=True)
+class CodeList:
+    """All files that will be frozen, in order."""
+
+    root: Path
+    files: tuple[CodeFile, ...]
+    looks: Mapping[str, os.stat_result] = field(default_factory=dict, compare=False)  # of the regular ones
+
+    @cached_property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def list_code(project: Path, code: Code, own_folders: Sequence[str] = ()) -> CodeList:
+    """The code of a project; of its own packages, which are in these folders, also what Python imports and git ignores.
+
+    Raises BadInput where it is larger than the spec allows.
+    """
+    runs = _runs_inside(project)
+    excluded = [Glob(pattern) for pattern in code.exclude]
+
+    def skip(name: str) -> bool:
+        return any(glob.matches(name) for glob in excluded) or (runs is not None and f"{name}/".startswith(runs))
+
+    names = code_names(project, skip)
+    for pattern in code.include:
+        names |= {name for name in _included(project, pattern) if not skip(name)}
+    for package in packages_in(project, own_folders, names):
+        names |= walk(project, package, lambda name: skip(name) or not name.endswith(_IMPORTED))
+    found = _listed(project, names)
+    if found.bytes > code.max_bytes:
+        raise _too_large(project, {file.path: file.size for file in found.files}, code.max_bytes)
+    return found
+
+
+def list_frozen(folder: Path) -> CodeList:
+    """Everything in a folder that was frozen before."""
+    return _listed(folder, walk(folder, "", lambda _: False, everything=True))
+
+
+def list_again(code: CodeList) -> CodeList:
+    """The listed files as they are now; one that vanished is not among them."""
+    return _listed(code.root, {file.path for file in code.files})
+
+
+def _runs_inside(project: Path) -> str | None:
+    """The runs root as a folder of the project, with a slash; None where it lies elsewhere."""
+    root, home = os.path.realpath(runs_root(project)), os.path.realpath(project)
+    if root == home:
+        raise BadInput(f"LAUNCH_RUNS: {root} is the project itself", "hint: name a folder of its own for runs")
+    return os.path.relpath(root, home) + "/" if root.startswith(f"{home.rstrip('/')}/") else None
+
+
+def _included(project: Path, pattern: str) -> set[str]:
+    """What `code.include` names, ignored by git or not; into what tools made only where it says so itself."""
+    glob = Glob(pattern)
+    if glob.leads_out:
+        raise BadInput(f"code.include: {pattern!r} leads out of the project")
+    matched = {name for name in _below(project, glob.below) if glob.matches(name)}
+    if not matched:
+        raise BadInput(f"code.include: no file in {project} matches {pattern!r}")
+    return matched
+
+
+def _below(project: Path, name: str) -> set[str]:
+    """The file or link of this name, or all that is in the folder of this name; nothing that lies behind a link."""
+    path = project / name
+    behind_link = path.parent.resolve() != project.resolve() / os.path.dirname(name) if name else False
+    if NEVER & set(name.split("/")) or behind_link:
+        return set()
+    if path.is_dir() and (not name or not path.is_symlink()):
+        return walk(project, name, lambda _: False)
+    return {name} if os.path.lexists(path) else set()
+
+
+def _listed(root: Path, names: set[str]) -> CodeList:
+    looks: dict[str, os.stat_result] = {}
+    home = os.fspath(root)
+    entries = [entry for name in sorted(names, key=os.fsencode) if (entry := _entry(home, name, looks)) is not None]
+    there = {entry.path for entry in entries}
+    there |= folders_of(there)
+    return CodeList(root, tuple(_moved(root, entry, there) if entry.link else entry for entry in entries), looks)
+
+
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """The folders that these files lie in, and those above them up to "."."""
+    folders = {"."}
+    waiting = {path.rpartition("/")[0] for path in paths} - {""}
+    while waiting:
+        folders |= waiting
+        waiting = {folder.rpartition("/")[0] for folder in waiting} - {""} - folders
+    return folders
+
+
+def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile | None:
+    """None for what is no code: deleted but still tracked, sockets, FIFOs, devices."""
+    path = f"{root}/{name}"
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            return CodeFile(name, 0, False, os.readlink(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    looks[name] = status
+    return CodeFile(name, status.st_size, bool(status.st_mode & 0o111))
+
+
+def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
+    """A link to something that is frozen too leads to the copy, also one that leaves the project and comes back by its
+    name; any other leads to where it always did."""
+    home, folder, link = os.path.realpath(root), os.path.dirname(entry.path), entry.link or ""
+    target = os.path.normpath(os.path.join(home, folder, link))
+    inside = os.path.relpath(target, home)
+    stays_within = os.path.normpath(os.path.join(folder, link)) == inside
+    if (inside in frozen and stays_within) or (inside not in frozen and os.path.isabs(link)):
+        return entry
+    return CodeFile(entry.path, 0, False, os.path.relpath(inside, folder or ".") if inside in frozen else target)
+
+
+def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int]]:
+    """The files and folders (these end with a slash) that hold most of it; none lies within another."""
+    sizes: Counter[str] = Counter()
+    inside: dict[str, set[str]] = {}
+    for path, size in files.items():
+        parts = path.split("/")
+        steps = ["", *("/".join(parts[:end]) + "/" for end in range(1, len(parts))), path]
+        for folder, step in pairwise(steps):
+            sizes[step] += size
+            inside.setdefault(folder, set()).add(step)
+    top = sorted(inside.get("", ()), key=lambda name: (-sizes[name], name))[:most]
+    return [(name, sizes[name]) for name in (_narrowed(name, sizes, inside) for name in top)]
+
+
+def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
+    total = sum(files.values())
+    ways = "code.exclude" if git_names(project) is None else ".gitignore or code.exclude"
+    return BadInput(
+        f"code.max_size: expected at most {_megabytes(limit)} of code in {project}, got {_megabytes(total)}; largest:",
+        *(f"  {_megabytes(size):>12}  {_shown(name)}" for name, size in largest(files)),
+        f"hint: leave data and outputs out with {ways}, or raise code.max_size",
+    )
+
+
+def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> str:
+    """Down to the one file or folder that makes this folder large, where it is one."""
+    while name in inside:
+        biggest = max(inside[name], key=lambda child: (sizes[child], child))
+        if sizes[biggest] < _MOST_OF_IT * sizes[name]:
+            break
+        name = biggest
+    return name
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size} bytes"
+
+
+def _shown(name: str) -> str:
+    """A name may hold newlines, and bytes that no terminal can show."""
+    return name if name.isprintable() else ascii(name)

@@ -1,0 +1,164 @@
+"""The project's own packages: from which of its folders Python imports them, and what it would take from elsewhere.
+
+    pyproject.toml, src/, .pth files, finders of editable installs ─► folders in code/ that go onto PYTHONPATH
+                                                                └──► words about what stays live
+
+Found by looking at files; nothing is imported.
+"""
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.plan.interpreter import path_lines
+
+_OURS = Path(__file__).parents[3]
+_MAPPING = re.compile(r"^MAPPING\b[^=]*= (\{.*\})$", re.MULTILINE)
+_NAME = re.compile(r"""^name\s*=\s*["']?([\w.-]+)""", re.MULTILINE)
+_BUILT = re.compile(r"^\[build-system\]|^\[tool\.poetry\]", re.MULTILINE)
+_BY_CODE = re.compile(r"_+(?:editable_+(?:impl_)?)?(\w+?)(?:_editable(?:_loader)?)?\.py")
+_HIDES_NOTHING = frozenset(("test", "this", "antigravity"))  # modules of the standard library that nobody imports
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A package, or a folder of them, that an interpreter imports from where it is edited."""
+
+    path: Path  # the folder on sys.path; of a package by itself, the package
+    name: str | None = None  # that package
+    by_code: bool = False  # a finder of its own brings it, whatever is on PYTHONPATH
+
+    @property
+    def folder(self) -> Path | None:
+        """What has to be on sys.path for it; None where a path cannot do that."""
+        if self.name is None:
+            return self.path
+        parts = self.name.split(".")
+        if self.by_code or list(self.path.parts[-len(parts) :]) != parts:
+            return None
+        return self.path.parents[len(parts) - 1]
+
+    def has(self, module: str) -> Path | None:
+        """Where this module would come from."""
+        if self.name is not None:
+            return self.path if self.name.partition(".")[0] == module else None
+        file = self.path / f"{module}.py"
+        return file if file.is_file() else dict(self.packages()).get(module)
+
+    def packages(self) -> list[tuple[str, Path]]:
+        """Those that are surely meant, by name."""
+        if self.name is not None:
+            return [(self.name, self.path)]
+        return [(init.parent.name, init.parent) for init in self.path.glob("*/__init__.py")]
+
+
+def installed_live(sites: Collection[Path]) -> list[Installed]:
+    """All that is installed as editable there, but for the launcher itself."""
+    found = [one for site in sites for one in _of_site(site)]
+    return [one for one in found if _real(one.path) != _real(_OURS)]
+
+
+def _of_site(site: Path) -> Iterator[Installed]:
+    for file in sorted(site.glob("*.pth")):
+        yield from (Installed(_real(folder)) for folder in path_lines(file) if "-packages" not in str(folder))
+    for finder in sorted(site.glob("__editable___*_finder.py")):
+        mapping = _MAPPING.search(_text(finder))
+        names = ast.literal_eval(mapping[1]) if mapping is not None else {}
+        yield from (Installed(_real(Path(path)), name) for name, path in names.items())
+    for loader in sorted({*site.glob("_*_editable.py"), *site.glob("_*_editable_loader.py")}):
+        paths = re.findall(r"""["'](/[^"'\n]+)["']""", _text(loader))
+        named = _BY_CODE.fullmatch(loader.name)
+        yield from (Installed(_real(Path(path)), named[1], by_code=True) for path in paths[:1] if named is not None)
+
+
+def own_folders(project: Path, installed: Sequence[Installed], sites: Collection[Path]) -> tuple[str, ...]:
+    """The folders of the project that its packages are imported from, relative to it, as far as paths can tell."""
+    home = _real(project)
+    paths = (one.folder for one in installed if one.folder is not None)
+    live = [folder for path in paths for folder in sorted(_behind_links(path))]
+    found = [*live, *(folder for folder in _declared(home) if not _is_compiled(folder, sites))]
+    inside = (os.path.relpath(folder, home) for folder in found if folder.is_relative_to(home))
+    return tuple(dict.fromkeys(inside))
+
+
+def _behind_links(folder: Path) -> set[Path]:
+    """Where a folder that only has links to packages leads; else itself."""
+    linked = {_real(init).parents[1] for init in folder.glob("*/__init__.py") if init.is_symlink()}
+    return linked or {folder}
+
+
+def _declared(home: Path) -> Iterator[Path]:
+    """What the project says of itself, installed or not."""
+    text = _text(home / "pyproject.toml")
+    if not (_BUILT.search(text) or (home / "setup.py").is_file() or (home / "setup.cfg").is_file()):
+        return
+    if any((home / "src").glob("*/__init__.py")):
+        yield home / "src"
+    named = _NAME.search(text)
+    if named is not None and (home / re.sub(r"[-.]+", "_", named[1]).lower() / "__init__.py").is_file():
+        yield home
+
+
+def _is_compiled(folder: Path, sites: Collection[Path]) -> bool:
+    """Whether a package in it is installed with compiled modules, which the project's own files do not have."""
+    names = {init.parent.name for init in folder.glob("*/__init__.py")}
+    return any(any((site / name).rglob("*.so")) for site in sites for name in names)
+
+
+def usable(folders: Sequence[str], files: Collection[str]) -> tuple[str, ...]:
+    """Those of which something is frozen, and that hide no module of the standard library."""
+    return tuple(folder for folder in folders if (names := _modules_in(folder, files)) and not _hidden(names))
+
+
+def _hidden(names: set[str]) -> set[str]:
+    return names & sys.stdlib_module_names - _HIDES_NOTHING
+
+
+def _modules_in(folder: str, files: Collection[str]) -> set[str]:
+    """Names that can be imported from it. Beside the project's own files a package needs an __init__.py."""
+    start = "" if folder == "." else f"{folder}/"
+    below = (file.removeprefix(start).split("/") for file in files if file.startswith(start) and file.endswith(".py"))
+    return {parts[0].removesuffix(".py") for parts in below if start or len(parts) == 1 or parts[1:] == ["__init__.py"]}
+
+
+def stays_live(
+    modules: Collection[str], installed: Sequence[Installed], folders: Sequence[str], project: Path
+) -> list[str]:
+    """Words about what ranks would import from where it is edited: the project's own packages, and of others those
+    among the `modules` that its code imports."""
+    home = _real(project)
+    frozen = {_real(home / folder) for folder in folders}
+    live = [one for one in installed if not frozen & (_behind_links(one.folder) if one.folder is not None else set())]
+    mine = [one for one in live if one.path.is_relative_to(home)]
+    found = {name: path for one in mine for name, path in one.packages()}
+    tops = {module.partition(".")[0] for module in modules}
+    found.update({top: path for one in live for top in tops if (path := one.has(top)) is not None})
+    return [_word(name, path, home) for name, path in sorted(found.items())]
+
+
+def _word(name: str, path: Path, home: Path) -> str:
+    way_out = "install it without -e (editable) into the environment of the ranks"
+    if path.is_relative_to(home):
+        way_out += f", or have its files frozen: code.include: [{os.path.relpath(path, home)}]"
+    return f"{name} would be imported from {path}, which is not frozen: edits reach the run\nhint: {way_out}"
+
+
+def packages_in(project: Path, folders: Sequence[str], names: Collection[str]) -> list[str]:
+    """The packages that are frozen, as folders of the project."""
+    found = (os.path.normpath(f"{folder}/{name}") for folder in folders for name in sorted(_modules_in(folder, names)))
+    return [folder for folder in found if (project / folder).is_dir()]
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

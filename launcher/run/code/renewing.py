@@ -1,0 +1,67 @@
+"""Other code for a run that has ended: what differs is said, what the ranks wrote beside the old code goes along.
+
+    project ─ freeze ─► attempts/N/code ─ swap ─► code/          the code that the attempts before ran with
+                                  code/ ─ swap ─► attempts/N-1/code, kept
+
+A submitter that is killed in between leaves attempts/N/code: whoever resumes the run next finishes the swap.
+"""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from launcher.run.code.copying import Watch
+from launcher.run.code.freezing import freeze, stored
+from launcher.run.code.hashes import content_hashes, tree_digest
+from launcher.run.code.listing import CodeList, list_frozen
+from launcher.run.code.names import walk
+from launcher.run.durable import make_dir, sync_dir
+from launcher.run.layout import STORE, AttemptDir, RunDir
+
+
+def frozen_digest(code: CodeList) -> str:
+    """What this code is called."""
+    return tree_digest(code.files, content_hashes(code, "frozen"))
+
+
+def as_frozen(run: RunDir, digest: str) -> CodeList:
+    """The code that a run had, as it was frozen; where the store has lost it, as the run's ranks have left it."""
+    return list_frozen(folder_as_frozen(run, digest))
+
+
+def folder_as_frozen(run: RunDir, digest: str) -> Path:
+    """Where that is."""
+    pristine = stored(run, digest)
+    return pristine if digest and pristine.is_dir() else run.code
+
+
+def stage(run: RunDir, attempt: AttemptDir, code: CodeList, watch: Watch = iter) -> None:
+    """Have the code lie ready for an attempt, durable."""
+    freeze(code, run.path.parent / STORE, attempt.code, watch=watch)
+    sync_dir(attempt.path)
+
+
+def swap(run: RunDir, attempt: AttemptDir, frozen: Collection[str]) -> None:
+    """Make the code that lies ready the run's; `frozen`: files of the old one that are not what ranks have written."""
+    _bring_along(run.code, attempt.code, frozen)
+    finish_swap(run, attempt)
+
+
+def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
+    """Where a submitter was killed over it; what ranks had written then stays with the old code."""
+    if not attempt.code.is_dir():
+        return
+    before = run.attempt(attempt.number - 1)
+    if run.code.is_dir():
+        os.rename(run.code, before.code)
+    os.rename(attempt.code, run.code)
+    for folder in (before.path, attempt.path, run.path):
+        sync_dir(folder)
+
+
+def _bring_along(old: Path, new: Path, frozen: Collection[str]) -> None:
+    for name in sorted(walk(old, "", lambda name: name in frozen)):
+        place = new / name
+        if not os.path.lexists(place) and not any(os.path.lexists(up) and not up.is_dir() for up in place.parents):
+            make_dir(place.parent)
+            os.rename(old / name, place)

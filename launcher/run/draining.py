@@ -1,0 +1,26 @@
+"""Nodes of an attempt that somebody wants without ranks: written down here, heard by its coordinator."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from launcher.run.durable import readable, write_record
+from launcher.run.layout import AttemptDir
+from launcher.run.locks import locked
+from launcher.run.records import DrainRequest, MoveRequest
+
+
+def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
+    """For good; with why, where it is not a person's wish."""
+    with locked(attempt.drain_lock, wait=True, optional=True):
+        before = readable(attempt.drain, DrainRequest) or DrainRequest()
+        why = {node: words for node, words in nodes.items() if words}
+        asked = tuple(sorted({*before.nodes, *nodes}))
+        write_record(attempt.drain, msgspec.structs.replace(before, nodes=asked, why=before.why | why))
+
+
+def ask_to_move(attempt: AttemptDir, wish: MoveRequest) -> None:
+    """Once, after all that were asked for before."""
+    with locked(attempt.drain_lock, wait=True, optional=True):
+        before = readable(attempt.drain, DrainRequest) or DrainRequest()
+        write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, wish)))

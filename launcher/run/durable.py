@@ -1,0 +1,354 @@
+"""Writing so that a reader, and a machine that lost its power, sees the old or the new, never half."""
+
+import contextlib
+import errno
+import os
+import stat
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from launcher.decoding import decoder_of
+from launcher.errors import Exit, LaunchError
+from launcher.run.patience import patiently
+
+T = TypeVar("T")
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what bytes that are no record may raise
+_DRAFT = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+# Non-blocking, or a FIFO in the place of a record would hold the reader for ever.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MANY = 100
+_MOST_BYTES = 1 << 29  # of a record or a log of events; a hole costs whoever makes it nothing
+_NO_FILE = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ENXIO: "a socket"}
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """A record of which one changed bit, that still leaves a record, would be believed: it comes with a checksum."""
+
+    record: msgspec.Raw
+    crc32: int
+
+
+class Damaged(LaunchError):
+    """A record that is there but cannot be one."""
+
+    exit_code = Exit.DAMAGED
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(Generic[T]):
+    """A file of lines as far as it could be read."""
+
+    records: list[T]
+    damaged: int  # lines that are no record; a torn last one is not among them
+
+
+def make_dir(path: Path) -> None:
+    """A folder for the user alone, whatever the umask; parents too. Not yet durable: `sync_dir` the one above."""
+    if path.is_dir():
+        return
+    make_dir(path.parent)
+    try:
+        patiently(lambda: path.mkdir(mode=0o700))
+    except FileExistsError as error:
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from error
+    else:
+        path.chmod(0o700)
+
+
+def sync_dir(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_files(root: Path, files: Collection[str | Path], folders: Collection[Path]) -> None:
+    """Make new files and the names in these folders durable: one by one, or where that would be hundreds of flushes,
+    the file system of `root`, where all of them are, at once."""
+    if len(files) + len(folders) > _MANY and _sync_file_system(root):
+        return
+    for file in files:
+        _sync_file(file)
+    for folder in folders:
+        sync_dir(folder)
+
+
+def sync_trees(root: Path, trees: Collection[Path]) -> None:
+    """Make all durable that was written, without fsync, into these new folders below `root`."""
+    found = (Path(folder) / name for tree in trees for folder, _, names in os.walk(tree) for name in (".", *names))
+    first = list(islice(found, _MANY + 1))
+    if len(first) > _MANY and _sync_file_system(root):
+        return
+    for path in (*first, *found):
+        if path.is_dir():
+            sync_dir(path)
+        elif not path.is_symlink():
+            _sync_file(path)
+
+
+def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
+    """Replace the file by these bytes: draft, fsync, rename, fsync of the folder.
+
+    Without fsync it is for who will make the whole folder durable before anybody knows of it.
+    """
+    patiently(lambda: _replace(path, data, fsync=fsync))
+
+
+def _replace(path: Path, data: bytes, *, fsync: bool) -> None:
+    draft = _write_draft(path, data, fsync=fsync)
+    try:
+        os.rename(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    if fsync:
+        sync_dir(path.parent)
+
+
+def write_record(path: Path, record: Any, *, fsync: bool = True) -> None:
+    """Replace the file by this record. Raises OSError where the disk does, and then the old one is still there."""
+    write_bytes(path, _line(record), fsync=fsync)
+
+
+def create_record(path: Path, record: Any) -> None:
+    """As write_record, but the file must not exist: of all that try, one wins, the others get FileExistsError."""
+    if not create_records(path.parent, {path: record}):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
+    """Those of these files below `root` that did not exist before; they are durable on return, flushed together."""
+    made = list[Path]()
+    patiently(lambda: _create(root, {path: one for path, one in records.items() if path not in made}, made))
+    return made
+
+
+def _create(root: Path, records: Mapping[Path, Any], made: list[Path]) -> None:
+    drafts = list[Path]()
+    try:
+        for path, record in records.items():
+            drafts.append(_write_draft(path, _line(record), fsync=False))
+        sync_files(root, drafts, ())
+        for path, draft in zip(records, drafts, strict=True):
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+                made.append(path)
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+    sync_files(root, (), {path.parent for path in made})
+
+
+def read_record(path: Path, kind: type[T]) -> T | None:
+    """The record, or None where there is none. Raises Damaged."""
+    data = read_bytes(path)
+    if data is None:
+        return None
+    try:
+        return decoder_of(kind).decode(data)
+    except NOT_JSON as error:
+        raise Damaged(f"{path}: not a record of this version: {error}") from error
+
+
+def readable(path: Path, kind: type[T]) -> T | None:
+    """The record; None where there is none, and where it is damaged: for who has to go on without it."""
+    with contextlib.suppress(Damaged, OSError):
+        return read_record(path, kind)
+    return None
+
+
+def write_sealed(path: Path, record: Any) -> None:
+    """As write_record, for `read_sealed`."""
+    data = msgspec.json.encode(record)
+    write_record(path, Sealed(msgspec.Raw(data), zlib.crc32(data)))
+
+
+def read_sealed(path: Path, kind: type[T]) -> T | None:
+    """The record just as it was written, or None where there is none. Raises Damaged."""
+    sealed = read_record(path, Sealed)
+    if sealed is None:
+        return None
+    if zlib.crc32(sealed.record) != sealed.crc32:
+        raise Damaged(f"{path}: its checksum is of another record")
+    try:
+        return decoder_of(kind).decode(sealed.record)
+    except NOT_JSON as error:
+        raise Damaged(f"{path}: not a record of this version: {error}") from error
+
+
+def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
+    """Add one line in a single write, after mending a line that a killed writer left torn."""
+    line, tries = _line(record), 0
+
+    def append() -> None:
+        nonlocal tries
+        tries += 1
+        _append(path, line, fsync=fsync, again=tries > 1)
+
+    patiently(append)
+
+
+def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
+    """`again`: the line may be there already, and only its fsync have failed."""
+    fd = _open_to_append(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size == 0:
+            os.fchmod(fd, 0o600)
+        with naming(path):
+            if again and _ends_with(fd, size, line):
+                _write_anew(path, size - len(line), line)
+            else:
+                torn = size > 0 and not _ends_with(fd, size, b"\n")
+                write_all(fd, (b"\n" if torn else b"") + line)
+            if fsync:
+                os.fsync(fd)
+    finally:
+        os.close(fd)
+    if fsync and (size == 0 or again):
+        sync_dir(path.parent)
+
+
+def _ends_with(fd: int, size: int, line: bytes) -> bool:
+    return size >= len(line) and os.pread(fd, len(line), size - len(line)) == line
+
+
+def _write_anew(path: Path, at: int, line: bytes) -> None:
+    """Write the bytes that are there once more: after a failed fsync the kernel may take them for written."""
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # with O_APPEND pwrite would add them once more
+    try:
+        os.pwrite(fd, line, at)
+    finally:
+        os.close(fd)
+
+
+def _open_to_append(path: Path) -> int:
+    try:
+        fd = os.open(path, _APPEND, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise Damaged(f"{path}: expected a file, got {_NO_FILE[error.errno]}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Damaged(f"{path}: expected a file")
+    return fd
+
+
+def record_in(line: bytes, kind: type[T]) -> T | None:
+    """The record that a line is; None where it is torn, or of another version."""
+    try:
+        return decoder_of(kind).decode(line)
+    except NOT_JSON:
+        return None
+
+
+def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
+    """All whole records of a file of lines, and how many lines are none."""
+    data = read_bytes(path)
+    if data is None:
+        return Lines([], 0)
+    decoder = decoder_of(kind)
+    records: list[T] = []
+    damaged = 0
+    whole, _, last = data.rpartition(b"\n")
+    for line in filter(None, whole.split(b"\n")):
+        try:
+            records.append(decoder.decode(line))
+        except NOT_JSON:
+            damaged += 1
+    # What follows the last newline is being written, or its writer was killed: only a whole record counts.
+    with contextlib.suppress(*NOT_JSON):
+        records += [decoder.decode(last)] if last else []
+    return Lines(records, damaged)
+
+
+def read_lines(path: Path, kind: type[T]) -> list[T]:
+    """All whole records of a file of lines; what is no record is passed over."""
+    return scan_lines(path, kind).records
+
+
+def _line(record: Any) -> bytes:
+    return msgspec.json.encode(record) + b"\n"
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """All of a file, None where there is none. Raises Damaged for what is no file: no link is followed."""
+    try:
+        with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
+            if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+                raise Damaged(f"{path}: expected at most {_MOST_BYTES >> 20} MiB, got {size >> 20}")
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise Damaged(f"{path}: expected a file, got {_NO_FILE[error.errno]}") from error
+
+
+def _write_draft(path: Path, data: bytes, *, fsync: bool = True) -> Path:
+    """A whole, durable file beside `path`; its name says that it is nobody's record."""
+    draft = path.parent / f".tmp-{os.urandom(8).hex()}"
+    with naming(path):
+        fd = os.open(draft, _DRAFT, 0o600)
+        try:
+            try:
+                os.fchmod(fd, 0o600)
+                write_all(fd, data)
+                if fsync:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    return draft
+
+
+def _sync_file(path: str | Path) -> None:
+    fd = os.open(path, _READ)
+    try:
+        with naming(path):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_file_system(path: Path) -> bool:
+    import ctypes  # late: only many files need it, and Python has no os.syncfs
+
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return bool(ctypes.CDLL(None).syncfs(fd) == 0)
+    except AttributeError:  # a C library without it
+        return False
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """A short write is followed by another: it is the next one that says why."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Calls on a descriptor fail without saying which file it was; the draft's name means nothing to anyone."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise

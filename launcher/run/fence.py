@@ -1,0 +1,33 @@
+"""FENCE: the newest attempt. What an older one wants to write is refused."""
+
+from launcher.errors import Fenced
+from launcher.run.durable import Damaged, read_bytes, write_bytes
+from launcher.run.layout import RunDir
+from launcher.run.locks import locked
+
+_LONGEST = 20  # digits
+
+
+def fence(run: RunDir) -> int:
+    """The newest attempt that may write; 0 where there is none yet."""
+    text = read_bytes(run.fence)
+    if text is None:
+        return 0
+    if len(text) > _LONGEST or not text.strip().isdigit():
+        raise Damaged(f"{run.fence}: expected the number of an attempt, got {text[:40]!r}")
+    return int(text)
+
+
+def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
+    """Let nobody older write any more. Never lowers it: an attempt that is itself too old gets Fenced."""
+    with locked(run.fence_lock, wait=True, optional=True):
+        check_fence(run, attempt)
+        if fence(run) != attempt:
+            write_bytes(run.fence, f"{attempt}\n".encode(), fsync=fsync)
+
+
+def check_fence(run: RunDir, attempt: int) -> None:
+    """Raise Fenced where a newer attempt exists."""
+    newest = fence(run)
+    if newest > attempt:
+        raise Fenced(f"attempt {attempt} of {run.path.name} is fenced: attempt {newest} took over")

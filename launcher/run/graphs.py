@@ -1,0 +1,158 @@
+"""Several runs of one file, of which some need others: the folder of that file, its record, and how it is found."""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import NoSuchRun
+from launcher.ids import RunId, is_run_id, parse_run_id
+from launcher.run import drafts, registry
+from launcher.run.durable import make_dir, read_record, readable, sync_dir
+from launcher.run.layout import NamedFile, RunDir
+from launcher.run.ownership import refuse_exposed
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDir:
+    """<runs>/.graphs/<id>/, beside the runs that are its steps."""
+
+    path: Path
+
+    record = NamedFile("graph.json")
+    spec = NamedFile("spec.yaml")  # as it was submitted
+    code = NamedFile("code")  # as it was then: every step is of this code
+    lock = NamedFile(".lock")  # held by who starts what is missing
+    complete = NamedFile("complete")  # there once every step has been started: a run that is missing was removed
+
+    @property
+    def id(self) -> RunId:
+        return parse_run_id(self.path.name)
+
+    @property
+    def runs(self) -> Path:
+        """Where the runs are that are its steps."""
+        return self.path.parent.parent
+
+    def step_spec(self, name: str) -> Path:
+        """The spec of one step's run."""
+        return self.path / "steps" / f"{name}.yaml"
+
+
+class GraphStep(msgspec.Struct, frozen=True):
+    name: str
+    needs: tuple[str, ...]
+    run: RunId
+    on: str | None = None  # its cluster, where that is not that of all
+    brings: tuple[RunId, ...] = ()  # runs whose checkpoints have to be brought here before it starts
+
+
+class GraphRecord(msgspec.Struct, frozen=True):
+    """What was decided when it was submitted."""
+
+    id: RunId
+    project: str
+    on: str
+    own_folders: tuple[str, ...]
+    steps: tuple[GraphStep, ...]  # each after those that it needs
+    submitted_at: float
+
+
+def graph_record(graph: GraphDir) -> GraphRecord:
+    record = read_record(graph.record, GraphRecord)
+    if record is None:
+        raise NoSuchRun(f"{graph.path}: no steps are there")
+    return record
+
+
+def step_run(graph: RunId, step: str) -> RunId:
+    """`train-then-predict-7k3f-train`"""
+    return parse_run_id(f"{graph}-{step}")
+
+
+def register_graph(graph: GraphDir) -> None:
+    """Have its id lead to its folder. Raises FileExistsError where the id is taken."""
+    folder = _links()
+    make_dir(folder)
+    refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of runs")
+    (folder / graph.id).symlink_to(graph.path.absolute())
+    sync_dir(folder)
+
+
+def forget_graph(graph: GraphDir) -> None:
+    (_links() / graph.id).unlink(missing_ok=True)
+
+
+def known_graphs() -> list[GraphDir]:
+    """All of this user whose folder is there."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        links = [_links() / name for name in sorted(os.listdir(_links())) if is_run_id(name)]
+        return [GraphDir(path) for link in links if (path := Path(os.readlink(link))).is_dir()]
+    return []
+
+
+def find_graph(ref: str) -> GraphDir | None:
+    """The one of this id, or the only one that begins so where no run begins so but its own."""
+    known = known_graphs()
+    found = [one for one in known if one.id == ref] or [one for one in known if ref and one.id.startswith(ref)]
+    if len(found) != 1:
+        return None
+    others = (run for run, _ in registry.registered() if run.startswith(ref) and not is_step_of(run, found[0]))
+    return found[0] if found[0].id == ref or not any(others) else None
+
+
+def is_step_of(run: str, graph: GraphDir) -> bool:
+    return run.startswith(f"{graph.id}-")
+
+
+def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphRecord, GraphStep] | None:
+    """The steps that a run is one of, and which."""
+    for graph in known:
+        if is_step_of(run, graph) and path.parent == graph.runs:
+            record = readable(graph.record, GraphRecord)
+            step = next((one for one in record.steps if one.run == run), None) if record is not None else None
+            if record is not None and step is not None:
+                return record, step
+    return None
+
+
+def graph_of_step(run: str, path: Path) -> str | None:
+    """Return the id of the file with steps that a run is one of, told by their names and places; None if it is none."""
+    for end in (at for at, letter in enumerate(run) if letter == "-" and is_run_id(run[:at])):
+        with contextlib.suppress(OSError):
+            if GraphDir(Path(os.readlink(_links() / run[:end]))).runs == path.parent:
+                return run[:end]
+    return None
+
+
+def given_to(run: RunDir) -> tuple[RunId, ...]:
+    """Runs whose checkpoints have to be brought here before this one, a step, starts."""
+    found = graph_of_run(run.id, run.path, known_graphs())
+    return found[1].brings if found is not None else ()
+
+
+def missing_of(graph: GraphDir) -> list[GraphStep]:
+    """Steps that were never started: their submit is at it, or was cut off."""
+    record = None if graph.complete.exists() else readable(graph.record, GraphRecord)
+    return [step for step in record.steps if not (graph.runs / step.run).exists()] if record is not None else []
+
+
+def remove_finished_graphs() -> None:
+    """Those of which every run was removed."""
+    for graph in known_graphs():
+        if graph.complete.exists():
+            remove_empty_graph(graph)
+
+
+def remove_empty_graph(graph: GraphDir) -> None:
+    """Unless a run of it is there."""
+    record = readable(graph.record, GraphRecord)
+    if record is None or not any((graph.runs / step.run).exists() for step in record.steps):
+        forget_graph(graph)
+        drafts.remove(graph.path)
+
+
+def _links() -> Path:
+    return registry.state_folder() / "graphs"

@@ -1,0 +1,55 @@
+"""Naming a process for good: host, boot, pid and start time together; a pid alone may be a stranger's by now."""
+
+import os
+from functools import cache
+
+from launcher.errors import LaunchError
+from launcher.run.records import ProcessId
+
+_STATE, _START = 0, 19  # of the fields behind the command's name in /proc/PID/stat
+_DEAD = (b"Z", b"X", b"x")
+
+
+@cache
+def boot_id() -> str:
+    """This boot of this machine's kernel: a pid from another one means nothing."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def host() -> str:
+    return os.uname().nodename
+
+
+def this_process() -> ProcessId:
+    found = process_id(os.getpid())
+    if found is None:
+        raise LaunchError("/proc: expected an entry for this process, got none", "hint: /proc must be mounted")
+    return found
+
+
+def process_id(pid: int) -> ProcessId | None:
+    """Who has this pid now; None where nobody has."""
+    fields = _stat(pid)
+    return None if fields is None else ProcessId(host(), boot_id(), pid, int(fields[_START]))
+
+
+def alive(process: ProcessId) -> bool | None:
+    """True or False where this machine can tell, None where the process is another machine's. A zombie is dead."""
+    if process.host != host():
+        return None
+    if process.boot_id != boot_id():
+        return False
+    fields = _stat(process.pid)
+    return fields is not None and int(fields[_START]) == process.start_ticks and fields[_STATE] not in _DEAD
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """What follows the command's name, which itself may hold spaces, parentheses and newlines."""
+    if pid <= 0:
+        return None
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None

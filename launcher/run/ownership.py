@@ -1,0 +1,122 @@
+"""Whose a folder is, and who could put something else in its place: nothing is kept, and nothing taken for ours, where
+another user could.
+"""
+
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from launcher.errors import BadInput
+
+_MOST_LINKS = 40  # as the kernel has it
+
+
+def own_part(common: Path) -> Path:
+    """The folder itself where it is this user's alone; of one that users share, the part that is this user's."""
+    try:
+        status = common.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return common
+    except PermissionError:  # somebody else's
+        return common / _user()
+    return common if _is_ours_alone(status) else common / _user()
+
+
+def is_ours_alone(folder: Path) -> bool:
+    """A folder, and no link to one, that nobody else owns or can write to."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and _is_ours_alone(status)
+
+
+def refuse_exposed(
+    path: Path, about: str, *hints: str, below: Path = Path("/"), owners: Collection[int] | None = ()
+) -> None:
+    """Raise BadInput where another user could take the folder at this path away or write into it.
+
+    That is so where one of the folders above it and below `below`, of all those too that links on the way lead through,
+    is not ours, root's or one of these owners'; or can be written to by others and is not sticky. Without owners anyone
+    may own them and let a group write to them, as a folder has it that a container was given from outside.
+    """
+    trusted = None if owners is None else {0, os.geteuid(), os.stat("/").st_uid, *owners}  # of /: as a container has it
+    if problem := _problem_of(Path(os.path.abspath(path)), Path(os.path.abspath(below)), trusted):
+        raise BadInput(f"{about}: {problem}: others could put their code in the place of yours", *hints)
+
+
+def refuse_strangers(path: Path, shown: str, says: str) -> None:
+    """Raise BadInput where somebody else can write a file of the user's that `says` what decides much."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise BadInput(f"{shown}: {reason[:1].lower()}{reason[1:]}") from error
+    if status.st_uid not in (0, os.geteuid()):
+        raise BadInput(f"{shown}: is another user's, and {says}", "hint: use a copy")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BadInput(f"{shown}: others can write it, and it {says}", f"hint: chmod go-w {shown}")
+
+
+def _is_ours_alone(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not _open_to_others(status)
+
+
+def _problem_of(path: Path, below: Path, trusted: Collection[int] | None) -> str:
+    at, left, links = Path(os.path.realpath(below)), list(path.relative_to(below).parts), 0
+    open_to_others = False
+    while left:
+        at = Path(os.path.normpath(at / left.pop(0)))
+        try:
+            status = at.lstat()
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return ""  # who uses it will be told
+        if trusted is not None and status.st_uid not in trusted:
+            return f"{at}: belongs to another user ({status.st_uid})"
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            target = Path(os.readlink(at))
+            at, left = at.parent, [*target.parts, *left]
+            if links > _MOST_LINKS:
+                return f"{path}: leads nowhere"
+            continue
+        open_to_others = bool(status.st_mode & stat.S_IWOTH) if trusted is None else _open_to_others(status)
+        if open_to_others and not status.st_mode & stat.S_ISVTX:
+            return f"{at}: other users can write to it"
+    return f"{at}: other users can write to it" if open_to_others else ""
+
+
+def _open_to_others(status: os.stat_result) -> bool:
+    if not status.st_mode & stat.S_IWGRP or _is_private(status.st_gid):
+        return bool(status.st_mode & stat.S_IWOTH)
+    return True
+
+
+def _is_private(group: int) -> bool:
+    """Many systems give each user a group of the same name, with nobody else in it, and let it write to what the user
+    makes. Of a user of a directory one of both names may have the domain with it: LAB\\alice, alice@lab.
+
+    launcher.places.ssh.probe_there has the same: it runs where nothing of ours is.
+    """
+    import grp  # late: only a folder that a group can write to needs it
+    import pwd  # late: only such a group needs it
+
+    try:
+        found, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    same = _without_domain(found.gr_name) == _without_domain(user.pw_name) and user.pw_gid == group
+    if not (same or found.gr_name == user.pw_name) or not set(found.gr_mem) <= {user.pw_name}:
+        return False
+    return all(one.pw_gid != group or one.pw_uid == user.pw_uid for one in pwd.getpwall())
+
+
+def _without_domain(name: str) -> str:
+    return name.rpartition("\\")[2].partition("@")[0]
+
+
+def _user() -> str:
+    import pwd  # late: only what is shared needs it
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user need not have a name
+        return str(os.geteuid())

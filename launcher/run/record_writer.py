@@ -1,0 +1,79 @@
+"""The coordinator's pen: one thread that makes its records durable, in order, so that no disk stalls the wire."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from launcher.run.durable import append_line, write_record
+from launcher.run.fence import check_fence
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.patience import patiently, waiting_for_disks
+from launcher.run.records import AttemptEnd, Event, RankExit, RunState
+from launcher.states import Cause
+
+_Entry = Event | RankExit | RunState | AttemptEnd
+
+
+class Scribe:
+    """`write` returns at once. While the disk takes nothing the entries wait; `state_waits`: a state is among them.
+
+    After the first other failure, such as a newer attempt, nothing more is written and `failed` is called, once, from
+    the scribe's thread.
+    """
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, failed: Callable[[Exception], None], lease_s: float) -> None:
+        """`lease_s`: a record that takes longer to reach the disk is told of, once."""
+        self._lease_s, self._told, self._waited = lease_s, False, False
+        self._run = run
+        self._attempt = attempt
+        self._failed = failed
+        self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self.state_waits = False
+        self._thread = threading.Thread(target=self._work, name="scribe", daemon=True)
+        self._thread.start()
+
+    def write(self, entry: _Entry) -> None:
+        if isinstance(entry, RunState):
+            self.state_waits = True
+        self._entries.put(entry)
+
+    def close(self) -> None:
+        """Wait until everything is on disk."""
+        self._entries.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        with waiting_for_disks(self._note):
+            while (entry := self._entries.get()) is not None:
+                try:
+                    self._waited, began = False, time.monotonic()
+                    patiently(lambda: check_fence(self._run, self._attempt.number))
+                    self._put(entry)
+                    self._tell_if_slow(time.monotonic() - began)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the run must hear of it
+                    self._failed(error)
+                    return
+
+    def _tell_if_slow(self, took_s: float) -> None:
+        """Once; a disk that was full has been told of already."""
+        if took_s > self._lease_s and not self._told and not self._waited:
+            self._told = True
+            took = f"a record took {took_s:.1f} s to reach the disk, longer than the lease ({self._lease_s:g} s)"
+            self._note(f"{took}: what others read of the run is late; a longer recovery.lease or another disk helps")
+
+    def _note(self, text: str) -> None:
+        self._waited = True
+        append_line(self._run.events, Event(time.time(), self._attempt.number, "disk", text, cause=Cause.DISK))
+
+    def _put(self, entry: _Entry) -> None:
+        match entry:
+            case Event():
+                append_line(self._run.events, entry)
+            case RankExit():
+                append_line(self._attempt.exits, entry)
+            case RunState():
+                write_record(self._run.state, entry)
+                self.state_waits = False
+            case AttemptEnd():
+                write_record(self._attempt.end, entry)

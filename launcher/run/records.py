@@ -1,0 +1,367 @@
+"""The records that processes leave for each other in the run directory. Each file's name is in `layout.py`."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from launcher.ids import RunId, parse_run_id
+from launcher.states import LOCAL, Cause, ErrorKind, State
+
+
+class ProcessId(msgspec.Struct, frozen=True):
+    """Names one process for good: a pid alone may belong to a stranger by now."""
+
+    host: str
+    boot_id: str
+    pid: int
+    start_ticks: int  # field 22 of /proc/PID/stat
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """origin.json: where the code was when it was frozen; other than that, git is not asked."""
+
+    commit: str  # 40 hex digits, or 64
+    dirty: bool  # what git tracks differed from it
+
+
+class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
+    """labels.json: what people say of a run; nothing of ours depends on it."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """attempts/0001/token.json: on disk before the cluster is asked for anything."""
+
+    attempt: int
+    token: str  # 64 hex digits; the secret that agents prove to each other
+    cluster: str
+    reason: str  # submit, resume, requeue
+    cause: Cause | None  # why the attempt before it ended
+    created_at: float
+    created_by: ProcessId
+    cluster_kind: str = LOCAL
+    ticket: str = ""  # what the cluster's job is known by before it has an id; no secret
+    batch: str = ""  # the folder of runs that were submitted as one job; "": this run alone
+
+
+class Handle(msgspec.Struct, frozen=True):
+    """attempts/0001/handle.json: how to ask the cluster about this attempt: the keeper's process, Slurm's job."""
+
+    cluster_kind: str
+    keeper: ProcessId | None = None
+    job_id: str | None = None
+    ticket: str = ""  # in that job's comment: ids are given again by a controller that lost its memory
+    run: str | None = None  # what the run is called where it is, if another machine has taken it over; once "" if not
+    path: str = ""  # and its folder there
+
+    def run_there(self) -> RunId | None:
+        return parse_run_id(self.run) if self.run else None
+
+
+class Site(msgspec.Struct, frozen=True):
+    """attempts/0001/site.json: on disk before a job is: ids of one Slurm cluster say nothing to another."""
+
+    cluster: str  # as its controller calls it
+
+
+class ClusterWord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """attempts/0001/seen.json: what the cluster said of the attempt's job when it was last asked and answered."""
+
+    phase: str  # queued, running, ending, ended, unknown; gone: the cluster knows of no such job
+    word: str  # the cluster's own, such as PENDING
+    at: float
+    job_id: str = ""
+    text: str = ""  # for people: why it waits, who ended it
+    starts_at: float | None = None  # the cluster's own estimate
+    ended_as: State | None = None  # ended: what that means where the job left no word of its own
+    cause: Cause | None = None
+    said_by: str = ""  # what people call whoever said so
+    silent: str = ""  # why this is not today's answer: the cluster did not give any; never on disk
+
+
+class Blame(msgspec.Struct, frozen=True):
+    """One entry of avoided.json: a node that was lost, and is not used again before that moment."""
+
+    host: str
+    evidence: str
+    attempt: int
+    at: float
+    until: float
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """One entry of gone.json: a person's word that a host of these attempts, and of those before, is gone for good."""
+
+    host: str
+    attempt: int
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """attempts/0001/coordinator.json: where agents find the coordinator."""
+
+    address: str
+    port: int
+    process: ProcessId
+
+
+class AgentRecord(msgspec.Struct, frozen=True):
+    """attempts/0001/node-00/agent.json."""
+
+    node: int
+    address: str
+    process: ProcessId
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """metrics/environment.n000.a0001.jsonl: what the ranks of a node found there, for who compares runs."""
+
+    host: str
+    python: str  # its path
+    version: str = ""  # such as 3.12.4, or 3.12 where that is all that files tell
+    packages: dict[str, str] = {}  # by name as the index spells it, and version
+    cpus: int = 0
+    gpus: tuple[str, ...] = ()  # what the driver calls them
+    driver: str = ""
+    system: str = ""
+
+
+class RankProcess(msgspec.Struct, frozen=True):
+    """attempts/0001/node-00/rank-000.json: a rank that runs, or did."""
+
+    rank: int
+    generation: int
+    process: ProcessId
+    environment: dict[str, str]  # what it alone has on top of its node's: nothing of the user's, so no secret
+    log: str  # relative to the run directory
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """One exception of a traceback; those that others came from are in it too."""
+
+    line: str  # "torch.distributed.DistBackendError: NCCL error in ..."
+    module: str = ""  # of the innermost frame that is not the standard library's; "": not known
+
+
+class RankExit(msgspec.Struct, frozen=True):
+    """One line of attempts/0001/exits.jsonl: how a rank process ended, and what the node knows of why."""
+
+    generation: int
+    rank: int
+    local_rank: int
+    node: int
+    pid: int
+    code: int | None = None  # exit status; None where a signal ended it or nobody saw the end
+    signal: int | None = None
+    done: bool = False  # it had reported `done`: what happens after that is not a failure
+    stopping: bool = False  # it ended after the agent had told it to
+    asked: bool = False  # it had reported that it was asked to stop, as by a signal
+    left: bool = False  # its script called sys.exit, or argparse did
+    said: str = ""  # the last line of its log, of one that failed
+    not_started: str = ""  # why the script was not begun: the launcher could not become this rank
+    error: str | None = None  # last line of the exception, e.g. "ValueError: bad shape"
+    where: str | None = None  # innermost frame of the user's code, e.g. "train.py:41 in step"
+    left_out: str = ""  # the file of the project that it missed, and that was not frozen
+    raised: tuple[Raised, ...] = ()  # the exceptions of its traceback, the last one first
+    oom: bool = False  # cgroup or kernel evidence, or CUDA's own words
+    hung: bool = False  # killed by us because it made no progress
+    fenced: bool = False  # it left because a newer start of the run writes the checkpoints
+    peak_memory_bytes: int | None = None
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    log: str = ""  # relative to the run directory
+
+
+class NotFinite(msgspec.Struct, frozen=True):
+    """A reported number that is none any more."""
+
+    value: Literal["NaN", "Infinity", "-Infinity"]
+    since: int | None = None  # the step at which it became so
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The first failing rank: what a user wants to see first."""
+
+    cause: Cause
+    summary: str  # one line
+    attempt: int
+    generation: int
+    rank: int | None = None
+    node: int | None = None
+    where: str | None = None
+    left_out: str = ""  # the file of the project that was missed, and that was not frozen
+    log: str | None = None  # relative to the run directory
+    tail: tuple[str, ...] = ()  # last lines of that log
+    at: float = 0.0
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    node: int
+    address: str
+    state: str  # waiting, up, spare, drained, unknown, lost, unfit; of a run that has ended: left
+    ranks: tuple[int, ...] = ()
+    host: str = ""  # what the cluster calls the machine, where it has a name for it
+    why: str = ""  # of one that is unfit: what was seen of which device
+
+
+class RankState(msgspec.Struct, frozen=True):
+    rank: int
+    node: int
+    pid: int | None
+    state: str  # starting, running, stopping, done, failed
+    step: int | None = None
+
+
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+_Cores = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+class GpuLoad(msgspec.Struct, frozen=True):
+    """How busy a GPU of a node is, whoever uses it."""
+
+    index: _Amount  # as the driver counts them
+    memory: _Amount  # bytes in use
+    memory_total: _Amount
+    busy: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None  # percent of the time; None: it does not say
+
+
+class RankLoad(msgspec.Struct, frozen=True):
+    """What a rank takes of its node, with all processes below it."""
+
+    rank: int
+    cpu: _Cores  # cores
+    memory: _Amount  # bytes resident; what several of its processes share counts in each
+    processes: _Amount = 1
+    read: _Amount = 0  # bytes a second, from disks
+    written: _Amount = 0
+    gpus: Annotated[tuple[_Amount, ...], msgspec.Meta(max_length=1000)] = ()  # that it has memory on
+    gpu_memory: _Amount = 0
+
+
+class NodeLoad(msgspec.Struct, frozen=True):
+    """What is in use on a node's machine, by whomever, and by each rank there: an average over some seconds."""
+
+    node: int
+    at: float  # wall clock, for people
+    cores: _Amount  # that there are
+    cpu: _Cores  # of them, in use
+    memory: _Amount  # bytes in use
+    memory_total: _Amount
+    received: _Amount = 0  # bytes a second, by the networks that training may use
+    sent: _Amount = 0
+    read: _Amount = 0  # bytes a second, of its own disks
+    written: _Amount = 0
+    gpus: Annotated[tuple[GpuLoad, ...], msgspec.Meta(max_length=1000)] = ()
+    ranks: Annotated[tuple[RankLoad, ...], msgspec.Meta(max_length=10_000)] = ()
+
+
+class RunState(msgspec.Struct, frozen=True):
+    """state.json: the coordinator's last word, or the keeper's where the coordinator could not have one."""
+
+    run: str
+    name: str
+    cluster: str
+    state: State
+    attempt: int
+    generation: int
+    submitted_at: float
+    cause: Cause | None = None
+    exit_code: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    rate: float | None = None  # steps per second
+    metrics: dict[str, float] = {}  # the newest numbers that ranks reported: loss and the like
+    not_finite: dict[str, NotFinite] = {}  # those of them that are NaN or infinite now
+    malformed: int = 0  # lines of this generation's ranks on the progress wire that were no reports
+    checkpoint: int | None = None  # the newest step that ranks reported as checkpointed
+    second_copies: bool = False  # disks apart, and more than one: checkpoints get second copies
+    safe_checkpoint: int | None = None  # the newest that has them all: it is whole without any one node's disk
+    memory_copy: int | None = None  # the newest step of which each node's memory has a copy in another one's
+    fingerprint: str | None = None
+    world_size: int | None = None
+    restarts: dict[str, int] = {}  # by cause, over all attempts
+    nodes: tuple[NodeState, ...] = ()
+    ranks: tuple[RankState, ...] = ()
+    loads: tuple[NodeLoad, ...] = ()  # the newest sample of each node; none once the run has ended
+    failure: Failure | None = None
+    message: str = ""  # what it waits for, or what to know
+    started_at: float | None = None
+    ended_at: float | None = None
+    job: str | None = None  # the cluster's id of it, where it has one
+    used_s: float = 0.0  # how long attempts have lasted since a person submitted or resumed the run
+    updated_at: float = 0.0  # wall clock, for people
+    boot_id: str = ""  # with `monotonic_s`, for comparing ages on the same machine
+    monotonic_s: float = 0.0
+
+
+KEPT = "checkpoint_kept"  # the first checkpoint of the trainer's: from then on the run does not begin without one
+ANEW = "may_begin_anew"  # a person has said that it may
+EXPLAINED = "explained"  # the cluster has told afterwards what the attempt's last failure was: its `cause` holds
+NODE_UNFIT = "node_unfit"  # its `evidence` is what was seen of which device of the node
+MOVED, NOT_MOVED = "moved", "not_moved"  # what has come of `launch nodes move`, of the node that had the ranks
+TOLD, NOT_TOLD = "notified", "not_notified"  # `brief` is what was told, `evidence` to which recipient
+
+
+class AttemptEnd(msgspec.Struct, frozen=True):
+    """attempts/0001/exit.json: how the attempt ended. Where it is missing, the attempt has not ended or was lost."""
+
+    state: State  # succeeded, failed, cancelled; queued: the cluster is to start another attempt
+    cause: Cause | None
+    exit_code: int
+    ended_at: float
+    message: str = ""
+    delay_s: float = 0.0  # queued: how long the cluster waits before it starts the next attempt
+    alone: bool = False  # said by one host of several that did not lead it: the others may have gone on
+
+
+class StopRequest(msgspec.Struct, frozen=True):
+    """attempts/0001/stop.json: somebody wants the attempt to end; on disk before any signal is sent."""
+
+    kind: str  # cancel; preempt and limit: another attempt is to follow
+    at: float
+    by: ProcessId
+
+
+class MoveRequest(msgspec.Struct, frozen=True):
+    """The ranks of a node are to be on another one."""
+
+    node: int
+    to: int | None = None  # None: on any spare
+
+
+class DrainRequest(msgspec.Struct, frozen=True):
+    """attempts/0001/drain.json: which nodes people want without ranks."""
+
+    nodes: tuple[int, ...] = ()  # for good
+    why: dict[int, str] = {}  # of those of whom somebody else says so: the scheduler's words
+    moves: tuple[MoveRequest, ...] = ()  # now, each once, in this order; the node may have others later
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of events.jsonl."""
+
+    at: float
+    attempt: int
+    kind: str  # submitted, agent_joined, agent_lost, generation_opened, training, failure, ended, ...
+    text: str  # for people, one line
+    generation: int = 0
+    node: int | None = None
+    rank: int | None = None
+    cause: Cause | None = None
+    where: str | None = None  # place of a user error, to know it again
+    left_out: str = ""  # of a user error: the file of the project that was missed, and that was not frozen
+    signal: int | None = None  # of a failure: what ended its rank
+    code: int | None = None  # of a failure: with which exit code its rank left
+    said: str = ""  # of a failure: the last line of its rank's log, where the rank left without an exception
+    error_kind: ErrorKind | None = None  # of a user error
+    steps: int = 0  # of a failure: how many steps and checkpoints its generation had brought
+    steps_in_all: int = 0  # and how many its attempt had
+    brief: str = ""  # of a failure, and of what follows: a few words for who reads the log
+    step: int | None = None  # newest step known then
+    checkpoint: int | None = None  # newest checkpoint known then
+    ran_s: float = 0.0  # of a failure, or of a regroup without one: how long its generation had been open
+    still_s: float = 0.0  # of those too: how long its generation had made no step
+    in_place: bool = False  # of a failure: the ranks that lived were to go on in their processes, from that very step
+    evidence: str = ""

@@ -1,0 +1,224 @@
+"""The user's own list of runs: one symlink per run id in the state folder, so that runs are found from anywhere."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import BadInput, NoSuchRun
+from launcher.ids import LAST, RunId, is_run_id, parse_run_id
+from launcher.run.durable import Damaged, make_dir, read_record, readable, sync_dir, write_bytes
+from launcher.run.layout import RunDir
+from launcher.run.ownership import is_ours_alone, own_part, refuse_exposed
+from launcher.run.records import Labels
+
+_SHOWN = 8
+
+
+class _Submitted(msgspec.Struct, frozen=True):
+    """What state.json and plan.json both say of a run's age."""
+
+    submitted_at: float
+
+
+def runs_root(project: Path, *, create: bool = False) -> Path:
+    """Where the runs of a project live: $LAUNCH_RUNS, or .launch/runs in it, which git is told to ignore.
+
+    In a folder that users share, each has one of their own. Raises BadInput where others could put their code in it.
+    """
+    named = os.environ.get("LAUNCH_RUNS")
+    common = Path(named).absolute() if named else project / ".launch" / "runs"
+    root = own_part(common)
+    if not create:
+        return root
+    owners: tuple[int, ...] | None
+    if named:
+        about, below, owners = "LAUNCH_RUNS", Path("/"), None if os.geteuid() == 0 else ()
+    else:  # who owns the project, or can write to it or above it, decides what runs anyway
+        about, below, owners = "runs", project, (project.stat().st_uid,)
+    hint = "hint: LAUNCH_RUNS=$HOME/runs names another folder for runs; one that users share needs `chmod +t`"
+    refuse_exposed(root, about, hint, below=below, owners=owners)
+    try:
+        if not root.is_dir():
+            make_dir(root)
+            sync_dir(root.parent)
+            refuse_exposed(root, about, hint, below=below, owners=owners)
+        if not named:
+            hide_from_git(common.parent)
+    except OSError as error:
+        raise BadInput(f"{about}: {root}: cannot be made: {error.strerror}", hint) from error
+    return root
+
+
+def hide_from_git(folder: Path) -> None:
+    """Nothing in this folder of ours is the project's."""
+    if not (ignore := folder / ".gitignore").exists():
+        write_bytes(ignore, b"*\n")
+
+
+def variable_of(path: str) -> str | None:
+    """Which variable would have what is kept at this path, or below it, kept elsewhere; None: it is none of ours."""
+    at, named = Path(os.path.abspath(path)), os.environ.get("LAUNCH_RUNS")
+    root, state = Path(named).absolute() if named else None, _folder().parent
+    if (root and _meet(at, root)) or "/.launch/runs/" in f"{at}/":
+        return "LAUNCH_RUNS"
+    return "XDG_STATE_HOME" if _meet(at, state) else None
+
+
+def _meet(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def register(run_id: RunId, path: Path, *, fsync: bool = True) -> None:
+    """Have this id lead to this folder. Raises FileExistsError where the id is taken."""
+    folder = _folder()
+    make_dir(folder)
+    refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of runs")
+    (folder / run_id).symlink_to(path.absolute())
+    if fsync:
+        sync_dir(folder)
+
+
+def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
+    """All of these, or none. Raises FileExistsError where an id is taken."""
+    done = list[RunId]()
+    try:
+        for run_id, path in runs:
+            register(run_id, path, fsync=False)
+            done.append(run_id)
+        sync_dir(_folder())
+    except BaseException:
+        for run_id in done:
+            forget(run_id)
+        raise
+
+
+def adopted(run_id: RunId) -> Path:
+    """The folder of a run that was submitted from another machine."""
+    return _folder().parent / "adopted" / run_id
+
+
+def is_adopted(path: Path) -> bool:
+    """This is such a folder."""
+    return path.parent == _folder().parent / "adopted"
+
+
+def forget(run_id: RunId) -> None:
+    (_folder() / run_id).unlink(missing_ok=True)
+
+
+def is_registered(run_id: RunId) -> bool:
+    return (_folder() / run_id).is_symlink()
+
+
+def registered() -> list[tuple[RunId, Path]]:
+    """Return all runs of this user whose link is there, the newest first; the folder behind it may be gone."""
+    found = list[tuple[int, RunId, Path]]()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(_folder()) as entries:
+        for entry in entries:
+            link = entry.stat(follow_symlinks=False)
+            if link.st_uid == os.geteuid() and entry.is_symlink() and is_run_id(entry.name):
+                found.append((link.st_mtime_ns, parse_run_id(entry.name), Path(os.readlink(entry.path))))
+    return [(run_id, path) for _, run_id, path in sorted(found, reverse=True)]
+
+
+def names() -> frozenset[str]:
+    """Of all that is in the list, looked at no further: whether it is as it was, for who has read it."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return frozenset(os.listdir(_folder()))
+    return frozenset()
+
+
+def changed_ns() -> int:
+    """When the list was, by the time of its folder; 0: there is none yet."""
+    try:
+        return _folder().stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def gone() -> list[tuple[RunId, Path]]:
+    """The runs whose folder was taken away behind our back."""
+    return [(run_id, path) for run_id, path in registered() if not path.is_dir()]
+
+
+def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
+    """This user's runs of the project around this folder that are not in the list: another HOME or state folder has
+    them."""
+    roots = (runs_root(at) for at in (folder, *folder.parents))
+    root = next((at for at in roots if at.is_dir()), None)
+    if root is None:
+        return []
+    known = {path for _, path in registered()}
+    with contextlib.suppress(PermissionError), os.scandir(root) as entries:
+        paths = sorted(Path(entry.path) for entry in entries if is_run_id(entry.name))
+        return [(parse_run_id(path.name), path) for path in paths if path not in known and is_ours_alone(path)]
+    return []
+
+
+def find(ref: str) -> tuple[RunId, Path]:
+    """The run with this id, this unique beginning of an id or this name, or the newest for `last`; and its folder."""
+    known = dict(registered())
+    if ref == LAST:
+        return _newest(known)
+    # The reference is only ever compared with names, never made part of a path.
+    whole = [run_id for run_id in known if run_id == ref]
+    matches = whole or sorted(run_id for run_id in known if ref and run_id.startswith(ref))
+    there = [run_id for run_id in matches if known[run_id].is_dir()]
+    if len(there) == 1:
+        return there[0], known[there[0]]
+    if (called := _called(ref, known)) is not None:
+        return called
+    if there:
+        more = ", ..." if len(there) > _SHOWN else ""
+        raise NoSuchRun(
+            f"{ref}: expected the id of one run, got the beginning of {len(there)}",
+            f"hint: {', '.join(there[:_SHOWN])}{more}",
+        )
+    if matches:
+        raise NoSuchRun(f"{matches[0]}: its folder is gone: {known[matches[0]]}")
+    raise NoSuchRun(f"{ref[:100]!r}: no such run", f"hint: {_near(ref, list(known))}")
+
+
+def _called(ref: str, known: dict[RunId, Path]) -> tuple[RunId, Path] | None:
+    """The one run that a person has named so."""
+    labels = ((one, readable(RunDir(one[1]).labels, Labels)) for one in known.items())
+    found = [one for one, said in labels if said is not None and said.name == ref]
+    return found[0] if len(found) == 1 else None
+
+
+def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
+    ages = {run_id: _submitted_at(path) for run_id, path in known.items() if path.is_dir()}
+    if not ages:
+        raise NoSuchRun("there is no run yet", "hint: launch submit FILE")
+    newest = max(ages, key=lambda run_id: (ages[run_id], run_id))
+    return newest, known[newest]
+
+
+def _submitted_at(path: Path) -> float:
+    """As the run itself says: a folder's times change with what is written into it."""
+    run = RunDir(path)
+    for file in (run.state, run.plan):
+        with contextlib.suppress(Damaged, OSError):
+            if (record := read_record(file, _Submitted)) is not None:
+                return record.submitted_at
+    return 0.0
+
+
+def _near(ref: str, known: list[RunId]) -> str:
+    import difflib  # late: only a mistake needs it, and every command imports this module
+
+    near = difflib.get_close_matches(ref[:100], known, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else "`launch status` shows all runs"
+
+
+def state_folder() -> Path:
+    """Where it stands what this user has here: runs, sweeps, and what was found of clusters."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(home) / "launch"
+
+
+def _folder() -> Path:
+    return state_folder() / "runs"

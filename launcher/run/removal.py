@@ -1,0 +1,128 @@
+"""Taking away what is over: a run's folder and its name, code that no run was frozen from, names that lead nowhere.
+
+A folder first gets the name of a draft: who is killed on the way leaves nothing that looks like a run.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from launcher.ids import RunId
+from launcher.run import drafts, registry
+from launcher.run.durable import readable, sync_dir
+from launcher.run.layout import BATCH_PREFIX, STORE, BatchDir, RunDir
+
+_DIGEST = 64
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a run takes of its disk, in bytes."""
+
+    total: int
+    checkpoints: int
+    logs: int
+    code: int
+
+
+class _Frozen(msgspec.Struct, frozen=True):
+    digest: str
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """The part of plan.json that names the frozen code."""
+
+    code: _Frozen
+
+
+def usage_of(run: RunDir, checkpoints: Path) -> Usage:
+    return Usage(size_of(run.path), size_of(checkpoints), size_of(run.logs), size_of(run.code))
+
+
+def size_of(path: Path) -> int:
+    """Of all blocks of a file or a tree, links not followed; what cannot be read, or goes meanwhile, counts nothing."""
+    total, folders = 0, [os.fspath(path)]
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        total = status.st_blocks * 512
+        folders = folders if stat.S_ISDIR(status.st_mode) else []
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    folders += [entry.path] if entry.is_dir(follow_symlinks=False) else []
+    return total
+
+
+def remove_tree(path: Path) -> None:
+    """Gone from its place at once, and then from the disk."""
+    aside = drafts.new_draft(path.parent)
+    os.rename(path, aside)
+    sync_dir(path.parent)
+    drafts.remove(aside)
+
+
+def remove_run(run_id: RunId, path: Path) -> None:
+    """Its folder, its name, and the folder of its batch where it was the last of it."""
+    remove_tree(path)
+    registry.forget(run_id)
+    for batch in path.parent.glob(f"{BATCH_PREFIX}*"):
+        runs = readable(BatchDir(batch).runs, list[str])
+        if runs and not any(map(os.path.lexists, runs)):
+            drafts.remove(batch)
+
+
+def forget_gone() -> list[RunId]:
+    """Names whose folder was taken away by hand. A folder of runs that is not there itself may be on a disk that is
+    not mounted now: of that nothing is forgotten."""
+    gone = [(run_id, path) for run_id, path in registry.gone() if path.parent.is_dir()]
+    for run_id, _ in gone:
+        registry.forget(run_id)
+    return [run_id for run_id, _ in gone]
+
+
+def unused_code(roots: Collection[Path]) -> list[Path]:
+    """Trees in the stores of these folders of runs that no run there was frozen from."""
+    return [tree for root in roots for tree in unneeded(root / STORE, root)]
+
+
+def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:
+    """Trees of a store that no run of this folder was frozen from, but for the runs of these names."""
+    trees = [tree for tree in store.glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
+    used = _digests(root, without) if trees else set()
+    return sorted(tree for tree in trees if tree.name not in used)
+
+
+def _digests(root: Path, without: Collection[str] = ()) -> set[str]:
+    """The code that runs of this folder were frozen from."""
+    files = [*root.glob("*/plan.json"), *root.glob("*/attempts/*/plan.json")]  # of a resume with other code too
+    plans = (readable(file, _Plan) for file in files if file.relative_to(root).parts[0] not in without)
+    return {plan.code.digest for plan in plans if plan is not None}
+
+
+def remove_unused_code(roots: Collection[Path]) -> None:
+    """Take away what `unused_code` tells; nothing of a folder of runs into which somebody is submitting."""
+    for root in roots:
+        trees = unneeded(root / STORE, root)
+        if trees and not drafts.in_work(root):
+            _remove_unused(trees, root)
+
+
+def _remove_unused(trees: Collection[Path], root: Path) -> None:
+    """Whoever begins a submit once they are aside does not find them. Whoever had begun is at work still, or else has a
+    plan there: work is asked for first, and then the plans are read."""
+    store = root / STORE
+    aside = {tree: drafts.new_draft(store) for tree in trees}
+    for tree, draft in aside.items():
+        os.rename(tree, draft)
+    sync_dir(store)
+    used = {tree.name for tree in trees} if drafts.in_work(root) else _digests(root)
+    for tree, draft in aside.items():
+        if tree.name in used:
+            with contextlib.suppress(OSError):  # somebody has stored it anew meanwhile
+                os.rename(draft, tree)
+        drafts.remove(draft)

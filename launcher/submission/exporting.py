@@ -1,0 +1,115 @@
+"""The weights of a run's checkpoint as others keep them: safetensors, what torch.load takes, folders of both kinds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import BadInput, Exit, LaunchError, Refused
+from launcher.run.layout import RunDir
+from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.export import Shape, check, export_entry
+from trainer.checkpoint_files.layout import Kind
+from trainer.checkpoint_files.manifest import Value
+from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Which weights, and as what."""
+
+    target: Path
+    shape: Shape
+    step: int | None = None  # None: the newest, or the best
+    best: bool = False
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What was written."""
+
+    file: str  # or a folder
+    run: str
+    kind: Kind
+    step: int
+    tensors: int
+    size_bytes: int
+    dtypes: tuple[str, ...]
+    info: dict[str, Value]  # what was noted with the checkpoint
+    passed_over: tuple[str, ...] = ()  # newer checkpoints that are damaged, and how
+
+
+def look_at(wish: Wish) -> None:
+    """Raise BadInput for what cannot be written."""
+    if wish.step is not None and wish.best:
+        raise BadInput("expected a step, or the best one, got both")
+    try:
+        check(wish.target, wish.shape)
+    except TrainerError as error:
+        raise BadInput(*str(error).splitlines()) from error
+    except FileExistsError as error:
+        raise Refused(str(error), *([] if wish.shape.overwrite else ["hint: --force writes over it"])) from error
+
+
+def export(run: RunDir, wish: Wish) -> Exported:
+    """Write the weights of the checkpoint that is meant, every byte of which is compared first.
+
+    Raises Refused where there is none, and LaunchError with exit code 6 where it is damaged; where the newest is meant,
+    a damaged one is passed over.
+    """
+    look_at(wish)
+    passed_over: list[str] = []
+    for one in _candidates(run, wish):
+        try:
+            found = _export(run, one, wish)
+        except (CheckpointDamaged, FileNotFoundError) as error:
+            passed_over.append(str(error))
+            continue
+        except TrainerError as error:
+            raise BadInput(*str(error).splitlines()) from error
+        return msgspec.structs.replace(found, passed_over=tuple(passed_over))
+    damaged = LaunchError(*passed_over, f"hint: launch checkpoints {run.id} --verify shows which are whole")
+    damaged.exit_code = Exit.DAMAGED
+    raise damaged
+
+
+def is_here(run: RunDir, step: int) -> bool:
+    """Whether a checkpoint of this step is whole here, as far as names and sizes tell."""
+    return any(one.step == step and one.state is Condition.OK for one in checkpoints(run))
+
+
+def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
+    """Those that will do, the first choice first. Raises Refused where there is none."""
+    known = [one for one in checkpoints(run) if one.state is not Condition.SET_ASIDE]
+    if wish.best:
+        meant = [one for one in known if one.kind == "best"]
+    elif wish.step is not None:
+        meant = [one for one in known if one.step == wish.step][:1]
+    else:
+        meant = [one for one in known if one.kind == "step"]
+    if not meant:
+        raise Refused(*_none(run, wish, known))
+    return iter(meant)
+
+
+def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
+    steps = ", ".join(str(one.step) for one in known if one.kind == "step")
+    if not known:
+        hint = "hint: only those that `trainer` saves are known; what a script saves by itself is in files of its own"
+        return [f"{run.id} has no checkpoint of the trainer's", hint]
+    if wish.best:
+        hint = "hint: the trainer keeps the best one with `keep_best`, a loop of your own with `save(..., best=True)`"
+        return [f"{run.id} has kept none apart as the best; there are steps {steps}", hint]
+    return [f"{run.id} has no checkpoint of step {wish.step}; there are steps {steps}"]
+
+
+def _export(run: RunDir, one: Checkpoint, wish: Wish) -> Exported:
+    try:
+        found = export_entry(Entry(one.kind, one.step, Path(one.path)), wish.target, wish.shape, {"run": str(run.id)})
+    except CheckpointPartial as error:
+        raise Refused(str(error), f"hint: launch fetch {run.id} --checkpoint {one.step} brings the rest") from error
+    return Exported(
+        str(found.target), run.id, found.kind, found.step, found.tensors, found.size_bytes, found.dtypes,
+        dict(found.info),
+    )  # fmt: skip

@@ -1,0 +1,128 @@
+"""What a spec's project is, and what of it a run gets: the code that is frozen, what that imports, and from where."""
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from launcher.plan.facts import Misfit, Project
+from launcher.plan.interpreter import install_command, is_program, lacking, may_import, package_of, sites_of
+from launcher.run.code.imports import SureImport, sure_imports, syntax_error, third_party_imports
+from launcher.run.code.listing import CodeList, list_code, list_frozen
+from launcher.run.code.own_packages import Installed, installed_live, own_folders, stays_live, usable
+from launcher.spec.model import JobSpec
+
+_OURS = frozenset(("launcher", "trainer"))
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectCode:
+    """The files of a project that are frozen, and from which folders of it Python imports its own packages."""
+
+    listed: CodeList
+    own_folders: tuple[str, ...]
+    installed: tuple[Installed, ...]  # what is imported from where it is edited
+
+
+def code_of(root: Path, spec: JobSpec, python: str, *, frozen: bool) -> ProjectCode:
+    """The code of a project for an interpreter; `frozen`: all that is there is code. Raises BadInput."""
+    sites = sites_of(python, os.environ)
+    installed = tuple(installed_live(sites))
+    folders = own_folders(root, installed, sites)
+    listed = list_frozen(root) if frozen else list_code(root, spec.code, folders)
+    return ProjectCode(listed, usable(folders, [file.path for file in listed.files]), installed)
+
+
+def live_imports(project: Project, code: ProjectCode) -> list[str]:
+    """Words about what ranks would import from where it is edited."""
+    return stays_live(project.imports, code.installed, code.own_folders, Path(project.path))
+
+
+def project_of(file: Path) -> Path:
+    """The folder whose code is frozen: the nearest one above the spec that is a project, else the working folder if
+    the spec is below it, else the spec's own."""
+    folder, here = file.resolve().parent, Path.cwd()
+    return marked_above(folder) or (here if folder.is_relative_to(here) else folder)
+
+
+def marked_above(folder: Path) -> Path | None:
+    """The nearest folder from this one on up that says by a file of its own that it is a project."""
+    folders = (folder, *folder.parents)
+    return next((one for one in folders if (one / ".git").exists() or (one / "pyproject.toml").exists()), None)
+
+
+def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
+    """The frozen code as a plan needs to know it; `folders`: where its own packages are imported from."""
+    files = {entry.path for entry in code.files}
+
+    @cache
+    def read(path: str) -> bytes | None:
+        return (root / path).read_bytes() if path in files else None
+
+    imports: set[str] = set()
+    found = True
+    entry = spec.run.script
+    if spec.run.module is not None:
+        entry = _module_file(spec.run.module, (spec.run.workdir, *folders), files)
+        found = entry is not None or _may_have(spec, spec.run.module, python)
+    elif entry is not None:
+        entry = os.path.normpath(os.path.join(spec.run.workdir, entry))
+    wrong, missing = "", tuple[Misfit, ...]()
+    if entry is not None and entry in files:
+        imports = third_party_imports(read, entry, folders)
+        wrong = syntax_error(read(entry) or b"", entry) if _speaks_as_we(python) else ""
+        if spec.run.setup is None and is_program(python):
+            missing = _missing(spec, root, files, sure_imports(read, entry, folders), python)
+    elif spec.run.module is not None:
+        imports = {"*"}
+    return Project(str(root), files, imports, found, tuple(folders), wrong, missing)
+
+
+def _missing(
+    spec: JobSpec, root: Path, files: Collection[str], imported: Sequence[SureImport], python: str
+) -> tuple[Misfit, ...]:
+    """A word for each module that nobody has, neither the interpreter nor, wherever it lies, the project."""
+    own = {part.partition(".")[0] for path in files for part in path.split("/")} | _OURS
+    tops = {one: one.module.partition(".")[0] for one in imported}
+    foreign = [one for one, top in tops.items() if top not in own and not top.startswith("_")]
+    absent = lacking([one.module for one in foreign], python, {**os.environ, **spec.env})
+    first = {tops[one]: one for one in reversed(foreign) if one.module in absent and not _is_near(root, one, tops[one])}
+    key, place = "run.script" if spec.run.module is None else "run.module", _shown(python, root)
+    return tuple(
+        Misfit(key, f"{one.path}:{one.line}: no module {top} in {place}", _way_to_have(top, root, python))
+        for top, one in sorted(first.items(), key=lambda pair: (pair[1].path, pair[1].line))
+    )
+
+
+def _is_near(root: Path, one: SureImport, top: str) -> bool:
+    """Whether there is something of this name that is not frozen."""
+    folders = (root, *(root / one.path).parents)
+    return any((folder / top).exists() or (folder / f"{top}.py").exists() for folder in folders)
+
+
+def _shown(python: str, root: Path) -> str:
+    home = Path(python).parent.parent
+    return os.path.relpath(home, root) if home.is_relative_to(root) else python
+
+
+def _way_to_have(module: str, root: Path, python: str) -> str:
+    package = package_of(module)
+    return f"uv add {package}" if (root / "uv.lock").exists() else install_command(package, python)
+
+
+def _speaks_as_we(python: str) -> bool:
+    """Whether it is of our version: what is a syntax error here is one there."""
+    ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return any(site.parent.name == ours for site in sites_of(python, os.environ)[:1])
+
+
+def _may_have(spec: JobSpec, module: str, python: str) -> bool:
+    """Whether the interpreter has it, as its environment will be; what its own setup installs, nobody knows."""
+    return spec.run.setup is not None or may_import(module, python, {**os.environ, **spec.env})
+
+
+def _module_file(module: str, folders: Sequence[str], files: Collection[str]) -> str | None:
+    bases = [os.path.normpath(os.path.join(folder, module.replace(".", "/"))) for folder in folders]
+    return next((path for base in bases for path in (f"{base}.py", f"{base}/__main__.py") if path in files), None)

@@ -1,0 +1,235 @@
+"""Handing one message to one recipient, within a limit. What went wrong is said without the address."""
+
+import base64
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import smtplib
+import socket
+import ssl
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from email.message import EmailMessage
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from launcher.supervisor.notify import payload
+from launcher.supervisor.notify.message import Message
+from launcher.supervisor.notify.record import MailServer, Notifying, Recipient, without_secrets
+
+_ANSWER_S = 10.0
+_COMMAND_S = 30.0
+_MOST_BYTES = 1 << 16
+_LATER = (408, 425, 429)  # of the answers that blame whoever asks, those that pass
+_LONGEST = 200
+
+
+class NotDelivered(Exception):
+    """Why; `again`: it may go out later, and not before `after_s`."""
+
+    def __init__(self, text: str, *, again: bool, after_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.text, self.again, self.after_s = text, again, after_s
+
+
+def deliver(
+    recipient: Recipient,
+    message: Message,
+    what: Notifying,
+    folder: Path,
+    *,
+    answer_s: float = _ANSWER_S,
+    command_s: float = _COMMAND_S,
+) -> None:
+    """Return once the message was taken. Raises NotDelivered.
+
+    A server has `answer_s` for each answer, a command `command_s` in all; it runs in `folder`.
+    """
+    try:
+        match recipient.kind:
+            case "email":
+                _by_mail(recipient, message, what.mail, answer_s, command_s)
+            case "command":
+                _by_command(recipient.argv, message, folder, command_s)
+            case "apprise":
+                _by_apprise(recipient.address, message)
+            case _:
+                _by_web(recipient, message, answer_s)
+    except NotDelivered as error:
+        error.text = " ".join(without_secrets(error.text, what.secrets()).split())[:_LONGEST]
+        raise
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A message that is posted on becomes a request without one: better to hear that the address is another."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
+    headers = {"Content-Type": "application/json", "User-Agent": "launch"}
+    headers["Idempotency-Key"] = f"{message.run}/{message.key}/{recipient.id}"
+    data = payload.body(recipient.kind, message)
+    try:
+        address, login = _without_login(recipient.address)
+        request = urllib.request.Request(address, data, headers | login, method="POST")  # noqa: S310 - it is http(s)
+        opener = urllib.request.build_opener(_NoRedirect)
+        with opener.open(request, timeout=limit_s) as answer:
+            answer.read(_MOST_BYTES)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _of_answer(error) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise NotDelivered(_said(error, limit_s), again=True) from None
+    except ValueError:
+        raise NotDelivered("its address is none", again=False) from None
+
+
+def _without_login(address: str) -> tuple[str, dict[str, str]]:
+    """`https://me:password@host/` as urllib wants it."""
+    parts = urlsplit(address)
+    if parts.username is None:
+        return address, {}
+    words = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    login = {"Authorization": f"Basic {base64.b64encode(words).decode()}"}
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), login
+
+
+def _of_answer(error: urllib.error.HTTPError) -> NotDelivered:
+    later = error.headers.get("Retry-After", "") if error.headers is not None else ""
+    again = error.code >= 500 or error.code in _LATER
+    said = f"it answers {error.code} {error.reason}"
+    return NotDelivered(said, again=again, after_s=float(later) if later.isdecimal() else 0.0)
+
+
+def _said(error: Exception, limit_s: float) -> str:
+    """The words of the system, without those of the library around them."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, TimeoutError):
+        return f"no answer within {limit_s:g} s"
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"its certificate is not good: {reason.verify_message}"
+    if isinstance(reason, OSError) and reason.strerror:
+        return f"{reason.strerror[:1].lower()}{reason.strerror[1:]}"
+    return str(reason) or type(reason).__name__
+
+
+def _by_apprise(url: str, message: Message) -> None:
+    try:
+        from launcher.supervisor.notify.by_apprise import send  # late: its library takes half a second to import
+    except ImportError:
+        raise NotDelivered("apprise is not installed on the machine that sends it", again=False) from None
+    problem = send(url, message.title, message.text)
+    if problem:
+        raise NotDelivered(problem, again=True)
+
+
+def _by_mail(
+    recipient: Recipient, message: Message, server: MailServer | None, answer_s: float, command_s: float
+) -> None:
+    sender = server.sender if server is not None else None
+    if sender is None:
+        named = server.user if server is not None and server.user is not None and "@" in server.user else None
+        sender = named or f"launch@{socket.gethostname() or 'localhost'}"
+    letter = payload.mail(message, sender, recipient.address)
+    if server is None:
+        _by_sendmail(letter, command_s)
+        return
+    try:
+        with _connected(server, answer_s) as line:
+            line.send_message(letter)
+    except smtplib.SMTPRecipientsRefused as error:
+        code, said = next(iter(error.recipients.values()))
+        raise NotDelivered(
+            f"{server.host} refuses {recipient.address}: {code} {_text(said)}", again=code < 500
+        ) from None
+    except smtplib.SMTPResponseException as error:
+        text = f"{server.host} says {error.smtp_code} {_text(error.smtp_error)}"
+        raise NotDelivered(text, again=error.smtp_code < 500) from None
+    except smtplib.SMTPNotSupportedError as error:
+        raise NotDelivered(f"{server.host}: {error}", again=False) from None
+    except (OSError, smtplib.SMTPException) as error:
+        raise NotDelivered(f"{server.host}: {_said(error, answer_s)}", again=True) from None
+
+
+@contextlib.contextmanager
+def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
+    """A line to the server, logged in; how it is closed is nobody's concern: the mail was taken, or was not."""
+    context = ssl.create_default_context()
+    line: smtplib.SMTP
+    if server.tls == "tls" or (server.tls == "auto" and server.port == smtplib.SMTP_SSL_PORT):
+        line = smtplib.SMTP_SSL(server.host, server.port, timeout=limit_s, context=context)
+    else:
+        line = smtplib.SMTP(server.host, server.port, timeout=limit_s)
+    try:
+        line.ehlo()
+        secret = server.password is not None
+        offered = line.has_extn("starttls")
+        if (
+            not isinstance(line, smtplib.SMTP_SSL)
+            and server.tls != "none"
+            and (offered or secret or server.tls == "starttls")
+        ):
+            line.starttls(context=context)
+            line.ehlo()
+        if server.user is not None and server.password is not None:
+            line.login(server.user, server.password)
+        yield line
+        with contextlib.suppress(OSError, smtplib.SMTPException):
+            line.quit()
+    finally:
+        line.close()
+
+
+def _text(said: bytes | str) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said
+
+
+def _by_sendmail(letter: EmailMessage, limit_s: float) -> None:
+    program = shutil.which("sendmail", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/lib")
+    if program is None:
+        text = (
+            "there is no sendmail on this machine, and no smtp in ~/.config/launch/notify.yaml where it was submitted"
+        )
+        raise NotDelivered(text, again=False)
+    _run((program, "-t", "-i"), letter.as_bytes(), Path("/"), {}, limit_s)
+
+
+def _by_command(argv: tuple[str, ...], message: Message, folder: Path, limit_s: float) -> None:
+    words = {"LAUNCH_RUN_ID": message.run, "LAUNCH_NOTIFY": message.kind, "LAUNCH_NOTIFY_TITLE": message.title}
+    _run(argv, payload.as_json(message), folder, words, limit_s)
+
+
+def _run(argv: tuple[str, ...], data: bytes, folder: Path, words: dict[str, str], limit_s: float) -> None:
+    """Run a command in a session of its own, so that all of it ends where it takes too long."""
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
+        told.write(data)
+        told.seek(0)
+        try:
+            child = subprocess.Popen(
+                argv,
+                cwd=folder,
+                env={**os.environ, **words},
+                stdin=told,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise NotDelivered(f"{argv[0]}: {_said(error, limit_s)}", again=False) from None
+        try:
+            code = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # our own child, not reaped yet: the number cannot be another's
+            child.wait()
+            raise NotDelivered(f"{argv[0]}: still running after {limit_s:g} s", again=True) from None
+        said.seek(0)
+        last = said.read(_MOST_BYTES).decode(errors="replace").strip().splitlines()[-1:]
+    if code:
+        raise NotDelivered(": ".join([f"{argv[0]}: exit code {code}", *last]), again=True)

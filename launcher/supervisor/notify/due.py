@@ -1,0 +1,89 @@
+"""What is to be told now, from the records of a run: pure, and time comes in as a value."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from launcher.coordinator.policy import restarts_by_cause
+from launcher.run.records import NOT_TOLD, TOLD, AttemptEnd, Event, RunState
+from launcher.states import State
+from launcher.supervisor.notify import message
+from launcher.supervisor.notify.message import Message
+from launcher.supervisor.notify.record import Notifying, Recipient
+
+_OPENED = ("submitted", "resumed")  # by a person: what was told before that is of another life
+_WAITS = (State.QUEUED, State.STARTING, State.REGROUPING)
+
+
+class Glance(msgspec.Struct, frozen=True):
+    """What the records of a run say at one moment."""
+
+    events: Sequence[Event]
+    state: RunState | None
+    end: AttemptEnd | None  # of the newest attempt
+    still_s: float = 0.0  # for how long nothing has changed that `mark` looks at
+    over: bool = False  # whoever carries the run has left: nothing will be written any more
+
+
+def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
+    """All that there is to tell, of what was told already too."""
+    state = glance.state
+    if state is None:
+        return []
+    first = max((index for index, one in enumerate(glance.events) if one.kind in _OPENED), default=0)
+    life = glance.events[first:]
+    number = life[0].attempt if life else state.attempt
+    found = {
+        "started": _started(f"started/{number}", life, state),
+        "restarted": _restarted(f"restarted/{number}", life, state, what.restarts, at),
+        "stalled": _stalled(state, glance, what.stalled_after_s, at),
+        "ended": _ended(f"ended/{number}", state, glance, at),
+    }
+    return [one for kind, one in found.items() if one is not None and kind in what.on]
+
+
+def note_of(at: float, attempt: int, kind: str, one: Message, to: Recipient, problem: str) -> Event:
+    """What is written down where a message was told, or will not be: `settled` finds it."""
+    text = f"{one.kind}: told {to.label}" if kind == TOLD else f"{one.kind}: {to.label}: {problem}"
+    return Event(at, attempt, kind, text, brief=one.key, evidence=to.id)
+
+
+def settled(events: Sequence[Event]) -> set[tuple[str, str]]:
+    """Keys and recipients of what was told, or will not be."""
+    return {(one.brief, one.evidence) for one in events if one.kind in (TOLD, NOT_TOLD)}
+
+
+def mark(state: RunState | None) -> object:
+    """What changes as long as a run gets on."""
+    if state is None:
+        return None
+    return state.attempt, state.generation, state.state, state.step, state.checkpoint, state.metrics
+
+
+def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None:
+    opened = next((one for one in life if one.kind == "generation_opened"), None)
+    return None if opened is None else message.started(key, state, opened)
+
+
+def _restarted(key: str, life: Sequence[Event], state: RunState, most: int, at: float) -> Message | None:
+    restarts = restarts_by_cause(life)
+    return message.restarted(key, state, at, restarts) if sum(restarts.values()) > most else None
+
+
+def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Message | None:
+    """A running script that never reports a step or a number cannot be told from one that stands still."""
+    reports = state.step is not None or bool(state.metrics)
+    if state.state.ended or glance.over or glance.still_s < after_s or not (state.state in _WAITS or reports):
+        return None
+    key = f"stalled/{state.attempt}.{state.generation}.{state.state}.{state.step}"
+    return message.stalled(key, state, at, glance.still_s)
+
+
+def _ended(key: str, state: RunState, glance: Glance, at: float) -> Message | None:
+    """What a host says alone, which has lost its leader, may not be so."""
+    end = glance.end
+    if end is not None and end.alone:
+        return None
+    if state.state.ended or (glance.over and end is not None and end.state.ended):
+        return message.ended(key, state, end, at)
+    return None

@@ -1,0 +1,92 @@
+"""Ends that nobody was left to tell of, such as a job that was killed with all its processes: told by whoever looks
+later, which is `launch notify --due`. Each goes out once: it is noted in the run's events, and one tells at a time.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from launcher.errors import Fenced
+from launcher.run.attempts import newest
+from launcher.run.durable import Damaged, append_line, read_lines, readable
+from launcher.run.fence import check_fence
+from launcher.run.layout import RunDir
+from launcher.run.locks import locked
+from launcher.run.records import NOT_TOLD, TOLD, AttemptEnd, Event, RunState, StopRequest
+from launcher.status.derive import RunStatus
+from launcher.supervisor.notify.delivery import NotDelivered, deliver
+from launcher.supervisor.notify.due import Glance, due, note_of, settled
+from launcher.supervisor.notify.message import Message, cleaned
+from launcher.supervisor.notify.record import Notifying
+
+LATE_S = 900.0  # who carries a run goes on telling for ten minutes after its end
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What became of a message for one recipient; no problem: it was taken."""
+
+    recipient: str
+    problem: str = ""
+
+
+def tell_end(run: RunDir, status: RunStatus) -> Iterator[Told]:
+    """Send what of the run's end is due and was not sent. Raises what keeps its records from being read."""
+    what = readable(run.notify, Notifying)
+    if what is None or not _is_late(run, status, time.time()):
+        return
+    with locked(run.notify_lock, optional=True) as lock:
+        if lock is None:
+            return  # somebody is telling now
+        events = read_lines(run.events, Event)
+        message = end_of(what, status, events, time.time())
+        if message is None:
+            return
+        secrets = (*what.secrets(), *(readable(run.secrets, dict[str, str]) or {}).values())
+        yield from _sent(run, status.attempt, what, cleaned(message, secrets), settled(events))
+
+
+def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: float) -> Message | None:
+    """Return the message of the run's end, or None if no recipient lacks it.
+
+    Where only the cluster knows how the run ended, an earlier failure of its own does not explain the end.
+    """
+    shared = {name: getattr(status, name) for name in RunState.__struct_fields__ if name in RunStatus.__struct_fields__}
+    failure = status.failure if status.ended_at is not None else None
+    state = RunState(**shared | {"restarts": status.restarts.by_cause, "failure": failure})
+    ends = [one for one in due(what, Glance(events, state, None, over=True), at) if one.kind == "ended"]
+    known = settled(events)
+    return next((one for one in ends if any((one.key, to.id) not in known for to in what.recipients)), None)
+
+
+def _is_late(run: RunDir, status: RunStatus, now: float) -> bool:
+    """Whether it has ended, and nobody who carried it tells of that any more; who has cancelled it knows."""
+    attempt = newest(run)
+    if attempt is None or not status.state.ended or (status.ended_at is not None and now - status.ended_at < LATE_S):
+        return False
+    end, stop = readable(attempt.end, AttemptEnd), readable(attempt.stop, StopRequest)
+    alone = end is not None and end.alone  # one host's word, of several
+    return not alone and (stop is None or stop.kind != "cancel")
+
+
+def _sent(run: RunDir, attempt: int, what: Notifying, message: Message, known: set[tuple[str, str]]) -> Iterator[Told]:
+    for to in what.recipients:
+        if (message.key, to.id) in known:
+            continue
+        try:
+            check_fence(run, attempt)
+        except Fenced:
+            return  # it goes on
+        kind, problem = TOLD, ""
+        try:
+            deliver(to, message, what, run.path)
+        except NotDelivered as error:
+            kind, problem = NOT_TOLD, error.text
+            if error.again:
+                yield Told(to.label, f"{problem}; it is tried again the next time")
+                continue
+        try:
+            append_line(run.events, note_of(time.time(), attempt, kind, message, to, problem))
+        except (Damaged, OSError) as error:
+            problem = f"{problem}; not noted: {error}".removeprefix("; ")
+        yield Told(to.label, problem)

@@ -1,0 +1,156 @@
+"""What is told of a run, from its records: pure data, and its words."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from launcher.run.records import AttemptEnd, Event, NotFinite, RunState
+from launcher.states import State
+from launcher.status.derive import next_command
+from launcher.status.text import plain
+from launcher.supervisor.notify.record import without_secrets
+
+_TAIL, _LONGEST_LINE = 15, 300
+_METRICS = 8
+_ENDED = {
+    State.SUCCEEDED: "succeeded",
+    State.CANCELLED: "was cancelled",
+    State.FAILED: "failed",
+    State.LOST: "is lost",
+    State.INTERRUPTED: "is interrupted",
+}
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One thing to tell; this, with `title` and `text`, is what plain JSON has."""
+
+    key: str  # of this run: what is told once
+    kind: str  # started, restarted, stalled, ended; test
+    run: str
+    name: str
+    title: str
+    at: float
+    cluster: str = ""
+    state: str = ""
+    cause: str | None = None
+    exit_code: int | None = None
+    summary: str = ""
+    where: str | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    metrics: dict[str, float] = {}
+    not_finite: dict[str, NotFinite] = {}
+    checkpoint: int | None = None
+    restarts: dict[str, int] = {}
+    tail: tuple[str, ...] = ()  # the last lines of the log of the first rank that failed
+    next: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """What there is to say beside the title and the tail of the log."""
+        at = f" at {self.where}" if self.where and self.where not in self.summary else ""
+        words = [f"{self.summary}{at}" if self.summary else "", self._numbers(), self._restarted()]
+        return [*(plain(line) for line in words if line), *([f"next: {plain(self.next)}"] if self.next else [])]
+
+    @property
+    def text(self) -> str:
+        return "\n".join([self.title, *self.lines[:-1], *self.tail, *self.lines[-1:]])
+
+    def _numbers(self) -> str:
+        of = f" of {self.total_steps}" if self.total_steps is not None else ""
+        steps = [f"step {self.step}{of}"] if self.step is not None else []
+        wrong = {name: f"{name} {one.value} since step {one.since}" for name, one in self.not_finite.items()}
+        known = {name: f"{name} {value:.4g}" for name, value in self.metrics.items() if math.isfinite(value)}
+        saved = [f"checkpoint {self.checkpoint}"] if self.checkpoint is not None else []
+        return ", ".join([*steps, *list((known | wrong).values())[:_METRICS], *saved])
+
+    def _restarted(self) -> str:
+        return f"restarts: {counted(self.restarts)}" if self.restarts else ""
+
+
+def cleaned(message: Message, secrets: tuple[str, ...]) -> Message:
+    """Without these, wherever a run's own words may hold them."""
+    tail = tuple(without_secrets(line, secrets) for line in message.tail)
+    summary = without_secrets(message.summary, secrets)
+    return msgspec.structs.replace(message, title=without_secrets(message.title, secrets), tail=tail, summary=summary)
+
+
+def counted(restarts: Mapping[str, int]) -> str:
+    return ", ".join(f"{cause} {count}" for cause, count in sorted(restarts.items()))
+
+
+def started(key: str, state: RunState, opened: Event) -> Message:
+    """Tell of the moment at which the first generation was opened; `state` may be of a later one."""
+    state = msgspec.structs.replace(
+        _going_on(state), step=opened.step, checkpoint=opened.checkpoint, metrics={}, not_finite={}, restarts={}
+    )
+    ranks = f" with {_many(state.world_size, 'rank')}" if state.world_size else ""
+    title = f"{state.run} has started on {state.cluster}{ranks}"
+    return msgspec.structs.replace(_of(key, "started", state, title, opened.at), next=f"launch status {state.run}")
+
+
+def _going_on(state: RunState) -> RunState:
+    """Return the state as it was before any end of the run."""
+    return msgspec.structs.replace(
+        state, state=State.RUNNING, cause=None, exit_code=None, failure=None, message="", ended_at=None
+    )
+
+
+def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int]) -> Message:
+    state = _going_on(state) if state.state.ended else state
+    title = f"{state.run} was restarted {_many(sum(restarts.values()), 'time')}: {counted(restarts)}"
+    found = _of(key, "restarted", state, title, at)
+    return msgspec.structs.replace(found, restarts=dict(restarts), next=f"launch status {state.run}")
+
+
+def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
+    done = f"after step {state.step}" if state.step is not None else f"while it is {state.state}"
+    title = f"{state.run} stands still {done}: nothing new for {_minutes(stalled_s)}"
+    return _of(key, "stalled", state, title, at)
+
+
+def ended(key: str, state: RunState, end: AttemptEnd | None, at: float) -> Message:
+    """Where the state does not say it yet, the end record does: it decides."""
+    if end is not None and not state.state.ended:
+        state = msgspec.structs.replace(
+            state, state=end.state, cause=end.cause, exit_code=end.exit_code, message=end.message
+        )
+    cause = f": {state.cause}" if state.state is State.FAILED and state.cause is not None else ""
+    title = f"{state.run} {_ENDED.get(state.state, state.state)}{cause}"
+    return _of(key, "ended", state, title, at)
+
+
+def _of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:
+    failure = state.failure if state.state is not State.SUCCEEDED else None
+    summary = failure.summary if failure is not None else state.message
+    return Message(
+        key=key,
+        kind=kind,
+        run=state.run,
+        name=state.name,
+        title=title,
+        at=at,
+        cluster=state.cluster,
+        state=str(state.state),
+        cause=None if state.cause is None else str(state.cause),
+        exit_code=state.exit_code,
+        summary=plain(summary),
+        where=failure.where if failure is not None else None,
+        step=state.step,
+        total_steps=state.total_steps,
+        metrics=state.metrics,
+        not_finite=state.not_finite,
+        checkpoint=state.checkpoint,
+        restarts=state.restarts,
+        tail=tuple(plain(line)[:_LONGEST_LINE] for line in failure.tail[-_TAIL:]) if failure is not None else (),
+        next=next_command(state.run, state.state, state.cause, state),
+    )
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

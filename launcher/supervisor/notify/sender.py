@@ -1,0 +1,218 @@
+"""The process that tells people of one attempt: it reads the run's records and sends what is due.
+
+Each recipient has a thread, so that one that hangs delays no other. A delivery is noted in events.jsonl right after
+it, and the host that coordinates next has that record too. A crash between the two sends the message a second time;
+it never loses one.
+"""
+
+import contextlib
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from launcher.clock import boottime
+from launcher.errors import Fenced
+from launcher.run.durable import Damaged, append_line, read_lines, readable
+from launcher.run.fence import check_fence
+from launcher.run.layout import RunDir
+from launcher.run.locks import locked
+from launcher.run.patience import say, waiting_for_disks
+from launcher.run.records import NOT_TOLD, TOLD, AttemptEnd, Event, RunState
+from launcher.supervisor.notify.delivery import NotDelivered, deliver
+from launcher.supervisor.notify.due import Glance, due, mark, note_of, settled
+from launcher.supervisor.notify.message import Message, cleaned
+from launcher.supervisor.notify.record import Notifying, Recipient
+
+GIVE_UP_S = 6 * 3600.0  # a message this old is no news any more
+LONGEST_PAUSE_S = 300.0
+_FIRST_PAUSE_S, _DOUBLINGS = 2.0, 10
+_LOOK_S = 1.0
+_TURN_S = 15.0  # how long a process that came after its keeper had left waits for the one before
+_FOLLOWED_S = 5.0  # where another attempt follows, whose process sends what this one has not
+
+Send = Callable[[Message], None]
+Note = Callable[[str, Message, Recipient, str], None]
+
+
+def pause_after(tries: int, after_s: float = 0.0) -> float:
+    """Return the seconds to wait after so many failed tries, if the recipient asks for `after_s`."""
+    doubled_s: float = _FIRST_PAUSE_S * 2 ** min(tries - 1, _DOUBLINGS)
+    return min(max(doubled_s, after_s), LONGEST_PAUSE_S)
+
+
+class RecipientThread:
+    """Sends to one recipient, one message after the other, and notes how each delivery ended."""
+
+    def __init__(self, recipient: Recipient, send: Send, note: Note, clock: Callable[[], float] = boottime) -> None:
+        self.recipient = recipient
+        self._send, self._note, self._clock = send, note, clock
+        self._waiting: deque[Message] = deque()
+        self._seen: set[str] = set()
+        self._tries, self._longest_s = 0, LONGEST_PAUSE_S
+        self._stopped = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._work, name=recipient.id, daemon=True).start()
+
+    @property
+    def idle(self) -> bool:
+        with self._changed:
+            return not self._waiting
+
+    def put(self, message: Message) -> None:
+        """Have the message sent after those that wait, unless it was put before."""
+        with self._changed:
+            if message.key not in self._seen:
+                self._seen.add(message.key)
+                self._waiting.append(message)
+                self._changed.notify()
+
+    def hurry(self, longest_s: float) -> None:
+        """Try now, and from now on wait at most so long between tries."""
+        with self._changed:
+            self._longest_s = longest_s
+            self._changed.notify()
+
+    def give_up(self) -> None:
+        """Stop, and note each message that was not sent."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+            for message in self._waiting:
+                self._note(NOT_TOLD, message, self.recipient, f"not reached in time, tried {self._tries} times")
+
+    def _work(self) -> None:
+        with waiting_for_disks():
+            while (message := self._next()) is not None:
+                self._deliver(message, self._clock())
+
+    def _next(self) -> Message | None:
+        """Wait for a message; None means that nothing more is to be sent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._stopped)
+            return None if self._stopped else self._waiting[0]
+
+    def _deliver(self, message: Message, since: float) -> None:
+        """Try until the message was taken, refused for good, or is too old."""
+        self._tries = 0
+        while (failed := self._try(message)) is not None:
+            self._tries += 1
+            if not failed.again or self._clock() - since >= GIVE_UP_S:
+                break
+            with self._changed:
+                if not self._stopped:
+                    self._changed.wait(min(pause_after(self._tries, failed.after_s), self._longest_s))
+                if self._stopped:
+                    return
+        kind, problem = (TOLD, "") if failed is None else (NOT_TOLD, f"{failed.text}, tried {self._tries} times")
+        with self._changed:
+            if not self._stopped:
+                self._note(kind, message, self.recipient, problem)
+                self._waiting.popleft()
+
+    def _try(self, message: Message) -> NotDelivered | None:
+        try:
+            self._send(message)
+        except NotDelivered as error:
+            failed = error
+        except Exception as error:  # noqa: BLE001 - a library's; its text may hold the address
+            failed = NotDelivered(type(error).__name__, again=False)
+        else:
+            return None
+        say(f"{message.kind}: {self.recipient.label}: {failed.text}")
+        return failed
+
+
+class Sender:
+    """Tells of one attempt of a run."""
+
+    def __init__(self, run: RunDir, number: int, what: Notifying) -> None:
+        self._run, self._attempt, self._what = run, run.attempt(number), what
+        self._secrets = (*what.secrets(), *(readable(run.secrets, dict[str, str]) or {}).values())
+        self._mark: object = None
+        self._changed_at = boottime()
+        self._threads = [RecipientThread(one, self._send_to(one), self._note) for one in what.recipients]
+
+    def _send_to(self, recipient: Recipient) -> Send:
+        return lambda message: deliver(recipient, message, self._what, self._run.path)
+
+    @property
+    def fenced(self) -> bool:
+        """Return whether a newer attempt exists, whose process sends what is left."""
+        try:
+            check_fence(self._run, self._attempt.number)
+        except Fenced:
+            return True
+        except (Damaged, OSError):
+            return False
+        return False
+
+    def look(self, *, over: bool = False) -> bool:
+        """Hand what is due to the threads; return whether the run has ended. `over`: nothing more will be written."""
+        state, end = readable(self._run.state, RunState), readable(self._attempt.end, AttemptEnd)
+        events, now = _events(self._run), boottime()
+        if (now_is := mark(state)) != self._mark:
+            self._mark, self._changed_at = now_is, now
+        known = settled(events)
+        for message in due(self._what, Glance(events, state, end, now - self._changed_at, over), time.time()):
+            for thread in self._threads:
+                if (message.key, thread.recipient.id) not in known:
+                    thread.put(cleaned(message, self._secrets))
+        return (end is not None and end.state.ended) or (state is not None and state.state.ended)
+
+    def finish(self, linger_s: float) -> None:
+        """Send what is left after the keeper has gone, for so long at most."""
+        ended = self.look(over=True)
+        limit_s = linger_s if ended else min(linger_s, _FOLLOWED_S)
+        for thread in self._threads:
+            thread.hurry(limit_s / 10)
+        until = boottime() + limit_s
+        while boottime() < until and not self.fenced and not all(thread.idle for thread in self._threads):
+            time.sleep(_LOOK_S / 10)
+        if ended and not self.fenced:
+            for thread in self._threads:
+                thread.give_up()
+
+    def _note(self, kind: str, message: Message, recipient: Recipient, problem: str) -> None:
+        """Append how a delivery ended to the events; if that fails the next attempt may send it again."""
+        event = note_of(time.time(), self._attempt.number, kind, message, recipient, problem)
+        say(event.text)
+        try:
+            check_fence(self._run, self._attempt.number)
+            append_line(self._run.events, event)
+        except (Fenced, Damaged, OSError) as error:
+            say(f"not noted: {error}")
+
+
+def _events(run: RunDir) -> list[Event]:
+    with contextlib.suppress(Damaged, OSError):
+        return read_lines(run.events, Event)
+    return []
+
+
+def send_all(run: RunDir, number: int, linger_s: float) -> None:
+    """Tell of an attempt until standard input ends, which the keeper holds open, and for `linger_s` after that."""
+    keeper = select.poll()
+    keeper.register(0, select.POLLIN)
+    what = readable(run.notify, Notifying)
+    with ExitStack() as stack:
+        if what is None or not _has_turn(run, keeper, stack):
+            return
+        sender = Sender(run, number, what)
+        sender.look()
+        while not keeper.poll(_LOOK_S * 1000) and not sender.fenced:
+            sender.look()
+        sender.finish(linger_s)
+
+
+def _has_turn(run: RunDir, keeper: "select.poll", stack: ExitStack) -> bool:
+    """Wait for the lock of the attempt before, which sees that there is a newer one; return whether it came free."""
+    until: float | None = None
+    while stack.enter_context(locked(run.notify_lock, optional=True)) is None:
+        if keeper.poll(_LOOK_S * 1000) and until is None:
+            until = boottime() + _TURN_S
+        if until is not None and boottime() >= until:
+            return False
+    return True

@@ -1,0 +1,180 @@
+"""The user's own settings, ~/.config/launch/notify.yaml, and what they and a spec make together at submit.
+
+to: [{slack: "https://hooks.slack.com/services/..."}, {email: me@example.org}]
+on: [stalled, ended]
+smtp: {host: smtp.example.org, user: me, password: {file: ~/.smtp}, from: me@example.org}
+"""
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from launcher.errors import BadInput
+from launcher.plan.secret_values import is_set, read_secret
+from launcher.run.ownership import refuse_strangers
+from launcher.spec.fields import OCCASIONS, notify_fields
+from launcher.spec.kinds.numbers import Integer
+from launcher.spec.kinds.sections import Field, Section
+from launcher.spec.kinds.targets import APPRISE, SECRET_ADDRESSES, WEB_ADDRESS, SecretText
+from launcher.spec.kinds.text import Choice, word
+from launcher.spec.model import NotifyOptions, NotifyTarget, Secret
+from launcher.spec.problems import Wrong, lines_of, printable
+from launcher.spec.yaml_reader import read_tree
+from launcher.spec.yaml_text import read_text
+from launcher.supervisor.notify.record import MailServer, Notifying, Recipient
+
+_HOST = word("the name or address of a host")
+_RESTARTS, _STALLED_AFTER_S = 3, 600.0
+
+
+class SmtpOptions(Struct, frozen=True):
+    """`smtp:` of the settings."""
+
+    host: str
+    port: int = 587
+    user: str | None = None
+    password: Secret | None = None
+    sender: str | None = None  # `from:`
+    tls: str = "auto"
+
+
+class NotifySettings(Struct, frozen=True):
+    to: tuple[NotifyTarget, ...] | None = None
+    on: tuple[str, ...] | None = None
+    restarts: int | None = None
+    stalled_after_s: float | None = None
+    smtp: SmtpOptions | None = None
+
+
+_SMTP = Section(
+    SmtpOptions,
+    (
+        Field("host", _HOST, "Who takes mail"),
+        Field("port", Integer(1, 65535), "Its port"),
+        Field("user", word("the name of a user"), "Who logs in"),
+        Field("password", SecretText(), "What with: the variable that holds it at submit, or {file: PATH}"),
+        Field("from", word("an address such as me@example.org"), "Who mail is from", ("sender",)),
+        Field("tls", Choice(("auto", "tls", "starttls", "none")), "How it is encrypted"),
+    ),
+)  # fmt: skip
+SETTINGS = Section(
+    NotifySettings, (*notify_fields(spelled_out=True), Field("smtp", _SMTP, "Who takes mail; without it sendmail"))
+)
+
+
+def settings_file() -> Path:
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(home) / "launch" / "notify.yaml"
+
+
+def read_settings(path: Path) -> NotifySettings:
+    """Those of the file; none where there is none. Raises BadInput with every problem."""
+    shown = printable(str(path))
+    if not path.exists():
+        return NotifySettings()
+    refuse_strangers(path, shown, "says what runs as you")
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise BadInput(
+            f"{shown}: others can read it, and it holds addresses that are secrets", f"hint: chmod 600 {shown}"
+        )
+    try:
+        read = read_tree(read_text(path, shown))
+        problems = list(read.problems)
+        settings = SETTINGS.parse(read.root) if read.root is not None and not problems else NotifySettings()
+    except Wrong as error:
+        problems, settings = list(error.problems), NotifySettings()
+    if problems:
+        raise BadInput(*lines_of(problems, shown, lambda _: ""))
+    found: NotifySettings = settings
+    return found
+
+
+def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mapping[str, str]) -> Notifying | None:
+    """What a run tells whom, by its spec, the file of that name, and the settings; None: nobody.
+
+    Raises BadInput, with no value in it.
+    """
+    path = settings_file()
+    own = read_settings(path)
+    by_spec = spec.to is not None
+    targets, base = (spec.to or (), project) if by_spec else (own.to or (), path.parent)
+    if not targets:
+        return None
+    smtp = own.smtp if any(one.kind == "email" for one in targets) else None
+    _refuse_unset(targets, base, environ, file if by_spec else path)
+    _refuse_unset([NotifyTarget("smtp", smtp.password)] if smtp is not None else [], path.parent, environ, path)
+    return Notifying(
+        tuple(_recipients(targets, base, environ)),
+        next(one for one in (spec.on, own.on, OCCASIONS) if one is not None),
+        next(one for one in (spec.restarts, own.restarts, _RESTARTS) if one is not None),
+        next(one for one in (spec.stalled_after_s, own.stalled_after_s, _STALLED_AFTER_S) if one is not None),
+        _mail_server(smtp, path.parent, environ),
+    )
+
+
+def _refuse_unset(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str], file: Path) -> None:
+    lines = []
+    for one in targets:
+        if one.secret is not None and not is_set(one.secret, base, environ):
+            name, by_file = _source(one.secret), one.secret.file is not None
+            lines.append(
+                f"{printable(str(file))}: notify: {one.kind}: {name} {'cannot be read' if by_file else 'is not set'}"
+            )
+            lines += [] if by_file else [f"hint: export {name}=..., or keep it in a file: {one.kind}: {{file: PATH}}"]
+    if lines:
+        raise BadInput(*lines)
+
+
+def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str]) -> Iterator[Recipient]:
+    counts: dict[str, int] = {}
+    for one in dict.fromkeys(targets):
+        counts[one.kind] = counts.get(one.kind, 0) + 1
+        yield Recipient(f"{one.kind}-{counts[one.kind]}", one.kind, _address(one, base, environ), one.argv)
+
+
+def _address(target: NotifyTarget, base: Path, environ: Mapping[str, str]) -> str:
+    if target.kind not in SECRET_ADDRESSES:
+        return target.address
+    about = f"notify: {target.kind}"
+    text = read_secret(target.secret, base, environ, about).strip() if target.secret is not None else target.address
+    source = f" in {_source(target.secret)}" if target.secret is not None else ""
+    if target.kind == APPRISE:
+        _refuse_unknown(text, f"{about}: expected a URL that apprise knows, such as ntfy://TOPIC{source}")
+    elif not _is_web_address(text):
+        raise BadInput(f"{about}: expected an address such as https://host/path{source}")
+    return text
+
+
+def _refuse_unknown(url: str, problem: str) -> None:
+    """Raise BadInput if apprise is not installed, or cannot read the URL."""
+    try:
+        from launcher.supervisor.notify.by_apprise import opened  # late: its library takes half a second to import
+    except ImportError as error:
+        from trainer.extras import install_hint  # late: after a failure alone
+
+        raise BadInput("notify: apprise is not installed", install_hint("notify")) from error
+    if opened(url) is None:
+        raise BadInput(problem, "hint: https://appriseit.com lists the services and their URLs")
+
+
+def _is_web_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return WEB_ADDRESS.fullmatch(text) is not None and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _mail_server(smtp: SmtpOptions | None, base: Path, environ: Mapping[str, str]) -> MailServer | None:
+    if smtp is None:
+        return None
+    password = read_secret(smtp.password, base, environ, "notify: smtp") if smtp.password is not None else None
+    return MailServer(smtp.host, smtp.port, smtp.user, password, smtp.sender, smtp.tls)
+
+
+def _source(secret: Secret) -> str:
+    return secret.file if secret.file is not None else secret.name

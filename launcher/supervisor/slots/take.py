@@ -1,0 +1,204 @@
+"""The slots of a machine that a run holds, or its place in the queue for them, where there is no scheduler to ask.
+
+A slot is held by an abstract unix socket: its name is bound once on the machine, by a user of any name, without a file
+or a daemon, and the kernel frees it with the last process that has the socket. Seen are all users of a network
+namespace: a container with a network of its own is another machine to it.
+"""
+
+import errno
+import os
+import pwd
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from launcher.errors import LaunchError
+from launcher.supervisor.slots.table import (
+    CPU,
+    GPU,
+    Demand,
+    Occupancy,
+    SlotHolder,
+    SlotWaiter,
+    alone_name,
+    held_name,
+    lock_name,
+    occupancy,
+    waits_name,
+)
+
+__all__ = ["Demand", "Occupancy", "SlotHolder", "SlotWaiter", "Slots", "occupancy"]
+
+_MOST_NAMED = 3
+_LATE_S = 60.0  # all hosts of a run are told to go within that
+_KEEPS_S = 20.0, 40.0  # what is held for a run that cannot begin yet, against a word that is not believed
+
+
+class Slots:
+    """Those of one run on one host: all that it wants, or none."""
+
+    def __init__(
+        self,
+        run: str,
+        stamp: int,
+        demand: Demand,
+        gpus: Sequence[str],
+        cpus: int,
+        *,
+        host: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        self._host = host or os.uname().nodename
+        if demand.gpus > len(gpus):
+            has = f"there are {len(gpus)}" if gpus else "there is none"
+            raise LaunchError(f"{self._host}: the run wants {demand.gpus} GPUs on each host, and {has} to use")
+        self._wanted = demand.gpus or min(demand.cpus, cpus)
+        wanted = Demand(demand.gpus, 0) if demand.gpus else Demand(0, self._wanted)
+        self._waiter = SlotWaiter(stamp, _user(), run, wanted, priority)
+        self._gpus, self._cpus = tuple(gpus), cpus
+        self._queued: socket.socket | None = None
+        self._held: tuple[socket.socket, ...] = ()
+        self._taken: tuple[str, ...] = ()
+        self._came_at: float | None = None
+        self._lets_go_at = 0.0
+        self._earlier: set[SlotWaiter] = set()  # who waited here before us, or came soon after
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What holds the slots: they stay held while any process has these, as by `pass_fds`."""
+        return tuple(one.fileno() for one in self._held)
+
+    def enqueue(self) -> None:
+        """Take a place in the queue; it goes with this process."""
+        if self._queued is None and not self._held:
+            self._queued = _bind(waits_name(self._waiter))
+            if self._queued is None:
+                raise LaunchError(f"{self._host}: run {self._waiter.run} waits here already, in another process")
+            if self._came_at is None:
+                self._came_at = time.monotonic()
+            self._before(occupancy())
+
+    def try_take(self) -> tuple[str, ...] | None:
+        """The GPUs that are ours from now on, () for CPU slots; None: it is not our turn, or too little is free."""
+        if self._held:
+            return self._taken
+        if self._before(occupancy()):
+            return None
+        # Alone between looking and taking. Who is first may change meanwhile; what is free only grows.
+        one_at_a_time = _bind(f"launch/taking/{self._waiter.kind}")
+        if one_at_a_time is None:
+            return None
+        with one_at_a_time:
+            return self._take(occupancy())
+
+    def release(self) -> None:
+        """Let go of the slots, or of the place in the queue."""
+        for one in (*self._held, *([self._queued] if self._queued else [])):
+            one.close()
+        self._held, self._queued, self._taken = (), None, ()
+
+    def contested(self) -> bool:
+        """Somebody waits here who came before us; or says so and came much later, while we cannot begin: where hosts
+        are told at different times, two runs that disbelieve each other must not wait for each other for ever."""
+        seen = occupancy()
+        if self._before(seen):
+            return True
+        return time.monotonic() > self._lets_go_at and bool(seen.before(self._waiter))
+
+    def ahead(self) -> str:
+        """What we wait for, for people."""
+        seen = occupancy()
+        noun, there = ("GPUs", len(self._gpus)) if self._waiter.kind == GPU else ("CPU slots", self._cpus)
+        counts: Counter[tuple[str, str]] = Counter()
+        for holder in self._in_the_way(seen):
+            counts[holder.run, holder.user] += int(holder.number) if holder.kind == CPU else 1
+        parts = [_has(run, user, count, alone=run in seen.alone) for (run, user), count in counts.items()]
+        if len(parts) > _MOST_NAMED:
+            parts[_MOST_NAMED:] = [f"{len(parts) - _MOST_NAMED} more runs have some"]
+        if before := self._before(seen):
+            parts.append("1 run is ahead" if before == 1 else f"{before} runs are ahead")
+        return f"waits for {self._wanted} of {there} {noun} on {self._host}: {'; '.join(parts) or 'it is next'}"
+
+    def _before(self, seen: Occupancy) -> int:
+        """How many are served before us. Since when it waits everybody says of itself: of one that was not here when we
+        came, nor soon after, it is not believed that it came before."""
+        mine, ahead = self._waiter, seen.before(self._waiter)
+        if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
+            self._earlier |= ahead
+        by_priority = {one for one in ahead if one.user == mine.user and one.priority > mine.priority}
+        return len(by_priority | {one for one in ahead if one.turn > mine.turn} | (ahead & self._earlier))
+
+    def _in_the_way(self, seen: Occupancy) -> list[SlotHolder]:
+        kind = self._waiter.kind
+        return [holder for holder in seen.taken(kind) if kind == CPU or holder.number in self._gpus]
+
+    def _take(self, seen: Occupancy) -> tuple[str, ...] | None:
+        held = [holder.number for holder in self._in_the_way(seen)]
+        if self._waiter.kind == GPU:
+            chosen = tuple(gpu for gpu in self._gpus if gpu not in held)[: self._wanted]
+            names = [name for gpu in chosen for name in (lock_name(gpu), self._held_name(gpu))]
+            enough = len(chosen) == self._wanted
+        else:
+            chosen, names = (), [self._held_name(str(self._wanted))]
+            enough = sum(map(int, held)) + self._wanted <= self._cpus
+        if not enough:
+            return None
+        with ExitStack() as undone:
+            bound = []
+            for name in names:
+                if (one := _bind(name)) is None:
+                    return None  # it is being let go of, by an earlier process of this run for example
+                bound.append(undone.enter_context(one))
+            undone.pop_all()
+        self.release()  # in the queue
+        self._held, self._taken = tuple(bound), chosen
+        self._lets_go_at = time.monotonic() + random.uniform(*_KEEPS_S)  # noqa: S311 - no secret
+        return chosen
+
+    def _held_name(self, number: str) -> str:
+        return held_name(self._waiter.kind, number, self._waiter.user, self._waiter.run)
+
+
+class Alone:
+    """A mark for those who wait here: a run that has slots has lost its leader. It goes with this process."""
+
+    def __init__(self, run: str) -> None:
+        self._name = alone_name(_user(), run)
+        self._mark: socket.socket | None = None
+
+    def set(self) -> None:
+        self._mark = self._mark or _bind(self._name)
+
+    def clear(self) -> None:
+        if self._mark is not None:
+            self._mark.close()
+            self._mark = None
+
+
+def _has(run: str, user: str, count: int, *, alone: bool) -> str:
+    if not run:
+        return f"{count} taken"
+    return f"{run} ({user}) has {count}" + (", which has lost its leader and asks the other hosts" if alone else "")
+
+
+def _bind(name: str) -> socket.socket | None:
+    """A socket with this name; None where there is one."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(f"\0{name}")
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise LaunchError(f"the slots of this machine cannot be taken: {error.strerror}: {name}") from error
+    return bound
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

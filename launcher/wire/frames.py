@@ -1,0 +1,335 @@
+"""A proved TCP connection between two of our processes: agents and coordinator, replica servers, keepers of a run.
+
+    server → client   {"v":4,"nonce":S}
+    client → server   {"v":4,"nonce":C,"mac":HMAC(key, client|CLIENT|SERVER|S|C)}
+    server → client   {"mac":HMAC(key, server|CLIENT|SERVER|S|C)}
+
+The key is good for one wire of one attempt of one run. CLIENT and SERVER are address and port of both ends, as each end
+sees them: whoever passes proofs on, or plays them again, proves nothing. No token and no key ever crosses.
+
+Until a peer has proved itself no more of it is kept than one short line. It has HANDSHAKE_S for that, and of more than
+there can be peers the oldest is dropped.
+Afterwards there are JSON lines, the client's first.
+"""
+
+import asyncio
+import functools
+import hmac
+import ipaddress
+import itertools
+import resource
+import secrets
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+
+from launcher.decoding import decoder_of
+from launcher.errors import LaunchError
+from launcher.wire.messages import WIRE_VERSION
+
+MAX_LINE_BYTES = 1 << 20
+HANDSHAKE_LINE_BYTES = 512
+HANDSHAKE_S = 5.0
+MAX_UNSENT_BYTES = 8 << 20
+MOST_UNPROVED = 256  # at least; as many as there are peers, or a herd of them would evict each other
+_BACKLOG = 4096
+_AGAIN_S = 0.05
+_MOST_COMPLAINTS = 1000
+_complaints = itertools.count()
+_STRANGER = "it does not know this run's token, or speaks for another"
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+Nonce = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+
+
+class WireError(LaunchError):
+    """The peer broke the protocol, cannot be reached, or is not one of ours."""
+
+
+class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    v: int
+    nonce: Nonce
+
+
+class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    v: int
+    nonce: Nonce
+    mac: str
+
+
+class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mac: str
+
+
+T = TypeVar("T", _Hello, _Proof, _Answer)
+
+
+def wire_key(token: str, wire: str, run_id: str, attempt: int) -> bytes:
+    """What opens this wire of this attempt, and no other."""
+    return hmac.digest(bytes.fromhex(token), msgspec.json.encode((wire, run_id, attempt)), "sha256")
+
+
+def proof_of(key: bytes, side: str, client: str, server: str, nonces: str) -> str:
+    """What the client, or the server, of the connection between these two has to say."""
+    return hmac.digest(key, f"{side}|{client}|{server}|{nonces}".encode(), "sha256").hex()
+
+
+def parsed(line: bytes, decoder: msgspec.json.Decoder[In]) -> In:
+    """The message that a line is. Raises WireError."""
+    try:
+        return decoder.decode(line)
+    except (ValueError, RecursionError) as error:  # ValueError: of msgspec, and of text that is no UTF-8
+        raise WireError(f"it sent a line that is no message: {error}"[:500]) from error
+
+
+def complain(text: str) -> None:
+    """Say in the log who broke the protocol; not for ever, for logs have to end too."""
+    if next(_complaints) < _MOST_COMPLAINTS:
+        sys.stderr.write(f"launch: {text}"[:500] + "\n")
+
+
+class Wire(Generic[In, Out]):
+    """One proved connection: `receive` gives messages in order and None at the end, `send` never blocks."""
+
+    def __init__(
+        self,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        decoder: msgspec.json.Decoder[In],
+        peer: tuple[str, int],
+    ) -> None:
+        self._reader, self.writer = streams
+        self._decoder = decoder
+        self.address, port = peer
+        self.peer = f"{self.address}:{port}"
+
+    async def receive(self) -> In | None:
+        """The next message; None where the peer is gone. Raises WireError on a line that is not one."""
+        try:
+            line = await self._reader.readuntil(b"\n")
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            return None
+        except asyncio.LimitOverrunError as error:
+            raise WireError("it sent a line beyond the size limit") from error
+        return parsed(line, self._decoder)
+
+    def send(self, message: Out) -> None:
+        """Queue one message; a peer that reads nothing for too long is dropped."""
+        if self.writer.is_closing():
+            return
+        self.writer.write(msgspec.json.encode(message) + b"\n")
+        if self.writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.writer.transport.abort()
+
+    async def say(self, message: Out) -> None:
+        """Send one message, and wait as long as the peer is slow. Raises WireError where it is gone."""
+        try:
+            self.writer.write(msgspec.json.encode(message) + b"\n")
+            await self.writer.drain()
+        except OSError as error:
+            raise WireError(f"it is gone: {error}") from error
+
+    def complain(self, error: Exception) -> None:
+        complain(f"dropped {self.peer}: {error}")
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def abort(self) -> None:
+        self.writer.transport.abort()
+
+
+class WireServer(Generic[In, Out]):
+    """`serve` is called for each peer that has proved the key. Whatever one does, it harms its own connection only."""
+
+    def __init__(
+        self,
+        key: bytes,
+        decoder: msgspec.json.Decoder[In],
+        serve: Callable[[Wire[In, Out]], Awaitable[None]],
+        most_peers: int,
+        line_bytes: int = MAX_LINE_BYTES,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        self._key, self._decoder, self._line_bytes = key, decoder, line_bytes
+        self._handshake_s = handshake_s  # for a proof
+        self._serve, self._most_peers = serve, most_peers
+        half_of_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._most_unproved = max(MOST_UNPROVED, min(most_peers, half_of_descriptors))
+        self._listening: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._unproved: dict[socket.socket, asyncio.Task[None]] = {}  # the oldest first
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def start(self, address: str, port: int = 0) -> int:
+        """Listen on this address alone, on any port or on that which a process before this one had; gives the port."""
+        self._listening = listening = await _socket_for(address)
+        try:
+            if port:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((address, port))
+            # Connections linger when we are gone: who comes after us may have the port all the same.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        except BaseException:
+            listening.close()
+            raise
+        listening.listen(_BACKLOG)
+        self._accepting = asyncio.create_task(self._accept(listening))
+        return int(listening.getsockname()[1])
+
+    async def close(self) -> None:
+        tasks = {*([self._accepting] if self._accepting else ()), *self._unproved.values(), *self._serving}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._listening is not None:
+            self._listening.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = listening.accept()  # not by the loop: where it is cancelled, it loses who was let in already
+                peer.setblocking(False)
+            except BlockingIOError:
+                await _readable(listening)
+                continue
+            except OSError:  # it is gone again, or there is no descriptor left
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            task = self._unproved[peer] = asyncio.create_task(self._attend(peer))
+            task.add_done_callback(functools.partial(self._forget, peer))
+            if len(self._unproved) > self._most_unproved:
+                oldest = next(iter(self._unproved.values()))
+                oldest.cancel()
+                await asyncio.wait([oldest])
+            await asyncio.sleep(0)  # whoever has come may prove itself before the next is let in
+
+    async def _attend(self, peer: socket.socket) -> None:
+        async with asyncio.timeout(self._handshake_s):
+            await _challenge(peer, self._key)
+        if len(self._serving) >= self._most_peers:
+            raise WireError("too many connections at once")
+        self._serving.add(self._unproved.pop(peer))
+        wire: Wire[In, Out] = await _opened(peer, self._decoder, self._line_bytes)
+        try:
+            await self._serve(wire)
+        except (WireError, OSError) as error:
+            wire.abort()
+            wire.complain(error)
+        finally:
+            wire.close()
+
+    def _forget(self, peer: socket.socket, task: "asyncio.Task[None]") -> None:
+        self._serving.discard(task)
+        if self._unproved.pop(peer, None) is not None:
+            peer.close()
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, (WireError, OSError)):
+            task.get_loop().call_exception_handler({"message": "serving a peer failed", "exception": error})
+        while error is not None:  # its frames lead back to the task: of thousands that would fill the memory
+            error.__traceback__, error = None, error.__cause__
+
+
+async def dial(
+    address: str,
+    port: int,
+    own_address: str,
+    key: bytes,
+    decoder: msgspec.json.Decoder[In],
+    line_bytes: int = MAX_LINE_BYTES,
+) -> Wire[In, Any]:
+    """Connect from the own address, and prove the key to one that proves it too. Raises WireError."""
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            peer = await _socket_for(address)
+            try:
+                peer.bind((own_address, 0))
+                await asyncio.get_running_loop().sock_connect(peer, (address, port))
+                await _prove(peer, key)
+            except BaseException:
+                peer.close()
+                raise
+            return await _opened(peer, decoder, line_bytes)
+    except OSError as error:
+        raise WireError(f"{address}:{port}: {str(error) or 'no answer'}") from error
+    except WireError as error:
+        raise WireError(f"{address}:{port}: {error}") from error
+
+
+async def _socket_for(address: str) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError:  # a name: asked for in a thread, for which a number must not have to wait
+        found = await asyncio.get_running_loop().getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+        family = found[0][0]
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setblocking(False)
+    return made
+
+
+async def _readable(listening: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(listening, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listening)
+
+
+async def _opened(peer: socket.socket, decoder: msgspec.json.Decoder[In], line_bytes: int) -> Wire[In, Any]:
+    try:
+        address, port = peer.getpeername()[:2]  # the transport has none to tell of a peer that has reset it by then
+        return Wire(await asyncio.open_connection(sock=peer, limit=line_bytes), decoder, (address, port))
+    except BaseException:
+        peer.close()
+        raise
+
+
+async def _challenge(peer: socket.socket, key: bytes) -> None:
+    """Have whoever has connected prove the key, and prove it to them."""
+    nonce, ends = secrets.token_hex(16), (_end(peer.getpeername()), _end(peer.getsockname()))
+    await _tell(peer, _Hello(WIRE_VERSION, nonce))
+    proof = await _hear(peer, _Proof)
+    nonces = f"{nonce}|{proof.nonce}"
+    _check(proof.v == WIRE_VERSION, f"it speaks version {proof.v} of the wire, not {WIRE_VERSION}")
+    _check(hmac.compare_digest(proof.mac.encode(), proof_of(key, "client", *ends, nonces).encode()), _STRANGER)
+    await _tell(peer, _Answer(proof_of(key, "server", *ends, nonces)))
+
+
+async def _prove(peer: socket.socket, key: bytes) -> None:
+    hello = await _hear(peer, _Hello)
+    _check(hello.v == WIRE_VERSION, f"it speaks version {hello.v} of the wire, not {WIRE_VERSION}")
+    nonce, ends = secrets.token_hex(16), (_end(peer.getsockname()), _end(peer.getpeername()))
+    nonces = f"{hello.nonce}|{nonce}"
+    await _tell(peer, _Proof(WIRE_VERSION, nonce, proof_of(key, "client", *ends, nonces)))
+    answer = await _hear(peer, _Answer)
+    _check(hmac.compare_digest(answer.mac.encode(), proof_of(key, "server", *ends, nonces).encode()), _STRANGER)
+
+
+def _check(good: bool, why: str) -> None:
+    if not good:
+        raise WireError(why)
+
+
+def _end(name: tuple[Any, ...]) -> str:
+    address, port = name[:2]
+    return f"{address.partition('%')[0]} {port}"  # what follows is this machine's name of an interface
+
+
+async def _tell(peer: socket.socket, words: msgspec.Struct) -> None:
+    await asyncio.get_running_loop().sock_sendall(peer, msgspec.json.encode(words) + b"\n")
+
+
+async def _hear(peer: socket.socket, kind: type[T]) -> T:
+    """One line, of which not a byte too much is read. Raises WireError."""
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = await asyncio.get_running_loop().sock_recv(peer, HANDSHAKE_LINE_BYTES - len(line))
+        _check(bool(piece), "it left, or said too much, before its proof")
+        line += piece
+    return parsed(line, decoder_of(kind))

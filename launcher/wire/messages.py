@@ -1,0 +1,316 @@
+"""What crosses the wire between agents and the coordinator: frozen structs, one JSON line each, tagged by `t`.
+
+No message grows with the number of nodes: a thousand agents get a thousand small lines. But for one: with disks
+apart, or copies in other nodes' memory, a Start says where all the replica servers are.
+"""
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from launcher.run.records import NodeLoad, NotFinite, ProcessId, RankExit
+
+WIRE = "agents"
+WIRE_VERSION = 11
+
+
+# What comes from elsewhere is bounded where it is read.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Text = Annotated[str, msgspec.Meta(max_length=20_000)]
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+Tail = Annotated[tuple[Text, ...], msgspec.Meta(max_length=1000)]
+_LOG = re.compile(r"(logs(/\w[\w.-]*)+)?")  # relative to the run directory, and inside it
+
+
+class ReplicaAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where another agent gives and takes files of checkpoints; or bytes, for the link to be measured."""
+
+    node: int
+    address: Name
+    port: Port
+
+
+class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
+    """agent → coordinator, first after the proof, and again after a reconnect."""
+
+    node: int
+    address: Name
+    process: ProcessId
+    port: Port  # a port this agent holds for the next generation's MASTER_PORT
+    generation: Count = 0  # the generation whose ranks it still runs; 0: none
+    buried: ProcessId | None = None  # the agent that was here before, known to be gone with all that it ran
+    replica_port: Port = 0  # where it gives and takes files of checkpoints; 0: it has none
+    link_port: Port = 0  # where the link to it is measured; 0: nowhere
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="t"):
+    """agent → coordinator: setup is done and ranks can be forked at once."""
+
+    node: int
+
+
+class Leads(msgspec.Struct, frozen=True, tag="leads", tag_field="t"):
+    """agent → coordinator: rank 0 has been forked."""
+
+    node: int
+    generation: int
+
+
+class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
+    """agent → coordinator: this node's ranks run."""
+
+    node: int
+    generation: int
+    pids: Annotated[tuple[int, ...], msgspec.Meta(max_length=10_000)]  # by local rank
+    port: Port  # the port it holds now for a generation after this one
+
+
+class SlowRank(msgspec.Struct, frozen=True, array_like=True):
+    """One that all others wait for, by what ranks tell each other."""
+
+    rank: Count
+    own_s: float  # what its own work takes of each step
+    usual_s: float  # what the usual rank's does
+
+
+class WentBack(msgspec.Struct, frozen=True, array_like=True):
+    """Where a training continued in place from what was saved, because no rank had the state any more."""
+
+    step: Count
+    lost_steps: Count  # that are done again
+    why: Annotated[str, msgspec.Meta(max_length=500)] = ""
+
+
+class RankPulse(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank did lately."""
+
+    rank: int
+    idle_s: float  # since its last report or output
+    reported: bool  # it has used the progress wire in this generation
+    frozen: bool  # the kernel says that it is stopped
+    step: Count | None = None
+    total_steps: Count | None = None
+    checkpoint: Count | None = None
+    metrics: Annotated[dict[Name, float], msgspec.Meta(max_length=128)] = {}
+    fingerprint: Text | None = None
+    not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
+    breakpoint: str = ""  # where it waits for a debugger
+    malformed: Count = 0  # lines on its progress wire that were no reports
+    can_continue: bool | None = None  # it can go on here when another rank is replaced; None: it has not said so far
+    address: str = ""  # where it answers requests
+    resizes: bool = False  # beside `can_continue`: it can go on among fewer or more ranks, too
+    goes_back: bool = False  # beside `can_continue`: to what was saved, among fewer ranks too
+    waits: bool = False  # it was started to join others, and waits for them
+    slow: SlowRank | None = None  # as it has reported in this generation
+    went_back: WentBack | None = None  # as it has reported in this generation
+
+
+class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):
+    """agent → coordinator: alive, once a second, sooner where a rank has news."""
+
+    node: int
+    seq: Count
+    generation: int
+    ranks: tuple[RankPulse, ...] = ()
+    fetched: Count | None = None  # bytes of a checkpoint so far, while it brings here what its ranks are to load
+    keeps: bool = False  # disks apart: a checkpoint of the trainer's has been seen on this node's
+    preparing: Name = ""  # what has to end before ranks can be started here
+    load: NodeLoad | None = None  # where there is a new sample
+    answered: Count = 0  # the newest pulse whose answer has come
+    took_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # from that pulse to its answer
+
+
+class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
+    """agent → coordinator: a rank process is gone."""
+
+    node: int
+    exit: RankExit
+    tail: Tail = ()  # last lines of its log, where it failed
+
+    def __post_init__(self) -> None:
+        if not _LOG.fullmatch(self.exit.log):
+            raise ValueError("the log of a rank is inside the run's folder of logs")
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="stopped", tag_field="t"):
+    """agent → coordinator: no process of that generation is left on this node."""
+
+    node: int
+    generation: int
+
+
+class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
+    """agent → coordinator: this node cannot run ranks. `setup`: the user's setup failed, or
+    (without a log) their interpreter cannot run them; `disk`: there is no room now,
+    or it does not take what is written; `unfit`: a device did not do what it should; else our own fault."""
+
+    node: int
+    setup: bool
+    text: Text
+    log: str | None = None  # relative to the run directory
+    disk: bool = False
+    unfit: bool = False
+
+    def __post_init__(self) -> None:
+        if not _LOG.fullmatch(self.log or ""):
+            raise ValueError("the log of a node is inside the run's folder of logs")
+
+
+class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
+    """agent → coordinator: what this node's ranks are to load could not be brought here; none was started."""
+
+    node: int
+    generation: int
+    text: Text
+
+
+class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="t"):
+    """agent → coordinator: there were checkpoints, and none is whole on the nodes that are here. No rank is started."""
+
+    node: int
+    generation: int
+    text: Text
+
+
+class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
+    """agent → coordinator: another node has a copy of this node's files of that checkpoint; or this node has one in
+    its memory of what the node before it in the ring has there."""
+
+    node: int
+    generation: int
+    step: Count
+
+
+class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
+    """agent → coordinator: disks apart; its ranks have ended, and nothing of theirs waits for its second copy.
+
+    `problem`: why there is none of the newest.
+    """
+
+    node: int
+    generation: int
+    problem: Text = ""
+
+
+class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
+    """agent → coordinator: a line for the run's events."""
+
+    node: int
+    kind: Literal[
+        "checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "copy_failed", "memory_copied",
+        "node_fit", "health_unknown", "in_reserve", "no_reserve",
+    ]  # fmt: skip
+    text: Text
+
+
+class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
+    """agent → coordinator: the answer to CheckLink."""
+
+    node: int
+    number: Count
+    bytes_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # of its two ways the slower one's
+    round_trip_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    problem: Name = ""  # why there is no more to say
+
+
+class DeviceFails(msgspec.Struct, frozen=True, tag="device_fails", tag_field="t"):
+    """agent → coordinator: this node's kernel tells of a device that fails, while its ranks still run."""
+
+    node: int
+    text: Text
+
+
+class StopAsked(msgspec.Struct, frozen=True, tag="stop_asked", tag_field="t"):
+    """agent → coordinator: this agent got SIGTERM."""
+
+    node: int
+    kind: Name  # cancel, preempt
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
+    """coordinator → agent: the answer to Join."""
+
+    lease_s: float
+
+
+class CheckLink(msgspec.Struct, frozen=True, tag="check_link", tag_field="t"):
+    """coordinator → agent: measure the link to that node, then answer LinkSeen."""
+
+    number: int
+    peer: ReplicaAddress
+
+
+class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
+    """coordinator → agent: fork these ranks. Ranks of one node are consecutive."""
+
+    generation: int
+    first_rank: int
+    local_world_size: int
+    world_size: int
+    group_rank: int
+    group_world_size: int
+    master_addr: str
+    master_port: int
+    restarts: int  # restarts of the run so far
+    replicas: tuple[
+        ReplicaAddress, ...
+    ] = ()  # where files are given away: the members' by group rank, then of all others that joined
+    all_here: bool = True  # no other node may have files of the run's checkpoints
+    kept: bool = False  # the run has had checkpoints: without any it does not begin
+    anew: bool = False  # a person has said that it may begin anew all the same
+    joins: bool = False  # ranks on other nodes are in the middle of the training, and wait for these
+
+
+class ContinueInPlace(msgspec.Struct, frozen=True, tag="continue_in_place", tag_field="t"):
+    """coordinator → agent: a new generation in which this node has ranks again, some of them in the same processes.
+
+    The others are forked. Where nodes before this one are gone for good, its ranks have other numbers from now on.
+    Answered by Started, as a Start is.
+    """
+
+    start: Start
+    survivors: tuple[int, ...]  # of this node's ranks, by their numbers from now on, those that keep their processes
+    at_step_end: bool = False  # no rank is gone: others join once the step under way is over
+
+
+class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
+    """coordinator → agent: rank 0 is there, fork yours. One that looks for it too early tries again much later."""
+
+    generation: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="t"):
+    """coordinator → agent: end every process of this generation, then answer Stopped.
+
+    grace_s 0: SIGKILL at once. Else SIGTERM to each rank process alone, then SIGKILL to all that is left.
+    `hung`: ranks whose stacks are to be dumped into their logs first.
+    """
+
+    generation: int
+    grace_s: float
+    hung: tuple[int, ...] = ()
+
+
+class PulseAck(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
+    """coordinator → agent: renews the agent's lease as of when it sent that pulse."""
+
+    seq: int
+
+
+class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
+    """coordinator → agent: the attempt is over; leave."""
+
+    reason: str
+    goes_on: bool = False  # the run does, in another attempt
+
+
+ToCoordinator = (
+    Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
+    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails
+)  # fmt: skip
+ToAgent = Welcome | CheckLink | Start | ContinueInPlace | Follow | Stop | PulseAck | End
+
+TO_COORDINATOR: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
+TO_AGENT: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)

@@ -1,0 +1,247 @@
+"""The rank → agent wire: a FIFO per rank, named by LAUNCH_PROGRESS, one JSON object a line.
+
+A script needs three lines to use it:
+
+    wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+    wire.write('{"step": 12, "total_steps": 200, "loss": 0.31}\\n')
+    wire.write('{"checkpoint": 10}\\n')
+
+Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
+happens after it is not a failure), asked_to_stop (by a signal, say: it leaves with exit code 75 to be started again),
+address (where it answers requests; "": no more), can_continue (the generation in which
+it can go on when another rank is replaced; 0: no more), remembered (a step that is in the node's memory), slow_rank
+(that all others wait for, with slow_s and usual_s: what its own work takes of a step, and the usual rank's), exception
+(written by the rank's starter). Every other number is a metric. A line stays under 4096 bytes, so that lines of several
+writers never mix; what is not such a line is dropped and counted.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from math import isfinite, isnan
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from launcher.decoding import converted
+from launcher.run.records import NotFinite, Raised
+from launcher.wire.messages import SlowRank, WentBack
+
+MAX_LINE_BYTES = 4096
+_READ_BYTES = 1 << 16
+_MAX_METRICS = 64
+_LONGEST_PLACE = 500
+_MAX_STEP = 1 << 53
+
+
+class ExceptionReport(msgspec.Struct, frozen=True):
+    """An exception that nobody caught, as the rank's starter tells of it, or as the log ends."""
+
+    line: str = ""
+    where: str = ""
+    raised: tuple[Raised, ...] = ()  # it, and what it came from
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One line of a rank, as far as it has a meaning."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    checkpoint: int | None = None
+    fingerprint: str | None = None
+    asked_to_stop: bool = False
+    called_exit: bool = False  # it calls sys.exit, or argparse does: its starter says so
+    start_failed: str = ""  # why it could not become the rank: its starter says so
+    done: bool | None = None  # false: there is more to do after all
+    exception: ExceptionReport | None = None
+    breakpoint: str | None = None  # where it waits for a debugger; "": no more
+    address: str | None = None  # where it answers requests; "": no more
+    can_continue: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
+    resizes: bool = False  # beside `can_continue`: among fewer or more ranks, too
+    goes_back: bool = False  # beside `can_continue`: to what was saved, among fewer ranks too
+    waits: bool = False  # for ranks that are in the middle of the training, to meet them
+    remembered: int | None = None  # a step of which this node's ranks have a snapshot in its memory
+    slow_rank: int | None = None  # that all others wait for: what its own work takes of a step, and the usual rank's
+    slow_s: float = 0.0
+    usual_s: float = 0.0
+    went_back_to: int | None = None  # the saved step from which the training continued in place
+    lost_steps: int = 0
+    why: str = ""
+
+
+class Progress:
+    """What one rank has reported so far."""
+
+    def __init__(self, keep: Callable[[int, Mapping[str, float]], None] | None = None) -> None:
+        """`keep` is given each report that has metrics, with the step that it is of."""
+        self._keep = keep
+        self.step: int | None = None
+        self._began: int | None = None  # the first step that it has reported in this generation
+        self.total_steps: int | None = None
+        self.checkpoint: int | None = None
+        self.fingerprint: str | None = None
+        self.done = False
+        self.asked_to_stop = self.called_exit = False
+        self.start_failed = ""
+        self.exception: ExceptionReport | None = None
+        self.breakpoint = self.address = ""
+        self.can_continue: int | None = None
+        self.resizes = self.goes_back = self.waits = False
+        self.remembered: int | None = None
+        self.slow: SlowRank | None = None
+        self.went_back: WentBack | None = None
+        self.metrics: dict[str, float] = {}
+        self.not_finite: dict[str, NotFinite] = {}
+        self.reported = False
+        self.dropped_lines = 0
+
+    def take(self, line: bytes) -> bool:
+        """Take in one line; False where it says nothing that we understand."""
+        try:
+            words = _words(line)
+            report = converted(words, Report)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            self.dropped_lines += 1
+            return False
+        counts = (
+            report.step, report.total_steps, report.checkpoint, report.can_continue, report.remembered,
+            report.slow_rank, report.went_back_to, report.lost_steps,
+        )  # fmt: skip
+        if not all(map(_is_step, counts)):
+            self.dropped_lines += 1
+            return False
+        self._merge(report, words)
+        return True
+
+    def go_on(self) -> None:
+        """Its process is one of a new generation, in which it has reported nothing yet."""
+        self.step = self._began = self.checkpoint = self.remembered = self.slow = self.went_back = None
+        self.reported = False
+
+    @property
+    def steps(self) -> int:
+        """Made in this generation since it first told of one."""
+        return 0 if self.step is None or self._began is None else self.step - self._began
+
+    def _merge(self, report: Report, words: dict[str, object]) -> None:
+        self.step = report.step if report.step is not None else self.step
+        self._began = self.step if self._began is None else self._began
+        self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
+        self.checkpoint = report.checkpoint if report.checkpoint is not None else self.checkpoint
+        self.fingerprint = report.fingerprint if report.fingerprint is not None else self.fingerprint
+        self.exception = report.exception if report.exception is not None else self.exception
+        self.done = report.done if report.done is not None else self.done
+        self.asked_to_stop = self.asked_to_stop or report.asked_to_stop
+        self.called_exit = self.called_exit or report.called_exit
+        self.start_failed = self.start_failed or report.start_failed
+        self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
+        self.address = report.address[:_LONGEST_PLACE] if report.address is not None else self.address
+        if report.can_continue is not None:
+            self.can_continue, self.resizes, self.goes_back = report.can_continue, report.resizes, report.goes_back
+        self.waits = self.waits or report.waits
+        self.remembered = report.remembered if report.remembered is not None else self.remembered
+        if report.slow_rank is not None:
+            self.slow = SlowRank(report.slow_rank, report.slow_s, report.usual_s)
+        if report.went_back_to is not None:
+            self.went_back = WentBack(report.went_back_to, report.lost_steps, report.why[:_LONGEST_PLACE])
+        # A word of these is no sign of progress.
+        place = (report.exception, report.breakpoint, report.address, report.called_exit, report.start_failed)
+        self.reported = self.reported or place == (None, None, None, False, "")
+        values = dict(self._measured(words))
+        if values and self._keep is not None:
+            self._keep(self.step or 0, values)
+
+    def _measured(self, words: dict[str, object]) -> Iterator[tuple[str, float]]:
+        """The metrics of a report, which are the newest now; of too many names those that came first."""
+        for word, value in words.items():
+            name, number = word[:64], _number(value)
+            if number is None or word in Report.__struct_fields__:
+                continue
+            known = self.metrics.keys() | self.not_finite.keys()
+            if name in known or len(known) < _MAX_METRICS:
+                self._measure(name, number)
+                yield name, number
+
+    def _measure(self, name: str, number: float) -> None:
+        began = self.not_finite.pop(name, None)
+        if isfinite(number):
+            self.metrics[name] = number
+            return
+        self.metrics.pop(name, None)
+        self.not_finite[name] = NotFinite(_name_of(number), began.since if began else self.step)
+
+
+def _words(line: bytes) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, object])
+    except msgspec.DecodeError:
+        # Python's own json writes NaN and Infinity, and a loss that is one must not hide the step beside it.
+        words = json.loads(line)
+        json.dumps(
+            words, ensure_ascii=False
+        ).encode()  # half a pair of surrogates is no text: it could not be passed on
+        return msgspec.convert(words, dict[str, object])
+
+
+def _number(value: object) -> float | None:
+    """None for what is no number."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return None
+
+
+def _name_of(number: float) -> Literal["NaN", "Infinity", "-Infinity"]:
+    """As JSON's readers that know of them call it."""
+    return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _is_step(value: int | None) -> bool:
+    return value is None or 0 <= value <= _MAX_STEP
+
+
+class ProgressPipe:
+    """The agent's end of one rank's FIFO."""
+
+    def __init__(self, path: Path, progress: Progress, on_report: Callable[[], None]) -> None:
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        # Read and write, so that the FIFO never ends while no rank has it open.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._path = path
+        self._progress = progress
+        self._on_report = on_report
+        self._rest = b""
+        self._closed = False
+        asyncio.get_running_loop().add_reader(self._fd, self.drain)
+
+    def drain(self) -> None:
+        """Take in what is there now."""
+        heard = False
+        while True:
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if len(self._rest) > MAX_LINE_BYTES:
+                self._rest = b""
+                self._progress.dropped_lines += 1
+            for line in lines:
+                heard = self._progress.take(line) or heard
+        if heard:
+            self._on_report()
+
+    def close(self) -> None:
+        """Drain a last time and take the FIFO away; once, for a rank whose end is heard after all was closed."""
+        if self._closed:
+            return
+        self._closed = True
+        self.drain()
+        asyncio.get_running_loop().remove_reader(self._fd)
+        os.close(self._fd)
+        self._path.unlink(missing_ok=True)

@@ -1,0 +1,77 @@
+"""Records of the coordinator's host that a disk has damaged: where it is found."""
+
+import asyncio
+
+import msgspec
+import pytest
+from run_folder import RunFolder, plan_of
+
+from launcher.coordinator import server as coordinator_server
+from launcher.coordinator.server import CoordinatorServer
+from launcher.run.durable import make_dir, read_record
+from launcher.run.layout import RunDir
+from launcher.run.records import Endpoint
+
+BOUND_S = 100.0
+
+
+def zeros(path):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def other_bytes(path):
+    path.write_bytes(path.read_bytes().replace(b":", b"\xba"))
+
+
+def another_port(path):
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(read_record(path, Endpoint), port=1)))
+
+
+def gone(path):
+    path.unlink()
+
+
+@pytest.fixture
+def attempt(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator_server, "_KNOWN_S", 0.01)
+    attempt = RunFolder(tmp_path / "run").run.attempt(1)
+    make_dir(attempt.path)
+    return attempt
+
+
+def served(attempt, check):
+    """A coordinator of three hosts that elect it, while `check` has it do something."""
+    run = RunDir(attempt.path.parent.parent)
+    plan = msgspec.structs.replace(plan_of(run.path, nodes=3), disks_apart=True, elects=True)
+
+    async def serve():
+        server = CoordinatorServer(run, attempt, plan, "127.0.0.1", "5e" * 32)
+        await server.start()
+        try:
+            async with asyncio.timeout(BOUND_S):
+                await check(server)
+        finally:
+            await server.close()
+
+    asyncio.run(serve())
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("damage", [zeros, cut, other_bytes, another_port, gone])
+def test_where_it_is_found_is_written_again(attempt, damage):
+    """An agent that came anew found nobody, and its node was lost to the run."""
+
+    async def check(_server):
+        right = attempt.endpoint.read_bytes()
+        damage(attempt.endpoint)
+        await until(lambda: attempt.endpoint.exists() and attempt.endpoint.read_bytes() == right)
+
+    served(attempt, check)

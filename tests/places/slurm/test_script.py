@@ -1,0 +1,289 @@
+"""The batch script: what of a spec becomes an option of sbatch, word for word; and nothing of it becomes shell."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from launcher.places.batch.batch import Ticket, batch_command
+from launcher.places.slurm.script import gres_of, options, render, script_of, signal_before_s
+from launcher.plan.build import build
+from launcher.plan.facts import Machine, Project, RunIdentity
+from launcher.plan.model import FrozenCode
+from launcher.plan.queueing import begun
+from launcher.spec.read import read_spec
+
+RUN = Path("/runs/train-7k3f")
+PYTHON = sys.executable
+HEAD = "name: train\nrun:\n  script: train.py\n"
+NODE = Machine(32, ("0", "1", "2", "3"), apart=True)
+TICKET = Ticket("c0ffee")
+
+
+def plan_of(folder, body="", machine=NODE, run_dir=RUN):
+    (folder / "job.yaml").write_text(HEAD + body)
+    place = RunIdentity("train-7k3f", str(run_dir), "slurm", "slurm", "/p/job.yaml", 12.0)
+    project = Project("/p", {"train.py"}, set(), module_found=True)
+    return build(read_spec(folder / "job.yaml", ()), (), place, machine, project, FrozenCode("d", 1, 10), PYTHON)
+
+
+def with_extra(plan, extra):
+    spec = replace(plan.spec, slurm=replace(plan.spec.slurm, extra=extra))
+    return msgspec.structs.replace(plan, spec=spec)
+
+
+def script(folder, body="", ticket=TICKET, where=RUN, avoid=(), **more):
+    return script_of(plan_of(folder, body, run_dir=where, **more), ticket, where, avoid)
+
+
+def written(text):
+    """The options of a script, as sbatch takes them."""
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    words = [shlex.split(line)[0].partition("=") for line in lines]
+    return {name: value if equals else True for name, equals, value in words}
+
+
+GOLDEN = {
+    "plain": (
+        "resources:\n  gpus_per_node: 0\n",
+        f"""\
+#!/bin/bash
+
+# Parameters
+#SBATCH --chdir=/
+#SBATCH --comment=launch:c0ffee
+#SBATCH --cpus-per-task=1
+#SBATCH --job-name=train-7k3f
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/runs/train-7k3f/slurm-%j.out
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+trap '' USR1 USR2
+exec {PYTHON} -P -m launcher.places.batch.job.guard slurm /runs/train-7k3f
+""",
+    ),
+    "GPUs": (
+        "resources:\n  nodes: 2\n  gpus_per_node: 2\n  memory_gb: 1.5\n  time: 90s\n",
+        f"""\
+#!/bin/bash
+
+# Parameters
+#SBATCH --chdir=/
+#SBATCH --comment=launch:c0ffee
+#SBATCH --cpus-per-task=16
+#SBATCH --gres=gpu:2
+#SBATCH --job-name=train-7k3f
+#SBATCH --mem=1500M
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/runs/train-7k3f/slurm-%j.out
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@45
+#SBATCH --time=2
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+trap '' USR1 USR2
+exec {PYTHON} -P -m launcher.places.batch.job.guard slurm /runs/train-7k3f
+""",
+    ),
+    "a range and spares": (
+        """
+resources:
+  nodes: 2..4
+  gpus_per_node: 0
+  ranks_per_node: 3
+  cpus_per_rank: 2
+recovery:
+  spares: 1
+""",
+        f"""\
+#!/bin/bash
+
+# Parameters
+#SBATCH --chdir=/
+#SBATCH --comment=launch:c0ffee
+#SBATCH --cpus-per-task=6
+#SBATCH --job-name=train-7k3f
+#SBATCH --no-kill
+#SBATCH --nodes=2-5
+#SBATCH --open-mode=append
+#SBATCH --output=/runs/train-7k3f/slurm-%j.out
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+trap '' USR1 USR2
+exec {PYTHON} -P -m launcher.places.batch.job.guard slurm /runs/train-7k3f
+""",
+    ),
+    "every option": (
+        """
+resources:
+  nodes: 1
+  gpus_per_node: 4
+  time: 2d
+slurm:
+  partition: gpu,long
+  account: my_project
+  qos: high
+  constraint: a100&nvlink|h100
+  reservation: days
+  nodelist: [gpu01, gpu02]
+  exclude: [gpu07, 'gpu[08-09]']
+  gres: gpu:a100:4,nvme:1
+  mail_user: me@example.org
+  mail_type: [END, FAIL]
+  signal_before: 5m
+  interface: ib0
+  extra:
+    exclusive: true
+    comment: nightly run
+    licenses: matlab:1
+    switches: '1@00:10:00'
+""",
+        f"""\
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=my_project
+#SBATCH --chdir=/
+#SBATCH --comment='launch:c0ffee nightly run'
+#SBATCH --constraint='a100&nvlink|h100'
+#SBATCH --cpus-per-task=32
+#SBATCH --exclude='gpu07,gpu[08-09]'
+#SBATCH --exclusive
+#SBATCH --gres=gpu:a100:4,nvme:1
+#SBATCH --job-name=train-7k3f
+#SBATCH --licenses=matlab:1
+#SBATCH --mail-type=END,FAIL
+#SBATCH --mail-user=me@example.org
+#SBATCH --nodelist=gpu01,gpu02
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/runs/train-7k3f/slurm-%j.out
+#SBATCH --partition=gpu,long
+#SBATCH --qos=high
+#SBATCH --requeue
+#SBATCH --reservation=days
+#SBATCH --signal=B:USR1@300
+#SBATCH --switches=1@00:10:00
+#SBATCH --time=2880
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+trap '' USR1 USR2
+exec {PYTHON} -P -m launcher.places.batch.job.guard slurm /runs/train-7k3f
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(tmp_path, name):
+    body, expected = GOLDEN[name]
+    assert script(tmp_path, body) == expected
+
+
+def test_an_array_is_named_by_the_spec_and_writes_one_file_for_each_run(tmp_path):
+    alone, several = (script(tmp_path, ticket=Ticket("c0ffee", size)) for size in (None, 5))
+    changed = dict(written(several).items() - written(alone).items())
+    assert changed == {"array": "0-4", "job-name": "train", "output": "/runs/train-7k3f/slurm-%A_%a.out"}
+
+
+@pytest.mark.parametrize(
+    "image", ["nvcr.io#nvidia/pytorch:24.05", "/images/x.sif", "apptainer exec --nv /images/x.sif"]
+)
+def test_a_container_is_no_matter_of_the_script(tmp_path, image):
+    """The batch process itself runs outside: it must speak to Slurm."""
+    assert script(tmp_path, f"slurm:\n  container: '{image}'\n") == script(tmp_path)
+
+
+def test_hosts_to_avoid_join_those_of_the_spec_once(tmp_path):
+    body = "slurm:\n  exclude: [gpu07]\n"
+    assert written(script(tmp_path, body, avoid=["gpu09", "gpu07"]))["exclude"] == "gpu07,gpu09"
+
+
+def test_what_the_spec_insists_on_is_not_avoided(tmp_path):
+    """Slurm refuses a job that is to have a node and not to have it, so that the run could not go on at all."""
+    body = "slurm:\n  nodelist: ['gpu[01-03,07]', login1]\n"
+    made = written(script(tmp_path, body, avoid=["gpu02", "gpu04", "login1"]))
+    assert (made["nodelist"], made["exclude"]) == ("gpu[01-03,07],login1", "gpu04")
+    assert "exclude" not in written(script(tmp_path, body, avoid=["gpu07"]))
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("", 120),
+        ("resources:\n  time: 1m\n", 30),  # the default: not in the first half of a short job
+        ("resources:\n  time: 10s\n", 10),  # and not later than ten seconds before the end
+        ("resources:\n  time: 1h\nslurm:\n  signal_before: 5m\n", 300),
+        ("resources:\n  time: 1h\nslurm:\n  signal_before: 1s\n", 10),
+        ("resources:\n  time: 1h\nslurm:\n  signal_before: 50m\n", 1800),
+        ("slurm:\n  signal_before: 5m\n", 300),
+    ],
+)
+def test_how_long_before_the_limit_a_run_is_told(tmp_path, more, expected):
+    assert signal_before_s(plan_of(tmp_path, more)) == expected
+
+
+def test_the_specs_own_gres_is_asked_for_instead_of_its_gpus(tmp_path):
+    assert gres_of(plan_of(tmp_path, "resources:\n  gpus_per_node: 2\n")) == "gpu:2"
+    assert gres_of(plan_of(tmp_path, "resources:\n  gpus_per_node: 2\nslurm:\n  gres: shard:1\n")) == "shard:1"
+    assert gres_of(plan_of(tmp_path, "resources:\n  gpus_per_node: 0\n")) is None
+
+
+def test_nobody_else_sets_what_the_launcher_writes(tmp_path):
+    """Whatever got into a plan by another way than the spec's own checks."""
+    plan = plan_of(tmp_path)
+    other = with_extra(plan, {"output": "/etc/passwd", "job-name": "x", "requeue": "no", "chdir": "/tmp"})
+    assert render(options(other, TICKET, "/o"), "exec true") == render(options(plan, TICKET, "/o"), "exec true")
+
+
+@pytest.mark.parametrize("sign", ["\n", "\r", "\0"])
+def test_a_value_of_several_lines_is_never_written(tmp_path, sign):
+    plan = with_extra(plan_of(tmp_path), {"comment": f"x{sign}touch canary"})
+    with pytest.raises(ValueError, match="--comment: expected one line"):
+        options(plan, TICKET, "/o")
+
+
+@pytest.mark.parametrize("name", ["with spaces", "q'uo\"te", "$(touch canary)", "`x`;y", "#x", "é漢字", "a\\b", "a\nb"])
+def test_the_command_survives_any_folder(name):
+    assert shlex.split(batch_command("slurm", Path(f"/runs/{name}")))[-2] == f"/runs/{name}"
+
+
+def test_a_percent_sign_of_a_folder_is_no_pattern(tmp_path):
+    assert written(script(tmp_path, where=Path("/r/%j%x/t")))["output"] == "/r/%%j%%x/t/slurm-%j.out"
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a\nb", "a\rb"])
+def test_where_slurm_cannot_write_the_batch_processes_words_are_dropped(tmp_path, name):
+    text = script(tmp_path, where=Path("/r") / name)
+    assert "#SBATCH --output=/dev/null\n" in text
+    assert all(
+        line.startswith(("#!", "#SBATCH --", "# ")) or not line for line in text.partition("\nexport")[0].split("\n")
+    )
+
+
+def test_what_a_run_waits_for_is_said_in_slurms_words(tmp_path):
+    plain = written(script(tmp_path))
+    assert not {"hold", "begin", "nice", "dependency", "kill-on-invalid-dep"} & {*plain}
+    waits = plan_of(tmp_path, "queue: {hold: true, at: 2027-01-31 22:00, priority: -10, max_parallel: 3}\n")
+    found = written(script_of(waits, TICKET, RUN, (), "afterok:12,afterany:13_4"))
+    assert found["hold"] is True and found["begin"] == "2027-01-31T22:00:00" and found["nice"] == "10"
+    assert (found["dependency"], found["kill-on-invalid-dep"]) == ("afterok:12,afterany:13_4", "yes")
+    assert written(script_of(waits, Ticket("c0ffee", array=20), RUN, ()))["array"] == "0-19%3"
+    again = written(script_of(begun(waits), TICKET, RUN, ()))
+    assert not {"hold", "begin"} & {*again} and again["nice"] == "10"

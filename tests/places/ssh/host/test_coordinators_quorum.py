@@ -1,0 +1,126 @@
+"""A leader's coordinator against those that may take the run over: whatever is cut, they never both go on."""
+
+import random
+from itertools import combinations
+
+import msgspec
+import pytest
+
+from launcher.coordinator.gathering import Gathering
+from launcher.coordinator.nodes import NodeTable, Presence
+from launcher.errors import Fenced
+from launcher.places.ssh.host.follower import TakeOver
+from launcher.places.ssh.host.leader import enough
+from launcher.plan.on_hosts import leader_may_be_replaced, voters_of
+from launcher.states import Cause
+from tests.places.ssh.host.test_keepers import Table, proposed
+
+
+def opens(leader, side):
+    """Whether its coordinator could open a generation with the agents of these hosts, guests too."""
+    plan, names = msgspec.structs.replace(leader.plan, elects=True), {f"host{number}" for number in side}
+    nodes = NodeTable(plan.nodes, 1.0, plan.away, voters=voters_of(plan))
+    for node in nodes:
+        if node.host in names:
+            node.link, node.ready = Presence.UP, True
+        nodes.settle(node)
+    return Gathering(plan, nodes, 0.0, 0.0, first=False).complete(0.0)
+
+
+def taken_over(table, side):
+    """Whether one of these could be elected by those of them whose records are no newer."""
+    keepers = [table.keepers[number] for number in side]
+
+    def votes(candidate):
+        mine = candidate.ballot.records()
+        return [one.node for one in keepers if one is not candidate and mine.as_new_as(one.ballot.records())]
+
+    return any(enough(one, votes(one), leads=False) for one in keepers if one.ballot.voter.has_vote)
+
+
+def both(table, leader):
+    """Cuts of which both sides would go on."""
+    others = [number for number in range(table.size) if number != leader.node]
+    cuts = [(leader.node, *some) for size in range(table.size) for some in combinations(others, size)]
+    return [side for side in cuts if opens(leader, side) and taken_over(table, {*others} - {*side})]
+
+
+def next_attempt(table, leader, others):
+    number = proposed(table, leader, others, Cause.NODE_LOST)
+    for one in (leader.node, *others):
+        table.keepers[one].move(number)
+
+
+def test_a_host_that_was_frozen_while_an_attempt_was_opened_has_no_part_in_what_follows(tmp_path):
+    table = Table(tmp_path, size=3, nodes_min=1)
+    table.silent = {2}
+    leader = table.keepers[0]
+    next_attempt(table, leader, [1])
+    table.silent = set()
+    assert both(table, leader) == []
+    assert opens(leader, [0]), "it is half of the voters"
+    table.freeze(0)
+    assert TakeOver(table.keepers[1]).look() is None
+    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+        TakeOver(table.keepers[2]).look()
+
+
+def test_what_a_leader_has_slept_through_is_not_forgiven_where_others_may_replace_it(tmp_path):
+    leader = Table(tmp_path, size=3, nodes_min=1).keepers[0]
+    assert leader_may_be_replaced(msgspec.structs.replace(leader.plan, elects=True))
+
+
+def test_a_guest_has_no_weight(tmp_path):
+    """It takes part, and has no vote: with it the leader would be half, and without it the others more than half."""
+    table = Table(tmp_path, size=5, nodes_min=1)
+    leader, table.silent = table.keepers[0], {4}
+    next_attempt(table, leader, [1, 2, 3])
+    assert leader.plan.away == (4,)
+    assert taken_over(table, [1, 2, 3]) and not opens(leader, [0, 4])
+    assert both(table, leader) == []
+
+
+def looked(member):
+    """What it takes over; None too where it leaves, since an attempt goes on without it."""
+    try:
+        return TakeOver(member).look()
+    except Fenced:
+        return None
+
+
+def play(root, seed):
+    """Hosts fall silent, words are missed, leaders follow each other; gives how many attempts there were."""
+    chance = random.Random(seed)
+    table = Table(root, size=chance.randint(3, 5), nodes_min=1, avoid_s=0.0)
+    said, numbers, opened = table.said, range(table.size), 0
+
+    def missed(number, question):
+        is_lost = type(question).__name__ in ("OpenAttempt", "Settled", "Vote") and chance.random() < 0.2
+        return None if is_lost else said(number, question)
+
+    table.said, leader = missed, table.keepers[0]
+    for _ in range(8):
+        assert both(table, leader) == [], (seed, opened)
+        lost = {one for one in numbers if one != leader.node and chance.random() < 0.2}
+        if chance.random() < 0.5:
+            there = [one for one in numbers if one != leader.node and one not in lost]
+            after = proposed(table, leader, there, None)
+        else:
+            table.lose(leader.node, *lost)
+            looks = [(one, looked(one)) for one in table.keepers if one.node not in table.silent]
+            leader, after = next(((one, number) for one, number in looks if number is not None), (leader, None))
+            table.silent = set()
+        for member in table.keepers:
+            member.ballot.leaderless = False
+            accepted = member.ballot.accepted
+            if member is leader and after is not None:
+                member.move(after)
+            elif accepted is not None:
+                member.move(accepted.attempt)
+        opened += after is not None
+    return opened
+
+
+def test_never_could_a_coordinator_go_on_beside_a_new_leader(tmp_path):
+    """Whatever was missed as attempts were opened, one after the other."""
+    assert sum(play(tmp_path / str(seed), seed) for seed in range(24)) > 48

@@ -1,0 +1,179 @@
+"""Who takes a run over, and who has no part in that: hosts that are silent or frozen, or somebody at their place."""
+
+import random
+from math import inf
+
+import msgspec
+import pytest
+
+from launcher.places.ssh.comeback import keeper as comeback
+from launcher.places.ssh.host.follower import TakeOver
+from launcher.places.ssh.host.keeper_messages import Agreed, Ask, Begin, Declined, Replica, granted
+from launcher.places.ssh.host.leader import Hearing, enough, propose
+from launcher.run.attempts import read_intent, read_plan
+from launcher.run.avoided import pardon
+from launcher.spec.model import Budget
+from launcher.states import Cause, State
+from tests.places.ssh.host import test_keepers
+from tests.places.ssh.host.test_keepers import Table, proposed, started_again, taken
+
+
+@pytest.fixture
+def table(tmp_path):
+    return Table(tmp_path, size=5, nodes_min=1, avoid_s=0.0)
+
+
+# -- hosts that are silent for a while, and may be needed later
+
+
+@pytest.fixture
+def spared(tmp_path):
+    """Any two of three hosts can carry the run on."""
+    return Table(tmp_path, size=3, nodes_min=2)
+
+
+@pytest.mark.parametrize("frozen", [1, 2])
+def test_two_of_three_go_on_where_the_leader_was_lost_while_one_of_them_was_frozen(spared, frozen):
+    spared.silent = {frozen}
+    hearing = Hearing(spared.keepers[0])
+    hearing.close()
+    hearing.look()
+    spared.lose(0)
+    took = [number for number in (1, 2) if TakeOver(spared.keepers[number]).look() == 2]
+    assert took == [1]
+    assert [node.host for node in read_plan(spared.keepers[2].run, 2).nodes] == ["host1", "host2", "host0"]
+
+
+def test_a_host_is_avoided_once_for_each_time_that_it_falls_silent(tmp_path):
+    spared = Table(tmp_path, lease_s=1.5)
+    member, now = spared.keepers[0], [0.0]
+    hearing = Hearing(member, lambda: now[0])
+    hearing.close()
+    told = [({2}, []), ({2}, ["host2"]), ({2}, []), (set(), []), ({2}, []), ({2}, ["host2"])]
+    for silent, avoided in told:
+        now[0] += 1.0
+        spared.silent = silent
+        hearing.look()
+        assert [blame.host for blame in pardon(member.run)] == avoided
+
+
+def test_who_missed_an_attempt_while_it_was_frozen_votes_for_one_that_has_it(spared):
+    """Its own records are older: the others would not have its attempt, nor it theirs, had they waited for it."""
+    spared.silent = {1}
+    assert proposed(spared, spared.keepers[0], [2], Cause.NODE_LOST) == 2
+    for number in (0, 2):
+        spared.keepers[number].move(2)
+    spared.lose(0)
+    assert TakeOver(spared.keepers[1]).look() is None, "host2 has attempt 2, and comes before it"
+    assert TakeOver(spared.keepers[2]).look() is None, "host1 is no voter of attempt 2, and host2 is half of those"
+
+
+def test_a_number_that_somebody_else_has_the_vote_for_is_not_asked_for_for_ever(tmp_path):
+    """They had asked at the same time, each cut off from the other: every one has its own vote for attempt 2."""
+    table = Table(tmp_path, size=4, nodes_min=2)
+    table.lose(0)
+    assert [table.keepers[number].stand(1) for number in (2, 3)] == [2, 2]
+    assert TakeOver(table.keepers[1]).look() == 3
+
+
+def test_a_guest_holds_nobody_up(tmp_path):
+    """It has no vote, so it takes nothing over, and nobody waits for it to."""
+    table = Table(tmp_path, size=4, nodes_min=3)
+    table.lose(0)
+    assert TakeOver(table.keepers[1]).look() == 2
+    for member in table.keepers[1:]:
+        member.move(2)
+    table.silent = set()
+    table.keepers[1].ready.began = True
+    guest = started_again(table, 0)
+    guest.rejoin(comeback.what_goes_on(guest))
+    guest.returning = False
+    for number, silent, state in ((2, {1}, State.FAILED), (0, {1, 2, 3}, State.INTERRUPTED)):
+        table.lose(*silent)
+        table.keepers[number].ballot.leaderless = True
+        table.silent -= {number}
+        one = TakeOver(table.keepers[number])
+        one._give_up_at = 0.0
+        assert one.look() is None
+        assert table.end(number).state is state, "there are two of the three nodes that it needs"
+
+
+# -- somebody at the place of a host that is gone
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_relay_in_a_lost_hosts_place_is_nobodys_vote(table, seed):
+    """Two parts of five hosts, of which the smaller one hears a host's relay instead of a third host."""
+    chance = random.Random(seed)
+    whole = [0, *chance.sample(range(1, 5), 2)]
+    part = [number for number in range(5) if number not in whole]
+    table.lose(*whole)
+    table.relays = {number: chance.choice(part) for number in whole[1:]}
+    assert {answer for one in part for answer in table.keepers[one].rpc.ask(Ask())} == {*part}
+    for one in part:
+        for _ in range(3):
+            assert TakeOver(table.keepers[one]).look() is None, "with one host twice it was more than half"
+    assert enough(table.keepers[0], whole[1:], leads=True)
+    table.silent = {*part}
+    table.relays = {}
+    assert proposed(table, table.keepers[0], whole[1:], None) == 2
+
+
+@pytest.mark.parametrize("ends_are_proved", [True, False])
+def test_a_relays_second_vote_would_decide_against_a_leader_that_goes_on(tmp_path, monkeypatch, ends_are_proved):
+    if not ends_are_proved:
+        monkeypatch.setattr(test_keepers, "proof_of", lambda key, side, client, server, nonces: (key, side, nonces))
+    table = Table(tmp_path, size=5, node_lost=Budget(0))
+    table.lose(0, 1, 4)
+    table.relays = {4: 3}
+    candidate = TakeOver(table.keepers[2])
+    candidate._give_up_at = inf
+    assert candidate.look() is None
+    assert enough(table.keepers[0], [1, 4], leads=True), "these go on"
+    votes = granted(table.keepers[2].rpc.ask(table.vote(2, 2)))
+    assert votes == ([3] if ends_are_proved else [3, 4])
+    ended = table.end(2)
+    assert ended is None if ends_are_proved else ended.state is State.FAILED, "what 2 of 5 may not say"
+
+
+def test_nobody_speaks_for_another_host(table):
+    table.lose(0)
+    table.asking.number = 2
+    opening = table.keepers[1].opening(2, ["host1", "host2"], None, [])
+    for word in (table.vote(2, 1), Replica(0, 1, "state", -1, "{}"), opening, Begin(1)):
+        answer = table.said(3, word)
+        assert isinstance(answer, Declined) and "127.0.0.3 does not speak for host" in answer.why
+    assert isinstance(table.said(3, table.vote(2, 2)), Agreed)
+
+
+def test_an_attempt_is_told_without_its_token_and_plan(table):
+    """What a leader says names hosts; each host makes the rest of what came to it over SSH."""
+    said = []
+    table.listen = said.append
+    member, other = table.keepers[:2]
+    there = {number: table.keepers[number].status() for number in range(1, 5)}
+    assert propose(member, there, Cause.NODE_LOST) == 2
+    tokens = {read_intent(one.run.attempt(number)).token for one in table.keepers for number in (1, 2)}
+    assert len(tokens) == 2, "all have the same, and another one for each attempt"
+    words = b"".join(map(msgspec.json.encode, said))
+    assert b'"open"' in words and not any(token.encode() in words for token in tokens)
+    plans = [read_plan(one.run, 2) for one in (member, other)]
+    assert [plan.nodes for plan in plans] == [plans[0].nodes] * 2 and plans[1].run_dir == other.plan.run_dir
+
+
+def test_a_candidate_that_too_few_follow_asks_the_voters_of_both_attempts(table):
+    """What it has opened may have been settled, as far as anybody who has accepted it knows."""
+    table.lose(0)
+    table.silent = {0, 4}
+    said = table.said
+
+    def misses(number, question):
+        return None if number != 1 and type(question).__name__ == "OpenAttempt" else said(number, question)
+
+    table.said = misses
+    assert taken(table, table.keepers[1], [2, 3]) is None
+    assert not table.keepers[1].ballot.voter.settled
+    table.said = said
+    assert not enough(table.keepers[1], [4], leads=False) and enough(table.keepers[1], [2, 3], leads=False)
+    assert taken(table, table.keepers[1], [2, 3]) == 3
+    assert all(table.keepers[number].ballot.voter.settled for number in (1, 2, 3))

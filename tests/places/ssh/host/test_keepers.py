@@ -1,0 +1,886 @@
+"""Who may lead, begin, write and end: keepers on disks of their own, without a network and without agents."""
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from run_folder import dead_process, plan_of, state_of
+
+from launcher.clock import boottime
+from launcher.errors import Exit, Fenced
+from launcher.node.environment import node_environment
+from launcher.places.ssh.comeback import keeper as comeback
+from launcher.places.ssh.host import follower, keeper, leader, presence, record_copies
+from launcher.places.ssh.host.ballot import KeptVoter
+from launcher.places.ssh.host.follower import Follower, TakeOver
+from launcher.places.ssh.host.keeper import QueueWatch
+from launcher.places.ssh.host.keeper_messages import (
+    Agreed,
+    Ask,
+    Begin,
+    Begun,
+    Cancelled,
+    Declined,
+    KeeperStatus,
+    OpenAttempt,
+    RecordsSaid,
+    Replica,
+    Vote,
+)
+from launcher.places.ssh.host.keeper_rpc import ASK_S
+from launcher.places.ssh.host.keeper_state import KeeperState
+from launcher.places.ssh.host.leader import Hearing, Leader, avoid_silent, elect, enough, open_next, propose
+from launcher.places.ssh.host.record_copies import RecordReplicator
+from launcher.plan.model import NodePlan
+from launcher.run.attempts import new_attempt, newest, read_plan
+from launcher.run.avoided import avoid, avoided
+from launcher.run.durable import (
+    Damaged,
+    append_line,
+    read_lines,
+    read_record,
+    read_sealed,
+    write_record,
+    write_sealed,
+)
+from launcher.run.fence import fence, raise_fence
+from launcher.run.identity import boot_id, this_process
+from launcher.run.layout import RunDir
+from launcher.run.records import AttemptEnd, Blame, Event, Intent, ProcessId, RunState
+from launcher.spec.model import Budget, Recovery
+from launcher.states import Cause, State
+from launcher.supervisor.allocation import StopSignal
+from launcher.supervisor.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
+from launcher.wire.frames import proof_of
+
+ENDED = AttemptEnd(State.QUEUED, Cause.NODE_LOST, Exit.NODE_LOST, 0.0, "restart 1 of 20")
+SECRET, KEY = "5e" * 32, b"key"
+BOUND_S = 20.0
+SUCCEEDED = AttemptEnd(State.SUCCEEDED, None, Exit.OK, 0.0)
+
+
+class Wakeup:
+    """One that is rung by hand."""
+
+    stop_asked = False
+
+    def wake(self):
+        pass
+
+    def sleep(self, timeout_s):
+        pass
+
+    def wait(self, timeout_s):
+        pass
+
+
+class FakeRpc:
+    """A keeper's place among the others."""
+
+    def __init__(self, table, me):
+        self._table, self.me = table, me
+        self.others = tuple(number for number in range(table.size) if number != me)
+
+    def peer(self, number):
+        return SimpleNamespace(host=f"host{number}")
+
+    def all_gone(self, for_s):
+        return self._table.gone
+
+    def ask(self, question, whom=None, limit_s=0.0):
+        chosen = self.others if whom is None else [number for number in whom if number in self.others]
+        there = {number: self._table.connected(self.me, number) for number in chosen}
+        self._table.asking.number = self.me
+        try:
+            said = {number: self._table.said(one, question) for number, one in there.items() if one is not None}
+        finally:
+            del self._table.asking.number
+        return {number: answer for number, answer in said.items() if answer is not None}
+
+    def ask_one(self, question, whom, limit_s=0.0):
+        return self.ask(question, [whom]).get(whom)
+
+
+class Table:
+    """`keepers`, the first of which leads attempt 1; who is in `silent` neither asks nor is asked."""
+
+    def __init__(self, root, size=3, nodes_min=2, **recovery):
+        self.size, self.silent, self.deaf_to, self.gone = size, set(), {}, False
+        self.listen = lambda question: None
+        self.asking = threading.local()  # who asks, by the address that its connection has
+        self.relays = {}  # at whose place somebody stands who passes all on, and to whom
+        self.wakeups = [Wakeup() for _ in range(size)]
+        self.keepers = [
+            self._member(root / f"host{number}" / "run", number, nodes_min, recovery) for number in range(size)
+        ]
+        self._answers = [member.answering(wakeup) for member, wakeup in zip(self.keepers, self.wakeups, strict=True)]
+
+    def _member(self, path, number, nodes_min, recovery):
+        path.mkdir(parents=True)
+        plan = plan_of(path)
+        nodes = tuple(NodePlan(one, f"127.0.0.{one + 1}", False, None, host=f"host{one}") for one in range(self.size))
+        spec = msgspec.structs.replace(plan.spec, recovery=Recovery(**{"wait_s": 0.0, "lease_s": 0.0, **recovery}))
+        more = {"nodes": nodes, "spec": spec, "nodes_min": nodes_min, "nodes_max": self.size, "disks_apart": True}
+        run = RunDir(path)
+        attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more), secret=SECRET)
+        raise_fence(run, attempt.number)
+        member = KeeperState(run, attempt.number, number)
+        member._alone = SimpleNamespace(set=lambda: None, clear=lambda: None)  # no mark for this machine's queue
+        member.rpc, member.ready.gpus, member.ready.told = FakeRpc(self, number), (), True
+        return member
+
+    def reach(self, one, other):
+        return one == other or not self.silent & {one, other}
+
+    def connected(self, me, number):
+        """Who hears what we say to that one, and has proved to us that it is that one; None: nobody."""
+        if number not in self.relays:
+            return number if self.reach(me, number) else None
+        behind = self.relays[number]
+        ours, theirs = ((f"127.0.0.{one + 1} 1" for one in ends) for ends in ((me, number), (number, behind)))
+        same = proof_of(KEY, "client", *ours, "nonces") == proof_of(KEY, "client", *theirs, "nonces")
+        return behind if same and self.reach(me, behind) else None
+
+    def said(self, number, question):
+        """Its answer; None where a word of this kind does not get there."""
+        leader = int(self.keepers[number].leader.removeprefix("host"))
+        asker = getattr(self.asking, "number", getattr(question, "node", leader))
+        self.listen(question)
+        deaf = type(question) in self.deaf_to.get(number, ())
+        return None if deaf else self._answers[number](question, f"127.0.0.{asker + 1}")
+
+    def vote(self, attempt, node):
+        """As that host asks for one."""
+        records = self.keepers[node].ballot.records()
+        return Vote(attempt, node, RecordsSaid(records.attempt, records.length, records.digest))
+
+    def deafen(self, number, *kinds):
+        self.deaf_to[number] = kinds
+
+    def lose(self, *numbers):
+        """They are cut off, and the others have noticed."""
+        self.silent = set(numbers)
+        for number, member in enumerate(self.keepers):
+            member.ballot.leaderless = number not in self.silent
+
+    def freeze(self, number, for_s=60.0):
+        """Its coordinator has said nothing for so long, and its keeper answers; the others have noticed."""
+        self.keepers[number].coordinator_due_at = boottime() - for_s
+        for one, member in enumerate(self.keepers):
+            member.ballot.leaderless = one != number
+
+    def watches(self):
+        return [QueueWatch(member, every_s=0.0) for member in self.keepers]
+
+    def end(self, number):
+        return read_record(self.keepers[number].attempt.end, AttemptEnd)
+
+    def state(self, number):
+        return read_record(self.keepers[number].run.state, RunState)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return Table(tmp_path)
+
+
+@pytest.fixture
+def agents(monkeypatch):
+    """Agents that were there and have left because all was done."""
+
+    class AgentProcesses:
+        signalled = False
+
+        def __init__(self, posts, *_, **__):
+            posts[0].last = Exit.OK
+
+        def all_gone(self, for_good):
+            return True
+
+        def signal_first(self):
+            AgentProcesses.signalled = True
+
+        def watch(self, until, *, bring_back):
+            assert until is not None, "it would wait for ever"
+
+    monkeypatch.setattr(follower, "AgentProcesses", AgentProcesses)
+    return AgentProcesses
+
+
+def test_who_has_no_agent_any_more_notices_a_lost_leader_itself(tmp_path, agents):
+    """Its agent had left for an attempt that came to nothing, then the leader was heard again. It waited for ever."""
+    table = Table(tmp_path, lease_s=1000.0)
+    follows = Follower(table.keepers[1], table.wakeups[1])
+    follows._agent.last = Exit.FENCED << 8
+    follows._leader_heard_at -= 2000.0
+    assert not follows._is_deserted()  # it is heard
+    assert not table.keepers[1].ballot.leaderless
+    table.lose(0)
+    table.keepers[1].ballot.leaderless = False
+    follows._leader_heard_at -= 2000.0
+    assert follows._keep() == 2  # with the third host, which hears no leader either
+    assert table.keepers[1].ballot.leaderless
+
+
+class Slots:
+    """Of a host on which an older run waits."""
+
+    fds = ()
+    released = False
+
+    def try_take(self):
+        return ()
+
+    def ahead(self):
+        return ""
+
+    def contested(self):
+        return True
+
+    def enqueue(self):
+        pass
+
+    def release(self):
+        self.released = True
+
+
+def proposed(table, member, others, cause):
+    """What comes of it where it leads, and sees these others."""
+    return propose(member, {number: table.keepers[number].status() for number in others}, cause)
+
+
+def taken(table, member, others):
+    """What comes of it where it does not lead, and sees these others."""
+    elected = elect(member, {number: table.keepers[number].status() for number in others}, leads=False)
+    return open_next(member, elected, None, leads=False) if elected is not None else None
+
+
+def taken_over(table):
+    """The first host is cut off, and the second leads attempt 2 with the third."""
+    table.lose(0)
+    assert TakeOver(table.keepers[1]).look() == 2
+    for member in table.keepers[1:]:
+        member.move(2)
+
+
+# -- one leader
+
+
+def test_a_leader_whose_run_was_taken_over_leaves_and_changes_nothing(table):
+    taken_over(table)
+    table.silent = set()
+    live = [(table.state(number), fence(table.keepers[number].run)) for number in (1, 2)]
+    with pytest.raises(Fenced, match="attempt 2 is led by host1"):
+        Leader(table.keepers[0], table.wakeups[0])._follow(ENDED)
+    assert [(table.state(number), fence(table.keepers[number].run)) for number in (1, 2)] == live
+    assert newest(table.keepers[0].run).number == 1
+
+
+def test_a_leader_whose_run_has_ended_without_it_leaves_once_it_is_told(table):
+    """It was frozen meanwhile. It waited `wait` five times over for keepers that had all left."""
+    taken_over(table)
+    write_end(table.keepers[1].run, table.keepers[1].attempt, SUCCEEDED, table.keepers[1].plan)
+    table.silent = set()
+    assert leader.tell(table.keepers[1]) == [0]  # what it has not taken tells it that the run went on
+    table.silent = {1, 2}
+    with pytest.raises(Fenced, match="attempt 2 goes on without host0"):
+        Leader(table.keepers[0], table.wakeups[0])._follow(ENDED)
+    assert table.end(0) is None
+
+
+def test_only_who_leads_an_attempt_writes_its_records(table):
+    taken_over(table)
+    table.silent = set()
+
+    def says(node, attempt):
+        return type(table.said(2, Replica(node, attempt, "avoided", -1, "[]")))
+
+    assert [says(0, 1), says(0, 2), says(1, 1), says(9, 2), says(1, 2)] == [Declined] * 4 + [Agreed]
+
+
+def test_a_keeper_that_waits_for_its_disk_says_how_it_is_all_the_same(table, monkeypatch):
+    """Who did not would be counted out after a lease: an fsync may take as long."""
+    fsync, waits, goes_on = os.fsync, threading.Event(), threading.Event()
+    said = []
+
+    def slow(fd):
+        waits.set()
+        assert goes_on.wait(BOUND_S)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    record = Replica(0, 1, "avoided", -1, "[]")
+    writing = threading.Thread(target=lambda: said.append(table.said(2, record)))
+    asking = threading.Thread(target=lambda: said.extend(table.said(2, one) for one in (Ask(), record)))
+    try:
+        writing.start()
+        assert waits.wait(BOUND_S)
+        asking.start()
+        asking.join(BOUND_S)
+        assert [type(one) for one in said] == [KeeperStatus, Declined], "and takes nothing more meanwhile"
+    finally:
+        goes_on.set()
+        writing.join()
+        asking.join()
+    assert said[2:] == [Agreed()] == [table.said(2, record)]
+
+
+@pytest.mark.parametrize(("name", "at", "data"), [("avoided", -1, "[]"), ("events", 0, '{"a":1}\n')])
+def test_a_record_that_is_sent_again_is_written_again_only_where_it_is_not_there(table, monkeypatch, name, at, data):
+    """Else a leader that waits a second would hear of none from a disk that takes longer."""
+    member, record = table.keepers[2], Replica(0, 1, name, at, data)
+    path = member.run.avoided if name == "avoided" else member.run.events
+    assert table.said(2, record) == Agreed()
+    syncs = []
+    monkeypatch.setattr(os, "fsync", syncs.append)
+    assert table.said(2, record) == Agreed() and syncs == []
+    path.write_text("damaged")
+    assert table.said(2, record) == Agreed() and syncs
+    assert path.read_text() == data
+
+
+def test_a_proposal_that_too_few_take_up_is_no_attempt(table):
+    member = table.keepers[0]
+    table.deafen(1, OpenAttempt)
+    table.deafen(2, OpenAttempt)
+    assert proposed(table, member, [1, 2], None) is None
+    assert newest(member.run).number == 1
+    assert not member.ballot.voter.settled
+    table.deaf_to = {}
+    assert proposed(table, member, [1, 2], None) == 3, "the number may be known to somebody"
+    assert [one.ballot.voter.settled for one in table.keepers] == [True] * 3
+
+
+def test_a_leader_whose_number_had_a_vote_takes_a_newer_one(table):
+    assert taken(table, table.keepers[1], [0, 2]) is None, "they hear their leader"
+    table.lose(0)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
+    table.silent = set()
+    assert proposed(table, table.keepers[0], [2], None) == 3
+
+
+def test_a_candidate_with_an_older_history_has_no_vote(table):
+    """Restarts that the lost leader had counted would not count any more."""
+    for number in (0, 2):
+        append_line(table.keepers[number].run.events, Event(0.0, 1, "failure", "a rank was killed"))
+    table.lose(0)
+    answer = table.said(2, table.vote(2, 1))
+    assert isinstance(answer, Declined) and "older than its own" in answer.why
+    assert [TakeOver(table.keepers[number]).look() for number in (1, 2)] == [None, 2]
+    assert table.keepers[1].run.events.read_bytes() == table.keepers[2].run.events.read_bytes()
+    assert table.keepers[1].ballot.accepted.hosts[0] == "host2"
+
+
+def test_what_nobody_else_has_of_a_lost_leaders_history_goes_where_the_run_went_on_without_it(table):
+    old, lost = table.keepers[0], Event(0.0, 1, "failure", "nobody heard of it")
+    append_line(old.run.events, lost)
+    taken_over(table)
+    table.silent = set()
+    table.keepers[1].ready.began = True
+    member = started_again(table, 0)
+    member.rejoin(comeback.what_goes_on(member))
+    member.returning = False
+    assert proposed(table, table.keepers[1], [0, 2], None) == 3
+    assert old.run.events.read_bytes() == table.keepers[1].run.events.read_bytes()
+    assert lost not in read_lines(old.run.events, Event)
+
+
+def test_two_parts_of_four_hosts_never_both_go_on(tmp_path):
+    """{0, 3} and {1, 2}: the leader goes on with half of the voters, and the others are not more than half."""
+    table = Table(tmp_path, size=4, nodes_min=1)
+    table.silent = {1, 2}
+    assert proposed(table, table.keepers[0], [3], None) == 2
+    for number in (0, 3):
+        table.keepers[number].move(2)
+    table.lose(0, 3)
+    assert [TakeOver(table.keepers[number]).look() for number in (1, 2)] == [None, None]
+    table.silent = {0, 1, 2}
+    table.keepers[3].ballot.leaderless = True
+    assert TakeOver(table.keepers[3]).look() is None
+    table.silent = {0}
+    answer = table.said(3, table.vote(9, 1))
+    assert isinstance(answer, Declined) and "older than its own" in answer.why
+
+
+def test_a_candidate_has_given_its_own_vote(table):
+    table.lose(0)
+    table.deafen(2, Vote)
+    assert TakeOver(table.keepers[1]).look() is None
+    assert isinstance(table.said(1, table.vote(2, 2)), Declined)
+
+
+def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_path):
+    table = Table(tmp_path, size=5)
+    table.lose(0)
+    assert [type(table.said(number, table.vote(2, 1))) for number in (2, 3, 4)] == [Agreed] * 3
+    table.silent = {0, 1}
+    assert TakeOver(table.keepers[2]).look() == 3
+    table.silent = set()
+    assert isinstance(table.said(3, table.vote(2, 1)), Declined)
+    assert taken(table, table.keepers[1], [3, 4]) is None
+
+
+def test_a_keeper_does_not_lead_whose_coordinator_is_frozen(table):
+    table.freeze(0)
+    assert TakeOver(table.keepers[1]).look() == 2
+    proposal = table.keepers[2].ballot.accepted
+    assert (proposal.hosts, proposal.away) == (("host1", "host2"), ("host0",))
+    for member in table.keepers[1:]:
+        member.move(2)
+    with pytest.raises(Fenced, match="attempt 2 is led by host1"):
+        Leader(table.keepers[0], table.wakeups[0])._follow(ENDED)
+
+
+def test_of_two_hosts_none_takes_over_from_a_frozen_coordinator(tmp_path):
+    """The guard of its agent ends it, and then its own keeper goes on."""
+    table = Table(tmp_path, size=2, nodes_min=1)
+    table.freeze(0)
+    assert TakeOver(table.keepers[1]).look() is None
+    assert proposed(table, table.keepers[0], [1], Cause.NODE_LOST) == 2
+
+
+@pytest.mark.parametrize(
+    ("age_s", "boot", "attempt", "replaced"),
+    [
+        (1.0, None, 1, False),
+        (14.0, None, 1, True),
+        (20.0, None, 1, True),
+        (1.0, "another", 1, True),
+        (1.0, None, 0, True),
+    ],
+)
+def test_a_coordinator_lives_as_long_as_it_speaks(tmp_path, age_s, boot, attempt, replaced):
+    """By its own word, on the clock of its own machine."""
+    table = Table(tmp_path, lease_s=15.0)
+    table.freeze(0)
+    leader = table.keepers[0]
+    said = {"boot_id": boot or boot_id(), "monotonic_s": boottime() - age_s}
+    write_record(leader.run.state, state_of(leader.run.id, attempt=attempt, **said))
+    assert TakeOver(table.keepers[1]).look() == (2 if replaced else None)
+    assert table.keepers[1].ballot.leaderless == replaced
+
+
+def test_a_leader_without_an_agent_at_work_is_not_waited_to_speak(table):
+    """It waits for hosts, or for its next attempt: who is to speak then is the keeper."""
+    assert [member.status().silent_s for member in table.keepers] == [0.0] * 3
+
+
+def test_who_is_left_where_all_others_have_no_keeper_any_more_waits_for_nobody(tmp_path):
+    """It had missed how the run ended, and held its slots for five times `wait`."""
+    table = Table(tmp_path, wait_s=60.0)
+    table.lose(0, 2)
+    look = TakeOver(table.keepers[1])
+    look._give_up_at = time.monotonic() + 60.0
+    assert look.look() is None
+    assert table.end(1) is None, "they are silent: they may be there"
+    table.gone = True
+    assert look.look() is None
+    assert (table.end(1).cause, table.end(1).alone) == (Cause.NODE_LOST, True)
+
+
+def test_a_host_whose_disk_ended_a_generation_comes_last_in_the_next_attempt(table):
+    member = table.keepers[0]
+    for node, attempt in ((1, 1), (0, 1), (2, 0)):
+        append_line(member.run.events, Event(time.time(), attempt, "failure", "no space", node=node, cause=Cause.DISK))
+    leader.blame_hosts(member)
+    assert [(blame.host, blame.evidence) for blame in avoided(member.run)] == [("host1", "no space")]
+    assert proposed(table, member, [1, 2], Cause.KILLED) == 2
+    assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
+
+
+def test_a_host_that_is_unfit_comes_last_and_the_one_that_leads_where_a_person_resumes(table):
+    member = table.keepers[0]
+    for node in (0, 1):
+        told = Event(time.time(), 1, "node_unfit", "left out", node=node, evidence=f"cuda:{node}: memory")
+        append_line(member.run.events, told)
+    leader.blame_hosts(member)
+    assert {blame.host: blame.evidence for blame in avoided(member.run)} == {
+        "host0": "cuda:0: memory",
+        "host1": "cuda:1: memory",
+    }
+    assert proposed(table, member, [1, 2], Cause.NODE_LOST) == 2
+    assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
+
+
+# -- a host that was lost comes back
+
+
+def started_again(table, number, begun=1):
+    """Its keeper was killed, or its machine started anew: what it knew is what its disk has."""
+    before = table.keepers[number]
+    member = KeeperState(before.run, begun, number)
+    member._alone = SimpleNamespace(set=lambda: None, clear=lambda: None)
+    member.rpc, member.returning = FakeRpc(table, number), True
+    table.keepers[number], table._answers[number] = member, member.answering(table.wakeups[number])
+    return member
+
+
+def test_who_comes_back_takes_part_in_what_goes_on_and_has_no_vote_before_the_next_attempt(table):
+    taken_over(table)
+    table.silent = set()
+    table.keepers[1].ready.began = True
+    member = started_again(table, 0)
+    assert isinstance(table.said(0, table.vote(3, 1)), Declined), "it does not know yet what goes on"
+    member.rejoin(comeback.what_goes_on(member))
+    member.returning = False
+    assert (member.attempt.number, member.leads, member.status().has_vote) == (2, False, False)
+    assert [node.host for node in member.plan.nodes] == ["host1", "host2", "host0"]
+    assert member.plan.away == (2,)
+    assert (
+        read_record(member.attempt.intent, Intent).token == read_record(table.keepers[1].attempt.intent, Intent).token
+    )
+    member.ballot.leaderless = True
+    assert isinstance(table.said(0, table.vote(3, 2)), Declined), "the leader alone may go on: nobody else may then"
+    member.ballot.leaderless = False
+    member.ready.gpus = ()
+    assert proposed(table, table.keepers[1], [0, 2], None) == 3
+    assert table.keepers[2].ballot.accepted.hosts == ("host1", "host2", "host0"), "which was blamed"
+    member.move(3)
+    assert member.status().has_vote
+
+
+def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
+    """It was cut off while the attempt was opened, and does not know what its leader has acknowledged."""
+    leads = table.keepers[0]
+    table.deafen(2, OpenAttempt)
+    assert proposed(table, leads, [1, 2], None) == 2
+    for number in (0, 1):
+        table.keepers[number].move(2)
+    table.deaf_to = {}
+    leads.ready.began = True
+    append_line(leads.run.events, Event(0.0, 2, "failure", "a rank was killed"))
+    member = started_again(table, 2)
+    member.rejoin(comeback.what_goes_on(member))
+    member.returning = False
+    hearing = Hearing(leads)
+    hearing.close()
+    hearing.look()
+    assert member.status().accepted == 1
+    record_copies.copy_records(leads.run, leads.attempt, leads.rpc, [2])
+    hearing.look()
+    hearing.look()
+    status = member.status()
+    assert (status.accepted, status.settled, status.has_vote) == (2, True, True)
+
+
+def test_only_who_leads_says_what_goes_on_and_of_an_attempt_of_its_own(table):
+    member = started_again(table, 2)
+    assert comeback.what_goes_on(member) is None, "it has not begun"
+    table.keepers[0].ready.began = True
+    said = comeback.what_goes_on(member)
+    assert (said.attempt, said.hosts) == (1, ("host0", "host1", "host2"))
+    forged = [
+        msgspec.structs.replace(said, hosts=("host1", "host0", "host2")),
+        msgspec.structs.replace(said, hosts=("host0", "host1")),
+        msgspec.structs.replace(said, hosts=("host0", "host2", "host2")),
+        msgspec.structs.replace(said, away=("stranger",)),
+        msgspec.structs.replace(said, hosts=()),
+        msgspec.structs.replace(said, attempt=0),
+    ]
+    assert [member.ballot.goes_on_with(0, one, 1) for one in forged] == [False] * 6
+    assert member.ballot.goes_on_with(0, said, 1)
+    write_record(table.keepers[0].attempt.end, SUCCEEDED)
+    assert comeback.what_goes_on(member) is None, "it is over"
+
+
+def test_its_vote_binds_a_keeper_that_is_started_again(table):
+    """One vote an attempt: it was forgotten with the process."""
+    table.lose(0)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
+    member = started_again(table, 2)
+    member.returning, member.ballot.leaderless = False, True
+    assert isinstance(table.said(2, table.vote(2, 2)), Declined)
+    kept = read_sealed(member.run.voter, KeptVoter)
+    write_sealed(member.run.voter, msgspec.structs.replace(kept, begun=4))
+    assert started_again(table, 2).ballot.voted == (1, 0), "of other keepers, whose numbers were others"
+
+
+def test_nobody_comes_back_by_votes_of_which_one_number_is_another(table):
+    """It might have voted twice."""
+    table.lose(0)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
+    path = table.keepers[2].run.voter
+    path.write_bytes(path.read_bytes().replace(b"[2,1]", b"[2,0]"))
+    with pytest.raises(Damaged, match="checksum"):
+        started_again(table, 2)
+
+
+# -- how it ended
+
+
+def test_a_candidate_without_a_restart_left_says_so_to_all(tmp_path):
+    table = Table(tmp_path, node_lost=Budget(0))
+    table.lose(0)
+    assert TakeOver(table.keepers[1]).look() is None
+    assert [table.end(number).state for number in (1, 2)] == [State.FAILED] * 2
+    assert not table.watches()[2].look()
+
+
+def test_a_promise_leaves_the_newest_attempt_its_last_word(table):
+    table.lose(0)
+    member = table.keepers[2]
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
+    write_end(member.run, member.attempt, cancelled(), member.plan)
+    assert table.end(2).state is State.CANCELLED
+    assert TakeOver(member).look() == 3
+    with pytest.raises(Fenced):
+        write_end(member.run, member.run.attempt(1), SUCCEEDED, member.plan)
+
+
+def test_who_has_not_heard_how_it_ended_is_to_be_told_when_the_keeper_has_left(table, monkeypatch):
+    """It stayed until the others had refused it for a while, and left where a cut does that."""
+    said, sent = table.said, []
+    monkeypatch.setattr(table, "said", lambda number, question: None if number == 1 else said(number, question))
+    monkeypatch.setattr(leader, "Allocation", lambda *_: SimpleNamespace(carry_out=ends))
+    monkeypatch.setattr(keeper.courier, "send", lambda run, word, hosts: sent.append((run, word, hosts)))
+    member = table.keepers[0]
+    member.rpc.close = lambda: None
+
+    def ends():
+        write_end(member.run, member.attempt, SUCCEEDED, member.plan)
+        return SUCCEEDED
+
+    assert keeper.to_its_end(member, lambda: keeper.carry_on(member, table.wakeups[0])) == 0
+    assert table.end(2).state is State.SUCCEEDED
+    assert sent == [(member.run, "end", ["host1"])]
+
+
+def test_of_a_cancel_whoever_cancels_tells_all(table, monkeypatch):
+    monkeypatch.setattr(leader, "Allocation", lambda *_: SimpleNamespace(carry_out=cancelled))
+    table.wakeups[0].stop_asked = True
+    table.silent = {1}
+    assert Leader(table.keepers[0], table.wakeups[0]).carry_out() is None
+    assert table.keepers[0].to_be_told == ()
+
+
+# -- hosts that come and go
+
+
+def test_a_host_that_is_avoided_is_used_again_and_comes_last(tmp_path):
+    table = Table(tmp_path, nodes_min=3)
+    member = table.keepers[0]
+    now = time.time()
+    avoid(member.run, [Blame("host1", "", 1, now, now + 60.0)])
+    assert enough(member, [1, 2], leads=True) and not enough(member, [2], leads=True)
+    assert proposed(table, member, [1, 2], None) == 2
+    assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
+
+
+def test_a_host_that_has_no_part_in_the_attempt_is_not_avoided_again(table):
+    member = table.keepers[0]
+    assert proposed(table, member, [2], None) == 2
+    member.move(2)
+    avoid_silent(member, {1, 2})
+    assert [blame.host for blame in avoided(member.run)] == ["host2"]
+
+
+def test_a_host_that_missed_the_proposal_leaves(table, agents):
+    left_out = Follower(table.keepers[2], table.wakeups[2])
+    table.deafen(2, OpenAttempt)
+    assert proposed(table, table.keepers[0], [1, 2], None) == 2
+    table.keepers[0].move(2)
+    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+        left_out._is_deserted()
+
+
+@pytest.mark.parametrize("leads", [0, 1])
+def test_a_host_that_missed_the_proposal_leaves_once_somebody_has_records_of_what_goes_on(tmp_path, agents, leads):
+    """Its disk was full for that moment. It stayed until its agent had waited for its coordinator in vain."""
+    table = Table(tmp_path, size=5)
+    table.deafen(2, OpenAttempt)
+    if leads:
+        table.lose(0)
+        assert TakeOver(table.keepers[1]).look() == 2
+    else:
+        assert proposed(table, table.keepers[0], [1, 2, 3, 4], None) == 2
+    write_end(table.keepers[leads].run, table.keepers[leads].run.attempt(2), SUCCEEDED, table.keepers[leads].plan)
+    table.keepers[leads].move(2)
+    leader.tell(table.keepers[leads])
+    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+        Follower(table.keepers[2], table.wakeups[2])._keep()
+    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+        QueueWatch(table.keepers[2]).look()
+
+
+# -- what it may use
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(("held", "seen"), [(("2", "3"), "2,3"), ((), "")])
+def test_ranks_see_the_gpus_that_their_keeper_holds_and_no_others(table, monkeypatch, held, seen, apart):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    member = table.keepers[2]
+    member.here.plan, member.ready.gpus = msgspec.structs.replace(member.plan, disks_apart=apart), held
+    member.here.open()
+    plan = read_plan(member.run, 1)  # as the agent does
+    environment = node_environment(member.agent().environment, plan, plan.nodes[2], 1, {})
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["CUDA_DEVICE_ORDER"]) == (seen, "PCI_BUS_ID")
+
+
+# -- a stop
+
+
+def test_a_keeper_that_comes_back_is_the_one_that_a_cancel_asks(table):
+    """On one disk nobody knew of it, and its ranks were killed without their grace."""
+    member = table.keepers[2]
+    member.here.plan = msgspec.structs.replace(member.plan, disks_apart=False)
+    member.here.open()
+    write_record(member.attempt.node_started(2), dead_process())
+    member.here.open(again=True)
+    assert read_record(member.attempt.node_started(2), ProcessId) == this_process()
+
+
+def test_a_stop_whose_ring_was_heard_elsewhere_is_heard(table, agents):
+    table.wakeups[2].stop_asked = True
+    assert Follower(table.keepers[2], table.wakeups[2])._keep() is None
+    assert agents.signalled
+
+
+def test_who_is_to_stop_does_not_begin(table):
+    table.wakeups[0].stop_asked = True
+    ask_to_stop(table.keepers[0].attempt, "cancel")
+    assert not keeper._wait_for_slots(table.keepers[0], table.wakeups[0], Slots())
+    assert [table.end(number).state for number in range(3)] == [State.CANCELLED] * 3
+
+
+def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
+    member = table.keepers[0]
+    assert proposed(table, member, [1, 2], None) == 2
+    ask_to_stop(member.attempt, "cancel")
+    member.move(2)
+    table.wakeups[0].stop_asked = True
+    assert StopSignal(table.wakeups[0], member.attempt, member.here.before).to_end() and is_cancelled(member.attempt)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_any_keeper_hears_of_a_cancel_from_any_host_of_the_run(table, number):
+    """The hosts that were reached had no keeper any more, and nobody knew but them."""
+    assert isinstance(table._answers[number](Cancelled(1), "127.0.0.9"), Declined)
+    assert not table.wakeups[number].stop_asked
+    assert isinstance(table.said(number, Cancelled(1)), Agreed)
+    assert table.wakeups[number].stop_asked and is_cancelled(table.keepers[number].attempt)
+
+
+def test_who_hears_of_a_cancel_while_it_looks_for_its_leader_ends_at_once(table, agents):
+    table.lose(0, 1)
+    member = table.keepers[2]
+    TakeOver(member).open()
+    table.silent = {0}
+    assert isinstance(table.said(2, Cancelled(1)), Agreed)
+    assert Follower(member, table.wakeups[2])._keep() is None
+    assert (table.end(2).state, table.end(2).alone) == (State.CANCELLED, True)
+
+
+def test_slots_are_free_before_all_others_know_how_it_ended(table, monkeypatch):
+    """The next submit found its first host taken by a run that had ended."""
+    slots, released = Slots(), []
+    member = table.keepers[0]
+    member.ready.take(slots)
+    ended = SimpleNamespace(carry_out=lambda: SUCCEEDED)
+    monkeypatch.setattr(leader, "Allocation", lambda *_: ended)
+    monkeypatch.setattr(RecordReplicator, "close", lambda *_: released.append(slots.released))
+    assert Leader(member, table.wakeups[0]).carry_out() is None
+    assert released == [True]
+
+
+# -- before it begins
+
+
+def test_who_waits_without_a_leader_takes_the_run_over(table):
+    watches = table.watches()
+    assert all(watch.look() for watch in watches) and not any(member.ballot.leaderless for member in table.keepers)
+    table.silent = {0}
+    for watch in (watches[1], watches[2], watches[1], watches[2]):
+        assert watch.look()
+    assert [member.attempt.number for member in table.keepers] == [1, 2, 2]
+    assert keeper._all_begin(table.keepers[1]) and table.keepers[2].ready.began
+    assert [blame.host for blame in avoided(table.keepers[1].run)] == ["host0"]
+    table.silent = set()
+    with pytest.raises(Fenced, match="led by host1"):
+        keeper._all_begin(table.keepers[0])
+    table.keepers[0].ready.gpus = None
+    with pytest.raises(Fenced, match="led by host1"):
+        watches[0].look()
+
+
+def test_a_leader_that_is_back_after_a_promise_begins_anew(table):
+    watches = table.watches()
+    table.lose(0)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
+    table.silent = set()
+    assert isinstance(table.said(2, Begin(1)), Declined)
+    assert not keeper._all_begin(table.keepers[0])
+    assert all(watch.look() for watch in watches)
+    assert keeper._all_begin(table.keepers[0])
+    assert [(member.attempt.number, member.ready.began) for member in table.keepers] == [(3, True)] * 3
+
+
+def test_who_is_left_alone_says_which_hosts_are_missed_and_what_a_person_can_do(table):
+    table.silent = {0, 1}
+    write_record(table.keepers[2].run.state, state_of(table.keepers[2].run.id, checkpoint=1200))
+    watch = table.watches()[2]
+    assert watch.look() and not watch.look()
+    end = table.end(2)
+    assert (end.state, end.cause, end.state.ended) == (State.INTERRUPTED, Cause.NODE_LOST, True)
+    assert "1 of its 3 hosts answer, too few to go on: since " in end.message
+    assert "host0, host1 did not; the checkpoint of step 1200 is the newest" in end.message
+    assert f"launch resume {table.keepers[2].plan.run_id} --without host0 --without host1" in end.message
+
+
+def test_a_host_without_which_it_began_leaves(table):
+    watch = table.watches()[2]
+    table.silent = {2}
+    assert keeper._all_begin(table.keepers[0])
+    table.silent = set()
+    with pytest.raises(Fenced, match="attempt 1 has begun without host2"):
+        watch.look()
+
+
+def test_a_host_that_missed_the_word_to_begin_asks_for_it(table):
+    watch = table.watches()[2]
+    table.deafen(2, Begun)
+    assert keeper._all_begin(table.keepers[0]) and not table.keepers[2].ready.began
+    assert watch.look() and table.keepers[2].ready.began
+
+
+@pytest.mark.parametrize("lost", [(), (Begun,)])
+def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, lost):
+    """Else it holds what an older run waits for, which holds what we wait for."""
+    watch, slots, said = table.watches()[1], Slots(), table.said
+    table.deafen(1, *lost)
+
+    def declined(number, question):
+        return Declined("gone") if number == 2 and isinstance(question, Begin) else said(number, question)
+
+    monkeypatch.setattr(table, "said", declined)
+    assert isinstance(table.said(1, Begin(1)), Agreed)
+    assert not table.keepers[1].ready.let_go(slots)
+    assert not keeper._all_begin(table.keepers[0])
+    assert table.keepers[1].ready.pledged == (Begun in lost)
+    assert watch.look() and not table.keepers[1].ready.began
+    assert table.keepers[1].ready.let_go(slots) and slots.released
+
+
+# -- without the word
+
+
+def test_nobody_there_is_not_believed_at_once(table, monkeypatch):
+    member = table.keepers[1]
+    member.ready.told, asked = False, []
+
+    def late(number, _question):
+        asked.append(number)
+        return table.keepers[number].status()
+
+    monkeypatch.setattr(table, "reach", lambda *_: bool(asked.append(0)) or len(asked) > 2 * len(member.rpc.others))
+    monkeypatch.setattr(table, "said", late)
+    assert keeper._others_were_told(member, turn_s=0.0)
+    table.keepers[0].ready.told = table.keepers[2].ready.told = False
+    assert not keeper._others_were_told(member, turn_s=0.0)
+
+
+def test_a_new_keeper_waits_longer_than_one_without_a_word_may_take_to_leave():
+    assert presence._LEAVES_S > keeper._OTHERS_S + keeper._TURN_S + ASK_S

@@ -1,0 +1,178 @@
+"""What a leader tells every host to keep: afterwards a host has the leader's history, not a mixture of two."""
+
+import msgspec
+import pytest
+from run_folder import state_of
+
+from launcher.errors import LaunchError
+from launcher.places.ssh.host.keeper_messages import Replica
+from launcher.places.ssh.host.record_copies import EVENTS, RecordReplicator, put, replicated
+from launcher.run.durable import append_line, make_dir, read_lines, read_record, write_record
+from launcher.run.identity import this_process
+from launcher.run.records import AttemptEnd, Endpoint, Event, RunState
+from launcher.supervisor.attempt_end import cancelled
+from tests.places.ssh.host.test_keepers import Table
+from tests.run_folder import RunFolder
+
+
+def lines(*texts):
+    return [msgspec.json.encode(Event(1.0, 1, "failure", text)).decode() + "\n" for text in texts]
+
+
+def texts(run):
+    return [event.text for event in read_lines(run.events, Event)]
+
+
+def tell(run, at, *told):
+    put(run, Replica(0, 1, EVENTS, at, "".join(told)))
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder(tmp_path / "run").run
+    run.events.unlink(missing_ok=True)
+    return run
+
+
+def test_the_longer_history_of_a_leader_that_lost_its_place_is_forgotten(run):
+    """It noted failures that nobody else has heard of; the one that took over tells another history, and a shorter."""
+    shared, ghosts, after = lines("shared"), lines("host 1 is lost", "host 2 is lost"), lines("the leader is lost")
+    run.events.write_text("".join(shared + ghosts))
+    tell(run, 0, *shared, *after)
+    assert run.events.read_text() == "".join(shared + after), "no line is damaged"
+    assert texts(run) == ["shared", "the leader is lost"]
+
+
+def test_it_is_forgotten_too_where_the_histories_part_between_two_pieces(run):
+    shared, ghosts, after = lines("shared"), lines("host 1 is lost", "host 2 is lost"), lines("x")
+    run.events.write_text("".join(shared + ghosts))
+    tell(run, 0, *shared)
+    tell(run, len(shared[0]), *after)
+    assert texts(run) == ["shared", "x"]
+
+
+def test_what_is_known_already_is_not_given_up_while_it_is_told_again(run):
+    """A new leader begins at the first byte: were it lost then, the rest would be gone here as well."""
+    history = lines("a", "b", "c")
+    run.events.write_text("".join(history))
+    tell(run, 0, *history[:2])
+    assert texts(run) == ["a", "b", "c"]
+
+
+def test_a_history_grows_and_a_torn_end_is_mended(run):
+    history = lines("a", "b", "c")
+    tell(run, 0, history[0])
+    run.events.write_text(history[0] + history[1][:-5])
+    tell(run, len(history[0]), *history[1:])
+    assert texts(run) == ["a", "b", "c"]
+    with pytest.raises(LaunchError, match="is not here"):
+        tell(run, 10_000, "x\n")
+
+
+# -- records that are damaged on one of the disks
+
+
+@pytest.fixture
+def told(tmp_path):
+    return telling(tmp_path)
+
+
+def telling(tmp_path, **how):
+    """The runs of a leader and of a host that has all its records, and how the leader tells it what is new."""
+    table = Table(tmp_path, size=2, nodes_min=1)
+    leader, other = table.keepers
+    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc, **how)
+    replicator.close()
+    for text in "ab":
+        append_line(leader.run.events, Event(1.0, 1, "failure", text))
+    write_record(leader.run.state, state_of(leader.run.id, message="well"))
+    replicator.send()
+    assert texts(other.run) == ["a", "b"]
+
+    def tell():
+        replicator._quiet_until.clear()
+        replicator.send()
+
+    return leader.run, other.run, tell
+
+
+DAMAGES = {"no text": b"\xff\xfe{}", "zeros": b"\0" * 100, "cut": b'{"run": ', "another type": b'[{"run": 7}, null]'}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_record_that_is_damaged_on_the_leader_s_disk_is_not_spread_and_keeps_no_other_from_being_sent(told, damage):
+    """What is no text ended the thread that sends, and then the keeper."""
+    ours, theirs, tell = told
+    ours.state.write_bytes(damage)
+    append_line(ours.events, Event(1.0, 1, "failure", "c"))
+    tell()
+    assert read_record(theirs.state, RunState).message == "well"
+    assert texts(theirs) == ["a", "b", "c"]
+    write_record(ours.state, state_of(ours.id, message="again"))
+    tell()
+    assert read_record(theirs.state, RunState).message == "again"
+
+
+def test_lines_of_a_history_that_are_damaged_before_they_are_sent_do_not_hold_up_the_next(told):
+    ours, theirs, tell = told
+    with ours.events.open("ab") as file:
+        file.write(b'{"at": \xff\x80\n')
+    append_line(ours.events, Event(1.0, 1, "failure", "c"))
+    tell()
+    assert texts(theirs) == ["a", "b", "c"]
+    assert theirs.events.stat().st_size == ours.events.stat().st_size
+
+
+@pytest.mark.parametrize("on", ["the leader's disk", "another disk"])
+def test_a_history_that_was_cut_short_is_told_again(told, on):
+    """A host of which the end was missing refused all that came after it, and did not hear of the state any more."""
+    ours, theirs, tell = told
+    cut = (ours if on == "the leader's disk" else theirs).events
+    cut.write_bytes(cut.read_bytes()[:-20])
+    append_line(ours.events, Event(1.0, 1, "failure", "c"))
+    write_record(ours.state, state_of(ours.id, message="news"))
+    tell()
+    tell()
+    assert texts(theirs) == texts(ours)
+    assert texts(theirs)[-1] == "c"
+    assert read_record(theirs.state, RunState).message == "news"
+
+
+def test_an_end_that_is_damaged_on_the_leader_s_disk_counts_as_untold(tmp_path):
+    """Else whoever got it would not have heard how the run ended, and nobody would tell it again."""
+    table = Table(tmp_path, size=2, nodes_min=1)
+    leader, other = table.keepers
+    leader.attempt.end.write_text("[]")
+    assert RecordReplicator(leader.run, leader.attempt, leader.rpc).close() == [1]
+    assert not other.attempt.end.exists()
+    write_record(leader.attempt.end, cancelled())
+    assert RecordReplicator(leader.run, leader.attempt, leader.rpc).close() == []
+    assert read_record(other.attempt.end, AttemptEnd) == read_record(leader.attempt.end, AttemptEnd)
+
+
+def test_where_the_coordinator_is_they_are_told_again_though_nothing_has_changed(tmp_path):
+    """A host whose copy was damaged has an agent that may need it later."""
+    ours, theirs, tell = telling(tmp_path, renew_s=1e-9)
+    here = Endpoint("127.0.0.1", 1, this_process())
+    write_record(ours.attempt(1).endpoint, here)
+    tell()
+    theirs.attempt(1).endpoint.write_bytes(b"\0" * 40)
+    tell()
+    assert read_record(theirs.attempt(1).endpoint, Endpoint) == here
+
+
+@pytest.mark.parametrize("name", ["state", "end", "avoided", "stop", "endpoint"])
+@pytest.mark.parametrize("data", ["[7]", "{}", "", "\0\0", '{"state": "running"}'])
+def test_what_is_not_such_a_record_takes_the_place_of_none(run, name, data):
+    copied = replicated(run, run.attempt(1))[name]
+    make_dir(copied.path.parent)
+    copied.path.write_text("as it was")
+    with pytest.raises(LaunchError, match=f"{name}: what the leader sent is not such a record"):
+        put(run, Replica(0, 1, name, -1, data))
+    assert copied.path.read_text() == "as it was"
+
+
+@pytest.mark.parametrize(("name", "at"), [("state", 0), ("end", 5), (EVENTS, -1)])
+def test_a_record_comes_whole_and_a_history_in_pieces(run, name, at):
+    with pytest.raises(LaunchError, match=f"{name}: expected"):
+        put(run, Replica(0, 1, name, at, "{}"))

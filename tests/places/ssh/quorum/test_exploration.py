@@ -1,0 +1,107 @@
+"""The rules of a quorum, in every state that a few hosts can get into; and that a rule left out is missed.
+
+Each test prints how many states it visited and in what time (`pytest -s`, and in any failure).
+"""
+
+from collections.abc import Collection
+
+import pytest
+
+from launcher.places.ssh.quorum.core import Host, Records, Voter
+from tests.places.ssh.quorum.explorer import explore
+from tests.places.ssh.quorum.lease_world import LeaseWorld
+from tests.places.ssh.quorum.records_world import RecordsWorld
+
+World = RecordsWorld | LeaseWorld
+
+
+class ComparesNoHistory(Voter):
+    def is_as_new(self, records: Records, mine: Records) -> bool:
+        return True
+
+
+class HalfIsEnough(Voter):
+    def carries(self, others: Collection[Host]) -> bool:
+        together = {self.me, *others}
+        return all(2 * len(opening.voters & together) >= len(opening.voters) for opening in self.openings)
+
+
+def explored(world, most_states=None):
+    found = explore(world.first, world.following, world.problem_of, most_states)
+    print(f"{world}: {found}")
+    return found
+
+
+# -- all states within these bounds
+
+DAILY: list[tuple[World, int | None]] = [
+    (RecordsWorld(hosts=2, attempts=3, crashes=2, entries=2), None),
+    (RecordsWorld(hosts=3, attempts=2, crashes=1, entries=1), None),
+    (RecordsWorld(hosts=3, attempts=3, crashes=0), None),
+    (RecordsWorld(hosts=4, attempts=2, crashes=0), None),
+    (RecordsWorld(hosts=5, attempts=2, crashes=0), 60_000),
+    (LeaseWorld(hosts=2, attempts=2, ticks=4, pulses=4, crashes=1), 60_000),
+    (LeaseWorld(hosts=3, attempts=2, ticks=3, pulses=1), None),
+    (LeaseWorld(hosts=4, attempts=2, ticks=3, pulses=1), 30_000),
+]
+NIGHTLY: list[tuple[World, int | None]] = [
+    (RecordsWorld(hosts=2, attempts=4, crashes=1, entries=1), None),
+    (RecordsWorld(hosts=3, attempts=3, crashes=0, entries=1), None),
+    (RecordsWorld(hosts=3, attempts=3, crashes=1, entries=1), 2_000_000),
+    (RecordsWorld(hosts=4, attempts=3, crashes=0), 2_000_000),
+    (RecordsWorld(hosts=4, attempts=2, crashes=1, entries=1), 2_000_000),
+    (RecordsWorld(hosts=5, attempts=2, crashes=0), None),
+    (LeaseWorld(hosts=2, attempts=3, ticks=5, pulses=5, crashes=1), 2_000_000),
+    (LeaseWorld(hosts=3, attempts=2, ticks=4, pulses=3, crashes=1), 2_000_000),
+    (LeaseWorld(hosts=3, attempts=3, ticks=5, pulses=2), 2_000_000),
+    (LeaseWorld(hosts=4, attempts=2, ticks=3, pulses=1), 1_000_000),
+]
+
+
+@pytest.mark.parametrize(("world", "most_states"), DAILY, ids=str)
+def test_no_state_breaks_a_rule(world, most_states):
+    found = explored(world, most_states)
+    assert not found.problem, found
+    assert found.complete or most_states is not None
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("world", "most_states"), NIGHTLY, ids=str)
+def test_no_state_further_away_breaks_a_rule(world, most_states):
+    found = explored(world, most_states)
+    assert not found.problem, found
+    assert found.complete or most_states is not None
+
+
+# -- the exploration finds what it is for
+
+SABOTAGED: dict[str, tuple[World, str]] = {
+    "a vote is sent before it is on disk": (
+        RecordsWorld(hosts=3, attempts=2, crashes=1, syncs_votes=False),
+        "has voted twice in attempt 2",
+    ),
+    "histories are not compared": (
+        RecordsWorld(hosts=3, attempts=3, crashes=0, voter=ComparesNoHistory),
+        "leads without what attempt 2 had acknowledged",
+    ),
+    "a candidate needs half of the voters": (
+        RecordsWorld(hosts=2, attempts=2, crashes=0, voter=HalfIsEnough),
+        "attempt 2 has two leaders",
+    ),
+    "a lease counts from when a pulse was received": (
+        LeaseWorld(hosts=3, attempts=2, ticks=3, pulses=1, counts_from_receipt=True),
+        "ranks run at once",
+    ),
+    "ranks start though a host of the last attempt is silent": (
+        LeaseWorld(hosts=3, attempts=2, ticks=3, pulses=1, waits_for_the_silent=False),
+        "ranks run at once",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", SABOTAGED)
+def test_a_rule_that_is_left_out_is_missed(rule):
+    world, problem = SABOTAGED[rule]
+    found = explored(world)
+    assert problem in found.problem, f"{rule}: {found}"
+    assert found.trace, "the shortest way there is told"

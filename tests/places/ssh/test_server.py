@@ -1,0 +1,69 @@
+"""What is done on one host of a run, where what is here is not all there is of it."""
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from launcher.places.ssh.host import server
+from launcher.run.durable import read_record
+from launcher.run.identity import process_id
+from launcher.run.records import AttemptEnd, StopRequest
+from launcher.states import State
+from tests.run_folder import RunFolder, dead_process, of_another_machine, plan_of
+
+KEEPER = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.1)
+    print("saved", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of a run on a disk that its hosts share."""
+    made = RunFolder(tmp_path / "runs" / "job-1a2b")
+    plan = plan_of(made.path, 2)
+    assert not plan.disks_apart
+    return made.write(made.run.plan, plan)
+
+
+@pytest.fixture
+def keeper(folder):
+    """What keeps the run on a host that does not lead; it needs a moment to end."""
+    environment = {**os.environ, "LAUNCH_RUN_DIR": str(folder.path)}
+    with subprocess.Popen([sys.executable, "-c", KEEPER], env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "up\n"
+        yield child
+        child.kill()
+
+
+def end(folder):
+    return read_record(folder.run.attempt(1).end, AttemptEnd)
+
+
+def test_a_host_that_does_not_lead_has_its_grace_and_leaves_the_last_word_to_the_leaders(folder, keeper):
+    attempt = folder.attempt(keeper=of_another_machine()).run.attempt(1)
+    folder.write(attempt.node_started(1), process_id(keeper.pid))
+    report = server._cancel(folder.run)
+    assert (report.ended, report.already) == ((f"supervisor, process {keeper.pid}",), False)
+    assert keeper.stdout.read() == "saved\n"
+    assert read_record(attempt.stop, StopRequest).kind == "cancel"
+    assert end(folder) is None
+    folder.attempt(keeper=dead_process())
+    server._cancel(folder.run)
+    assert end(folder).state is State.CANCELLED
+
+
+def test_on_a_disk_of_its_own_every_host_says_how_it_ended(folder):
+    folder.write(folder.run.plan, msgspec.structs.replace(plan_of(folder.path, 2), disks_apart=True))
+    folder.attempt(keeper=dead_process())
+    server._cancel(folder.run)
+    assert end(folder).state is State.CANCELLED
