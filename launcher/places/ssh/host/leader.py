@@ -253,8 +253,9 @@ def open_next(keeper: KeeperState, elected: Elected, cause: Cause | None, *, lea
         _take_back(attempt)
         return None
     keeper.starts_from = ranks_end(keeper, took, leads=leads)
-    keeper.settle(attempt.number)
-    keeper.rpc.ask(Settled(attempt.number, keeper.node), took)  # who misses it is told again
+    if keeper.plan.disks_apart:
+        keeper.settle(attempt.number)
+        keeper.rpc.ask(Settled(attempt.number, keeper.node), took)  # who misses it is told again
     missing = [keeper.rpc.peer(number).host for number in elected.others if number not in took]
     if missing:
         text = f"attempt {attempt.number} goes on without {', '.join(missing)}"

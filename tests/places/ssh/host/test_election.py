@@ -8,7 +8,7 @@ import pytest
 
 from launcher.places.ssh.comeback import keeper as comeback
 from launcher.places.ssh.host.follower import TakeOver
-from launcher.places.ssh.host.keeper_messages import Agreed, Ask, Begin, Declined, Replica, granted
+from launcher.places.ssh.host.keeper_messages import Agreed, Ask, Begin, Declined, OpenAttempt, Replica, granted
 from launcher.places.ssh.host.leader import Hearing, enough, propose
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.avoided import pardon
@@ -98,6 +98,17 @@ def test_a_guest_holds_nobody_up(tmp_path):
         assert table.end(number).state is state, "there are two of the three nodes that it needs"
 
 
+def test_on_a_disk_that_all_share_nobody_votes(tmp_path):
+    """FENCE there says which attempt is the newest."""
+    table, said = Table(tmp_path, apart=False), []
+    table.listen = said.append
+    table.lose(0)
+    assert TakeOver(table.keepers[1]).look() == 2
+    assert {type(one) for one in said} == {Ask, OpenAttempt}
+    assert not any(one.run.voter.exists() for one in table.keepers)
+    assert isinstance(table.said(2, table.vote(3, 1)), Declined)
+
+
 # -- somebody at the place of a host that is gone
 
 
@@ -168,7 +179,7 @@ def test_a_candidate_that_too_few_follow_asks_the_voters_of_both_attempts(table)
     said = table.said
 
     def misses(number, question):
-        return None if number != 1 and type(question).__name__ == "OpenAttempt" else said(number, question)
+        return None if number != 1 and isinstance(question, OpenAttempt) else said(number, question)
 
     table.said = misses
     assert taken(table, table.keepers[1], [2, 3]) is None

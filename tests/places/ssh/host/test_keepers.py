@@ -107,23 +107,23 @@ class FakeRpc:
 class Table:
     """`keepers`, the first of which leads attempt 1; who is in `silent` neither asks nor is asked."""
 
-    def __init__(self, root, size=3, nodes_min=2, **recovery):
+    def __init__(self, root, size=3, nodes_min=2, apart=True, **recovery):
         self.size, self.silent, self.deaf_to, self.gone = size, set(), {}, False
         self.listen = lambda question: None
         self.asking = threading.local()  # who asks, by the address that its connection has
         self.relays = {}  # at whose place somebody stands who passes all on, and to whom
         self.wakeups = [Wakeup() for _ in range(size)]
         self.keepers = [
-            self._member(root / f"host{number}" / "run", number, nodes_min, recovery) for number in range(size)
+            self._member(root / f"host{number}" / "run", number, nodes_min, apart, recovery) for number in range(size)
         ]
         self._answers = [member.answering(wakeup) for member, wakeup in zip(self.keepers, self.wakeups, strict=True)]
 
-    def _member(self, path, number, nodes_min, recovery):
+    def _member(self, path, number, nodes_min, apart, recovery):
         path.mkdir(parents=True)
         plan = plan_of(path)
         nodes = tuple(NodePlan(one, f"127.0.0.{one + 1}", False, None, host=f"host{one}") for one in range(self.size))
         spec = msgspec.structs.replace(plan.spec, recovery=Recovery(**{"wait_s": 0.0, "lease_s": 0.0, **recovery}))
-        more = {"nodes": nodes, "spec": spec, "nodes_min": nodes_min, "nodes_max": self.size, "disks_apart": True}
+        more = {"nodes": nodes, "spec": spec, "nodes_min": nodes_min, "nodes_max": self.size, "disks_apart": apart}
         run = RunDir(path)
         attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more), secret=SECRET)
         raise_fence(run, attempt.number)
