@@ -28,13 +28,14 @@ from launcher.run.fence import check_fence
 from launcher.run.identity import alive, this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.processes import become_subreaper, forbid_core_dumps, raise_descriptors
+from launcher.run.processes import become_subreaper, forbid_core_dumps, name_this, raise_descriptors
 from launcher.run.records import AgentRecord, Intent, ProcessId
 from launcher.wire.interfaces import address_of, interface_of
 
 
 def main() -> int:
     """Give an exit code of `launcher.errors.Exit`; anything unforeseen leaves its traceback in agent.log."""
+    name_this("launch-agent")
     offered = OfferedZygote.taken_from(os.environ)
     words = told(sys.argv[1:])
     if words is None:

@@ -215,6 +215,12 @@ def fork_for_subreaper() -> int:
     return pid
 
 
+def name_this(name: str) -> None:
+    """Show this process under that name in `ps -o comm` and `top`: at most 15 characters."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
+        file.write(name)
+
+
 def signal_at_death_of_parent(number: int) -> None:
     """0: none."""
     if LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
@@ -976,6 +982,7 @@ class Zygote:
         elif op == "preload" and isinstance(words.get("modules"), list):
             if "home" in words:
                 self._settle_in(words["home"], words["modules"])
+            name_this("launch-zygote")
             self._preload(words["modules"])
             while self._handed:
                 self._leave_standby(self._handed.pop())
@@ -1119,6 +1126,7 @@ class Zygote:
             os.close(waits)
             return Born(pid, go)
         os.close(go)
+        name_this(os.path.basename(sys.executable))
         die_with(self._serves)
         if not os.read(waits, 1):
             os._exit(1)
@@ -1180,6 +1188,7 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
             return Zygote(fd, agent_pid, inherited, tried, room).serve()
         except Standby as standby:
             fd, agent_pid = standby.args
+        name_this("launch-standby")
         die_with(agent_pid)
         with contextlib.suppress(BrokenPipeError), socket.socket(fileno=os.dup(fd)) as agent:  # nobody wants it now
             agent.sendall(json.dumps({"op": "standby", "pid": os.getpid()}).encode() + b"\n")

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from launcher.run.identity import alive, process_id
 from launcher.run.records import ProcessId
@@ -28,6 +29,12 @@ _EXEC_LOOK_S = 0.001
 _CODE_TO, _ENVIRON_FROM, _ENVIRON_TO = 24, 47, 48  # of the words in /proc/PID/stat after the name
 _GIVEN_UP_FIRST = "1000"
 _before: dict[int, int] = {}  # soft limits as they were when this process was started
+
+
+def name_this(name: str) -> None:
+    """Show this process under that name in `ps -o comm` and `top`: at most 15 characters."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def become_subreaper() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from launcher.errors import LaunchError
 from launcher.run.durable import Damaged
 from launcher.run.patience import waiting_for_disks
+from launcher.run.processes import name_this
 from launcher.supervisor.attempt_end import say_damage
 from launcher.supervisor.standby import detach, report
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Boot, report, wait for the word, supervise; return the exit code."""
+    name_this("launch-super")
     path, folder, *words = argv
     module, _, name = path.partition(":")
     try:

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from process_names import names_of
 from runs import fingerprint_here, job_of, two_nodes
 
 from launcher.cli.shipped import shipped
@@ -27,6 +28,17 @@ def test_a_run_over_two_nodes_ends_as_it_does_here(desk, slurm):
     assert "rank 3" in desk.launch("logs", run).stdout or "1:3" in desk.launch("logs", run).stdout
     desk.until("the job's end", lambda: not slurm.ask("squeue", "--noheader").strip())
     assert job_of(desk, run) == status["job"]
+
+
+@pytest.mark.daily
+def test_a_job_has_the_same_processes_on_each_node(desk):
+    run = desk.submit(two_nodes(desk, hold=2), "--on", "slurm")
+    desk.until_step(run, 2)
+    found = names_of(desk.processes())
+    # The batch process, and on the second node what keeps its agent.
+    assert (found["launch-super"], found["launch-agent"], found["launch-watchdog"], found["rank"]) == (2, 2, 2, 4)
+    desk.let_go()
+    assert desk.wait(run)["state"] == "succeeded"
 
 
 @pytest.mark.daily

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from hostile import files_with
+from process_names import listening, names_of
 
 pytestmark = pytest.mark.nightly
 
@@ -25,6 +26,17 @@ def test_the_log_of_all_hosts_is_one(desk):
     assert {(line["node"], line["rank"]) for line in lines} == {(0, 0), (0, 1), (1, 2), (1, 3)}
     assert [line["text"] for line in lines if line["rank"] == 3].count("step 20") == 1
     assert len(followed.splitlines()) == len(lines)
+
+
+@pytest.mark.daily
+def test_each_host_has_a_supervisor_and_an_agent_with_a_port_each_and_one_for_copies(desk):
+    run = desk.submit(desk.job(hold=2), "--on", "pool")
+    desk.until_step_there(0, run, 2)
+    found = names_of(desk.left())
+    assert (found["launch-super"], found["launch-agent"], found["launch-watchdog"], found["rank"]) == (2, 2, 2, 4)
+    assert listening(desk.left()) == {"launch-super": 2, "launch-agent": 3}
+    desk.let_go()
+    assert desk.wait(run)["state"] == "succeeded"
 
 
 def test_follow_gives_the_run_s_exit_code(desk):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from launcher.clock import WakingClock, boottime
 from launcher.plan.on_hosts import leader_may_be_replaced
 from launcher.run.identity import process_id
-from launcher.run.processes import descendants, die_with, end_all, is_stopped, signal_process
+from launcher.run.processes import descendants, die_with, end_all, is_stopped, name_this, signal_process
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
@@ -162,6 +162,7 @@ def post_guard(slept: Slept, clock: Callable[[], float] = boottime, lease: Lease
     if pid:
         return Guard(lease, pid, slept)
     try:
+        name_this("launch-watchdog")
         for number in _DEAF_TO:
             signal.signal(number, signal.SIG_IGN)  # batch systems send them to every process of a job
         die_with(agent)

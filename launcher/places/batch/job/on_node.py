@@ -24,7 +24,7 @@ from launcher.run.durable import make_dir, read_record
 from launcher.run.identity import alive
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.processes import signal_process
+from launcher.run.processes import name_this, signal_process
 from launcher.run.records import AgentRecord, Handle
 from launcher.supervisor.agent_processes import RETURN_AT_ONCE_S, AgentProcesses, agent_process
 from launcher.supervisor.own_log import log_to
@@ -37,6 +37,7 @@ _LOOK_S = 5.0
 
 def main() -> int:
     """Stay until the agent has left for good, or we are told to go."""
+    name_this("launch-super")
     os.umask(0o077)
     with waiting_for_disks():
         stay(queue_of(sys.argv[1]), RunDir(Path(sys.argv[2])), int(sys.argv[3]))
