@@ -1,7 +1,6 @@
 """This host's part in the quorum, on its disk and by the names of hosts; `quorum/core.py` has the rules."""
 
 import hashlib
-import os
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -15,8 +14,10 @@ from launcher.places.ssh.host.keeper_messages import (
     Vote,
 )
 from launcher.places.ssh.quorum.core import Append, Open, Opening, Records, RequestVote, Settle, Voter
-from launcher.run.durable import read_sealed, write_sealed
+from launcher.decoding import decoder_of
+from launcher.run.durable import NOT_JSON, read_sealed, write_sealed
 from launcher.run.layout import RunDir
+from launcher.run.records import Event
 
 
 class KeptVoter(msgspec.Struct, frozen=True):
@@ -41,6 +42,7 @@ class Ballot:
         self.leaderless = False  # the leader was not heard for a whole lease
         self.accepted: OpenAttempt | None = None  # the next attempt, which this host has not gone on to yet
         self.outrun_by = 0  # the newest attempt of which somebody has records for us
+        self._measured: tuple[tuple[int, int, int] | None, int, str] = (None, 0, hashlib.sha256().hexdigest())
         self._joined: tuple[int, int] | None = None  # an attempt that this host came back to, and who leads it
 
     @property
@@ -58,31 +60,32 @@ class Ballot:
 
     # -- how new the records are
 
-    def records(self, length: int | None = None) -> Records:
-        """`length`: only so many bytes of the history."""
-        history = self.history()
-        part = history if length is None else history[:length]
-        return Records(self.voter.newest.attempt, len(part), hashlib.sha256(part).hexdigest())
-
-    def history(self) -> bytes:
-        """All whole lines."""
+    def records(self) -> Records:
+        """What is damaged on this disk is not there: the host is older by that than others that have it."""
         try:
-            data = self._run.events.read_bytes()
+            status = self._run.events.stat()
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
         except FileNotFoundError:
-            return b""
-        return data[: data.rfind(b"\n") + 1]
+            seen = None
+        if seen != self._measured[0]:
+            self._measured = (seen, *self._measure())
+        _, length, digest = self._measured
+        return Records(self.voter.newest.attempt, length, digest)
 
-    def history_bytes(self) -> int:
-        """As its file says, without reading it."""
+    def _measure(self) -> tuple[int, str]:
+        """The bytes of all whole records in the history, and their digest."""
         try:
-            return self._run.events.stat().st_size
-        except OSError:
-            return 0
+            lines = [line for line in self._run.events.read_bytes().split(b"\n")[:-1] if _is_event(line)]
+        except FileNotFoundError:
+            lines = []
+        return sum(map(len, lines)), hashlib.sha256(b"\n".join(lines)).hexdigest()
 
     # -- questions of others; each gives the reason for a refusal
 
-    def against_vote(self, asked: Vote) -> str:
-        return self.voter.against_vote(_request(asked), self.records(), hears_leader=not self.leaderless)
+    def against_vote(self, asked: Vote, leader: str) -> str:
+        """`leader`: of the attempt at hand, which a host that came back may not have accepted yet."""
+        hears = not self.leaderless and not (0 <= asked.node < len(self.hosts) and self.hosts[asked.node] == leader)
+        return self.voter.against_vote(_request(asked), self.records(), hears_leader=hears)
 
     def vote(self, asked: Vote) -> None:
         self.keep(self.voter.vote(_request(asked)))
@@ -92,11 +95,15 @@ class Ballot:
         known = self.voter.newest.attempt
         if not 0 <= replica.node < len(self.hosts) or replica.attempt < known:
             return f"attempt {known} is the newest here"
-        if replica.attempt == known and self.voted[0] > known and self.voted[1] == replica.node:
+        if self.voted[0] > replica.attempt and self.voted[1] == replica.node:
             return ""  # it says how the last attempt ended
         if (replica.attempt, replica.node) == self._joined and self.voted[0] <= replica.attempt:
             return ""
         return self.voter.against_append(Append(replica.attempt, replica.node))
+
+    def elected(self, node: int) -> bool:
+        """Whether this host has voted for it, and not accepted an attempt of its yet: its history replaces our own."""
+        return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 
     def keeps_for(self, replica: Replica) -> bool:
         """Whether the record is of a leader that this host once followed, and does not count for any more."""
@@ -110,14 +117,11 @@ class Ballot:
             return "it is not on hosts of this run"
         if not self._on_disk:
             return ""
-        wanted = self._opened(said)
-        return self.voter.against_open(wanted, self.records(wanted.records.length))
+        return self.voter.against_open(self._opened(said), self.records())
 
     def accept(self, said: OpenAttempt) -> None:
-        """Take up the attempt, once its plan is on disk; what this host's history has beyond the leader's goes."""
+        """Take up the attempt, once its plan is on disk."""
         if self._on_disk:
-            if len(self.history()) > said.records.length:
-                cut_off(self._run, said.records.length)
             self.keep(self.voter.accept(self._opened(said)))
         self.accepted = said
 
@@ -127,8 +131,6 @@ class Ballot:
     def join(self, said: OpenAttempt) -> None:
         """Work in the attempt that goes on. One of its voters accepts it later, once the history was copied here."""
         self._joined = (said.attempt, said.node)
-        if self._on_disk and self.hosts[self.me] not in said.hosts and self.voter.newest.attempt < said.attempt:
-            self.keep(self.voter.accept(self._opened(said)))
 
     def _opened(self, said: OpenAttempt) -> Open:
         newest = Opening(said.attempt, said.node, frozenset(map(self.hosts.index, said.hosts)))
@@ -145,7 +147,7 @@ class Ballot:
 
     def is_next_in_line(self, leaderless: Mapping[int, KeeperStatus]) -> bool:
         """Whether no other host that hears no leader has newer records, or as new ones and a lower number."""
-        mine = (-self.voter.newest.attempt, -self.history_bytes(), self.me)
+        mine = (-self.voter.newest.attempt, -self.records().length, self.me)
         return not any((-one.accepted, -one.history, number) < mine for number, one in leaderless.items())
 
     def without_dead_leaders(
@@ -187,11 +189,9 @@ def _request(asked: Vote) -> RequestVote:
     return RequestVote(asked.attempt, asked.node, Records(*msgspec.structs.astuple(asked.records)))
 
 
-def cut_off(run: RunDir, length: int) -> None:
-    """Forget what is behind so many bytes of the history: no leader has it, and nothing followed from it."""
-    fd = os.open(run.events, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _is_event(line: bytes) -> bool:
     try:
-        os.ftruncate(fd, length)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        decoder_of(Event).decode(line)
+    except NOT_JSON:
+        return False
+    return True

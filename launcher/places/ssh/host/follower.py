@@ -106,7 +106,8 @@ class Follower:
         keeper = self._keeper
         leader = keeper.rpc.ask_one(Ask(), self._leader, _ASK_S)
         if isinstance(leader, KeeperStatus):
-            self._leader_heard_at = boottime()
+            if not leader.leaderless:  # else it waits for whoever may lead
+                self._leader_heard_at = boottime()
             keeper.check_part_in(leader.attempt)
         return boottime() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
 

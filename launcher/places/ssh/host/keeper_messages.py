@@ -56,6 +56,7 @@ class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
     name: Text  # see record_copies.py
     at: Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # where in the file the data belongs; -1: it is the whole file
     data: str
+    ends: bool = False  # of a candidate's history: what comes after it goes
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):

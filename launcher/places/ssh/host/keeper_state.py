@@ -253,8 +253,8 @@ class KeeperState:
             leaderless=self.ballot.leaderless,
             accepted=voter.newest.attempt if apart else self.attempt.number,
             settled=voter.settled or not apart,
-            has_vote=voter.has_vote or not apart,
-            history=self.ballot.history_bytes() if apart else 0,
+            has_vote=self._has_vote() or not apart,
+            history=self.ballot.records().length if apart else 0,
             waits_for=self.ready.waits_for,
             pledged=self.ready.pledged,
             promised=self.ballot.voted[0] if apart else 0,
@@ -348,9 +348,9 @@ class KeeperState:
     def _vote(self, asked: Vote) -> str:
         """What holds older attempts back is on disk before the vote is given."""
         why = "nobody votes where all hosts have one disk" if not self.plan.disks_apart else ""
-        if not self.ballot.voter.has_vote and asked.node != self.ballot.voter.newest.leader:
+        if not self._has_vote() and self.ballot.hosts[asked.node] != self.leader:
             why = f"it has no vote in attempt {self.attempt.number}"
-        why = why or self.ballot.against_vote(asked)
+        why = why or self.ballot.against_vote(asked, self.leader)
         if not why and self.ballot.voted != (asked.attempt, asked.node):
             raise_fence(self.run, asked.attempt)
             make_dir(self.run.attempt(asked.attempt).path)  # the number is used up here too
@@ -377,9 +377,14 @@ class KeeperState:
         why = "" if why and self.ballot.keeps_for(replica) else why
         if why or (self._kept.get(replica.name) == replica and record_copies.is_there(self.run, replica)):
             return why  # asked again: the answer came too late the first time, from a slow disk
-        record_copies.put(self.run, replica)
+        record_copies.put(self.run, replica, cuts=self.ballot.elected(replica.node))
         self._kept[replica.name] = replica
         return ""
+
+    def _has_vote(self) -> bool:
+        """One that came back to an attempt works in it, and votes from the next one on."""
+        names = [node.host for node in self.plan.nodes if node.index not in self.plan.away]
+        return self.host in names and self.ballot.voter.has_vote
 
     def _leads_or_has_left(self) -> bool:
         try:

@@ -15,10 +15,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from launcher.decoding import decoder_of
-from launcher.errors import LaunchError
+import msgspec
+
 from launcher.places.ssh.host.keeper_messages import Replica, granted
 from launcher.places.ssh.host.keeper_rpc import KeeperRpc
+from launcher.decoding import decoder_of
+from launcher.errors import LaunchError
 from launcher.run.durable import NOT_JSON, make_dir, sync_dir, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Blame, Endpoint, Event, RunState, StopRequest
@@ -56,8 +58,8 @@ def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
     }
 
 
-def put(run: RunDir, replica: Replica) -> None:
-    """Keep what the leader has sent."""
+def put(run: RunDir, replica: Replica, *, cuts: bool = False) -> None:
+    """Keep what the leader has sent. `cuts`: at the end of its history ours ends, too."""
     copied = replicated(run, run.attempt(replica.attempt)).get(replica.name)
     if copied is None:
         raise LaunchError(f"no record is called {replica.name[:40]!r}")
@@ -66,7 +68,7 @@ def put(run: RunDir, replica: Replica) -> None:
         raise LaunchError(f"{replica.name}: expected {'a piece' if is_history else 'a whole record'}")
     make_dir(copied.path.parent)
     if is_history:
-        _put_piece(copied.path, replica.at, data)
+        _put_piece(copied.path, replica.at, data, cuts=cuts and replica.ends)
         return
     try:
         copied.check(data)
@@ -89,7 +91,7 @@ def is_there(run: RunDir, replica: Replica) -> bool:
         return False
 
 
-def _put_piece(path: Path, at: int, piece: bytes) -> None:
+def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
     """What is there from byte `at` on stays as far as it is what the piece says; the rest is of another history."""
     fd = os.open(path, _READ_AND_WRITE, 0o600)
     try:
@@ -100,6 +102,9 @@ def _put_piece(path: Path, at: int, piece: bytes) -> None:
             os.ftruncate(fd, at + known)
             os.pwrite(fd, piece[known:], at + known)
             os.fsync(fd)
+        elif cuts and os.fstat(fd).st_size > at + len(piece):
+            os.ftruncate(fd, at + len(piece))
+            os.fsync(fd)
     finally:
         os.close(fd)
     sync_dir(path.parent)
@@ -108,7 +113,7 @@ def _put_piece(path: Path, at: int, piece: bytes) -> None:
 def copy_records(run: RunDir, attempt: AttemptDir, rpc: KeeperRpc, whom: Collection[int]) -> None:
     """Give these hosts all records of the attempt, and the run's whole history; each that does not take them is asked
     once more for each piece that there is."""
-    copies = RecordReplicator(run, attempt, rpc, whom=whom, renew_s=inf, quiet_s=0.0)
+    copies = RecordReplicator(run, attempt, rpc, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
     copies.close()
     with contextlib.suppress(FileNotFoundError):
         for _ in range(run.events.stat().st_size // _PIECE + 1):
@@ -127,10 +132,11 @@ class RecordReplicator:
         whom: Collection[int] | None = None,
         renew_s: float = 10.0,
         quiet_s: float = QUIET_S,
+        cuts: bool = False,
     ) -> None:
         """Who did not answer is left alone for `quiet_s`: the others wait."""
         self._run, self._attempt, self._rpc = run, attempt, rpc
-        self._renew_s, self._quiet_s = renew_s, quiet_s
+        self._renew_s, self._quiet_s, self._cuts = renew_s, quiet_s, cuts
         self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
         self._quiet_until: dict[int, float] = {}
         self._over = threading.Event()
@@ -192,7 +198,10 @@ class RecordReplicator:
                     at = file.seek(0)
                 piece = file.read(_PIECE)
             whole = piece[: piece.rfind(b"\n") + 1]
-            if whole and not self._told(self._replica(name, at, _text(whole)), [number]):
+            replica = self._replica(name, at, _text(whole))
+            if len(piece) < _PIECE:
+                replica = msgspec.structs.replace(replica, ends=self._cuts)
+            if whole and not self._told(replica, [number]):
                 self._sent[number]["bytes"] = 0
                 continue
             self._sent[number]["bytes"] = at + len(whole)

@@ -374,6 +374,43 @@ def test_a_candidate_with_an_older_history_has_no_vote(table):
     assert table.keepers[1].ballot.accepted.hosts[0] == "host2"
 
 
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_a_history_that_is_damaged_on_one_host_holds_nobody_up(table, damaged):
+    """Its host is older by that; the others go on, and it gets the history of whoever leads."""
+    for member in table.keepers:
+        for text in "abc":
+            append_line(member.run.events, Event(0.0, 1, "failure", text))
+    path = table.keepers[damaged].run.events
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"b"', b"\0\0\0"))
+    table.lose(0)
+    if damaged == 0:
+        table.silent = set()
+        assert proposed(table, table.keepers[0], [1, 2], None) is None
+        table.keepers[0].ballot.leaderless = True
+    took = [number for number in (1, 2) if TakeOver(table.keepers[number]).look() is not None]
+    assert len(took) == 1 and took != [damaged]
+    assert path.read_bytes().startswith(whole)
+
+
+def test_what_a_host_has_beyond_a_new_leaders_history_goes(table):
+    """Nobody acknowledged it: its host had an older attempt, or it was written after it had lost its leader."""
+    member = table.keepers[2]
+    for one in table.keepers[:2]:
+        append_line(one.run.events, Event(0.0, 1, "failure", "a"))
+    whole = member.run.events
+    write_end(member.run, member.attempt, cancelled(), member.plan)
+    assert proposed(table, table.keepers[0], [1], None) == 2
+    for one in table.keepers[:2]:
+        one.move(2)
+    table.keepers[0].ready.began = True
+    again = started_again(table, 2)
+    again.rejoin(comeback.what_goes_on(again))
+    again.returning = False
+    assert proposed(table, table.keepers[0], [1, 2], None) == 3
+    assert whole.read_bytes() == table.keepers[0].run.events.read_bytes()
+
+
 def test_what_nobody_else_has_of_a_lost_leaders_history_goes_where_the_run_went_on_without_it(table):
     old, lost = table.keepers[0], Event(0.0, 1, "failure", "nobody heard of it")
     append_line(old.run.events, lost)
