@@ -57,7 +57,7 @@ def test_a_run_whose_hosts_are_all_gone_ends_by_a_person_s_word(hosts, run):
     assert run.status().state is State.UNKNOWN
     with pytest.raises(Refused) as refused:
         run.resume()
-    assert f"launch cancel {RUN} --gone HOST" in refused.value.lines[1]
+    assert f"launch resume {RUN} --without HOST" in refused.value.lines[1]
     with pytest.raises(Unreachable, match="could not ask node1"):
         run.cancel(gone=["node0"])
     assert run.status().state is State.UNKNOWN
