@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from launcher.decoding import decoder_of
 from launcher.places.ssh.host.keeper_messages import (
     KeeperStatus,
     OpenAttempt,
@@ -14,7 +15,6 @@ from launcher.places.ssh.host.keeper_messages import (
     Vote,
 )
 from launcher.places.ssh.quorum.core import Append, Open, Opening, Records, RequestVote, Settle, Voter
-from launcher.decoding import decoder_of
 from launcher.run.durable import NOT_JSON, read_sealed, write_sealed
 from launcher.run.layout import RunDir
 from launcher.run.records import Event

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from launcher.places.ssh.host.keeper_messages import Replica, granted
-from launcher.places.ssh.host.keeper_rpc import KeeperRpc
 from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
+from launcher.places.ssh.host.keeper_messages import Replica, granted
+from launcher.places.ssh.host.keeper_rpc import KeeperRpc
 from launcher.run.durable import NOT_JSON, make_dir, sync_dir, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Blame, Endpoint, Event, RunState, StopRequest

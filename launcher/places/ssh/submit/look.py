@@ -117,7 +117,7 @@ def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, Hos
 def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> bool:
     """Whether that holds whatever those know that were not heard: it was done, or they are too few to have gone on.
 
-    One alone never takes over; two may, where the attempt was opened on three. The leader may have gone on, where others
+    One alone never takes over; two may, of an attempt on three. The leader may have gone on, where others
     say that they have lost it; and any may, where it was cancelled without them.
     """
     if best.head.state in (None, State.LOST, State.UNKNOWN, State.CANCELLED):
