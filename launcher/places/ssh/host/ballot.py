@@ -93,10 +93,12 @@ class Ballot:
     def against_record(self, replica: Replica) -> str:
         """It is taken of the newest attempt's leader, and of a candidate that has this host's vote."""
         known = self.voter.newest.attempt
-        if not 0 <= replica.node < len(self.hosts) or replica.attempt < known:
+        if not 0 <= replica.node < len(self.hosts):
+            return f"there is no host {replica.node}"
+        if self.elected(replica.node) and replica.attempt < self.voted[0]:
+            return ""  # how its last attempt ended, which may be older than one that came to nothing
+        if replica.attempt < known:
             return f"attempt {known} is the newest here"
-        if self.voted[0] > replica.attempt and self.voted[1] == replica.node:
-            return ""  # it says how the last attempt ended
         if (replica.attempt, replica.node) == self._joined and self.voted[0] <= replica.attempt:
             return ""
         return self.voter.against_append(Append(replica.attempt, replica.node))
