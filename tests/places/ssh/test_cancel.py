@@ -26,6 +26,7 @@ from launcher.run.identity import this_process
 from launcher.run.records import ANEW, ClusterWord, Event
 from launcher.spec.model import Recovery
 from launcher.states import State
+from launcher.submission import reopening
 from tests.places.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import RunFolder, dead_process, plan_of
 from tests.saved_checkpoints import save_part
@@ -246,6 +247,20 @@ def test_one_that_was_never_handed_over_ends_once(hosts, run):
     run.cancel(gone=["node0"])
     assert [event.kind for event in read_lines(hosts.run.events, Event)].count("ended") == 1
     assert run.status().state is State.CANCELLED
+
+
+def test_a_run_is_resumed_without_hosts_that_are_gone(hosts, run, monkeypatch):
+    """What is left of it elsewhere is ended first, and whoever comes back is told that it went on."""
+    hosts.mirror.state(State.RUNNING)
+    hosts.cut |= {"node0", "node1"}
+    opened = []
+    monkeypatch.setattr(reopening, "reopen", lambda _, *, after, **how: opened.append(after))
+    with pytest.raises(Unreachable, match="could not ask node1"):
+        run.resume(without=["node0"])
+    assert opened == []
+    run.resume(without=["node0", "node1"])
+    assert opened == [1]
+    assert run_hosts.gone(hosts.run) == {"node0", "node1"}
 
 
 def test_only_a_pool_has_hosts_that_nobody_else_watches(tmp_path):
