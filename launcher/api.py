@@ -29,6 +29,7 @@ from launcher.run import registry
 from launcher.run.attempts import attempts, newest, read_intent, read_plan, remains
 from launcher.run.draining import ask_to_drain, ask_to_move
 from launcher.run.durable import read_lines, readable, write_record
+from launcher.run.hangs import HangReport
 from launcher.run.layout import RunDir
 from launcher.run.locks import locked
 from launcher.run.records import KEPT, ClusterWord, Event, Labels, MoveRequest, NodeState, RunState
@@ -278,6 +279,11 @@ class Run:
             said = f": {status.message}" if status.message and not status.state.ended else ""
             raise Refused(f"{self.id} is {status.state}{said}: no rank of it runs", f"hint: launch status {self.id}")
         return found
+
+    def last_hang(self) -> HangReport | None:
+        """What was seen of the newest hang of the run, or None where none was looked at."""
+        found = [path for attempt in attempts(RunDir(self.path)) for path in attempt.hangs()]
+        return readable(found[-1], HangReport) if found else None
 
     def visit(self, node: int) -> "Visit":
         """A program of ours on this node of the run, to be asked about the ranks there. Close it after use."""

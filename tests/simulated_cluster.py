@@ -20,6 +20,7 @@ from launcher.coordinator.effects import (
     Drain,
     Finish,
     In,
+    KeepHang,
     Move,
     Now,
     Out,
@@ -33,6 +34,7 @@ from launcher.coordinator.effects import (
 from launcher.coordinator.policy import budget_of, restarts_by_cause
 from launcher.ids import parse_run_id
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
+from launcher.run.hangs import HangReport, RankLook
 from launcher.run.records import AttemptEnd, Event, ProcessId, RankExit, RunState
 from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions
 from launcher.states import Cause
@@ -46,6 +48,8 @@ from launcher.wire.messages import (
     Join,
     Leads,
     LinkSeen,
+    Look,
+    Looked,
     Pulse,
     PulseAck,
     RankPulse,
@@ -162,6 +166,8 @@ class Cluster:
         self.said: dict[int, list[tuple[int, ToCoordinator]]] = defaultdict(list)  # with the generation it was said in
         self.sent: list[tuple[float, int, ToAgent]] = []
         self.exits: list[RankExit] = []
+        self.hangs: dict[int, HangReport] = {}
+        self.seen: dict[int, RankLook] = {}  # what a look at a rank would show
         self.heard_at: dict[ProcessId, float] = {}
         self.linked: set[int] = set()
         self.spoke: dict[int, ProcessId] = {}
@@ -234,6 +240,8 @@ class Cluster:
                 self.own_events.append(event)
             case RecordExit(exit=exit_):
                 self.exits.append(exit_)
+            case KeepHang(number=number, report=report):
+                self.hangs[number] = report
             case Finish(end=end, event=event):
                 self.end = end
                 self.events.append(event)
@@ -412,6 +420,12 @@ class Cluster:
                     agent.answered, agent.took_s, agent.leased_at = seq, self.mono - sent_at, sent_at
             case CheckLink():
                 self._measure(agent, message)
+            case Look():
+                for rank in agent.live if message.generation == agent.generation else ():
+                    seen = self.seen.get(rank.number) or RankLook(rank.number, agent.index)
+                    state = "T" if rank.frozen else seen.state
+                    look = msgspec.structs.replace(seen, node=agent.index, state=state, step=rank.step)
+                    self.say(agent.index, Looked(agent.index, message.number, look))
             case Start():
                 self._start(agent, message)
             case ContinueInPlace():
@@ -606,6 +620,8 @@ def _timeless(effect: Out) -> Out:
             return Record(_without(event, at=0.0))
         case Finish(end=end, event=event):
             return Finish(_without(end, ended_at=0.0), _without(event, at=0.0))
+        case KeepHang(number=number, report=report):
+            return KeepHang(number, msgspec.structs.replace(report, at=0.0))
         case _:
             return effect
 

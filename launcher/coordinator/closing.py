@@ -47,6 +47,7 @@ class Aftermath:
             brief=found.brief or found.text,
             evidence=found.evidence,
             in_place=in_place,
+            same=found.same,
         )
 
     def _note(self, event: Event, found: Verdict) -> None:
@@ -68,6 +69,8 @@ class Aftermath:
             self._say_what_follows(f"{found.text}; {follows}", brief=found.text)
             return True
         event = self._draft_failure(found, in_place=True)
+        if found.distrusted is not None:
+            attempt.nodes[found.distrusted].suspected_at = attempt.mono
         decision = decide(event, attempt.history, attempt.rules, can_regroup=True)
         if decision.action is not Action.REGROUP or self._in_place_in_a_row(event) > _MOST_IN_A_ROW:
             return False

@@ -181,7 +181,14 @@ class Coordinator:
         match message:
             case messages.Ready():
                 node.ready = True
-            case messages.Leads() | messages.Started() | messages.Pulse() | messages.Exited() | messages.Stopped():
+            case (
+                messages.Leads()
+                | messages.Started()
+                | messages.Pulse()
+                | messages.Exited()
+                | messages.Stopped()
+                | messages.Looked()
+            ):
                 self._watch.hear_of_ranks(node, message)
                 self._joiner.hear(message)
                 self._drainer.hear(message)

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypedDict, Unpack
 import msgspec
 
 from launcher.coordinator.pace import Pace
+from launcher.run.hangs import HangReport
 from launcher.run.records import AttemptEnd, Event, RankExit
 from launcher.states import Cause, ErrorKind, State
 from launcher.wire.messages import ToAgent, ToCoordinator
@@ -84,6 +85,14 @@ class RecordExit:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepHang:
+    """Write down what was seen of a hang, in place of what an earlier look at the same one has shown."""
+
+    number: int
+    report: HangReport
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The last effect of an attempt: its end, which is the record that decides, and then the event that tells of it."""
 
@@ -92,7 +101,7 @@ class Finish:
 
 
 In = ToCoordinator | Disconnected | ProvenDead | Drain | Move | StoodStill | Tick
-Out = Send | Record | RecordExit | Finish
+Out = Send | Record | RecordExit | KeepHang | Finish
 
 
 _ENDS_TRAINING = ("failure", "regroup")
@@ -118,6 +127,7 @@ class OfFailure(TypedDict, total=False):
     said: str
     error_kind: ErrorKind | None
     in_place: bool
+    same: str
 
 
 class Ledger:
@@ -170,6 +180,9 @@ class Ledger:
 
     def record_exit(self, end: RankExit) -> None:
         self.out.append(RecordExit(end))
+
+    def keep_hang(self, number: int, report: HangReport) -> None:
+        self.out.append(KeepHang(number, report))
 
     def finish(self, end: AttemptEnd, brief: str = "") -> None:
         kind = "requeue" if end.state is State.QUEUED else "ended"

@@ -204,6 +204,11 @@ class Generation:
         found = [rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > limit_s)]
         return sorted(found, key=_blame)
 
+    def silent(self, mono: float, limit_s: float) -> list[Rank]:
+        """Return who has reported, and is silent for longer than that; the likeliest culprit first."""
+        found = [rank for rank in self.ranks if rank.live and rank.reported and mono - rank.active_at > limit_s]
+        return sorted(found, key=_blame)
+
     def _count_out(self, rank: Rank) -> None:
         if rank.live:
             self._set_idle(rank, False)

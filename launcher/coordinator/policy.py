@@ -58,6 +58,8 @@ def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_reg
             return Decision(Action.END, 0.0, cause, "the same error at the same place again, without progress")
     if cause is Cause.KILLED and not budget.explicit and _crashes_again(failure, past):
         return Decision(Action.END, 0.0, cause, "the same crash at the same step again, without progress")
+    if cause is Cause.HANG and not budget.explicit and _out_of_step_again(failure, past):
+        return Decision(Action.END, 0.0, Cause.USER_ERROR, f"twice at the same step: {failure.text}")
     row = _without_progress(failure, past)
     if _stuck(row, rules.no_progress):
         return Decision(Action.END, 0.0, Cause.NO_PROGRESS, _no_progress(row))
@@ -199,6 +201,16 @@ def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
         return False
     if failure.step is None or before.step is None:
         return (failure.step, failure.where) == (before.step, before.where)
+    return abs(failure.step - before.step) <= 1  # the other ranks may have been one ahead
+
+
+def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
+    """The last hang was one of the same kind, at the same source lines and the same step: no start mends that."""
+    before = next((event for event in reversed(past) if event.cause is Cause.HANG), None)
+    if before is None or not failure.same or before.same != failure.same or _got_on(failure, before):
+        return False
+    if failure.step is None or before.step is None:
+        return failure.step == before.step
     return abs(failure.step - before.step) <= 1  # the other ranks may have been one ahead
 
 

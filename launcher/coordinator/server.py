@@ -13,6 +13,7 @@ from launcher.coordinator.effects import (
     Drain,
     Finish,
     In,
+    KeepHang,
     Move,
     Now,
     Out,
@@ -30,7 +31,7 @@ from launcher.run.durable import Damaged, read_lines, read_record, readable, wri
 from launcher.run.identity import alive, this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.record_writer import Scribe
+from launcher.run.record_writer import KeptHang, Scribe
 from launcher.run.records import DrainRequest, Endpoint, Event, Handle, ProcessId, RunState
 from launcher.states import State
 from launcher.wire import messages
@@ -186,6 +187,8 @@ class CoordinatorServer:
                 self._scribe.write(event)
             case RecordExit(exit=exit_):
                 self._scribe.write(exit_)
+            case KeepHang(number=number, report=report):
+                self._scribe.write(KeptHang(number, report))
             case Finish(end=end, event=event):
                 self._scribe.write(self._coordinator.snapshot(self._now(), ended=False))  # its last numbers
                 self._scribe.write(end)

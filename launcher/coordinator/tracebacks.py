@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.run.durable import readable
+from launcher.run.hangs import MOST_FRAMES, Frame
 from launcher.run.records import Raised
 from launcher.wire.progress import ExceptionReport
 
@@ -118,6 +119,14 @@ def stuck_at(tail: Sequence[str]) -> str:
     begin = current if current is not None else heads[0] if heads else len(stacks)
     frames = takewhile(lambda frame: frame is not None, map(_CRASH_FRAME.match, stacks[begin + 1 :]))
     return _where([frame for frame in frames if frame is not None])
+
+
+def main_stack(lines: Sequence[str]) -> tuple[Frame, ...]:
+    """Return where the main thread is by what faulthandler wrote, which has it last: the innermost frame first."""
+    stacks = stacks_in(lines)
+    heads = [number for number, line in enumerate(stacks) if _THREAD.match(line)]
+    found = map(_CRASH_FRAME.match, stacks[heads[-1] + 1 :] if heads else ())
+    return tuple(Frame(one["file"][-300:], int(one["line"]), one["name"][:200]) for one in found if one)[:MOST_FRAMES]
 
 
 def last_exception(tail: Sequence[str]) -> ExceptionReport | None:

@@ -8,6 +8,7 @@ from launcher.coordinator.generation import Generation, Rank
 from launcher.coordinator.tracebacks import stuck_at
 from launcher.errors import Exit
 from launcher.plan.model import Plan
+from launcher.run.hangs import HangKind, HangVerdict
 from launcher.run.records import Event, Failure, RankExit
 from launcher.states import Cause, ErrorKind
 
@@ -36,6 +37,8 @@ class Verdict:
     error_kind: ErrorKind | None = None
     left_out: str = ""  # the file that was not frozen, where that is why
     brief: str = ""  # for who reads the log; "": `text` is brief enough
+    same: str = ""  # of a hang: by what it is known again, where no other start mends it
+    distrusted: int | None = None  # the node that may be why, of a hang: others are used first
     planned: bool = False  # nothing has failed: ranks are wanted elsewhere. The cause counts where none can go on there
 
 
@@ -63,23 +66,44 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
     )
 
 
-def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float) -> Verdict:
-    """The likeliest culprit of those that are silent, and who was where."""
+def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float, found: HangVerdict | None = None) -> Verdict:
+    """Return who keeps the others waiting, as `found`; where that is not known, the likeliest of those silent."""
+    if found is not None and found.kind is not HangKind.UNKNOWN:
+        return _of_found(generation, suspects, found)
     first = suspects[0]
     how = "is stopped" if first.frozen else f"made no progress and wrote nothing for {mono - first.active_at:.0f} s"
     never = "" if first.reported else ", and has not reported anything since its start (recovery.hang_at_start)"
     text = f"rank {first.number} on node {first.node} hung: it {how}{never}"
-    live = [rank for rank in generation.ranks if rank.live]
-    known = ", ".join(f"{rank.number}: {'-' if rank.step is None else rank.step}" for rank in live[:_NAMED])
-    rest = f", and {len(live) - _NAMED} more" if len(live) > _NAMED else ""
     return Verdict(
         Cause.HANG,
         text,
         first.number,
         first.node,
-        evidence=f"steps by rank: {known}{rest}",
+        evidence="; ".join((_steps(generation), *(found.evidence if found is not None else ()))),
         brief=f"hang, rank {first.number}",
     )
+
+
+def _of_found(generation: Generation, suspects: Sequence[Rank], found: HangVerdict) -> Verdict:
+    culprit_ = generation.ranks[found.ranks[0]] if found.ranks else suspects[0]
+    return Verdict(
+        Cause.HANG,
+        found.text,
+        culprit_.number,
+        culprit_.node,
+        found.where or None,
+        evidence="; ".join(filter(None, (found.hint, _steps(generation), *found.evidence))),
+        brief=f"hang: {str(found.kind).replace('_', ' ')}, rank {culprit_.number}",
+        same=found.same,
+        distrusted=culprit_.node if found.distrusts_node else None,
+    )
+
+
+def _steps(generation: Generation) -> str:
+    live = [rank for rank in generation.ranks if rank.live]
+    known = ", ".join(f"{rank.number}: {'-' if rank.step is None else rank.step}" for rank in live[:_NAMED])
+    rest = f", and {len(live) - _NAMED} more" if len(live) > _NAMED else ""
+    return f"steps by rank: {known}{rest}"
 
 
 def unseen_end(generation: Generation, rank: Rank) -> RankExit:

@@ -8,6 +8,7 @@ from launcher.coordinator.attempt import Attempt, AttemptPhase
 from launcher.coordinator.classify import fenced
 from launcher.coordinator.closing import Aftermath, Closer
 from launcher.coordinator.in_place.continuing import HotOpener
+from launcher.coordinator.inquiry import Inquiry
 from launcher.coordinator.nodes import KnownNode
 from launcher.coordinator.opening import START_S
 from launcher.coordinator.verdict import Verdict
@@ -20,7 +21,7 @@ BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who th
 FRESH_S = 3.0  # nobody is called hung while some node has not been heard for longer than that
 _LOOK_S = 0.5
 
-OfRanks = messages.Leads | messages.Started | messages.Pulse | messages.Exited | messages.Stopped
+OfRanks = messages.Leads | messages.Started | messages.Pulse | messages.Exited | messages.Stopped | messages.Looked
 OfCheckpoints = messages.NotFetched | messages.NothingWhole | messages.Copied | messages.Settled | messages.Noted
 
 
@@ -31,6 +32,7 @@ class Watch:
         self._in_place = in_place
         self._aftermath = aftermath
         self._look_for_hang_at = 0.0
+        self._inquiry = Inquiry(attempt, closer)
 
     def hear_of_ranks(self, node: KnownNode, message: OfRanks) -> None:
         match message:
@@ -45,6 +47,8 @@ class Watch:
                     self._rank_ended(message)
             case messages.Stopped():
                 self._stopped(node, message)
+            case messages.Looked():
+                self._inquiry.hear(message)
             case _:
                 assert_never(message)
 
@@ -194,9 +198,8 @@ class Watch:
         self._look_for_hang_at = mono + _LOOK_S
         if not all(self._is_fresh(attempt.nodes[index]) for index in attempt.current.members):
             return  # whoever is silent there may be the reason; its lease will tell
-        suspects = attempt.current.suspects(mono)
-        if suspects:
-            self._closer.close(verdict.of_hang(attempt.current, suspects, mono), hung=suspects)
+        if attempt.current.suspects(mono):
+            self._inquiry.end()
 
     def _is_fresh(self, node: KnownNode) -> bool:
         return node.hears_us and node.heard_at >= self._attempt.mono - FRESH_S
@@ -264,6 +267,8 @@ class Watch:
             self._closer.close(Verdict(Cause.NODE_LOST, text))
         elif attempt.phase is AttemptPhase.STARTING and attempt.mono >= attempt.start_by:
             self._start_timed_out()
+        elif attempt.phase is AttemptPhase.RUNNING:
+            self._inquiry.look()
 
     def _start_timed_out(self) -> None:
         attempt, generation = self._attempt, self._attempt.current

@@ -213,6 +213,8 @@ class NodeAgent:
                 self._line.answered(seq)
             case messages.CheckLink():
                 self._go(self._check_link(message))
+            case messages.Look():
+                self._go(self._look(message))
             case messages.Start():
                 self._starting = self._go(self._start(message))
             case messages.ContinueInPlace():
@@ -229,6 +231,13 @@ class NodeAgent:
     async def _check_link(self, word: messages.CheckLink) -> None:
         if self._prober is not None:
             self._line.say(await self._prober.measure(word.number, word.peer))
+
+    async def _look(self, word: messages.Look) -> None:
+        group = self._group
+        if group is None or group.generation != word.generation:
+            return
+        for look in await group.look():
+            self._line.say(messages.Looked(self._home.node.index, word.number, look))
 
     # -- ranks
 

@@ -27,6 +27,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import importlib.abc
 import importlib.machinery
 import io
 import json
@@ -276,6 +277,7 @@ def settle(order: Order) -> None:
             setattr(only, "rank", int(os.environ[variable]))  # noqa: B010 - mypy
     if RESERVE in order.env:
         os.environ.encodekey = leaves_where_asked_as_a_rank(os.environ.encodekey)
+    FLIGHT.settle(order)
     END.born()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -374,7 +376,8 @@ END = EndOfRank()
 
 def needs_interpreters_end() -> bool:
     """Where threads or devices are at work, or other ranks are connected, everything is to be freed in order."""
-    if gc.get_freeze_count() == 0 or len(sys._current_frames()) > 1:  # noqa: SLF001 - of threads of every kind
+    threads = len(sys._current_frames()) - FLIGHT.runs  # noqa: SLF001 - of threads of every kind
+    if gc.get_freeze_count() == 0 or threads > 1:
         return True
     torch, cuda = sys.modules.get("torch.distributed"), sys.modules.get("torch.cuda")
     connected = torch is not None and torch.is_available() and torch.is_initialized()
@@ -798,6 +801,179 @@ def hide_our_frames() -> None:
     sys.excepthook = hook
 
 
+# --- what torch's Flight Recorder has noted ---
+
+
+class FlightReader(importlib.abc.MetaPathFinder):
+    """Answers for a rank which collectives it has entered, from a thread that runs also while the main one waits.
+
+    Who asks writes a number into a FIFO beside the rank's own and finds the answer in a file there. The thread starts
+    with the first process group, so that a program without one has no thread more than elsewhere.
+    """
+
+    OF, AFTER = "torch.distributed.distributed_c10d", "_update_default_pg"  # called once a process group is there
+
+    def __init__(self) -> None:
+        self._order: Optional[Order] = None
+        self._pid = 0
+        self.runs = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find the module as the usual finder does, and change it once it is imported."""
+        if name != self.OF:
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if found is not None and found.loader is not None:
+            execute = found.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._follow(module)
+
+            setattr(found.loader, "exec_module", exec_module)  # noqa: B010 - mypy
+        return found
+
+    def settle(self, order: Order) -> None:
+        """In a rank; a process that it forks has no answers."""
+        if order.kind != "command" and order.progress is not None:
+            self._order, self._pid = order, os.getpid()
+
+    def _follow(self, c10d: Any) -> None:
+        known = getattr(c10d, self.AFTER, None)
+        if known is None:
+            return  # a version of torch that we do not know
+
+        @functools.wraps(known)
+        def followed(*args: Any, **named: Any) -> Any:
+            self._start(c10d)
+            return known(*args, **named)
+
+        setattr(c10d, self.AFTER, followed)
+
+    def _start(self, c10d: Any) -> None:
+        if self._order is None or self._pid != os.getpid() or self.runs:
+            return
+        import threading  # here, because a rank without process groups has no use for it
+
+        self.runs = True
+        path = os.path.splitext(fifo_of(self._order))[0]
+        threading.Thread(target=self._answer, args=(c10d, path), name="launch-flight", daemon=True).start()
+
+    def _answer(self, c10d: Any, path: str) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+        asked, answered = f"{path}.look", f"{path}.flight"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(asked)
+            os.mkfifo(asked, 0o600)
+            questions = os.open(asked, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            while True:
+                words = os.read(questions, 64).split()
+                answer = {"number": int(words[-1]), **stacks_now()}
+                try:
+                    answer |= flight_of(c10d)
+                except (AttributeError, LookupError, TypeError) as error:
+                    answer["problem"] = f"the Flight Recorder of this version of torch cannot be read: {error}"[:400]
+                with open(f"{answered}.new", "w") as file:
+                    json.dump(answer, file)
+                os.replace(f"{answered}.new", answered)
+        except OSError as error:  # the folder has been taken away, say: nobody asks there any more
+            print(f"launch: what this rank waits for cannot be asked any more: {error}", file=sys.stderr)
+        finally:
+            self.runs = False
+
+
+FLIGHT = FlightReader()
+# In an answer: frames are of a collective, of a rank's main thread, and of all its threads together.
+MOST_GROUPS, MOST_COLLECTIVES, MOST_FRAMES, MOST_STACK, MOST_LINES = 16, 48, 6, 16, 300
+
+
+def stacks_now() -> dict[str, Any]:
+    """Return where the main thread is, the innermost frame first, and the stacks of all other threads as text."""
+    import threading  # here, as it is loaded by now
+
+    main, names = threading.main_thread().ident, {one.ident: one.name for one in threading.enumerate()}
+    stacks = sys._current_frames()  # noqa: SLF001 - as faulthandler does, there is no other way
+    threads: list[str] = []
+    for ident, frame in stacks.items():
+        if ident not in (main, threading.get_ident()):
+            threads.append(f"Thread {names.get(ident, ident)} (most recent call first):"[:200])
+            threads += [f'  File "{path[-300:]}", line {line} in {name[:100]}' for path, line, name in frames_in(frame)]
+    stack = frames_in(stacks.get(main))
+    rest = [one for one in stack[MOST_STACK:] if "-packages" not in one[0] and not is_standard(one[0])]
+    return {"stack": stack[:MOST_STACK] + rest[-MOST_STACK:], "threads": threads[:MOST_LINES]}
+
+
+def frames_in(frame: Optional[types.FrameType]) -> list[Frame]:
+    """Of a stack, the innermost first, without ours."""
+    found: list[Frame] = []
+    while frame is not None:
+        if frame.f_code.co_filename != __file__:
+            found.append((frame.f_code.co_filename[-300:], frame.f_lineno, frame.f_code.co_name[:200]))
+        frame = frame.f_back
+    return found
+
+
+def flight_of(c10d: Any) -> dict[str, Any]:
+    """Return the process groups of this rank with the newest collectives of each, or why that is not known."""
+    core = sys.modules["torch"]._C._distributed_c10d  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other
+    cuda = sys.modules.get("torch.cuda")
+    names = ["_dump_fr_trace"]
+    if cuda is not None and cuda.is_initialized():
+        names.append("_dump_nccl_trace")
+    readers = [getattr(core, name) for name in names if hasattr(core, name)]
+    if not readers:
+        return {"problem": "this version of torch has no Flight Recorder for the CPU"}
+    import pickle  # here, because hardly any rank is ever asked
+
+    dumps = [pickle.loads(read(True, True, False)) for read in readers]  # noqa: S301 - what this process has just written
+    entries = [one for dump in dumps for one in dump.get("entries", ())]
+    by_group: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in entries:
+        backend = one["profiling_name"].partition(":")[0]
+        by_group.setdefault((one["process_group"][0], backend), []).append(one)
+    world = c10d._world  # noqa: SLF001 - nothing else knows of all groups
+    known = {name: process_group for process_group, name in [*world.pg_names.items()]}
+    groups = [group_of(world, known[key[0]], key, own) for key, own in by_group.items() if key[0] in known]
+    groups.sort(key=lambda group: (all(one["done"] for one in group["last"]), -group["entered"]))
+    return {"groups": groups[:MOST_GROUPS]}
+
+
+def group_of(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    newest = max(one["pg_id"] for one in entries)  # one of this name may have been destroyed before
+    own = [one for one in entries if one["pg_id"] == newest]
+    pending = [one for one in own if not is_done(one)][: MOST_COLLECTIVES // 2]
+    shown = [one for one in own[: -(MOST_COLLECTIVES // 2)] if one in pending] + own[-(MOST_COLLECTIVES // 2) :]
+    return {
+        "name": "/".join(key)[:200],
+        "description": str(getattr(process_group, "group_desc", ""))[:200],
+        "ranks": sorted(world.pg_group_ranks.get(process_group, ())),
+        "entered": max((one["collective_seq_id"] for one in own if not one["is_p2p"]), default=0),
+        "last": [collective_of(one) for one in shown],
+    }
+
+
+def is_done(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def collective_of(entry: dict[str, Any]) -> dict[str, Any]:
+    calls = [one for one in entry.get("frames", ()) if one["filename"] != __file__]
+    frames = [(one["filename"][-300:], one["line"], one["name"][:200]) for one in calls]
+    own = [one for one in frames if "-packages" not in one[0] and not is_standard(one[0])]
+    return {
+        "seq": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
+        "op": entry["profiling_name"].partition(":")[2][:200] or entry["profiling_name"][:200],
+        "done": is_done(entry),
+        "sizes": [list(size)[:16] for size in entry["input_sizes"][:16]],
+        "dtypes": list(entry["input_dtypes"][:16]),
+        "frames": (own or frames)[:MOST_FRAMES],
+        "age_s": max(0.0, time.time() - entry["time_created_ns"] / 1e9),
+        "p2p": entry["is_p2p"],
+    }
+
+
 # --- one zygote for many runs ---
 
 
@@ -1183,6 +1359,7 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
     tried: dict[str, Optional[str]] = {}
     room = TagRoom() if mode == "lend" else None
     atexit.register(END.come)  # before what modules register: the last one that is called
+    sys.meta_path.insert(0, FLIGHT)
     while mode in ("serve", "lend"):
         try:
             return Zygote(fd, agent_pid, inherited, tried, room).serve()

@@ -113,6 +113,14 @@ class AttemptDir:
         """Of all ranks that run there, or did."""
         return sorted(self.node(index).glob("rank-*.json"))
 
+    def hang(self, number: int) -> Path:
+        """What every rank was doing in a hang, and which of them the others waited for."""
+        return self.path / f"hang-{number:03d}" / "report.json"
+
+    def hangs(self) -> list[Path]:
+        """Reports of all hangs, the oldest first."""
+        return sorted(self.path.glob("hang-*/report.json"))
+
     def error_file(self, index: int, local_rank: int) -> Path:
         """Where torch's `@record` writes the exception that a rank ends with."""
         return self.node(index) / f"error-{local_rank:03d}.json"

@@ -4,15 +4,26 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from launcher.run.durable import append_line, write_record
+from launcher.run.durable import append_line, make_dir, write_record
 from launcher.run.fence import check_fence
+from launcher.run.hangs import HangReport
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import patiently, waiting_for_disks
 from launcher.run.records import AttemptEnd, Event, RankExit, RunState
 from launcher.states import Cause
 
-_Entry = Event | RankExit | RunState | AttemptEnd
+
+@dataclass(frozen=True, slots=True)
+class KeptHang:
+    """What was seen of a hang of this attempt."""
+
+    number: int
+    report: HangReport
+
+
+_Entry = Event | RankExit | RunState | AttemptEnd | KeptHang
 
 
 class Scribe:
@@ -75,5 +86,9 @@ class Scribe:
             case RunState():
                 write_record(self._run.state, entry)
                 self.state_waits = False
+            case KeptHang(number=number, report=report):
+                place = self._attempt.hang(number)
+                make_dir(place.parent)
+                write_record(place, report)
             case AttemptEnd():
                 write_record(self._attempt.end, entry)

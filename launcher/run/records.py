@@ -364,4 +364,5 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     ran_s: float = 0.0  # of a failure, or of a regroup without one: how long its generation had been open
     still_s: float = 0.0  # of those too: how long its generation had made no step
     in_place: bool = False  # of a failure: the ranks that lived were to go on in their processes, from that very step
+    same: str = ""  # of a hang that no other start mends: by what it is known again
     evidence: str = ""

@@ -16,7 +16,7 @@ from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.steps import NEEDS, NEEDS_KEY, ON, ON_KEY, StepsTable
 from launcher.spec.kinds.targets import WhoHears
 from launcher.spec.kinds.text import RUN_DIR_NAMES, Choice, InnerPath, Text, any_path
-from launcher.spec.kinds.times import Duration, DurationRange, Every
+from launcher.spec.kinds.times import Duration, DurationRange, Every, HangAfter
 from launcher.spec.model import (
     Budget,
     CheckpointOptions,
@@ -167,8 +167,9 @@ RECOVERY = Section(
         _budget("time_limit", "the time limit was reached; by default unlimited on Slurm, else 0"),
         _budget("launcher_fault", "a fault of the launcher itself"),
         _budget("disk", "a disk was full or failed"),
-        Field("hang_after", WordOr("off", Duration(zero=False), _NEVER),
-              "A rank without progress and output for so long counts as hung", ("hang_after_s",), "15m"),
+        Field("hang_after", HangAfter(), "A rank without progress and output for so long counts as hung; auto: "
+              "15m, and at once where ranks are found to wait for what cannot come",
+              ("hang_after_s", "hang_auto"), "15m"),
         Field("hang_at_start", Duration(zero=False), "The same of a rank that has not reported anything since it was "
               "started, at least hang_after: imports and the first compilation are silent",
               ("hang_at_start_s",), "30m"),

@@ -95,6 +95,7 @@ class Recovery(Struct, frozen=True):
     launcher_fault: Budget = Budget(5)
     disk: Budget = Budget(20, 5.0, 300.0)
     hang_after_s: float | None = 900.0  # None: off
+    hang_auto: bool = True  # `hang_after: auto`: at once, where it is certain that no time would mend it
     hang_at_start_s: float = 1800.0  # `hang_at_start:` as hang_after_s, of a rank that has never reported
     no_progress: int | None = 5  # restarts in a row without a newer checkpoint; None: off
     spares: int = 0

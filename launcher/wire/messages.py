@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from launcher.run.hangs import RankLook
 from launcher.run.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 
 
 # What comes from elsewhere is bounded where it is read.
@@ -215,6 +216,14 @@ class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
     problem: Name = ""  # why there is no more to say
 
 
+class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
+    """agent → coordinator: the answer to Look, one for each rank of the node."""
+
+    node: int
+    number: Count
+    look: RankLook
+
+
 class DeviceFails(msgspec.Struct, frozen=True, tag="device_fails", tag_field="t"):
     """agent → coordinator: this node's kernel tells of a device that fails, while its ranks still run."""
 
@@ -240,6 +249,13 @@ class CheckLink(msgspec.Struct, frozen=True, tag="check_link", tag_field="t"):
 
     number: int
     peer: ReplicaAddress
+
+
+class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
+    """coordinator → agent: look at what the ranks of this generation are doing, then answer with a Looked for each."""
+
+    generation: int
+    number: Count
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
@@ -308,9 +324,9 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
 
 ToCoordinator = (
     Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
-    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails
+    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails | Looked
 )  # fmt: skip
-ToAgent = Welcome | CheckLink | Start | ContinueInPlace | Follow | Stop | PulseAck | End
+ToAgent = Welcome | CheckLink | Look | Start | ContinueInPlace | Follow | Stop | PulseAck | End
 
 TO_COORDINATOR: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
 TO_AGENT: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)

@@ -1,5 +1,7 @@
 """The coordinator against simulated agents: starting, failing, regrouping, stopping."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -7,6 +9,7 @@ from simulated_cluster import Cluster, plan_of
 
 from launcher.coordinator.effects import Disconnected, Move, ProvenDead, Tick
 from launcher.coordinator.opening import START_S
+from launcher.run.hangs import Collective, Frame, GroupLook, HangKind, RankLook
 from launcher.run.records import EXPLAINED, Event, NodeLoad, NotFinite, ProcessId, RankExit, RankLoad
 from launcher.spec.model import Budget, Recovery
 from launcher.states import Cause, State
@@ -16,6 +19,7 @@ from launcher.wire.messages import (
     Fault,
     Join,
     Leads,
+    Look,
     Pulse,
     PulseAck,
     RankPulse,
@@ -715,6 +719,19 @@ def test_one_silent_rank_that_used_to_report_hangs_though_the_others_go_on() -> 
     assert [stop.hung for _, stop in cluster.stops(1)] == [(), (2,)]
 
 
+def test_a_silent_rank_hangs_though_others_make_steps_all_the_while() -> None:
+    cluster = Cluster(plan_of(1, ranks_each=2, rules=hang_rules(10)))
+    cluster.boot()
+    cluster.settle()
+    cluster.training = False
+    for second in range(1, 20):
+        cluster.mono += 1
+        silent = RankPulse(1, float(second), True, False, 1)
+        cluster.feed(Pulse(0, second, 1, (RankPulse(0, 0.0, True, False, second + 1), silent)))
+        cluster.settle()
+    assert cluster.stops(1)[0][1].hung == (1,)
+
+
 def test_a_rank_that_never_reported_may_be_silent_while_others_go_on() -> None:
     cluster = Cluster(plan_of(1, ranks_each=2, rules=hang_rules(10)))
     cluster.boot()
@@ -753,6 +770,7 @@ def test_once_one_that_reported_hangs_the_silent_ones_have_had_their_time_too() 
         cluster.mono += 1
         ranks = (RankPulse(0, float(second), True, False, 1), RankPulse(1, float(second), False, False))
         cluster.feed(Pulse(0, second, 1, ranks))
+        cluster.settle()
     assert cluster.stops(1)[0][1].hung == (0, 1)
 
 
@@ -780,11 +798,109 @@ def test_nobody_hangs_while_a_rank_waits_for_a_debugger() -> None:
             cluster.mono += 1
             idle = RankPulse(0, float(silent), True, False, 1)
             cluster.feed(Pulse(0, silent, 1, (idle, replace(idle, rank=1, breakpoint=place))))
+            cluster.settle()
         return bool(cluster.stops(1))
 
     assert not pass_by(60, "train.py:8")
     assert not pass_by(9, "")
     assert pass_by(5, ""), "once it goes on all have their time anew, and no more"
+
+
+def waiting_in(op: str, rank: int, line: int) -> RankLook:
+    """A rank that is in its tenth collective, called at that line."""
+    call = Collective(10, op, sizes=((4,),), dtypes=("Float",), frames=(Frame("/p/train.py", line, "step"),), age_s=9.0)
+    return RankLook(rank, 0, 1, "S", answered=True, groups=(GroupLook("0", ranks=(0, 1), entered=10, last=(call,)),))
+
+
+def hanging(rules: Recovery, *looks: RankLook, history: Sequence[Event] = ()) -> Cluster:
+    """Two ranks that have made thirty steps of a second, and then hang like this."""
+    cluster = Cluster(plan_of(1, ranks_each=2, rules=rules), history)
+    cluster.boot()
+    cluster.advance(30)
+    assert cluster.state().step
+    cluster.seen = {look.rank: look for look in looks}
+    cluster.training = False
+    return cluster
+
+
+OUT_OF_STEP = waiting_in("all_reduce", 0, 12), waiting_in("broadcast", 1, 88)
+
+
+def test_ranks_that_are_out_of_step_are_found_from_the_runs_own_step_times() -> None:
+    cluster = hanging(Recovery(), *OUT_OF_STEP)
+    began = cluster.mono
+    cluster.advance(60, until=lambda: bool(cluster.hangs))
+    assert 15 <= cluster.mono - began <= 30  # twenty steps
+    assert "rank 1 on node 0 in broadcast at train.py:88" in cluster.state().message
+    assert not cluster.stops(1), "another look must show the same"
+    cluster.advance(60, until=lambda: bool(cluster.stops(1)))
+    assert cluster.mono - began <= 45
+    cluster.settle()
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.rank, failure.where) == (Cause.HANG, 1, "train.py:88")
+    assert "all_reduce at train.py:12" in failure.text
+    assert cluster.hangs[1].verdict.kind is HangKind.DIFFERENT_COLLECTIVES
+
+
+def test_out_of_step_again_at_the_same_step_ends_the_run_as_an_error_of_the_program() -> None:
+    cluster = hanging(Recovery(), *OUT_OF_STEP)
+    cluster.advance(120, until=lambda: bool(cluster.recorded("failure")))
+    again = hanging(Recovery(), *OUT_OF_STEP, history=cluster.events)
+    again.advance(120, until=lambda: again.end is not None)
+    assert again.end is not None
+    assert (again.end.state, again.end.cause) == (State.FAILED, Cause.USER_ERROR)
+    assert "train.py:88" in again.end.message
+
+
+def test_a_rank_that_only_computes_for_long_is_named_and_left_alone() -> None:
+    late = RankLook(1, 0, 1, "R", busy=1.0, answered=True, stack=(Frame("/p/train.py", 88, "validate"),))
+    late = replace(late, groups=(GroupLook("0", ranks=(0, 1), entered=9),))
+    cluster = hanging(Recovery(), waiting_in("all_reduce", 0, 12), late)
+    cluster.advance(600)
+    assert not cluster.stops(1)
+    assert "rank 1 on node 0 never entered all_reduce #10" in cluster.state().message
+    cluster.training = True
+    cluster.advance(5)
+    assert cluster.state().message == ""
+
+
+@pytest.mark.parametrize(("state", "ends"), [("T", True), ("t", False), ("D", False)])
+def test_a_stopped_rank_is_given_a_minute_and_one_in_a_debugger_or_the_kernel_all_the_time(
+    state: str, ends: bool
+) -> None:
+    cluster = hanging(Recovery(), waiting_in("all_reduce", 0, 12), RankLook(1, 0, 1, state))
+    cluster.advance(50)
+    assert cluster.hangs[1].verdict.kind is HangKind.FROZEN
+    assert not cluster.stops(1)
+    cluster.advance(100)
+    assert bool(cluster.stops(1)) is ends
+
+
+def test_a_time_that_somebody_gave_is_kept_to_though_it_is_certain_that_ranks_hang() -> None:
+    cluster = hanging(Recovery(hang_after_s=300.0, hang_auto=False), *OUT_OF_STEP)
+    cluster.advance(290)
+    assert not cluster.stops(1)
+    cluster.advance(20)
+    assert "train.py:88" in cluster.recorded("failure")[0].text
+
+
+def test_a_rank_that_has_nothing_to_report_is_not_looked_at_while_another_one_reports_steps() -> None:
+    cluster = Cluster(plan_of(1, ranks_each=2))
+    cluster.boot()
+    cluster.settle()
+    cluster.training = False
+    for second in range(1, 400):
+        cluster.mono += 1
+        quiet = RankPulse(1, float(second), True, False)
+        cluster.feed(Pulse(0, second, 1, (RankPulse(0, 0.0, True, False, second), quiet)))
+        cluster.settle()
+    assert not [message for _, _, message in cluster.sent if isinstance(message, Look)]
+
+
+def test_ranks_that_train_are_not_looked_at() -> None:
+    cluster = running(2)
+    cluster.advance(300)
+    assert not [message for _, _, message in cluster.sent if isinstance(message, Look)]
 
 
 def test_where_a_rank_answers_requests_is_shown_as_long_as_it_lives() -> None:

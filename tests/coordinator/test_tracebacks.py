@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from launcher.coordinator.tracebacks import error_file_says, last_exception, likeliest, stuck_at
+from launcher.coordinator.tracebacks import error_file_says, last_exception, likeliest, main_stack, stuck_at
 from launcher.coordinator.verdict import failure_of
 from launcher.node.ranks.reports.logfile import LogFile
+from launcher.run.hangs import Frame
 from launcher.run.records import Event, Raised
 from launcher.states import Cause
 from launcher.wire.progress import ExceptionReport
@@ -188,3 +189,18 @@ def test_where_a_rank_is_stuck(log, where):
 def test_the_failure_of_a_hung_rank_names_the_place(cause, where):
     failure = failure_of(Event(1.0, 1, "failure", "rank 0", cause=cause), "rank-00000.log", tuple(STUCK.splitlines()))
     assert failure is not None and failure.where == where
+
+
+def test_the_main_thread_is_the_last_that_faulthandler_writes_of() -> None:
+    lines = [
+        "an earlier line of the log",
+        "Thread 0x00007f01 (most recent call first):",
+        '  File "/usr/lib/python3.11/threading.py", line 324 in wait',
+        "",
+        "Current thread 0x00007f02 (most recent call first):",
+        '  File "/job/train.py", line 12 in step',
+        '  File "/job/train.py", line 40 in <module>',
+        '  File "/venv/lib/launcher/node/zygote.py", line 1 in <module>',
+    ]
+    assert main_stack(lines) == (Frame("/job/train.py", 12, "step"), Frame("/job/train.py", 40, "<module>"))
+    assert main_stack(lines[:1]) == ()

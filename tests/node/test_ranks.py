@@ -12,6 +12,7 @@ from one_node import Ears, home_of, play, processes_of_its_own
 
 from launcher.node.ranks import group as ranks
 from launcher.node.ranks.group import RankGroup
+from launcher.node.ranks.looking import ANSWER_S
 from launcher.node.ranks.prepare import Preparation
 from launcher.node.ranks.reaper import Reaper
 from launcher.run.durable import read_lines
@@ -263,6 +264,32 @@ def test_stacks_of_hung_ranks_are_waited_for_no_longer_than_they_take(home):
             await group.stop(0.0, range(RANKS), preparation.own_pids)
         looking.cancel()
         assert all("most recent call first" in log.read_text() for log in logs[1:])
+        await preparation.close()
+
+    play(scene)
+
+
+def test_a_rank_whose_own_thread_cannot_answer_is_looked_at_by_what_faulthandler_writes(home):
+    """That it writes, because it was asked to, is no sign of life."""
+
+    async def scene():
+        preparation = await prepared(home)
+        group = RankGroup(home, start(1), preparation.starter, Ears())
+        await group.begin()
+        logs = [home.run.rank_log(1, 1, rank) for rank in range(RANKS)]
+        await until(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
+        question = home.attempt.progress(0, 0).with_suffix(".look")
+        os.mkfifo(question)
+        deaf = os.open(question, os.O_RDWR)
+        group.pulses()
+        looks = await group.look()
+        assert "stay.py" in looks[0].stack[-1].file
+        assert [one.problem for one in looks] == ["did not answer"] + ["has no process group of torch's"] * (RANKS - 1)
+        assert "most recent call first" in logs[0].read_text()
+        assert "most recent call first" not in logs[1].read_text()
+        assert group.pulses()[0].idle_s >= ANSWER_S / 2
+        os.close(deaf)
+        await group.stop(0.0, (), preparation.own_pids)
         await preparation.close()
 
     play(scene)

@@ -28,6 +28,9 @@ USED = {
         ("launcher/places/slurm/executor.py", "_submitit_command_str"),
     },
     "torch": {
+        ("launcher/node/zygote.py", "_C"),  # of any version: where they are not, a rank says so when it is asked
+        ("launcher/node/zygote.py", "_distributed_c10d"),
+        ("launcher/node/zygote.py", "_world"),
         ("launcher/plan/preload.py", "torch._dynamo"),
         ("trainer/checkpoint/names.py", "_orig_mod"),
         ("trainer/checkpoint_files/weight_files.py", "torch._utils"),  # in files that torch.load reads: it has to stay

@@ -72,6 +72,7 @@ def test_every_option() -> None:
             launcher_fault=Budget(4, explicit=True),
             disk=Budget(6, 5.0, 300.0, None, explicit=True),
             hang_after_s=None,
+            hang_auto=False,
             hang_at_start_s=7200.0,
             no_progress=None,
             spares=1,

@@ -138,4 +138,4 @@ def test_editors_have_words_and_defaults_to_show() -> None:
     assert nodes["default"] == 1
     assert "nodes" in nodes["description"]
     recovery = schema({})["properties"]["recovery"]["properties"]
-    assert (recovery["hang_after"]["default"], recovery["preempted"]["default"]) == ("15m", "unlimited")
+    assert (recovery["hang_after"]["default"], recovery["preempted"]["default"]) == ("auto", "unlimited")

@@ -9,17 +9,24 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.logs import numbers
 from launcher.cli.terminal import paint, safe, to_json
+from launcher.coordinator.hang import judge
 from launcher.errors import Exit, LaunchError, Refused
 from launcher.node.inside.words import AskStacks, RankStacks
 from launcher.remote.parallel import for_all
+from launcher.run.hangs import GroupLook, RankLook
 
 EXAMPLES = """
   launch stacks last                 of all ranks, the innermost frame first; they are in the ranks' logs too
   launch stacks last --rank 0,3-5
   launch stacks last --json          an object for each rank, for programs
+  launch stacks last --last          what was seen of the run's last hang, also after its end
 
-The ranks go on. Exit code 4 where a rank tells none, with the reason; 5 where a node cannot be reached.
+Where ranks wait for one of them, the first line says for which. The ranks go on. Exit code 4 where a rank tells none,
+with the reason; 5 where a node cannot be reached.
 """
+
+
+_WAITS_S = 5.0  # in a collective: of a training that goes on, ranks are found in one, too
 
 
 class _OfRank(msgspec.Struct, frozen=True):
@@ -28,17 +35,21 @@ class _OfRank(msgspec.Struct, frozen=True):
     pid: int | None
     stacks: tuple[str, ...]
     problem: str
+    look: RankLook | None = None
 
 
 def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     words = "of this rank only, or of several: 0,3-5; may be repeated"
     arguments.add_argument("--rank", metavar="N", type=numbers, action="append", help=words)
-    arguments.add_argument("--json", action="store_true", help="one JSON list")
+    arguments.add_argument("--json", action="store_true", help="one JSON list; with --last one object")
+    arguments.add_argument("--last", action="store_true", help="of the last hang that was looked at, as it was kept")
 
 
 def run(options: argparse.Namespace) -> int:
     one = api.run(options.run)
+    if options.last:
+        return _show_last(one, options)
     running = one.nodes_of_ranks()
     wanted = set(sum(options.rank, ())) if options.rank else set(running)
     if missing := wanted - running.keys():
@@ -49,10 +60,51 @@ def run(options: argparse.Namespace) -> int:
     said = for_all({str(node): node for node in nodes}, lambda _, node: _asked(one, node, nodes[node]))
     found = [each for node, ranks in nodes.items() for each in _of_node(node, ranks, said[str(node)])]
     found.sort(key=lambda each: each.rank)
-    print(to_json(found) if options.json else "\n\n".join(map(_shown, found)))
+    print(to_json(found) if options.json else "\n\n".join((*_waiting(found, len(running)), *map(_shown, found))))
     if any(isinstance(answer, LaunchError) for answer in said.values()):
         return Exit.UNREACHABLE
     return Exit.REFUSED if any(each.problem for each in found) else Exit.OK
+
+
+def _show_last(one: api.Run, options: argparse.Namespace) -> int:
+    report = one.last_hang()
+    if report is None:
+        raise Refused(f"{one.id}: no hang of it was looked at", f"hint: of ranks that run: launch stacks {one.id}")
+    wanted = set(sum(options.rank, ())) if options.rank else None
+    looks = [look for look in report.ranks if wanted is None or look.rank in wanted]
+    if options.json:
+        print(to_json(msgspec.structs.replace(report, ranks=tuple(looks))))
+        return Exit.OK
+    verdict = report.verdict
+    told = [f"attempt {report.attempt}, generation {report.generation}: {verdict.kind.replace('_', ' ')}", verdict.text]
+    told += [f"hint: {verdict.hint}"] if verdict.hint else []
+    head = "\n".join([paint(safe(told[1]), "bold"), *map(safe, (told[0], *told[2:], *verdict.evidence))])
+    print("\n\n".join((head, *map(_shown_look, looks))))
+    return Exit.OK
+
+
+def _waiting(found: list[_OfRank], ranks: int) -> list[str]:
+    """Who keeps the others waiting, where all ranks were asked and some have waited for longer than a step takes."""
+    looks = [each.look for each in found if each.look is not None]
+    ages = [call.age_s for look in looks for group in look.groups for call in group.last if not call.done]
+    stopped = any(look.state in ("T", "t") for look in looks)
+    if len(looks) < ranks or not (stopped or max(ages, default=0) >= _WAITS_S):
+        return []
+    return [paint(safe(judge(looks).text), "bold")]
+
+
+def _shown_look(look: RankLook) -> str:
+    frames = [f'  File "{one.file}", line {one.line} in {one.name}' for one in look.stack]
+    lines = [paint(f"── rank {look.rank}, node {look.node}, process {look.pid} ──", "bold"), *frames, *look.threads]
+    lines += [f"group {group.name}, newest #{group.entered}: {_call(group)}" for group in look.groups]
+    return "\n".join(
+        [lines[0], *map(safe, lines[1:]), *([paint(safe(look.problem), "yellow")] if look.problem else [])]
+    )
+
+
+def _call(group: GroupLook) -> str:
+    pending = next((one for one in group.last if not one.done), None)
+    return f"waits in {pending.op} #{pending.seq} for {pending.age_s:.0f} s" if pending is not None else "waits in none"
 
 
 def _asked(one: api.Run, node: int, ranks: list[int]) -> list[RankStacks]:
@@ -66,7 +118,7 @@ def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) 
         return [_OfRank(rank, node, None, (), said.lines[0]) for rank in ranks]
     told = {each.rank: each for each in said}
     return [
-        _OfRank(rank, node, told[rank].pid, told[rank].lines, told[rank].problem)
+        _OfRank(rank, node, told[rank].pid, told[rank].lines, told[rank].problem, told[rank].look)
         if rank in told
         else _OfRank(rank, node, None, (), "does not run any more, or not yet")
         for rank in ranks

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from launcher.errors import Exit, LaunchError, Refused, said_by_the_system
 from launcher.node.inside.attach import attach
 from launcher.node.inside.beside import run_beside, users_shell
@@ -25,9 +27,11 @@ from launcher.node.inside.words import (
     RunCommand,
     VisitDeclined,
 )
+from launcher.node.ranks.looking import Subject, look_at
 from launcher.remote.rpc.server import take_stdio
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import become_subreaper, end_all, signal_process, tagged
+from launcher.run.records import RankProcess
 
 
 class NodeHost:
@@ -54,14 +58,18 @@ class NodeHost:
             case AttachDebugger():
                 attach(self._talk, rank_here(self._attempt, self._node, question.rank))
             case AskStacks(ranks=wanted):
-                for number, rank in ranks_here(self._attempt, self._node).items():
-                    if wanted is None or number in wanted:
-                        self._talk.tell(stacks_of(rank, self._run))
+                ranks = ranks_here(self._attempt, self._node)
+                asked = [rank for number, rank in ranks.items() if wanted is None or number in wanted]
+                for look, rank in zip(look_at([self._subject(rank) for rank in asked]), asked, strict=True):
+                    self._talk.tell(replace(stacks_of(rank, self._run), look=look))
                 self._talk.tell(CommandEnded())
             case KillHere(rank=rank):
                 self._talk.tell(KilledHere(self._all_of_the_run() if rank is None else self._one(rank)))
             case _:
                 assert_never(question)
+
+    def _subject(self, rank: RankProcess) -> Subject:
+        return Subject(rank.rank, self._node, rank.process.pid, Path(rank.environment["LAUNCH_PROGRESS"]))
 
     def _one(self, rank: int) -> int:
         return int(signal_process(rank_here(self._attempt, self._node, rank).process, signal.SIGKILL))

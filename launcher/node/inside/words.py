@@ -10,6 +10,8 @@ from typing import Annotated
 
 import msgspec
 
+from launcher.run.hangs import RankLook
+
 LONGEST_LINE = 1 << 20
 PIECE_BYTES = 1 << 15
 _Bytes = Annotated[bytes, msgspec.Meta(max_length=LONGEST_LINE)]
@@ -90,6 +92,7 @@ class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
     pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
     lines: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=20_000)] = ()
     problem: _Line = ""
+    look: RankLook | None = None  # what else was seen of it
 
 
 class CommandEnded(msgspec.Struct, frozen=True, tag="ended"):

@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from launcher.clock import WakingClock
 from launcher.coordinator.classify import classify, failed, finished
-from launcher.coordinator.tracebacks import error_file_says, last_exception, likeliest
+from launcher.coordinator.tracebacks import error_file_says, last_exception, likeliest, main_stack
 from launcher.errors import Exit
 from launcher.node.environment import hot_words, rank_environment
 from launcher.node.ranks.control import ControlPipe, control_of
+from launcher.node.ranks.looking import NO_ANSWER, Subject, look_at
 from launcher.node.ranks.reaper import Death
 from launcher.node.ranks.reports.behind import WriteBehind
 from launcher.node.ranks.reports.logfile import LogFile
@@ -29,6 +30,7 @@ from launcher.node.ranks.zygote_link import OfferedZygote
 from launcher.plan.model import NodePlan, Plan
 from launcher.run.code.left_out import left_out
 from launcher.run.durable import append_line, make_dir, write_record
+from launcher.run.hangs import RankLook
 from launcher.run.identity import process_id
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import end_all, is_stopped, orphans, signal_process
@@ -99,6 +101,7 @@ class _Rank:
     pid: int = 0
     process: ProcessId | None = None
     hung: bool = False
+    dumps: bool = False  # its stacks, because we have asked for them
     replaced: bool = False  # another process has its place, or is about to
     exit: RankExit | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -242,7 +245,7 @@ class RankGroup:
         return tuple(self._pulse(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 
     def _pulse(self, rank: _Rank, now: float) -> RankPulse:
-        if rank.log.grew():
+        if rank.log.grew() and not rank.dumps:
             rank.active_at = now
         progress = rank.progress
         return RankPulse(
@@ -271,6 +274,37 @@ class RankGroup:
     def pids(self) -> dict[int, int]:
         """Of each live rank."""
         return {rank.number: rank.pid for rank in self._ranks if rank.pid and not rank.ended.is_set()}
+
+    async def look(self) -> list[RankLook]:
+        """Return what each live rank is doing."""
+        now, node = self._clock.now(), self._home.node.index
+        subjects = [
+            Subject(
+                rank.number,
+                node,
+                rank.pid,
+                self._home.attempt.progress(node, rank.local),
+                rank.progress.step,
+                now - rank.active_at,
+            )
+            for rank in self._ranks
+            if rank.pid and not rank.ended.is_set()
+        ]
+        looks = await asyncio.to_thread(look_at, subjects)
+        by_number = {rank.number: rank for rank in self._ranks}
+        return await asyncio.gather(*(self._with_stack(by_number[look.rank], look) for look in looks))
+
+    async def _with_stack(self, rank: _Rank, look: RankLook) -> RankLook:
+        """Of a rank that could not answer by itself, as its lock of Python's is held, what faulthandler writes."""
+        if look.problem != NO_ANSWER or look.state in ("T", "t") or rank.process is None:
+            return look
+        before, rank.dumps = rank.log.bytes_now(), True  # which is no sign of life
+        if self._starter.dumps_stacks:
+            signal_process(rank.process, DUMP_SIGNAL)
+        await self._quiet([rank], {rank.number: before})
+        rank.log.grew()
+        rank.dumps = False
+        return replace(look, stack=main_stack(rank.log.since(before)))
 
     @property
     def checkpoint(self) -> int | None:
@@ -408,15 +442,18 @@ class RankGroup:
 
     async def _dump(self, ranks: list[_Rank]) -> None:
         """Have each of these write its Python stacks into its log; wait until the logs are quiet again."""
-        last = before = {rank.number: rank.log.bytes_now() for rank in ranks}
+        before = {rank.number: rank.log.bytes_now() for rank in ranks}
         for rank in ranks:
             rank.hung = True
             if rank.process is not None and self._starter.dumps_stacks:
                 signal_process(rank.process, DUMP_SIGNAL)
                 signal_process(rank.process, signal.SIGCONT)
-        if not self._starter.dumps_stacks:
-            return
-        deadline = time.monotonic() + self._dump_bound_s
+        if self._starter.dumps_stacks:
+            await self._quiet(ranks, before)
+
+    async def _quiet(self, ranks: list[_Rank], before: Mapping[int, int]) -> None:
+        """Wait until each has written something since it had so many bytes, and writes no more."""
+        last, deadline = before, time.monotonic() + self._dump_bound_s
         while time.monotonic() < deadline:
             await asyncio.sleep(_DUMP_QUIET_S)
             sizes = {rank.number: rank.log.bytes_now() for rank in ranks}

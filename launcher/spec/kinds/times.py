@@ -1,6 +1,7 @@
 """Durations: the unit is written, never guessed."""
 
 import re
+from typing import Any
 
 from launcher.spec.kinds.leaf import Leaf, Unfit
 from launcher.spec.tree import Scalar
@@ -90,7 +91,32 @@ class DurationRange(Leaf, frozen=True):
         return f"{show_seconds(value[0])}..{show_seconds(value[1])}"
 
 
+_AUTO_HANG_S = 900.0  # of what time may mend, as a long validation
 _STEPS = r"[1-9][0-9]{0,11} steps?"
+
+
+class HangAfter(Leaf, frozen=True):
+    """A duration, `off` or `auto`: (seconds or None, whether the ranks' own state decides earlier)."""
+
+    WORDS = "auto, off or a duration, such as 10m"
+    PATTERN = f"(?:auto|off|{DURATION})"
+
+    def convert(self, scalar: Scalar) -> tuple[float | None, bool]:
+        match scalar.text:
+            case "auto":
+                return _AUTO_HANG_S, True
+            case "off":
+                return None, False
+        try:
+            return duration(scalar.text, zero=False), False
+        except Unfit:
+            if scalar.text.lower() in ("none", "never", "unlimited", "no", "false", "disabled"):
+                raise Unfit("write off") from None
+            raise
+
+    def show(self, value: Any) -> Any:
+        limit_s, auto = value
+        return "auto" if auto else "off" if limit_s is None else show_seconds(limit_s)
 
 
 class Every(Leaf, frozen=True):

@@ -46,6 +46,15 @@ class LogFile:
         finally:
             os.close(fd)
 
+    def since(self, size: int) -> list[str]:
+        """Return the lines that were written after it was so long, as far as they are not too many."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(size)
+                return [_plain(line) for line in file.read(_TAIL_BYTES).decode(errors="replace").splitlines()]
+        except OSError:
+            return []
+
     def tail(self) -> tuple[str, ...]:
         """Its last lines, without control characters: of a crash the innermost frames alone."""
         try:

@@ -1,0 +1,191 @@
+"""A look at all ranks once they are silent for longer than their own steps explain, and what follows from it. Pure.
+
+silent ─► Look to every node ─► Looked by each rank, or time is up ─► judged ─► shown in the run's status
+                                                                     └─► ends the generation, where that is certain,
+                                                                         or the silence has lasted for hang_after
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from statistics import median
+
+import msgspec
+
+from launcher.coordinator import hang, verdict
+from launcher.coordinator.attempt import Attempt
+from launcher.coordinator.closing import Closer
+from launcher.coordinator.generation import Rank
+from launcher.run.hangs import HangKind, HangReport, HangVerdict, RankLook
+from launcher.wire import messages
+
+LOOKED_S = 8.0  # from the question to all answers; a rank that does not answer takes its agent two to five
+AGAIN_S = 5.0  # between a verdict and the next look at the same silence; twice as long each time
+FLOOR_S, CEILING_S = 8.0, 300.0  # of a silence that is worth a look
+_STEPS, _USUAL, _LONGEST = 50, 20.0, 3.0
+_FRESH_S = 10.0  # a verdict that is not older needs no other look before the end
+# What no time mends. Of the others a rank may be in a long validation, save or compilation.
+_CERTAIN = frozenset({
+    HangKind.DIFFERENT_COLLECTIVES, HangKind.DIFFERENT_SHAPES, HangKind.LEFT_EARLY, HangKind.DEAD_PEER,
+})  # fmt: skip
+_FROZEN_S = 60.0  # in which whoever stopped a process may let it go on
+
+
+class StepTimes:
+    """How long the steps of a generation take, and how long a silence is that they do not explain."""
+
+    def __init__(self) -> None:
+        self._gaps: deque[float] = deque(maxlen=_STEPS)
+        self._longest_s = 0.0
+        self._step: int | None = None
+        self._moved_at: float | None = None
+
+    def note(self, step: int | None, mono: float) -> bool:
+        """Take in how far the generation has come; True where that is further than before."""
+        if step is None or (self._step is not None and step <= self._step):
+            return False
+        if self._moved_at is not None and self._step is not None:
+            gap_s = mono - self._moved_at
+            self._gaps.append(gap_s / (step - self._step))
+            self._longest_s = max(self._longest_s, gap_s)
+        self._step, self._moved_at = step, mono
+        return True
+
+    def still_s(self, mono: float) -> float:
+        """Return for how long no step was made; for ever, where none was."""
+        return inf if self._moved_at is None else mono - self._moved_at
+
+    def suspicious_s(self) -> float:
+        """Return how long ranks may be silent before they are looked at.
+
+        The longest pause that has been seen is a validation, a save or a compilation: another one like it is usual.
+        """
+        if len(self._gaps) < 2:
+            return CEILING_S
+        return min(CEILING_S, max(FLOOR_S, _USUAL * median(self._gaps), _LONGEST * self._longest_s))
+
+
+class Inquiry:
+    """Looks at the ranks of the open generation where they are silent, and ends it where that is called for."""
+
+    def __init__(self, attempt: Attempt, closer: Closer) -> None:
+        self._attempt, self._closer = attempt, closer
+        self._generation = 0
+        self._times = StepTimes()
+        self._number = 0  # of the newest look
+        self._hangs = 0  # that this attempt has a report of
+        self._asked_at: float | None = None  # None: no look is under way
+        self._looks = dict[int, RankLook]()
+        self._found: HangVerdict | None = None  # of the present silence
+        self._told = ""  # what is shown of it
+        self._found_at = self._began_at = 0.0
+        self._seen_twice = False
+        self._pause_s = AGAIN_S
+        self._ends = False  # some are silent for as long as they may be
+
+    def hear(self, message: messages.Looked) -> None:
+        """Take in what one rank was doing."""
+        if self._asked_at is not None and message.number == self._number:
+            rank = self._attempt.current.rank_of(message.node, message.look.rank)
+            if rank is not None and message.look.node == message.node:
+                self._looks[rank.number] = message.look
+
+    def end(self) -> None:
+        """Close the generation for a hang of its suspects, once it is known what all ranks do."""
+        self._ends = True
+
+    def look(self) -> None:
+        """Time has passed while all ranks of a generation run."""
+        attempt, mono = self._attempt, self._attempt.mono
+        if attempt.rules.hang_after_s is None:
+            return
+        self._renew()
+        if self._asked_at is not None:
+            awaited = {rank.number for rank in attempt.current.ranks if rank.live} - self._looks.keys()
+            if not awaited or mono - self._asked_at >= LOOKED_S:
+                self._conclude(mono)
+        elif self._ends and self._found is not None and mono - self._found_at <= _FRESH_S:
+            self._close(attempt.current.suspects(mono))
+        elif self._ends or (
+            self._silent_s(mono) > self._times.suspicious_s() and mono - self._found_at > self._pause_s
+        ):
+            self._ask(mono)
+
+    def _renew(self) -> None:
+        """Forget the silence where a step was made since, unless a rank is silent all the same; of others all."""
+        attempt = self._attempt
+        if attempt.current.number != self._generation:
+            self._generation, self._times = attempt.current.number, StepTimes()
+            self._forget()
+        if self._times.note(attempt.pace.step if attempt.pace.moves else None, attempt.mono) and not self._ends:
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._told and self._attempt.standing.message == self._told:
+            self._attempt.standing.message = ""
+        self._told = ""
+        self._asked_at, self._found, self._found_at, self._seen_twice = None, None, -inf, False
+        self._pause_s, self._ends = AGAIN_S, False
+
+    def _silent_s(self, mono: float) -> float:
+        """Return for how long no step was made and some rank, of those that report, was silent."""
+        silent_s = max(
+            (mono - rank.active_at for rank in self._attempt.current.ranks if rank.live and rank.reported), default=0
+        )
+        return min(silent_s, self._times.still_s(mono))
+
+    def _ask(self, mono: float) -> None:
+        attempt = self._attempt
+        self._number += 1
+        self._asked_at, self._looks = mono, {}
+        if self._found is None:
+            self._began_at = mono
+        for index in attempt.current.members:
+            if attempt.nodes[index].hears_us:
+                attempt.ledger.send(index, messages.Look(attempt.current.number, self._number))
+
+    def _conclude(self, mono: float) -> None:
+        attempt, generation = self._attempt, self._attempt.current
+        self._asked_at = None
+        looks = [
+            self._looks.get(rank.number) or _unseen(rank) if rank.live else _ended(rank) for rank in generation.ranks
+        ]
+        found, before = hang.judge(looks), self._found
+        self._seen_twice = before is not None and (before.kind, before.ranks) == (found.kind, found.ranks)
+        if self._found is None:
+            self._hangs += 1
+        else:
+            self._pause_s = min(CEILING_S, 2 * self._pause_s)
+        self._found, self._found_at = found, mono
+        if found.kind is not HangKind.UNKNOWN:
+            attempt.standing.message = self._told = found.text
+        report = HangReport(attempt.ledger.now.wall, attempt.ledger.attempt, generation.number, found, tuple(looks))
+        attempt.ledger.keep_hang(self._hangs, msgspec.structs.replace(report, took_s=round(mono - self._began_at, 2)))
+        if self._ends:
+            self._close(generation.suspects(mono))
+        elif attempt.rules.hang_auto and self._is_certain(found, mono):
+            self._close(generation.silent(mono, self._times.suspicious_s()) or [generation.ranks[found.ranks[0]]])
+
+    def _is_certain(self, found: HangVerdict, mono: float) -> bool:
+        """No time would mend it: it was found twice. A debugger, a disk or native code may let a process go on."""
+        if found.kind is HangKind.FROZEN:
+            stopped = any(self._looks[rank].state == "T" for rank in found.ranks if rank in self._looks)
+            return self._seen_twice and stopped and self._silent_s(mono) >= _FROZEN_S
+        return self._seen_twice and found.kind in _CERTAIN
+
+    def _close(self, suspects: Sequence[Rank]) -> None:
+        attempt, found = self._attempt, self._found
+        live = [rank for rank in suspects if rank.live]
+        self._forget()
+        if live:
+            self._closer.close(verdict.of_hang(attempt.current, live, attempt.mono, found), hung=live)
+
+
+def _unseen(rank: Rank) -> RankLook:
+    return RankLook(rank.number, rank.node, rank.pid or 0, problem="its node did not answer", step=rank.step)
+
+
+def _ended(rank: Rank) -> RankLook:
+    end = rank.exit
+    code, signal = (end.code, end.signal) if end is not None else (None, None)
+    return RankLook(rank.number, rank.node, rank.pid or 0, ended=True, exit_code=code, exit_signal=signal)

@@ -1,0 +1,133 @@
+"""Looking at what the ranks of a node are doing, without disturbing them: asked of each, and seen from outside."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import said_by_the_system
+from launcher.run.durable import readable
+from launcher.run.hangs import FlightRecord, RankLook
+
+ANSWER_S = 2.0  # a rank whose process runs answers in milliseconds; on a loaded machine in a second
+NO_ANSWER = "did not answer"
+_SEEN_S = 0.5  # over which processor time and bytes are counted, at least
+_POLL_S = 0.02
+_MOST_BYTES = 4 << 20
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A rank to be looked at. `progress` is the FIFO on which it reports: questions and answers lie beside it."""
+
+    rank: int
+    node: int
+    pid: int
+    progress: Path
+    step: int | None = None
+    idle_s: float = 0.0
+
+    @property
+    def question(self) -> Path:
+        return self.progress.with_suffix(".look")
+
+    @property
+    def answer(self) -> Path:
+        return self.progress.with_suffix(".flight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    state: str = ""
+    cpu_s: float = 0.0
+    moved_bytes: int = 0
+
+
+def look_at(
+    subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
+) -> list[RankLook]:
+    """Ask all of them at once, and return what each was doing; it takes `answer_s` where one does not answer."""
+    began, number = clock(), time.time_ns() >> 10
+    before = {one.rank: _use_of(one.pid) for one in subjects}
+    problems = {one.rank: _ask(one, number) for one in subjects}
+    answers = dict[int, FlightRecord]()
+    while True:
+        for one in subjects:
+            if one.rank not in answers and not problems[one.rank] and (found := _answer(one, number)) is not None:
+                answers[one.rank] = found
+        waited_s = clock() - began
+        awaited = any(one.rank not in answers and not problems[one.rank] for one in subjects)
+        if waited_s >= (answer_s if awaited else _SEEN_S):
+            break
+        time.sleep(_POLL_S)
+    return [
+        _look(one, before[one.rank], clock() - began, answers.get(one.rank), problems[one.rank]) for one in subjects
+    ]
+
+
+def _ask(subject: Subject, number: int) -> str:
+    """Return why it cannot be asked, or ""."""
+    try:
+        fd = os.open(subject.question, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return "has no process group of torch's"
+    except OSError as error:
+        return f"cannot be asked: {said_by_the_system(error)}"
+    try:
+        os.write(fd, f"{number}\n".encode())
+    except BlockingIOError:
+        pass  # it has not taken thousands of earlier questions either: no answer is the answer
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _answer(subject: Subject, number: int) -> FlightRecord | None:
+    try:
+        if subject.answer.lstat().st_size > _MOST_BYTES:
+            return None
+        found = readable(subject.answer, FlightRecord)
+    except OSError:
+        return None  # there is none yet
+    return found if found is not None and found.number >= number else None
+
+
+def _look(subject: Subject, before: _Use, took_s: float, said: FlightRecord | None, problem: str) -> RankLook:
+    now = _use_of(subject.pid)
+    look = RankLook(
+        rank=subject.rank,
+        node=subject.node,
+        pid=subject.pid,
+        state=now.state,
+        busy=round(max(0.0, now.cpu_s - before.cpu_s) / max(took_s, _POLL_S), 2),
+        moved_bytes=max(0, now.moved_bytes - before.moved_bytes),
+        problem=problem or ("" if said is not None else NO_ANSWER),
+        step=subject.step,
+        idle_s=round(subject.idle_s, 1),
+    )
+    if said is None:
+        return look
+    return msgspec.structs.replace(
+        look,
+        answered=True,
+        groups=said.groups,
+        stack=said.stack,
+        threads=said.threads,
+        problem=said.problem,
+    )
+
+
+def _use_of(pid: int) -> _Use:
+    """What the kernel tells of a process; nothing of one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        counted = Path(f"/proc/{pid}/io").read_text().split()
+    except OSError:
+        return _Use()
+    moved = sum(int(number) for name, number in pairwise(counted) if name in ("rchar:", "wchar:"))
+    return _Use(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, moved)

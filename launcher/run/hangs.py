@@ -1,0 +1,127 @@
+"""Records of a hang: what every rank was doing when it was looked at, and what was concluded from it."""
+
+from enum import StrEnum, auto
+from typing import Annotated
+
+import msgspec
+
+from launcher.states import VERSION
+
+MOST_FRAMES = 32
+MOST_GROUPS = 16
+MOST_COLLECTIVES = 48  # the newest of each process group
+MOST_THREAD_LINES = 300
+
+_Number = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+_Line = Annotated[str, msgspec.Meta(max_length=500)]
+_Ranks = Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=100_000)]
+_Sizes = Annotated[tuple[Annotated[tuple[int, ...], msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=64)]
+
+
+class HangKind(StrEnum):
+    """Why ranks wait for ever."""
+
+    NEVER_ENTERED = auto()
+    DIFFERENT_COLLECTIVES = auto()
+    DIFFERENT_SHAPES = auto()
+    LEFT_EARLY = auto()
+    FROZEN = auto()
+    DEAD_PEER = auto()
+    SLOW_LINK = auto()
+    STORAGE = auto()
+    NOBODY_IN_A_COLLECTIVE = auto()
+    UNKNOWN = auto()
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One call on a Python stack."""
+
+    file: _Line
+    line: _Number
+    name: _Line
+
+
+Frames = Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MOST_FRAMES)]
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """One entry of torch's Flight Recorder: an operation that a rank entered."""
+
+    seq: _Number
+    op: _Line
+    done: bool = False
+    sizes: _Sizes = ()
+    dtypes: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=64)] = ()
+    frames: Frames = ()  # where it was called, the innermost first
+    age_s: float = 0.0  # since it was entered
+    p2p: bool = False
+
+
+class GroupLook(msgspec.Struct, frozen=True):
+    """What a rank did in one process group."""
+
+    name: _Line
+    description: _Line = ""
+    ranks: _Ranks = ()  # the members by their global numbers; none: unknown
+    entered: _Number = 0  # the newest collective that the rank entered
+    last: Annotated[tuple[Collective, ...], msgspec.Meta(max_length=MOST_COLLECTIVES)] = ()  # the oldest first
+
+
+Groups = Annotated[tuple[GroupLook, ...], msgspec.Meta(max_length=MOST_GROUPS)]
+
+
+class FlightRecord(msgspec.Struct, frozen=True):
+    """What a rank's own thread answers: where its threads are, and its process groups by torch's Flight Recorder."""
+
+    number: _Number  # of the question
+    stack: Frames = ()  # of the main thread, the innermost first
+    threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all others
+    groups: Groups = ()
+    problem: _Line = ""  # why there is no Flight Recorder to read
+
+
+class RankLook(msgspec.Struct, frozen=True):
+    """What one rank was doing."""
+
+    rank: _Rank
+    node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+    pid: Annotated[int, msgspec.Meta(ge=0, le=1 << 22)] = 0
+    state: _Line = ""  # as /proc has it: R, S, D, T, t, Z; "": it has ended
+    busy: float = 0.0  # processors that it used while it was looked at
+    moved_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # read and written in that time
+    answered: bool = False  # its own thread did
+    groups: Groups = ()
+    stack: Frames = ()  # of the main thread, the innermost first
+    threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all others
+    problem: _Line = ""  # why something of this is missing
+    step: _Number | None = None
+    idle_s: float = 0.0  # since it last reported or wrote something
+    ended: bool = False
+    exit_code: int | None = None  # where it has ended
+    exit_signal: int | None = None
+
+
+class HangVerdict(msgspec.Struct, frozen=True):
+    """Which rank keeps the others waiting, where, and how that is known."""
+
+    kind: HangKind
+    text: str  # one line
+    ranks: _Ranks = ()  # at fault, the likeliest first
+    where: str = ""  # the source line of the first of them
+    evidence: tuple[str, ...] = ()
+    hint: str = ""
+    distrusts_node: bool = False  # of the first rank: it may be why
+    same: str = ""  # equal for two hangs of the same deterministic mismatch; "": another start may mend it
+
+
+class HangReport(msgspec.Struct, frozen=True):
+    """`attempts/…/hang-NNN/report.json`."""
+
+    at: float
+    attempt: int
+    generation: int
+    verdict: HangVerdict
+    ranks: tuple[RankLook, ...]
+    took_s: float = 0.0  # from the suspicion to the verdict
+    launch: str = VERSION
