@@ -19,6 +19,7 @@ pytestmark = pytest.mark.nightly
 PLACED = {"ranks_per_node": 2}
 # Of a rank's environment: what is another one's in each run.
 OF_THE_RUN = {
+    "LAUNCH_ARTIFACTS",
     "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_CONTROL", "LAUNCH_NOTES_DIR", "LAUNCH_PROGRESS",
     "MASTER_PORT", "PWD", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
 }  # fmt: skip

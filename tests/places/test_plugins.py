@@ -195,7 +195,7 @@ def test_what_a_kind_cannot_do_is_said_in_one_way(method, values):
 
 
 def test_a_class_that_is_no_place_is_refused():
-    with pytest.raises(BadInput, match=r"derive it from launcher\.clusters\.place\.Place"):
+    with pytest.raises(BadInput, match=r"derive it from launcher\.places\.place\.Place"):
         kinds.made(kinds.ClusterKind("collections:Counter"))
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.nightly
 PLACED = {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "time": "10m"}
 # Of a rank's environment: what is another one's in each run, and what is the machine's.
 OF_THE_RUN = {
-    "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "LAUNCH_CONTROL",
+    "LAUNCH_ARTIFACTS", "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "LAUNCH_CONTROL",
     "LAUNCH_NOTES_DIR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
 }  # fmt: skip
 OF_THE_MACHINE = {"_", "PWD", "TMPDIR", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LAUNCH_DEFAULTED"}

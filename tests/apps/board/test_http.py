@@ -59,12 +59,12 @@ NONE = {
 
 
 @pytest.mark.parametrize("sent", NONE.values(), ids=NONE)
-def test_what_is_no_request_is_refused_and_forbids_what_every_answer_does(board, sent):
+def test_what_is_no_request_is_refused_in_plain_text(board, sent):
     with talking(board) as peer:
         peer.sendall(sent)
         said = all_of(peer)
     assert status_of(said) == 400
-    assert b"\r\ncontent-security-policy: default-src 'none'" in said
+    assert b"\r\nx-content-type-options: nosniff" in said and b"\r\ncontent-type: text/plain" in said
     assert b"launch_board" not in said
     assert board.get("/api/board").status == 200
 
