@@ -1,4 +1,4 @@
-"""What the page for users shows works as it stands there."""
+"""What the pages for users show works as it stands there."""
 
 import os
 import re
@@ -14,8 +14,11 @@ from trainer.loop import Callback, Trainer, read_metrics
 from trainer.strategies.parameters import parameters_of
 from trainer.world import World
 
-PAGE = Path(__file__).parents[3] / "trainer" / "loop" / "README.md"
-EXAMPLE, SEVERAL, STEP, LOGGER = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGES = Path(__file__).parents[3] / "trainer" / "loop"
+EXAMPLE, SEVERAL, STEP, LOGGER = (
+    re.findall(r"```python\n(.*?)```", (PAGES / name).read_text(), re.DOTALL)[0]
+    for name in ("README.md", "OPTIMIZERS.md", "OWN_STEP.md", "CALLBACKS.md")
+)
 
 
 def run_example(folder):
