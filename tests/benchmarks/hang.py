@@ -20,7 +20,7 @@ from pathlib import Path
 
 from results import publish
 
-SCRIPT = Path(__file__).parents[1] / "agent/scripts/hangs.py"
+SCRIPT = Path(__file__).parents[1] / "node/scripts/hangs.py"
 KINDS = {
     "data": "never_entered", "sleep": "never_entered", "lock": "never_entered", "save": "never_entered",
     "busy": "never_entered", "order": "different_collectives", "receive": "different_collectives",
@@ -68,7 +68,7 @@ class Case:
         """Return how many failures a run has had in its first seconds of training."""
         until(lambda: self._status()["step"], START_S)
         time.sleep(seconds)
-        return sum(self._status()["restarts"].values())
+        return self._status()["restarts"]["total"]
 
     def _status(self):
         return json.loads(self._launch("status", self._run, "--json").stdout)

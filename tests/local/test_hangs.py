@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[1] / "agent/scripts/hangs.py"
+SCRIPT = Path(__file__).parents[1] / "node/scripts/hangs.py"
 SPEC = "name: hangs\nrun: {script: hangs.py, args: [order, hand]}\nresources: {ranks_per_node: 2, gpus_per_node: 0}\n"
 
 

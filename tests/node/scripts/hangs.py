@@ -19,7 +19,7 @@ class Numbers(Dataset):
     """One sample of rank 1 never comes."""
 
     def __len__(self):
-        return 4 * (3 if kind == "left_early" and dist.get_rank() == 1 else 1000)
+        return 4 * (12 if kind == "left_early" and dist.get_rank() == 1 else 1000)
 
     def __getitem__(self, index):
         if kind == "data" and dist.get_rank() == 1 and index >= 4 * HANG_AT:
