@@ -90,7 +90,9 @@ def hang():
     if kind == "frozen" and culprit:
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "python_lock" and culprit:
-        ctypes.PyDLL(None).sleep(3600)  # with the lock of the interpreter held
+        mutex = ctypes.create_string_buffer(64)
+        for _ in range(2):  # the second waits for ever, with the lock of the interpreter held; no signal interrupts it
+            ctypes.PyDLL(None).pthread_mutex_lock(mutex)
     if kind == "busy" and culprit:
         while True:
             pass
