@@ -21,7 +21,7 @@ from trainer.checkpoint_files.catalog import Entry, entries
 from trainer.checkpoint_files.choice import candidates
 from trainer.checkpoint_files.layout import BEST
 
-_HINT = "hint: a module or a script that has --predict and --checkpoint, as trainer.tasks.resnet (launch help serving)"
+_HINT = "hint: a module or a script with --predict and --checkpoint, as trainer.tasks.resnet (launch help predictions)"
 _DATA = "data"  # the option of a module that says where its data is
 _DATA_OF = {"trainer.tasks.resnet": "root", "trainer.tasks.gpt": "text"}  # where it is another one
 

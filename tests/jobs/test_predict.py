@@ -54,7 +54,7 @@ def test_of_other_data(lab):
 
 @pytest.mark.timeout(400)
 def test_a_script_of_ones_own_predicts_as_the_page_shows_it(lab):
-    lab.script("line.py", block(DOCS / "serving.md", "python", "def answer"))
+    lab.script("line.py", block(DOCS / "predictions.md", "python", "def answer"))
     run = lab.submit(lab.spec("name: line\nrun:\n  script: line.py\nresources:\n  ranks_per_node: 2\n"))
     lab.wait(run)
     prediction = lab.launch("predict", run, "-o", "out.jsonl").stdout.strip()

@@ -19,7 +19,7 @@ A run of its own, of the first one's frozen code and arguments: a line for each 
 where FILE ends in .csv or .parquet (which needs the extra `parquet` where it runs). Its ranks share the
 samples out, and the model as in its training (`--set run.args.mesh=none` leaves a mesh out); each sample is answered
 once. When it was killed, it goes on with what is missing; so does `resume`. It works for a run of a module or a script
-that takes --predict and --checkpoint, as the shipped tasks do; `launch help serving` shows one of your own. Where nodes
+that takes --predict and --checkpoint, as the shipped tasks do; `launch help predictions` shows a script. Where nodes
 do not see this disk the checkpoint goes along, and the answers come here with --follow, or by `launch fetch --outputs`.
 """
 

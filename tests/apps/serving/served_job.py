@@ -37,7 +37,7 @@ def trained(desk, *words, train=TRAIN):
 
 def write_app(desk):
     """The file of the page, which serves that model."""
-    desk.script("serving.py", block(DOCS / "serving.md", "python", "def load"))
+    desk.script("serving.py", block(DOCS / "own-service.md", "python", "def load"))
 
 
 def asked(address, token=""):
