@@ -1,4 +1,4 @@
-"""Every recipe of the page is run from the page: on two ranks, one of which is killed on the way, to its end."""
+"""Every recipe of the pages is run from its page: on two ranks, one of which is killed on the way, to its end."""
 
 import csv
 import os
@@ -10,10 +10,16 @@ from pathlib import Path
 import pytest
 from lab import kill
 
-PAGE = (Path(__file__).parents[2] / "launcher" / "docs" / "recipes.md").read_text()
+from tests.docs.blocks import DOCS
+
+PAGES = [DOCS / f"{name}.md" for name in ("recipes", "recipes-frameworks", "recipes-plain")]
 SCRIPTS = Path(__file__).parent / "scripts"
 STRIKE = (SCRIPTS / "strike.py").read_text()
-SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+SECTIONS = dict(
+    section
+    for page in PAGES
+    for section in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
+)
 STEPS = 20
 LOGGED = "The Trainer, with loggers and a loader"
 TRAINED = ("A loop of your own", LOGGED, "Lightning", "Accelerate", "Hugging Face Trainer", "As nanoGPT does it")
