@@ -199,7 +199,7 @@ def test_the_tasks_for_airflow(lab, tmp_path):
     for name in ("train", "predict"):
         run = f"{{script: {name}.py, preload: []}}"
         lab.spec(f"name: {name}\nrun: {run}\nresources: {{ranks_per_node: 1}}\n", f"{name}.yaml")
-    program = block(DOCS / "steps.md", "python", "from airflow")
+    program = block(DOCS / "schedulers.md", "python", "from airflow")
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=lab.project, env={**lab.env, "PYTHONPATH": str(tmp_path)},
         capture_output=True, text=True, timeout=200,

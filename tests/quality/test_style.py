@@ -78,7 +78,9 @@ def test_a_message_that_is_explained_is_one_of_ours():
     texts = [path.read_text() for path in (ROOT / "launcher").rglob("*.py")]
     said = [node.value for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     ours = "\n".join(one for one in said if isinstance(one, str))
-    pages = [reference.DOCS / f"{name}.md" for name in ("not-started", "troubleshooting", "failed-runs", "host-problems")]
+    pages = [
+        reference.DOCS / f"{name}.md" for name in ("not-started", "troubleshooting", "failed-runs", "host-problems")
+    ]
     rows = [line for page in pages for line in page.read_text().splitlines() if line.startswith("| `")]
     rows = [row for row in rows if not row.startswith("| `launch ")]
     assert len(rows) > 30
