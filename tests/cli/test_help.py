@@ -97,7 +97,7 @@ def test_a_command_comes_before_a_page(desk):
 
 def test_a_link_to_a_page_that_a_command_has_the_name_of_leads_to_the_page(desk):
     """`launch help status` is the command's usage, so a link to the page beside the code names it in full."""
-    shown = desk.launch("help", "many-runs").stdout + desk.launch("help", "how-it-works").stdout
+    shown = desk.launch("help", "notifications").stdout + desk.launch("help", "how-it-works").stdout
     assert "(launch help launcher/supervisor/notify)" in " ".join(shown.split())
     assert "launch help status)" not in shown
     assert desk.launch("help", "launcher/supervisor/notify").stdout.startswith(
