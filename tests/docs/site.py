@@ -15,8 +15,9 @@ def page_files() -> list[Path]:
     folders = ("launcher", "trainer")
     inner = [path for folder in folders for path in (ROOT / folder).rglob("*.md")]
     of_github = [path.relative_to(ROOT).as_posix() for path in (ROOT / ".github").glob("[A-Z]*.md")]
-    others = ["README.md", *of_github, "tests/benchmarks/RESULTS.md"]
-    return sorted([*inner, *(ROOT / name for name in others), *(ROOT / "tests").rglob("README.md")])
+    others = ["README.md", *of_github]
+    tests = (ROOT / "tests").rglob("[A-Z]*.md")
+    return sorted([*inner, *(ROOT / name for name in others), *tests])
 
 
 def build(folder: Path, files: Sequence[Path] | None = None, root: Path = ROOT) -> str:
