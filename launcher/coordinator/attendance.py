@@ -8,6 +8,8 @@ from launcher.coordinator.nodes import KnownNode, NodeTable, Presence
 from launcher.states import Cause
 from launcher.wire.messages import Join, Welcome
 
+RETURN_S = 10.0  # for an agent that has died, and its machine has not: whoever started it starts another one at once
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -87,6 +89,7 @@ class Attendance:
             yield self._lose(node, death.evidence)
         if node.link is Presence.LOST:
             node.holds, node.process = 0, None
+            node.returns_by = self._ledger.mono + RETURN_S
         self._nodes.settle(node)
 
     def run_out_leases(self) -> Iterator[Loss]:
@@ -115,7 +118,7 @@ class Attendance:
         return loss
 
     def _lose(self, node: KnownNode, evidence: str) -> Loss:
-        node.link, node.ready, node.lost_at = Presence.LOST, False, self._ledger.mono
+        node.link, node.ready, node.lost_at, node.returns_by = Presence.LOST, False, self._ledger.mono, 0.0
         node.given_up = max(node.given_up, node.holds)
         return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)
 

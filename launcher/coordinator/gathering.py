@@ -1,5 +1,7 @@
 """Are there nodes enough to open a generation, and may there ever be? Pure questions about the nodes."""
 
+from math import inf
+
 from launcher.coordinator.nodes import NodeTable
 from launcher.coordinator.verdict import Verdict
 from launcher.plan.model import Plan
@@ -26,11 +28,12 @@ class Gathering:
     def moments(self) -> list[float]:
         """When the answers may change though no node does anything."""
         spare_at = [] if self._full_at is None else [self._full_at + SPARE_S]
-        return [self._open_at, self._wait_until, self._give_up_at, *spare_at]
+        returns = self._nodes.returning(-inf).values()
+        return [self._open_at, self._wait_until, self._give_up_at, *spare_at, *returns]
 
     def may_succeed(self, mono: float) -> bool:
         """False where too few nodes are left that are, or may become, usable."""
-        left = self._nodes.usable | self._nodes.hopeful
+        left = self._nodes.usable | self._nodes.hopeful | self._nodes.returning(mono).keys()
         if self._first and mono < self._give_up_at:
             left |= self._nodes.absent
         return self._plan.nodes[0].index in left and self._suffice(left)

@@ -45,6 +45,7 @@ class KnownNode:
     follows_from: float = 0.0  # it counts its lease from then, or later: a pulse may have been long on its way
     answers: dict[int, float] = field(default_factory=dict)  # when each of its newest pulses was answered
     lost_at: float = 0.0
+    returns_by: float = 0.0  # whoever started its agent, which has died, surely starts another one before that
     holds: int = 0  # the generation whose ranks may still live there; 0: surely none
     given_up: int = 0  # the newest generation whose ranks there were given up
     ghost: ProcessId | None = None  # the agent before this one, with ranks, of which nobody knows whether it lives
@@ -81,6 +82,11 @@ class KnownNode:
         return self.link in (Presence.UP, Presence.UNKNOWN) and not self.is_left_out and not self.usable
 
     @property
+    def returns(self) -> bool:
+        """Its agent alone has died, and another one is to come."""
+        return self.link is Presence.LOST and self.returns_by > 0.0 and not self.is_left_out
+
+    @property
     def hears_us(self) -> bool:
         """What is sent to the node now reaches the agent whose ranks it holds."""
         return self.link is Presence.UP and self.ghost is None
@@ -107,6 +113,7 @@ class NodeTable:
         self.absent = self._nodes.keys() - lost
         self.usable: set[int] = set()
         self.hopeful: set[int] = set()
+        self._returning: set[int] = set()
         self.unknown: set[int] = set()
         self.missing = {node.index for node in self if not node.spare}  # no spares, and not usable
         self.unfit: set[int] = set()
@@ -148,6 +155,11 @@ class NodeTable:
         """Nodes where ranks that others have replaced may still run: nobody has seen them end."""
         return [node for node in self if node.is_replaced or (node.index in self._guests and node.process is None)]
 
+    def returning(self, mono: float) -> dict[int, float]:
+        """Nodes whose next agent is expected, and until when."""
+        moments = {index: self[index].returns_by for index in self._returning}
+        return {index: moment for index, moment in moments.items() if moment > mono}
+
     @property
     def here(self) -> set[int]:
         return {node.index for node in self if node.link is Presence.UP}
@@ -157,6 +169,7 @@ class NodeTable:
         _keep(self.absent, node.index, node.link is Presence.ABSENT)
         _keep(self.usable, node.index, node.usable)
         _keep(self.hopeful, node.index, node.hopeful)
+        _keep(self._returning, node.index, node.returns)
         _keep(self.unknown, node.index, node.link is Presence.UNKNOWN or node.ghost is not None)
         _keep(self.missing, node.index, not node.usable and not node.spare)
         _keep(self.unfit, node.index, node.unfit)

@@ -32,8 +32,7 @@ from launcher.supervisor.wakeup import Wakeup
 
 _NO_LOG = Path(os.devnull)  # of one that boots before its run has a folder
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
-RETURN_AT_ONCE_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # of an agent whose keeper does not carry the attempt out
-_RETURN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+_RETURN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # how long one is away after its first, second, ... death in a row
 _STEADY_S = 300.0  # a life of that length makes up for the deaths before it
 _AFTER_WATCHDOG_S = ENDING_S / 2  # it ends what the watchdog did not, and before others take the places of those ranks
 _LEASE_LOOK_S = 1.0  # more often than a `WakingClock` takes for sleep
@@ -102,11 +101,11 @@ class AgentProcess:
             os.kill(agent, signal.SIGKILL)  # our own child, not reaped yet
         return due.look_s
 
-    def stay_away(self, now: float, return_s: Sequence[float]) -> None:
+    def stay_away(self, now: float) -> None:
         """It has died; how long it is away grows with each death in a row, as long as nobody lives for long."""
         if now - self.started_at >= _STEADY_S:
             self.deaths = 0
-        self.returns_at = now + return_s[min(self.deaths, len(return_s) - 1)]
+        self.returns_at = now + _RETURN_S[min(self.deaths, len(_RETURN_S) - 1)]
         self.deaths += 1
 
     def may_miss_coordinator(self) -> bool:
@@ -232,7 +231,6 @@ class AgentProcesses:
         wakeup: Wakeup,
         *,
         leads: bool = True,
-        return_s: Sequence[float] = _RETURN_S,
         spared: Sequence[int] = (),
     ) -> None:
         become_subreaper()
@@ -240,7 +238,6 @@ class AgentProcesses:
         self._leads = leads  # the end of the first is the end of all; else it is started again like the others
         self._wakeup = wakeup
         self._spared = set(spared)  # children with all below them that outlive us
-        self._return_s = return_s  # how long one is away after its first, second, ... death
 
     def start(self) -> None:
         for agent in self._agents:
@@ -305,7 +302,7 @@ class AgentProcesses:
         others = {other.pid for other in self._agents if other.pid is not None}
         end_all(lambda: orphans(os.getpid(), self._spared | others))
         if comes_back(status):
-            agent.stay_away(time.monotonic(), self._return_s)
+            agent.stay_away(time.monotonic())
 
 
 def comes_back(status: int) -> bool:

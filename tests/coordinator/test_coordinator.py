@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
+from launcher.coordinator.attendance import RETURN_S
 from launcher.coordinator.effects import Disconnected, Move, ProvenDead, Tick
 from launcher.coordinator.opening import START_S
 from launcher.run.hangs import Collective, Frame, GroupLook, HangKind, RankLook
@@ -455,15 +456,29 @@ def test_a_spare_takes_exactly_the_place_of_the_lost_node() -> None:
     assert after[2].first_rank == before[2].first_rank
 
 
-def test_too_few_nodes_are_left_so_a_new_attempt_is_asked_for() -> None:
+def test_an_agent_that_died_alone_comes_back_and_the_attempt_goes_on() -> None:
     cluster = running(3)
     cluster.kill(2)
     cluster.settle()
+    cluster.advance(RETURN_S - 1)
+    assert not cluster.starts(2)
+    cluster.boot(2)
+    cluster.advance(1)
+    assert sorted(cluster.starts(2)) == [0, 1, 2]
+    assert cluster.state().restarts == {"node_lost": 1}
+
+
+def test_too_few_nodes_are_left_so_a_new_attempt_is_asked_for() -> None:
+    cluster = running(3)
+    cluster.kill(2)
+    cluster.advance(RETURN_S - 1)
+    assert cluster.end is None
+    cluster.advance(2)
     assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause, cluster.end.delay_s) == (State.QUEUED, Cause.NODE_LOST, 0.0)
+    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
     assert cluster.state().state is State.QUEUED
     assert cluster.state().exit_code is None
-    assert cluster.state().restarts == {"node_lost": 1}
+    assert cluster.state().restarts == {"node_lost": 2}  # one to wait for the node, one without it
 
 
 def test_a_node_that_comes_back_is_taken_in_at_the_next_boundary() -> None:

@@ -12,7 +12,7 @@ import pytest
 from launcher.clock import lease_of_places, lease_of_ranks
 from launcher.node.ranks.lease import Lease, Slept
 from launcher.run.processes import descendants, end_all
-from launcher.supervisor.agent_processes import RETURN_AT_ONCE_S, AgentProcess, SupervisedLease
+from launcher.supervisor.agent_processes import AgentProcess, SupervisedLease
 
 
 def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_them():
@@ -20,7 +20,7 @@ def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_t
     for lived_s in (1, 1, 1, 299, 301, 1):
         agent.started_at = now
         now += lived_s
-        agent.stay_away(now, RETURN_AT_ONCE_S)
+        agent.stay_away(now)
         away.append(agent.returns_at - now)
         now = agent.returns_at
     assert away == [0.0, 1.0, 2.0, 4.0, 0.0, 1.0]

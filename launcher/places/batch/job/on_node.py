@@ -26,7 +26,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
 from launcher.run.processes import name_this, signal_process
 from launcher.run.records import AgentRecord, Handle
-from launcher.supervisor.agent_processes import RETURN_AT_ONCE_S, AgentProcesses, agent_process
+from launcher.supervisor.agent_processes import AgentProcesses, agent_process
 from launcher.supervisor.own_log import log_to
 from launcher.supervisor.wakeup import Wakeup
 
@@ -60,7 +60,7 @@ def keep(queue: BatchSystem, plan: Plan, attempt: AttemptDir, index: int, wakeup
     """Have the agent here, as long as it is wanted: who cannot hear the coordinator sees in the folder whether the
     attempt has ended meanwhile."""
     agent = agent_process(plan, attempt, index)
-    agents = AgentProcesses([agent], wakeup, leads=False, return_s=RETURN_AT_ONCE_S)
+    agents = AgentProcesses([agent], wakeup, leads=False)
     agents.start()
     sure_at: float | None = None
     alone = False

@@ -14,7 +14,7 @@ from launcher.run.avoided import avoid
 from launcher.run.durable import readable
 from launcher.run.records import AttemptEnd, Blame
 from launcher.states import Cause, State
-from launcher.supervisor.agent_processes import RETURN_AT_ONCE_S, AgentProcesses
+from launcher.supervisor.agent_processes import AgentProcesses
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_failure
 from launcher.supervisor.wakeup import Wakeup
 
@@ -29,7 +29,7 @@ class Follower:
     def __init__(self, keeper: KeeperState, wakeup: Wakeup) -> None:
         self._keeper, self._wakeup = keeper, wakeup
         self._agent = keeper.agent()
-        self._agents = AgentProcesses([self._agent], wakeup, leads=False, return_s=RETURN_AT_ONCE_S)
+        self._agents = AgentProcesses([self._agent], wakeup, leads=False)
         self._sure_at: float | None = None
         self._take_over = TakeOver(keeper)
         self._leader = leader_of(keeper)
