@@ -20,7 +20,7 @@ from launcher.node.ranks.group import Home
 from launcher.node.ranks.lease import Guard, Lease, post_guard, slept_through
 from launcher.node.ranks.reaper import Reaper
 from launcher.node.ranks.zygote_link import OfferedZygote
-from launcher.node.standing_by import told
+from launcher.node.standing_by import gate_from, told
 from launcher.plan.model import NodePlan, Plan
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.durable import make_dir, readable, write_record
@@ -40,7 +40,7 @@ def main() -> int:
     words = told(sys.argv[1:])
     if words is None:
         return Exit.OK
-    lease = Lease.taken_from(os.environ)
+    lease, gate = Lease.taken_from(os.environ), gate_from(os.environ)
     run, number, index = RunDir(Path(words[0])), int(words[1]), int(words[2])
     os.umask(0o077)
     forbid_core_dumps()
@@ -50,13 +50,21 @@ def main() -> int:
         check_fence(run, number)
         plan = read_plan(run, number)
         guard = post_guard(slept_through(plan, index), lease=lease)
-        return asyncio.run(live(run, plan, number, index, guard, offered))
+        return asyncio.run(live(run, plan, number, index, guard, offered, gate))
     except Fenced as fenced:
         print(fenced, file=sys.stderr)
         return Exit.FENCED
 
 
-async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard, offered: OfferedZygote | None) -> Exit:
+async def live(
+    run: RunDir,
+    plan: Plan,
+    number: int,
+    index: int,
+    guard: Guard,
+    offered: OfferedZygote | None = None,
+    gate: int | None = None,
+) -> Exit:
     """One agent's life; node 0's carries the coordinator too."""
     attempt = run.attempt(number)
     intent = read_intent(attempt)
@@ -72,7 +80,7 @@ async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard, o
         snapshots = memory if keeps_snapshots(plan) else None
         environment = node_environment(os.environ, plan, node, number, read_secrets(run), snapshots, interface)
         notes = notes_in(memory) if memory is not None and plan.ranks_may_stay else None
-        home = Home(plan, run, attempt, node, environment, offered, notes, snapshots)
+        home = Home(plan, run, attempt, node, environment, offered, notes, snapshots, gate)
         code, goes_on = await work(home, intent.token, guard, buried)
         return code
     finally:

@@ -1,5 +1,6 @@
 """An agent that boots before there is anything for it to do: `python -m launcher.node RUN_DIR @FD NODE`.
 
+An agent that dies may have left a process that stands by to be the next one: its zygote's standby (`zygote.py`).
 On that descriptor, a socket, it hears what it is to be: the words and descriptors that `AgentPlace.take`
 (`supervisor/agent_processes.py`) tells it.
 """
@@ -7,10 +8,12 @@ On that descriptor, a socket, it hears what it is to be: the words and descripto
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Mapping, MutableMapping, Sequence
 
-from launcher.node.ranks.lease import renumber
+from launcher.node.ranks.lease import LEASE
 
+GATE = "LAUNCH_NEXT_AGENT"  # the descriptor at which an agent's supervisor says what the next one is to be
 _SIGN = "@"
 _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
 
@@ -48,6 +51,28 @@ def told(words: Sequence[str]) -> Sequence[str] | None:
         os.close(fd)
     os.environ.clear()
     os.environ.update(heard["env"])
-    renumber(os.environ, dict(zip(heard["fds"], fds, strict=True)))
+    numbers = dict(zip(heard["fds"], fds, strict=True))
+    for name in (LEASE, GATE):
+        if name in os.environ:
+            os.environ[name] = str(numbers.get(int(os.environ[name]), -1))
     argv: Sequence[str] = heard["argv"]
     return argv[-len(words) :]
+
+
+def gate_from(environ: MutableMapping[str, str]) -> int | None:
+    """The descriptor at which whoever stands by hears what the next agent is to be; None where there is none.
+
+    It is a socket that our parent has made: a container passes variables on, and not descriptors.
+    """
+    word = environ.pop(GATE, "")
+    if not word.isdecimal():
+        return None
+    try:
+        with socket.socket(fileno=os.dup(int(word))) as gate:
+            credentials = gate.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        return None
+    if struct.unpack("3i", credentials)[0] != os.getppid():
+        return None
+    os.set_inheritable(int(word), False)
+    return int(word)

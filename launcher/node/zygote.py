@@ -128,7 +128,8 @@ class NoFork(Exception):
 
 
 class Standby(Exception):
-    """In a newborn that is to serve an agent: the socket on which it will be told to, and the agent's pid."""
+    """In a newborn that is to serve an agent: the socket on which it will be told to, the agent's pid, and the socket
+    on which it hears what the next agent is to be if that one dies; -1: on none."""
 
 
 def order_from(words: Any) -> Order:
@@ -1006,8 +1007,9 @@ def become_keeper(words: Keeper, fds: Sequence[int], room: "TagRoom") -> NoRetur
 
 def become_agent(keepers_end: int) -> NoReturn:
     """Once the keeper says what its agent is to be. Raises Standby in the zygote of that agent."""
-    keeper = socket.socket(fileno=keepers_end)
-    data, fds, _, _ = socket.recv_fds(keeper, MAX_LINE_BYTES, MAX_HANDED)
+    keeper, data, fds = socket.socket(fileno=keepers_end), b"", []
+    with contextlib.suppress(ConnectionError):  # it ended without having read what this process said
+        data, fds, _, _ = socket.recv_fds(keeper, MAX_LINE_BYTES, MAX_HANDED)
     while data and not data.endswith(b"\n"):
         more = keeper.recv(1 << 16)
         data = data + more if more else b""
@@ -1021,10 +1023,29 @@ def become_agent(keepers_end: int) -> NoReturn:
     if os.fork() == 0:
         os.setsid()
         close([fd for fd in open_fds() if fd != ours])
-        raise Standby(ours, agent)
+        raise Standby(ours, agent, -1)
     signal_at_death_of_parent(0)  # an agent that has lost its keeper finds out by itself
     offered = give(words["fds"], fds, agents_end)
     replace_program(words["argv"], {**words["env"], OFFERED: f"{offered} {sys.executable}"})
+
+
+def stand_by(agents_end: int, gate: int) -> None:
+    """Return once the agent has a word for this process, or nobody is at the gate, where its supervisor would be.
+
+    Where the agent has died, become the next one at the supervisor's word, or end with the supervisor. Raises Standby
+    in the zygote of that agent.
+    """
+    select.select([agents_end, gate], [], [])
+    if select.select([agents_end], [], [], 0)[0]:
+        with socket.socket(fileno=os.dup(agents_end)) as agent:
+            try:
+                gone = not agent.recv(1, socket.MSG_PEEK)
+            except ConnectionError:
+                gone = True
+        if gone:
+            os.close(agents_end)
+            become_agent(gate)
+    os.close(gate)
 
 
 def give(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
@@ -1160,8 +1181,9 @@ class Zygote:
                 self._settle_in(words["home"], words["modules"])
             name_this("launch-zygote")
             self._preload(words["modules"])
-            while self._handed:
-                self._leave_standby(self._handed.pop())
+            if self._handed:
+                fds, self._handed = self._handed, []
+                self._leave_standby(*fds)
         else:
             self._say(op="error", reason=f"expected a preload or a fork, got {op!r:.100}")
         return None
@@ -1184,20 +1206,21 @@ class Zygote:
         failed = [(name, reason) for name, reason in self._tried.items() if reason is not None]
         self._say(op="ready", seconds=round(time.monotonic() - began, 3), loaded=loaded, failed=failed)
 
-    def _leave_standby(self, fd: int) -> None:
+    def _leave_standby(self, fd: int, gate: int = -1) -> None:
         """Fork who serves the agent on that socket when this process is gone: warm, and a child of the agent's as well.
 
-        A child of this process would die with it, so there is one between, which ends at once.
+        With a gate it outlives the agent too (`stand_by`). A child of this process would die with it, so there is one
+        between, which ends at once.
         """
         with contextlib.suppress(NoFork, OSError):  # then that socket ends, and the agent knows
             self._check_fitness()
             between = os.fork()
             if between == 0:
-                self._fork_from_between(fd)
+                self._fork_from_between(fd, gate)
             os.waitpid(between, 0)
-        close([fd])
+        close([fd, gate])
 
-    def _fork_from_between(self, fd: int) -> NoReturn:
+    def _fork_from_between(self, fd: int, gate: int) -> NoReturn:
         between = os.getpid()
         try:
             if os.fork():
@@ -1206,7 +1229,7 @@ class Zygote:
             os._exit(1)
         wait_until_ended(between)
         self._agent.close()
-        raise Standby(fd, self._serves)
+        raise Standby(fd, self._serves, gate)
 
     def _settle_in(self, home: dict[str, Any], modules: Sequence[Any]) -> None:
         """Serve an agent by which this process was not started; where it is not what that would have started, leave."""
@@ -1360,15 +1383,19 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
     room = TagRoom() if mode == "lend" else None
     atexit.register(END.come)  # before what modules register: the last one that is called
     sys.meta_path.insert(0, FLIGHT)
+    gate = -1
     while mode in ("serve", "lend"):
         try:
+            if gate != -1:
+                stand_by(fd, gate)
+            die_with(agent_pid)
             return Zygote(fd, agent_pid, inherited, tried, room).serve()
         except Standby as standby:
-            fd, agent_pid = standby.args
+            fd, agent_pid, gate = standby.args
         name_this("launch-standby")
-        die_with(agent_pid)
-        with contextlib.suppress(BrokenPipeError), socket.socket(fileno=os.dup(fd)) as agent:  # nobody wants it now
-            agent.sendall(json.dumps({"op": "standby", "pid": os.getpid()}).encode() + b"\n")
+        for one in (fd, gate) if gate != -1 else (fd,):
+            with contextlib.suppress(BrokenPipeError), socket.socket(fileno=os.dup(one)) as whom:  # nobody wants it now
+                whom.sendall(json.dumps({"op": "standby", "pid": os.getpid()}).encode() + b"\n")
     with open(fd, "rb", closefd=False) as pipe:
         line = pipe.readline()
     if not line:

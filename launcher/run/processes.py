@@ -248,12 +248,24 @@ def runs(pid: int) -> bool:
     return _state(pid) not in (b"T", b"t", b"Z", b"X", b"")
 
 
+def parent_of(pid: int) -> int | None:
+    """None where it is gone."""
+    words = _stat(pid)
+    return int(words[1]) if words else None
+
+
 def _state(pid: int) -> bytes:
+    words = _stat(pid)
+    return words[0] if words else b""
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What the kernel says of it after its name; nothing where it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0]
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return b""
+        return []
 
 
 def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:

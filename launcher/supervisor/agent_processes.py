@@ -1,8 +1,10 @@
 """The processes of an attempt below its keeper: started, watched, brought back when they die."""
 
 import os
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from launcher.clock import ENDING_S, boottime
 from launcher.errors import Exit
 from launcher.node.environment import job_environment
 from launcher.node.ranks.lease import FAREWELL_S, Lease, LeaseWatch, Slept, shared_memory, slept_through
-from launcher.node.standing_by import heard_at, tell
+from launcher.node.standing_by import GATE, heard_at, tell
 from launcher.plan.model import Plan
 from launcher.run.durable import make_dir
 from launcher.run.layout import AttemptDir
@@ -27,9 +29,12 @@ from launcher.run.processes import (
     descendants,
     end_all,
     orphans,
+    parent_of,
+    runs,
 )
 from launcher.supervisor.wakeup import Wakeup
 
+Socket = socket.socket
 _NO_LOG = Path(os.devnull)  # of one that boots before its run has a folder
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 _RETURN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # how long one is away after its first, second, ... death in a row
@@ -54,6 +59,7 @@ class AgentProcess:
     returns_at: float | None = None
     slept: Slept | None = None  # what its lease is worth after a suspend; None: it has no lease that we can see
     lease: "SupervisedLease | None" = None  # that of the process which runs now
+    gate: socket.socket | None = None  # where its zygote's standby hears that it is to be the next agent
 
     def start(self) -> int:
         """Start the process and return its pid."""
@@ -63,7 +69,10 @@ class AgentProcess:
         if self.slept is not None:
             memory, variable = shared_memory()
             self.lease = SupervisedLease(Lease(memory), self.slept)
-            fds, environment = [*fds, memory], environment | variable
+            self.gate, standbys_end = socket.socketpair()
+            self.gate.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            gate = standbys_end.detach()
+            fds, environment = [*fds, memory, gate], environment | variable | {GATE: str(gate)}
         try:
             self.pid = self._started(environment, log, fds)
         finally:
@@ -89,6 +98,26 @@ class AgentProcess:
             )
         child.returncode = 0  # reaped by pid, like the orphans
         return child.pid
+
+    def died(self, status: int) -> None:
+        """Have the standby of its zygote take its place, where that is to come back and there is one."""
+        self.pid, self.last = None, status
+        if self.gate is not None and comes_back(status):
+            self.place = AgentPlace.left_at(self.gate)
+        if self.place is not None:
+            self.gate = None
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Whoever stands by to be the next agent, and does not know of it yet, is not to be it."""
+        if self.gate is not None:
+            self.gate.close()
+        self.gate = None
+
+    @property
+    def pids(self) -> set[int]:
+        """The process, or who is about to be it."""
+        return {one for one in (self.pid, self.place and self.place.pid) if one}
 
     def enforce_lease(self) -> float | None:
         """End what the agent's lease does not cover any more; return the seconds to the next look, None: none."""
@@ -180,6 +209,17 @@ class AgentPlace:
             agent = AgentProcess(argv, _environment(environ, str(run_dir)), _NO_LOG, [theirs.fileno()], before)
             return cls(ours, agent.start(), warm=before is not None)
 
+    @classmethod
+    def left_at(cls, gate: "Socket") -> "AgentPlace | None":
+        """Of a dead agent: the standby of its zygote, where that lives and is our child by now."""
+        pid = _last_sender(gate)
+        if pid is None or parent_of(pid) != os.getpid() or not runs(pid):
+            return None
+        with core_dumps_as_before():  # an agent that we start has our limits, and this one had another's
+            for kind in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
+                resource.prlimit(pid, kind, resource.getrlimit(kind))
+        return cls(gate, pid, warm=True)
+
     def leave(self) -> None:
         """Nobody is to become an agent here: at the end of its stream it ends."""
         self.socket.close()
@@ -196,6 +236,21 @@ class AgentPlace:
             os.close(null)
             self.socket.close()
         return True
+
+
+def _last_sender(gate: socket.socket) -> int | None:
+    """The pid of who has said something there last, as the kernel tells it."""
+    pid, room = None, struct.calcsize("3i")
+    while True:
+        try:
+            data, told, _, _ = gate.recvmsg(4096, socket.CMSG_SPACE(room), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return pid
+        if not data:
+            return None  # nobody has the other end any more
+        for _, kind, words in told:
+            if kind == socket.SCM_CREDENTIALS:
+                pid = int(struct.unpack("3i", words[:room])[0])
 
 
 def agent_process(
@@ -285,6 +340,8 @@ class AgentProcesses:
         """Nothing below this process is left, but for who is spared."""
         end_all(lambda: orphans(os.getpid(), self._spared))
         self._dead()
+        for agent in self._agents:
+            agent.let_go()
 
     def _dead(self) -> list[tuple[int, int]]:
         """Whoever has ended since; how each of ours did is noted."""
@@ -298,8 +355,8 @@ class AgentProcesses:
         agent = next((agent for agent in self._agents if agent.pid == pid), None)
         if agent is None:
             return  # an orphan that we inherited
-        agent.pid, agent.last = None, status
-        others = {other.pid for other in self._agents if other.pid is not None}
+        agent.died(status)
+        others = {pid for other in self._agents for pid in other.pids}
         end_all(lambda: orphans(os.getpid(), self._spared | others))
         if comes_back(status):
             agent.stay_away(time.monotonic())

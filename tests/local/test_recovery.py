@@ -135,6 +135,26 @@ def test_any_process_of_ours_may_die(lab, undisturbed, victim, nodes):
     assert status["restarts"]["total"] == (0 if victim == "zygote" else 1), "ranks outlive a zygote"
 
 
+@pytest.mark.daily
+def test_after_the_death_of_an_agent_nothing_is_imported_again(lab, undisturbed):
+    """The standby of its zygote is the next agent."""
+    wanted = undisturbed(world_nodes=2, steps=STEPS)
+    imports = lab.project.parent / "imports"
+    (lab.project.parent / "once.py").write_text(f"open({str(imports)!r}, 'a').write('!')")
+    spec = lab.chain(args=f"steps: {STEPS}", resources="nodes: 2\nranks_per_node: 2", hold=STEPS - 1)
+    path = f"env={{PYTHONPATH: {lab.project.parent}}}"
+    run = lab.submit(spec, "--set", "run.preload=[once]", "--set", path)
+    lab.until_step(run, 7)
+    agent = lab.agent_pid(run, 1)
+    _, standby = lab.until("its standby", lambda: len(found := lab.zygotes(agent)) == 2 and found)
+    assert kill(agent)
+    lab.until("the next agent", lambda: lab.agent_pid(run, 1) == standby)
+    lab.let_go()
+    status = lab.wait(run)
+    assert (status["fingerprint"], status["attempt"], status["generation"]) == (wanted, 1, 2)
+    assert imports.read_text() == "!!", "once on each node"
+
+
 @pytest.mark.parametrize(("victim", "record"), [(0, "state.json"), (1, "attempts/0001/node-01/agent.json")])
 def test_records_that_can_be_missed_are_damaged_and_it_goes_on(lab, victim, record):
     """Whoever starts anew reads them."""

@@ -1,6 +1,8 @@
 """How long an agent that died is away, and what its supervisor does when its lease has run out."""
 
+import ctypes
 import os
+import resource
 import select
 import signal
 import sys
@@ -10,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from launcher.clock import lease_of_places, lease_of_ranks
+from launcher.errors import Exit
 from launcher.node.ranks.lease import Lease, Slept
-from launcher.run.processes import descendants, end_all
+from launcher.run.processes import become_subreaper, descendants, end_all, runs
 from launcher.supervisor.agent_processes import AgentProcess, SupervisedLease
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_them():
@@ -24,6 +29,123 @@ def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_t
         away.append(agent.returns_at - now)
         now = agent.returns_at
     assert away == [0.0, 1.0, 2.0, 4.0, 0.0, 1.0]
+
+
+WITH_A_ZYGOTE = """
+import json, os, socket, subprocess, sys, time
+from launcher.node import ZYGOTE
+from launcher.node.standing_by import gate_from
+from launcher.run.processes import become_subreaper
+
+def hears(end, op):
+    words = next(words for line in end if (words := json.loads(line))["op"] == op)
+    return words.get("pid", words.get("seconds"))
+
+become_subreaper()
+gate, offered = gate_from(os.environ), os.environ.pop("LAUNCH_ZYGOTE", "").split()
+if offered:
+    link = socket.socket(fileno=int(offered[0]))
+else:
+    link, theirs = socket.socketpair()
+    words = [sys.executable, str(ZYGOTE), "serve", str(theirs.fileno()), str(os.getpid())]
+    subprocess.Popen(words, pass_fds=[theirs.fileno()], start_new_session=True)
+ours, standbys = socket.socketpair()
+word = json.dumps({"op": "preload", "modules": ["once"]}).encode() + b"\\n"
+socket.send_fds(link, [word], [standbys.fileno(), gate])
+standbys.close()
+hears(link.makefile("rb"), "ready")
+print(os.getpid(), hears(ours.makefile("rb"), "standby"), len(offered), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def with_a_zygote(tmp_path):
+    """A started agent whose zygote has imported a module that notes each import; `said()` is what the agent says."""
+    become_subreaper()
+    (tmp_path / "once.py").write_text(f"open({str(tmp_path / 'imports')!r}, 'a').write('!')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    log = tmp_path / "node" / "agent.log"
+    one = AgentProcess([sys.executable, "-c", WITH_A_ZYGOTE], {"PYTHONPATH": path}, log, slept=Slept.COUNTS)
+    strangers = {*descendants(os.getpid())}
+    one.start()
+
+    def said(life):
+        while len(lines := log.read_text().splitlines(keepends=True)) < life or not lines[-1].endswith("\n"):
+            time.sleep(0.01)
+        return [int(word) for word in lines[life - 1].split()]
+
+    yield one, said
+    one.let_go()
+    if one.place is not None:
+        one.place.leave()
+    end_all(lambda: [pid for pid in descendants(os.getpid()) if pid not in strangers])
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def killed(one):
+    """Its supervisor learns of it."""
+    pid = one.pid
+    os.kill(pid, signal.SIGKILL)
+    one.died(os.waitpid(pid, 0)[1])
+
+
+def test_the_standby_of_a_killed_agents_zygote_becomes_the_next_agent_and_nothing_is_imported(with_a_zygote, tmp_path):
+    one, said = with_a_zygote
+    for life in (1, 2, 3):
+        agent, standby, offered = said(life)
+        assert (one.pid, offered) == (agent, 0 if life == 1 else 2)
+        killed(one)
+        assert one.pids == {standby}
+        assert one.start() == standby
+    said(4)
+    assert (tmp_path / "imports").read_text() == "!"
+
+
+def test_it_has_the_limits_of_its_supervisor(with_a_zygote):
+    one, said = with_a_zygote
+    _, standby, _ = said(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(standby, resource.RLIMIT_NOFILE, (soft - 1, hard))
+    killed(one)
+    assert resource.prlimit(one.start(), resource.RLIMIT_NOFILE) == (soft, hard)
+
+
+def test_where_the_standby_is_killed_too_a_new_agent_is_started(with_a_zygote, tmp_path):
+    one, said = with_a_zygote
+    _, standby, _ = said(1)
+    os.kill(standby, signal.SIGKILL)
+    while runs(standby):
+        time.sleep(0.01)
+    killed(one)
+    assert one.pids == set()
+    one.start()
+    said(2)
+    assert (tmp_path / "imports").read_text() == "!!"
+
+
+def test_a_standby_that_stands_still_is_passed_over(with_a_zygote):
+    one, said = with_a_zygote
+    _, standby, _ = said(1)
+    os.kill(standby, signal.SIGSTOP)
+    while runs(standby):
+        time.sleep(0.01)
+    killed(one)
+    assert one.pids == set()
+
+
+@pytest.mark.parametrize("why", ["its supervisor ends", "the agent is not to come back"])
+def test_a_standby_that_nobody_needs_ends(with_a_zygote, why):
+    one, said = with_a_zygote
+    _, standby, _ = said(1)
+    agent, gate = one.pid, one.gate
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+    if why == "its supervisor ends":
+        gate.close()
+    else:
+        one.died(Exit.OK)
+    assert os.waitpid(standby, 0) == (standby, 0)
 
 
 AGENT = """
@@ -57,6 +179,7 @@ def agent(tmp_path):
 
     yield start
     for one in made:
+        one.let_go()
         end_all(lambda one=one: [one.pid, *descendants(one.pid)])
         os.waitpid(one.pid, 0)
 

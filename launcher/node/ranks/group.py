@@ -60,6 +60,7 @@ class Home:
     offered: OfferedZygote | None = None
     notes: Path | None = None  # recovery.mode hot: the folder in memory where ranks note what is theirs alone
     snapshots: Path | None = None  # the folder in memory where they keep the newest state
+    gate: int | None = None  # at which the next agent of this node would hear what it is to be
     oom: OomCounter = field(default_factory=OomCounter)
 
     @property

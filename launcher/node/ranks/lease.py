@@ -14,7 +14,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 _SOON_S = 0.05  # where it is asked: who woke it may wake those that it holds
 FAREWELL_S = 2.0  # for an agent that is awake, and leaves by itself
-_VARIABLE, _NAME = "LAUNCH_LEASE", "launch-lease"
+LEASE, _NAME = "LAUNCH_LEASE", "launch-lease"
 _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -55,7 +55,7 @@ class Lease:
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "Lease":
         """Open the one that the supervisor of this agent reads too, or make one where it passed none."""
-        word = environ.pop(_VARIABLE, "")
+        word = environ.pop(LEASE, "")
         fd = int(word) if word.isdecimal() else -1
         if not _is_lease(fd):  # a container passes variables on, and not descriptors
             return cls()
@@ -85,13 +85,7 @@ def shared_memory() -> tuple[int, dict[str, str]]:
     fd = os.memfd_create(_NAME)
     os.truncate(fd, mmap.PAGESIZE)
     Lease(fd).until = float("inf")
-    return fd, {_VARIABLE: str(fd)}
-
-
-def renumber(environ: MutableMapping[str, str], numbers: Mapping[int, int]) -> None:
-    """Name the lease's descriptor by the number that it has in this process."""
-    if _VARIABLE in environ:
-        environ[_VARIABLE] = str(numbers.get(int(environ[_VARIABLE]), -1))
+    return fd, {LEASE: str(fd)}
 
 
 def _is_lease(fd: int) -> bool:

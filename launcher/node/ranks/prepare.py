@@ -207,7 +207,7 @@ class Preparation:
             self._decline()
             return None
         self._offered = None
-        link = ZygoteLink(self._reaper)
+        link = ZygoteLink(self._reaper, home.gate)
         await link.listen(socket.socket(fileno=offered.fd))
         words: Order = {
             "env": dict(home.environment),
@@ -233,7 +233,7 @@ class Preparation:
             self._offered = None
 
     async def _import_anew(self) -> str:
-        entry, zygote = self._home.plan.entry, ZygoteLink(self._reaper)
+        entry, zygote = self._home.plan.entry, ZygoteLink(self._reaper, self._home.gate)
         self.doing = _importing(entry.preload)
         log = self._home.attempt.zygote_log(self._home.node.index)
         start = partial(zygote.start, entry.python, self._home.environment, self._home.workdir, entry.preload, log)

@@ -89,8 +89,9 @@ class ZygoteLink:
     Where it has imported something it leaves a `standby`, a fork of itself, to take over without any import.
     """
 
-    def __init__(self, reaper: Reaper) -> None:
-        self._reaper = reaper
+    def __init__(self, reaper: Reaper, gate: int | None = None) -> None:
+        """`gate`: at which its standby hears that it is to be the next agent (`stand_by` in zygote.py)."""
+        self._reaper, self._gate = reaper, gate
         self._wishes: dict[int, _PendingFork] = {}
         self._number = 0
         self._socket: socket.socket | None = None
@@ -123,13 +124,14 @@ class ZygoteLink:
         if not modules or self._socket is None:
             self._say(words)  # another one starts as quickly
             return
-        self.standby = ZygoteLink(self._reaper)
+        self.standby = ZygoteLink(self._reaper, self._gate)
+        gate = () if self._gate is None else (self._gate,)
         ours, theirs = socket.socketpair()
         with theirs:
             await self.standby.listen(ours)
             line, sent = _line(words), 0
             with contextlib.suppress(OSError):  # it has ended: its line says so too
-                sent = socket.send_fds(self._socket, [line], [theirs.fileno()])
+                sent = socket.send_fds(self._socket, [line], [theirs.fileno(), *gate])
             if self._writer is not None and 0 < sent < len(line):
                 self._writer.write(line[sent:])
 
