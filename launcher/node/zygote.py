@@ -1393,7 +1393,7 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
         except Standby as standby:
             fd, agent_pid, gate = standby.args
         name_this("launch-standby")
-        for one in (fd, gate) if gate != -1 else (fd,):
+        for one in (gate, fd) if gate != -1 else (fd,):
             with contextlib.suppress(BrokenPipeError), socket.socket(fileno=os.dup(one)) as whom:  # nobody wants it now
                 whom.sendall(json.dumps({"op": "standby", "pid": os.getpid()}).encode() + b"\n")
     with open(fd, "rb", closefd=False) as pipe:
