@@ -1218,7 +1218,7 @@ class Zygote:
             if between == 0:
                 self._fork_from_between(fd, gate)
             os.waitpid(between, 0)
-        close([fd, gate])
+        close([fd] if gate == -1 else [fd, gate])  # of -1 the kernel would close all
 
     def _fork_from_between(self, fd: int, gate: int) -> NoReturn:
         between = os.getpid()

@@ -432,12 +432,28 @@ def cut_pair(world: World, target: int) -> Iterator[bool]:
     node.mend()
 
 
+@contextlib.contextmanager
+def split(world: World, target: int) -> Iterator[bool]:
+    """The nodes fall into two sides of any shape that do not hear each other, and hear everybody else."""
+    nodes = list(world.machines)
+    side = 1 + target % (2 ** (len(nodes) - 1) - 1)  # as bits; the last node is always on the other side
+    here = [node for at, node in enumerate(nodes) if side >> at & 1]
+    there = [node for node in nodes if node not in here]
+    live = [node for node in here if node.up]
+    for node in live:
+        node.cut(Cut.BOTH, peers=there)
+    yield bool(live)
+    for node in live:
+        node.mend()
+
+
 WIRES = {
     "cut-both": Kind(1, lasts_s=(1.0, 15.0)),
     "cut-in": Kind(1, lasts_s=(1.0, 15.0)),
     "cut-out": Kind(1, lasts_s=(1.0, 15.0)),
     "cut-link": Kind(1, lasts_s=(1.0, 15.0)),
     "cut-pair": Kind(1, lasts_s=(1.0, 15.0)),
+    "split": Kind(2, lasts_s=(1.0, 30.0)),
     "reset": Kind(1, lasts_s=(0.5, 5.0)),
     "loss": Kind(1, lasts_s=(2.0, 20.0)),
 }
@@ -447,6 +463,7 @@ CUTS: dict[str, Fault] = {
     "cut-out": cut_off(Cut.OUT),
     "cut-link": cut_off(Cut.LINK),
     "cut-pair": cut_pair,
+    "split": split,
     "reset": cut_off(Cut.RESET),
     "loss": cut_off(Cut.LOSS),
 }
