@@ -234,8 +234,10 @@ def open_fds() -> list[int]:
 
 
 def close(fds: Sequence[int]) -> None:
+    """Close these; -1 and one that is closed already are passed over."""
     for fd in fds:
-        os.closerange(fd, fd + 1)  # unlike os.close, does not mind one that is closed already
+        if fd >= 0:  # of a negative number os.closerange would close all
+            os.closerange(fd, fd + 1)
 
 
 def usual_signals() -> None:
@@ -1218,7 +1220,7 @@ class Zygote:
             if between == 0:
                 self._fork_from_between(fd, gate)
             os.waitpid(between, 0)
-        close([fd] if gate == -1 else [fd, gate])  # of -1 the kernel would close all
+        close([fd, gate])
 
     def _fork_from_between(self, fd: int, gate: int) -> NoReturn:
         between = os.getpid()

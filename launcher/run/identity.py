@@ -44,12 +44,19 @@ def alive(process: ProcessId) -> bool | None:
     return fields is not None and int(fields[_START]) == process.start_ticks and fields[_STATE] not in _DEAD
 
 
+def stat_fields(pid: int) -> list[bytes]:
+    """Return what /proc/PID/stat says after the command's name, which may hold spaces, parentheses and newlines.
+
+    Raises OSError where the process is gone, or cannot be looked at.
+    """
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def _stat(pid: int) -> list[bytes] | None:
-    """What follows the command's name, which itself may hold spaces, parentheses and newlines."""
     if pid <= 0:
         return None
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
+        return stat_fields(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None

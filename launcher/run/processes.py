@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.run.identity import alive, process_id
+from launcher.run.identity import alive, process_id, stat_fields
 from launcher.run.records import ProcessId
 
 _PR_SET_PDEATHSIG = 1
@@ -167,8 +167,7 @@ def _has_none(pid: int) -> bool:
     What has no program raises OSError.
     """
     os.readlink(f"/proc/{pid}/exe")
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        words = file.read().rpartition(b")")[2].split()
+    words = stat_fields(pid)
     return words[_CODE_TO] != b"0" and words[_ENVIRON_FROM] == words[_ENVIRON_TO] != b"0"
 
 
@@ -262,10 +261,15 @@ def _state(pid: int) -> bytes:
 def _stat(pid: int) -> list[bytes]:
     """What the kernel says of it after its name; nothing where it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
+        return stat_fields(pid)
     except OSError:
         return []
+
+
+def io_counts(pid: int) -> dict[bytes, int]:
+    """Return the bytes and calls of /proc/PID/io by their names. Raises OSError where it cannot be read."""
+    with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
+        return {name: int(count) for name, count in (line.split(b": ") for line in file.read().splitlines())}
 
 
 def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
@@ -281,12 +285,8 @@ def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
 def _children_by_parent() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for pid in pids():
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue  # it ended while we looked
-        if fields[0] not in (b"Z", b"X"):
+        fields = _stat(pid)
+        if fields and fields[0] not in (b"Z", b"X"):
             children.setdefault(int(fields[1]), []).append(pid)
     return children
 

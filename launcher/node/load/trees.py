@@ -7,7 +7,8 @@ import os
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from launcher.run.processes import pids
+from launcher.run.identity import stat_fields
+from launcher.run.processes import io_counts, pids
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -62,8 +63,7 @@ class Trees:
 def read_process(pid: int) -> Process | None:
     """None where it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = stat_fields(pid)
     except OSError:
         return None
     ticks = sum(map(int, fields[11:15]))
@@ -93,8 +93,7 @@ def _use(tree: list[Process]) -> TreeUse:
 def _moved(pid: int) -> tuple[int, int]:
     """Bytes read from disks and written to them; nothing where the kernel does not count, or not for us."""
     try:
-        with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
-            counts = dict(line.split(b": ") for line in file.read().splitlines())
+        counts = io_counts(pid)
     except OSError:
         return 0, 0
-    return int(counts[b"read_bytes"]), int(counts[b"write_bytes"])
+    return counts[b"read_bytes"], counts[b"write_bytes"]

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -12,6 +11,8 @@ import msgspec
 from launcher.errors import said_by_the_system
 from launcher.run.durable import readable
 from launcher.run.hangs import FlightRecord, RankLook
+from launcher.run.identity import stat_fields
+from launcher.run.processes import io_counts
 
 ANSWER_S = 2.0  # a rank whose process runs answers in milliseconds; on a loaded machine in a second
 NO_ANSWER = "did not answer"
@@ -125,9 +126,8 @@ def _look(subject: Subject, before: _Use, took_s: float, said: FlightRecord | No
 def _use_of(pid: int) -> _Use:
     """What the kernel tells of a process; nothing of one that has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        counted = Path(f"/proc/{pid}/io").read_text().split()
+        fields, counts = stat_fields(pid), io_counts(pid)
     except OSError:
         return _Use()
-    moved = sum(int(number) for name, number in pairwise(counted) if name in ("rchar:", "wchar:"))
-    return _Use(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, moved)
+    moved = counts[b"rchar"] + counts[b"wchar"]
+    return _Use(fields[0].decode(), (int(fields[11]) + int(fields[12])) / _TICKS, moved)
