@@ -65,30 +65,30 @@ _heard: dict[Path, tuple[float, ClusterWord | None]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One submitted spec, for its whole life."""
+    """A submitted run: look at it, follow it, end it, resume it."""
 
     id: RunId
     path: Path
 
     @classmethod
     def get(cls, ref: str) -> "Run":
-        """The run of this id, unique beginning of one, name that a person has given it, or `last`."""
+        """Return the run with this id, unique beginning of an id, name given by a person, or `last`."""
         return run(ref)
 
     def status(self, fresh_s: float = 0.0) -> "RunStatus":
-        """The truth as far as it can be known from here; a cluster's word may be as old as `fresh_s`."""
+        """Return the run's status as far as it can be known from here; a place's answer may be `fresh_s` old."""
         return statuses([self], fresh_s)[0]
 
     def logs(
         self, *, ranks: Collection[int] | None = None, follow: bool = False, choice: LogChoice | None = None
     ) -> "Iterator[LogLine]":
-        """The merged log of all ranks, or what is chosen of it; with `follow`, as it grows, until the run has ended."""
+        """Yield the merged log of all ranks, or the chosen part; with `follow`, as it grows, until the run ends."""
         return merged_logs(
             RunDir(self.path), ranks=ranks, follow=follow, renew=lambda: self.renew().state.ended, choice=choice
         )
 
     def renew(self) -> "RunStatus":
-        """How the run is, and then what ranks on other machines have written brought home: of an ended run, all."""
+        """Return the run's status, and bring home what ranks on other machines have written: all of an ended run."""
         status = self.status(WATCH_S)
         run = RunDir(self.path)
         for place in _places_of(run):
@@ -96,7 +96,7 @@ class Run:
         return status
 
     def about(self) -> "About":
-        """Its arguments, commit and description, and what people call it and say of it."""
+        """Return the run's arguments, commit and description, and its name, tags and note."""
         from launcher.status.about import about  # late: the table of runs does without
 
         run = RunDir(self.path)
@@ -104,7 +104,7 @@ class Run:
         return about(run, attempt.number if attempt is not None else 0)
 
     def usage(self) -> "Usage":
-        """What it takes of the disk here."""
+        """Return how much of this machine's disk the run takes."""
         from launcher.run.removal import usage_of  # late: only for tidying
         from launcher.status.checkpoints import checkpoint_folder  # late: 10 ms that no other question needs
 
@@ -115,7 +115,7 @@ class Run:
         return usage_of(run, folder)
 
     def remove(self) -> None:
-        """Take its folder and its name away, on other machines too. Raises Refused for a run that has not ended, and
+        """Delete the run's folder and name, on other machines too. Raises Refused for a run that has not ended, and
         Unreachable where a machine was silent, which keeps its part; then the run is still known here."""
         refuse_live(self.status())
         told = remove([self])
@@ -126,7 +126,7 @@ class Run:
         self, *, add: Collection[str] = (), remove: Collection[str] = (), note: str | None = None,
         name: str | None = None,
     ) -> Labels:  # fmt: skip
-        """Give it tags, take tags away, write a note, call it something; what is None stays. Gives what holds now."""
+        """Add and remove tags, write a note, set a name; what is None stays. Return the labels that hold now."""
         run = RunDir(self.path)
         with locked(run.labels_lock, wait=True, optional=True):
             old = readable(run.labels, Labels) or Labels()
@@ -138,24 +138,24 @@ class Run:
         return new
 
     def checkpoints(self, *, verify: bool = False) -> "Iterator[Checkpoint]":
-        """What the trainer has committed, the newest first; with `verify` every byte is read and compared."""
+        """Return the committed checkpoints, the newest first; with `verify` every byte is read and compared."""
         from launcher.status.checkpoints import checkpoints  # late: 10 ms that no other question needs
 
         run = RunDir(self.path)
-        place = _carrier(newest(run))
+        place = _place_of(newest(run))
         if place is not None and place.lists_checkpoints:
             return iter(place.checkpoints(run, verify=verify))
         return checkpoints(run, verify=verify)
 
     def metrics(self) -> "Rows":
-        """What it has measured, by step: the values, and `at`, the time (Unix) where it is known."""
+        """Return what the run has measured, by step: the values, and `at`, the Unix time where it is known."""
         from launcher.status.series import read_rows  # late: of no use to `status`
 
         self.renew()
         return read_rows(RunDir(self.path))
 
     def iter_metrics(self, *, follow: bool = False) -> "Iterator[tuple[int, Row]]":
-        """Each step once, in order, with what was measured: all that there is, or with `follow` until the run ends.
+        """Yield each step once, in order, with its values: all there are, or with `follow` until the run ends.
 
         What is followed may still grow: a step comes once a later one is there. What is done again after a restart does
         not come again.
@@ -187,7 +187,7 @@ class Run:
         return [line for place in _places_of(run) for line in place.fetch(run, checkpoint)]
 
     def fetch_outputs(self) -> list[str]:
-        """Have what ranks wrote beside their code in `fetched-outputs` of the run's folder; a line for each place.
+        """Bring what ranks wrote beside their code to `fetched-outputs` in the run's folder; return one line per place.
 
         `run.outputs` of the spec says which files; without it all come that are none of the code's.
         """
@@ -228,7 +228,7 @@ class Run:
         shape = Shape(dtype, model, most_bytes_per_file, overwrite)
         wish = exporting.Wish(Path(target), shape, step, best)
         exporting.look_at(wish)
-        place = _carrier(newest(run))
+        place = _place_of(newest(run))
         if place is not None and place.remote and (step is None or not exporting.is_here(run, step)):
             for line in self.fetch("newest" if step is None else str(step)):
                 news.say(line)
@@ -236,8 +236,8 @@ class Run:
 
     @property
     def elsewhere(self) -> bool:
-        """Its checkpoints are on other machines, and only what was fetched is listed here."""
-        place = _carrier(newest(RunDir(self.path)))
+        """Whether the run's checkpoints are on other machines, so that only those fetched are listed here."""
+        place = _place_of(newest(RunDir(self.path)))
         return place is not None and place.remote and not place.lists_checkpoints
 
     def saved_by_script(self, step: int | None) -> bool:
@@ -248,7 +248,7 @@ class Run:
         from launcher.status.checkpoints import kept  # late: 10 ms that no other question needs
 
         run = RunDir(self.path)
-        place = _carrier(newest(run))
+        place = _place_of(newest(run))
         if step is None or (place is not None and place.remote):
             return False
         try:
@@ -260,17 +260,17 @@ class Run:
         return not any(event.kind == KEPT for event in read_lines(run.events, Event))
 
     def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
-        """Let lost nodes be used again, these or all; gives what was held against them."""
+        """Include lost nodes again, these or all; return why they were excluded."""
         from launcher.run.avoided import pardon  # late: nothing else needs it
 
         run = RunDir(self.path)
-        place = _carrier(newest(run))
+        place = _place_of(newest(run))
         if place is not None and not self.status().state.ended:
             place.include_nodes(run, hosts)
         return pardon(run, hosts)
 
     def nodes_of_ranks(self) -> dict[int, int]:
-        """The node of each rank that runs now. Raises Refused where none does."""
+        """Return the node of each rank that runs now. Raises Refused if none does."""
         status = self.status()
         state = readable(RunDir(self.path).state, RunState)
         ranks = state.ranks if state is not None and not status.state.ended else ()
@@ -281,12 +281,12 @@ class Run:
         return found
 
     def last_hang(self) -> HangReport | None:
-        """What was seen of the newest hang of the run, or None where none was looked at."""
+        """Return the report of the run's newest hang, or None if there was none."""
         found = [path for attempt in attempts(RunDir(self.path)) for path in attempt.hangs()]
         return readable(found[-1], HangReport) if found else None
 
     def visit(self, node: int) -> "Visit":
-        """A program of ours on this node of the run, to be asked about the ranks there. Close it after use."""
+        """Start a program on this node of the run that answers questions about its ranks. Close it after use."""
         from launcher.node.inside.visit import Visit  # late: only who looks inside needs it
 
         return Visit(self.reach(node))
@@ -294,13 +294,13 @@ class Run:
     def reach(self, node: int) -> "Running":
         """That program, for who passes on what it says."""
         run = RunDir(self.path)
-        place, state = _carrier(newest(run)), readable(run.state, RunState)
+        place, state = _place_of(newest(run)), readable(run.state, RunState)
         if state is None or place is None:
             raise Refused(f"{self.id}: it has no ranks yet", f"hint: launch status {self.id}")
         return place.reach(run, run.attempt(state.attempt), node)
 
     def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
-        """End the run: the ranks are asked first, and after the spec's grace nothing of it is left.
+        """End the run: its ranks are asked to stop, and after the spec's grace all of its processes are ended.
 
         `gone`: hosts that will never answer again, and are not waited for.
         """
@@ -379,7 +379,7 @@ def predict(
 
 
 def fetch_answers(one: Run, output: str | Path) -> None:
-    """Have here what predict() has written on another machine. Nothing comes where there is nothing."""
+    """Bring home what predict() has written on another machine, if there is anything."""
     from launcher.submission.predicting import put_answers  # late: it reads YAML: see above
 
     one.fetch_outputs()
@@ -387,10 +387,10 @@ def fetch_answers(one: Run, output: str | Path) -> None:
 
 
 def release(one: Run) -> None:
-    """Let a run go that is held (`queue.hold`). Raises Refused where it is not."""
+    """Release a held run (`queue.hold`). Raises Refused if it is not held."""
     run, status = RunDir(one.path), one.status()
     attempt = newest(run)
-    place = _carrier(attempt)
+    place = _place_of(attempt)
     held = attempt is not None and not status.state.ended and read_plan(run, attempt.number).spec.queue.hold
     if attempt is None or place is None or not held:
         raise Refused(f"{one.id} is {status.state}, and not held", f"hint: launch status {one.id}")
@@ -439,7 +439,7 @@ def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
     attempt, hint = newest(RunDir(one.path)), f"hint: launch status {one.id}"
     if attempt is None or status.state.ended:
         raise Refused(f"{one.id} is {status.state}", hint)
-    place = _carrier(attempt)
+    place = _place_of(attempt)
     if place is not None and place.remote:
         raise Refused(f"{one.id}: where it runs each node has a disk of its own, and none can be {done}", hint)
     return attempt, status
@@ -463,7 +463,7 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
 
 
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
-    """Take away these, which have ended: first on other machines, then here; but none that lives somewhere after all,
+    """Delete these runs, which have ended: first on other machines, then here; but none that lives somewhere after all,
     nor, unless `anyway`, one of which a silent machine may keep something. Gives what other machines say."""
     from launcher.places.elsewhere import kept_elsewhere, remove_elsewhere  # late: only for tidying
     from launcher.run.graphs import remove_finished_graphs  # late: only for tidying
@@ -482,7 +482,7 @@ def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
 
 
 def still_there(kept: KeptRemote) -> str:
-    """What was not taken away of a machine, in a line."""
+    """Return one line that says what was not deleted on a machine, and why."""
     if kept.silent:
         return f"{kept.where} was not asked: what it may keep of {', '.join(kept.runs)} stays there ({kept.silent})"
     return f"{kept.where}: processes of {', '.join(kept.live)} are there: its files stay"
@@ -509,7 +509,7 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool
                 asked.setdefault(facts[index].asks, []).append(index)
         left = []
         for kind, indexes in asked.items():
-            words = _words(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
+            words = _answers_of(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
             for index, word in zip(indexes, words, strict=True):
                 # Read again: what happened while the cluster was asked is in the folder by now.
                 before, facts[index] = facts[index].attempt, read_facts(runs_[index].path)
@@ -538,7 +538,7 @@ def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
 
 
 def compare(runs_: "Sequence[Run]") -> "Comparison":
-    """What is other between runs, and what came of each; of what they measured, what is here."""
+    """Return the differences between runs and their results, as far as the files on this machine tell."""
     from launcher.status.compared import compared  # late: it knows all options of a spec, which `status` does without
 
     for one in runs_:
@@ -548,7 +548,7 @@ def compare(runs_: "Sequence[Run]") -> "Comparison":
 
 
 def uncommitted(run: Run) -> "CodeComparison":
-    """What of its code was not in the commit that its project was at when it was submitted."""
+    """Return how the run's code differs from the commit that its project was at when it was submitted."""
     from launcher.status.compared import since_commit  # late: likewise
 
     return since_commit(RunDir(run.path), run.status().attempt)
@@ -562,26 +562,26 @@ def _is_asked(fact: RunFacts) -> bool:
 def line_to(one: Run, node: int) -> "Line":
     """Return the connection to the machine that this node of a run is. Raises Unreachable, and Refused."""
     run = RunDir(one.path)
-    place = _carrier(newest(run))
+    place = _place_of(newest(run))
     if place is None:
         raise Refused(f"{one.id}: it has no nodes yet", f"hint: launch status {one.id}")
     return place.line_to(run, node)
 
 
-def _carrier(attempt: "AttemptDir | None") -> Place | None:
+def _place_of(attempt: "AttemptDir | None") -> Place | None:
     """Return the place that an attempt went to."""
     return of_kind(read_intent(attempt).cluster_kind) if attempt is not None else None
 
 
 def _places_of(run: RunDir) -> list[Place]:
-    """The kinds of clusters where an attempt of it, not only the newest, has left files."""
+    """Return the places where any attempt of the run has left files."""
     kinds = dict.fromkeys(read_intent(attempt).cluster_kind for attempt in attempts(run) if attempt.intent.exists())
     asked = (of_kind(kind) for kind in kinds if (known := kind_named(kind)) is not None and known.asked)
     return [place for place in asked if place.remote]
 
 
-def _words(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterWord | None]":
-    """What the cluster says, or said a moment ago: who watches a run looks ten times a second."""
+def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterWord | None]":
+    """Return the place's answers, which may be a moment old: a watcher looks ten times a second."""
     now = time.monotonic()
     known = kind_named(kind)
     if known is None:
@@ -624,14 +624,14 @@ def submit_many(
 
 
 def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
-    """What `submit` would do, as data: the plan, and the code that would be frozen. Starts and writes nothing."""
+    """Return what `submit` would do: the plan, and the code that it would freeze. Nothing is started or written."""
     from launcher.submission.requests import prepare as prepare_run  # late: it reads YAML: see above
 
     return prepare_run(_file(spec), on=on, overrides=tuple(overrides))
 
 
 def preview(plan: "Plan") -> Preview | None:
-    """What the cluster's batch system would be handed for this plan, and what it says of it."""
+    """Return what the place's batch system would be given for this plan, and what it answers to that."""
     return of_kind(plan.cluster_kind).preview(plan)
 
 
@@ -645,7 +645,7 @@ def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
 
 @contextlib.contextmanager
 def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Path]]]:
-    """Each as a file, and the project of each that a program has made; what is wrong with those is said of `spec`."""
+    """Yield each spec as a file, and the projects of those made by a program; errors in these name `spec`."""
     if all(isinstance(spec, str | Path) for spec in specs):
         yield [_file(spec) for spec in specs if isinstance(spec, str | Path)], {}
         return
@@ -680,21 +680,21 @@ def _renamed(line: str, names: Mapping[str, str]) -> str:
 
 
 def notifying(spec: str | Path) -> "Notifying | None":
-    """Who would hear of a run of this spec. Raises BadInput."""
+    """Return who would be notified of a run of this spec. Raises BadInput."""
     from launcher.submission.requests import notifying_in  # late: it reads YAML, which `status` must not pay for
 
     return notifying_in(_file(spec))
 
 
 def _file(spec: str | Path) -> Path:
-    """A path of nothing would be the folder in which one stands."""
+    """Return the spec's path; an empty one is refused, as it would be the current folder."""
     if not str(spec):
         raise BadInput("expected the file of a spec, got nothing", "hint: `launch spec init` writes one to start from")
     return Path(spec)
 
 
 def run(ref: str) -> Run:
-    """The run of this id, unique beginning of one, or `last`."""
+    """Return the run with this id, unique beginning of an id, or `last`."""
     if not ref.strip():
         raise BadInput("expected the id of a run, got nothing", "hint: `launch status` shows all runs")
     try:
@@ -710,12 +710,12 @@ def run(ref: str) -> Run:
 
 
 def unlisted(ref: str = "") -> list[Run]:
-    """The runs of the project in which one stands that only another HOME or state folder knows, whose ids begin so."""
+    """Return the current project's runs whose ids begin so and that only another HOME or state folder lists."""
     return [Run(run_id, path) for run_id, path in registry.unlisted(Path.cwd()) if run_id.startswith(ref)]
 
 
 def as_it_lies(run: Run) -> RunStatus:
-    """What the folder of such a run says. No cluster is asked for it, and nothing of it is mended."""
+    """Return what the folder of such a run says. No place is asked, and nothing is mended."""
     return _as_it_lies(read_facts(run.path))
 
 
@@ -732,7 +732,7 @@ def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
 
 
 def _discovered(ref: str) -> Path | None:
-    """The folder made here of a run that was submitted elsewhere, to a place that this machine reaches too."""
+    """Return the folder made here for a run that was submitted elsewhere, to a place that this machine reaches too."""
     from launcher.places.clusters_file import clusters_file, named_clusters  # late: it reads YAML
 
     if clusters_file() is None:
@@ -748,7 +748,7 @@ def runs() -> "Runs":
 
 
 class Runs(list[Run]):
-    """Several runs; in a notebook a table of them."""
+    """A list of runs, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
         from launcher.status.html import table_html  # late: for notebooks
@@ -757,7 +757,7 @@ class Runs(list[Run]):
 
 
 def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
-    """The first of these that has ended, as soon as one has. Raises TimeoutError, and ValueError for none at all."""
+    """Return the first of these runs that ends. Raises TimeoutError, and ValueError for an empty list."""
     if not runs_:
         raise ValueError("expected a run to wait for, got none")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -172,7 +172,7 @@ class Cluster:
         self.linked: set[int] = set()
         self.spoke: dict[int, ProcessId] = {}
         self.event: In = Tick()  # that is being handled
-        self.ghosts: dict[int, ProcessId] = {}  # as the coordinator knew them before that
+        self.stale_agents: dict[int, ProcessId] = {}  # as the coordinator knew them before that
         self.open_starts: dict[int, list[tuple[int, Start]]] = defaultdict(list)
         self.training = True
         self.checkpoint: int | None = None
@@ -191,7 +191,9 @@ class Cluster:
         """One event into the state machine, and its twin with another wall clock; effects are carried out."""
         self.broken = True  # until every check has passed
         self.event = event
-        self.ghosts = {node.index: node.ghost for node in self.coordinator._nodes if node.ghost is not None}
+        self.stale_agents = {
+            node.index: node.stale_agent for node in self.coordinator._nodes if node.stale_agent is not None
+        }
         if isinstance(event, Join) and event.process == self.agents[event.node].process:
             self.agents[event.node].introduced = True
         out = self.coordinator.handle(event, self.now)
@@ -282,7 +284,7 @@ class Cluster:
     def _check_lost(self, event: Event) -> None:
         if event.kind != "agent_lost" or event.node is None or isinstance(self.event, ProvenDead):
             return
-        process = self.ghosts.get(event.node, self.spoke[event.node])
+        process = self.stale_agents.get(event.node, self.spoke[event.node])
         if isinstance(self.event, Join) and process == self.event.buried:
             return  # its own keeper has seen it die
         if isinstance(self.event, Join) and self.event.process.boot_id != process.boot_id:

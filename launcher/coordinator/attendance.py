@@ -40,12 +40,12 @@ class Attendance:
         if node is None:
             return None
         self._ledger.send(node.index, Welcome(self._lease_s))
-        known = join.process in (node.process, node.ghost)
+        known = join.process in (node.process, node.stale_agent)
         carries_on, loss = known and node.link is not Presence.LOST, None
         if not known:
             loss = self._replace(node, join)
-        elif join.process == node.ghost:
-            self._nodes.lay(node)
+        elif join.process == node.stale_agent:
+            self._nodes.forget_stale_agent(node)
         node.process, node.address, node.port = join.process, join.address, join.port
         node.replica_port, node.link_port = join.replica_port, join.link_port
         node.link, node.ready = Presence.UP, node.ready and known
@@ -81,10 +81,10 @@ class Attendance:
     def bury(self, death: ProvenDead) -> Iterator[Loss]:
         """The agent that was last connected from this node is proven to be gone."""
         node = self._nodes.get(death.node)
-        if node is None or (node.link is Presence.UP and node.ghost is None):
+        if node is None or (node.link is Presence.UP and node.stale_agent is None):
             return  # about an agent before this one, whose end has been dealt with
-        if node.ghost is not None:
-            yield self._lose_ghost(node, death.evidence)
+        if node.stale_agent is not None:
+            yield self._lose_stale_agent(node, death.evidence)
         elif node.link is Presence.UNKNOWN:
             yield self._lose(node, death.evidence)
         if node.link is Presence.LOST:
@@ -95,7 +95,7 @@ class Attendance:
     def run_out_leases(self) -> Iterator[Loss]:
         for node in self._nodes.overdue(self._ledger.mono):
             evidence = f"not heard for {self._lease_s:g} s"
-            yield self._lose(node, evidence) if node.ghost is None else self._lose_ghost(node, evidence)
+            yield self._lose(node, evidence) if node.stale_agent is None else self._lose_stale_agent(node, evidence)
             self._nodes.settle(node)
 
     def _replace(self, node: KnownNode, join: Join) -> Loss | None:
@@ -110,7 +110,7 @@ class Attendance:
                 node.holds = 0
             else:
                 self._nodes.doubt(node)
-        elif node.ghost is None:
+        elif node.stale_agent is None:
             node.holds = 0
         node.fault, node.unfit, node.slow = "", False, ""
         if node.failing and before is not None and before.boot_id != process.boot_id:
@@ -122,8 +122,8 @@ class Attendance:
         node.given_up = max(node.given_up, node.holds)
         return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)
 
-    def _lose_ghost(self, node: KnownNode, evidence: str) -> Loss:
-        self._nodes.lay(node)
+    def _lose_stale_agent(self, node: KnownNode, evidence: str) -> Loss:
+        self._nodes.forget_stale_agent(node)
         held, node.given_up, node.holds = node.holds, max(node.given_up, node.holds), 0
         return self._loss(node, f"the agent that node {node.index} had before is gone: {evidence}", evidence, held)
 

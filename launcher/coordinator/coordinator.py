@@ -137,8 +137,8 @@ class Coordinator:
             if generation.led:
                 self._ledger.send(node.index, messages.Follow(generation.number))
             return
-        if node.ghost is not None:
-            return  # what the node holds is the ghost's, and the new agent cannot stop it
+        if node.stale_agent is not None:
+            return  # what the node holds is the stale agent's, and the new agent cannot stop it
         node.holds = max(node.holds, claimed)
         if member:
             text = f"the agent of node {node.index} came back without its ranks"
@@ -233,7 +233,7 @@ class Coordinator:
             return
         text = f"node {node.index} is not used any more: {fault.text}"
         self._ledger.record("agent_fault", text, node=node.index, cause=cause)
-        if attempt.is_open and node.holds == attempt.current.number and node.ghost is None:
+        if attempt.is_open and node.holds == attempt.current.number and node.stale_agent is None:
             self._closer.close(found)
 
     def _disk_failed(self, node: KnownNode, text: str) -> None:
@@ -241,7 +241,7 @@ class Coordinator:
         self._ledger.record("disk", text, node=node.index, cause=Cause.DISK)
         if self._attempt.joining is not None and node.index in self._attempt.joining.newcomers:
             node.suspected_at = self._ledger.mono
-        if self._attempt.is_open and node.holds == self._attempt.current.number and node.ghost is None:
+        if self._attempt.is_open and node.holds == self._attempt.current.number and node.stale_agent is None:
             self._closer.close(Verdict(Cause.DISK, text, node=node.index))
 
     def _stop_asked(self, message: messages.StopAsked) -> None:

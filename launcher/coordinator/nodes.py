@@ -48,8 +48,8 @@ class KnownNode:
     returns_by: float = 0.0  # whoever started its agent, which has died, surely starts another one before that
     holds: int = 0  # the generation whose ranks may still live there; 0: surely none
     given_up: int = 0  # the newest generation whose ranks there were given up
-    ghost: ProcessId | None = None  # the agent before this one, with ranks, of which nobody knows whether it lives
-    ghost_until: float = 0.0
+    stale_agent: ProcessId | None = None  # the agent before this one, which has ranks and may still live
+    stale_until: float = 0.0
     load: NodeLoad | None = None  # its newest sample
 
     def __str__(self) -> str:
@@ -68,7 +68,11 @@ class KnownNode:
     def usable(self) -> bool:
         """Ranks can be started on it now."""
         return (
-            self.link is Presence.UP and self.ready and not self.is_left_out and not self.holds and self.ghost is None
+            self.link is Presence.UP
+            and self.ready
+            and not self.is_left_out
+            and not self.holds
+            and self.stale_agent is None
         )
 
     @property
@@ -89,7 +93,7 @@ class KnownNode:
     @property
     def hears_us(self) -> bool:
         """What is sent to the node now reaches the agent whose ranks it holds."""
-        return self.link is Presence.UP and self.ghost is None
+        return self.link is Presence.UP and self.stale_agent is None
 
 
 class NodeTable:
@@ -170,7 +174,7 @@ class NodeTable:
         _keep(self.usable, node.index, node.usable)
         _keep(self.hopeful, node.index, node.hopeful)
         _keep(self._returning, node.index, node.returns)
-        _keep(self.unknown, node.index, node.link is Presence.UNKNOWN or node.ghost is not None)
+        _keep(self.unknown, node.index, node.link is Presence.UNKNOWN or node.stale_agent is not None)
         _keep(self.missing, node.index, not node.usable and not node.spare)
         _keep(self.unfit, node.index, node.unfit)
 
@@ -188,17 +192,17 @@ class NodeTable:
 
     def doubt(self, node: KnownNode) -> None:
         """Another agent speaks for the node; the one before keeps what is left of its lease."""
-        if node.ghost is None:
-            node.ghost, node.ghost_until = node.process, node.heard_at + self._lease_s
-        self.look_at = min(self.look_at, node.ghost_until)
+        if node.stale_agent is None:
+            node.stale_agent, node.stale_until = node.process, node.heard_at + self._lease_s
+        self.look_at = min(self.look_at, node.stale_until)
 
-    def lay(self, node: KnownNode) -> None:
-        """Its ghost is known to be gone, or was the very agent that speaks now."""
-        node.ghost = None
+    def forget_stale_agent(self, node: KnownNode) -> None:
+        """Stop tracking the node's previous agent, once it has exited or turned out to be the one that reports now."""
+        node.stale_agent = None
         self.look_at = min(self.look_at, node.heard_at + self._lease_s)
 
     def overdue(self, mono: float) -> list[KnownNode]:
-        """Nodes for whose agent, or its ghost, the lease has run out. Looks at all, but only when one may be."""
+        """Nodes for whose agent, or its stale one, the lease has run out. Looks at all, but only when one may be."""
         if mono < self.look_at:
             return []
         ends = {node.index: self._lease_end(node) for node in self}
@@ -206,8 +210,8 @@ class NodeTable:
         return [self[index] for index, end in ends.items() if end <= mono]
 
     def _lease_end(self, node: KnownNode) -> float:
-        if node.ghost is not None:
-            return node.ghost_until
+        if node.stale_agent is not None:
+            return node.stale_until
         return node.heard_at + self._lease_s if node.link in (Presence.UP, Presence.UNKNOWN) else inf
 
 

@@ -138,7 +138,7 @@ def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
         return "unfit"
     if node.fault or node.link is Presence.LOST:
         return "lost"
-    if node.link is Presence.UNKNOWN or node.ghost is not None:
+    if node.link is Presence.UNKNOWN or node.stale_agent is not None:
         return "unknown"
     if member:
         return "up"

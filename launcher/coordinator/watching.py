@@ -128,7 +128,7 @@ class Watch:
         attempt.nodes.settle(node)
         text = f"{node} is left out: {evidence}"
         attempt.ledger.record(NODE_UNFIT, text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
-        holds = attempt.is_open and node.holds == attempt.current.number and node.ghost is None
+        holds = attempt.is_open and node.holds == attempt.current.number and node.stale_agent is None
         if not holds or node.index in attempt.leaving:
             return  # it has no ranks of the generation, or they are being ended already
         found = Verdict(Cause.NODE_LOST, f"{node} is unfit: {evidence}", node=node.index, evidence=evidence)
@@ -237,7 +237,7 @@ class Watch:
 
     def _stopped(self, node: KnownNode, message: messages.Stopped) -> None:
         attempt = self._attempt
-        if node.ghost is not None or message.generation < node.holds:
+        if node.stale_agent is not None or message.generation < node.holds:
             return
         if attempt.is_open and node.index in attempt.leaving:
             node.holds = 0

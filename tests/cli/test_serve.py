@@ -46,7 +46,7 @@ def test_a_model_of_ones_own_as_the_page_shows_it(lab):
             token = header.read_text().split()[-1]
             assert asked(address, token) == (pytest.approx(expected, abs=1e-4), "3")
             workers = processes_of(os.path.realpath(lab.run_dir(run) / "code"))
-            assert len(workers) == 3, "a nursery and two workers"
+            assert len(workers) == 3, "a worker pool and two workers"
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(60) in (0, -signal.SIGTERM)

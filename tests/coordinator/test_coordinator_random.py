@@ -252,7 +252,7 @@ class Storm(RuleBasedStateMachine):
         cluster = self.cluster
         quiet = self.agent(index, alive=True, connected=True) and not cluster.up[index] and not self.over
         known = quiet and cluster.spoke.get(index) == cluster.agents[index].process
-        if known and index not in cluster.ghosts:
+        if known and index not in cluster.stale_agents:
             cluster.feed(ProvenDead(index, "stale"))
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 4.0, 16.0]), deliver=st.booleans())

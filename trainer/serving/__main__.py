@@ -2,7 +2,7 @@
 
 import sys
 
-from trainer.serving.nursery import serve_server
+from trainer.serving.worker_pool import serve_server
 
 if __name__ == "__main__":
     serve_server(int(sys.argv[1]))

@@ -13,13 +13,13 @@ import msgspec
 
 from launcher import api
 from launcher.apps.board.answers import encode
-from launcher.apps.board.blotted import blotted, blotted_record, secrets_of
 from launcher.apps.board.bundle import PAGE, PAGE_FILES, SCRIPT, STYLES, page_file
 from launcher.apps.board.groups import group_of
 from launcher.apps.board.life_view import board_life
 from launcher.apps.board.log_view import LogPage, LogWish, log_page
 from launcher.apps.board.measured.curves import MOST_NAMES, CurveWindow, curves
 from launcher.apps.board.measured.reading import MeasuredRun
+from launcher.apps.board.redacted import redacted, redacted_record, secrets_of
 from launcher.apps.board.rows import BoardRow, board_row, figures_of
 from launcher.apps.board.run_view import RunView, board_checkpoints, checkpoint_words, run_head, run_sheet
 from launcher.errors import BadInput, LaunchError, Refused, said_by_the_system
@@ -74,7 +74,7 @@ def _text_of(runs: Sequence[api.Run]) -> str:
             one.renew()
     statuses = api.statuses(runs, api.WATCH_S)
     secrets = {found for status in statuses for found in secrets_of(RunDir(Path(status.run_dir)), status.attempt)}
-    return encode(blotted(dict(_answers(runs, statuses, tuple(secrets))), tuple(secrets))).decode()
+    return encode(redacted(dict(_answers(runs, statuses, tuple(secrets))), tuple(secrets))).decode()
 
 
 def _check(folder: Path) -> None:
@@ -100,7 +100,7 @@ def _answers(
     now, rows = time.time(), list[BoardRow]()
     for one, status in zip(runs, statuses, strict=True):
         measured, path = MeasuredRun(RunDir(one.path)), f"/api/runs/{one.id}"
-        about = blotted_record(one.about(), secrets)
+        about = redacted_record(one.about(), secrets)
         measured.renew()
         row = board_row(status, about, figures_of(measured), group_of(one.id, one.path, about.tags))
         head = msgspec.structs.replace(

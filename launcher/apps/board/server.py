@@ -25,7 +25,6 @@ from launcher import api
 from launcher.apps.board.actions import ACTIONS, ActionReport, ActionWish
 from launcher.apps.board.answers import NoAnswer, encode
 from launcher.apps.board.artifacts import POLICY, TYPES, Artifacts, artifacts, read_artifact
-from launcher.apps.board.blotted import blotted
 from launcher.apps.board.bundle import PAGE_FILES, page_file
 from launcher.apps.board.clusters_view import Survey
 from launcher.apps.board.guard import ALWAYS, BoardRules, WithPolicy, in_words
@@ -35,6 +34,7 @@ from launcher.apps.board.live.feed import Feed
 from launcher.apps.board.log_view import LogPage, LogWish, log_page
 from launcher.apps.board.measured.curves import MOST_NAMES, By, Curves, CurveWindow, curves
 from launcher.apps.board.measured.shelf import MeasuredRuns
+from launcher.apps.board.redacted import redacted
 from launcher.apps.board.run_view import (
     BoardCheckpoints,
     RunView,
@@ -170,7 +170,7 @@ def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Respo
     def answer(question: _Question) -> Response:
         try:
             found = route(question)
-            return found if isinstance(found, Response) else _json(blotted(found, _secrets(question)))
+            return found if isinstance(found, Response) else _json(redacted(found, _secrets(question)))
         except LaunchError as error:
             first, *more = error.lines or ("",)
             hint = next((line.removeprefix("hint: ") for line in more if line.startswith("hint: ")), "")
@@ -350,7 +350,7 @@ def _artifact(question: _Question) -> Response:
         raise NoSuchRun(f"{name[:200]!r}: the board shows {', '.join(TYPES)}")
     content = read_artifact(RunDir(_asked_run(question).path), name)
     if media_type != "image/png":
-        content = blotted(content.decode(errors="replace"), _secrets(question)).encode()
+        content = redacted(content.decode(errors="replace"), _secrets(question)).encode()
     return Response(content, media_type=media_type, headers={"content-security-policy": POLICY})
 
 

@@ -3,7 +3,7 @@
 ```
 ask ─► cache? ─► Batcher ──batch──► a worker that is idle ──► answers to all who wait, and into the cache
                                        ▲
-Crew: a nursery and its workers, of one checkpoint; who dies is replaced; another crew takes over for a newer one
+Crew: a worker pool and its workers, of one checkpoint; who dies is replaced; another crew takes over for a newer one
 ```
 """
 
@@ -27,10 +27,10 @@ from launcher.apps.serving.processes import (
     Loaded,
     NotBegun,
     NotLoaded,
-    Nursery,
-    NurseryLost,
     ServingWorker,
     WorkerLost,
+    WorkerPool,
+    WorkerPoolLost,
 )
 from launcher.apps.serving.what_is_served import Served
 from launcher.errors import Refused
@@ -294,7 +294,7 @@ class Engine:
                 continue
             try:
                 crew = await Crew.assembled(self, self._served, self.options, choice, self._working)
-            except (NotLoaded, NurseryLost, WorkerLost) as error:
+            except (NotLoaded, WorkerPoolLost, WorkerLost) as error:
                 self.say(f"warning: {_name(choice)} is passed over: {error}")
                 refused.add(_name(choice))
                 continue
@@ -319,8 +319,8 @@ class Crew:
         self.name = _name(choice)
         self.step = None if choice is None else choice.step
         self.workers: set[ServingWorker] = set()
-        self._nursery: Nursery | None = None
-        self._started: list[Nursery] = []
+        self._pool: WorkerPool | None = None
+        self._started: list[WorkerPool] = []
         self._changing = asyncio.Lock()
         self._slots: list[asyncio.Task[None]] = []
         self._failures = 0
@@ -352,32 +352,32 @@ class Crew:
             if at_once or not worker.busy:
                 worker.close()
         await asyncio.gather(*(worker.gone.wait() for worker in [*self.workers]))
-        if self._nursery is not None:
-            self._nursery.close()
-        await asyncio.gather(*(nursery.has_ended() for nursery in self._started))
+        if self._pool is not None:
+            self._pool.close()
+        await asyncio.gather(*(pool.has_ended() for pool in self._started))
 
     async def _load(self, before: "Crew | None" = None) -> None:
-        """Have a nursery that has the checkpoint."""
+        """Have a worker pool that has the checkpoint."""
         where = str(self._served.checkpoints if self._choice is None else self._choice.path)
-        parent = before._nursery if before is not None and not before.loaded.unfit else None  # noqa: SLF001 - one of us
+        parent = before._pool if before is not None and not before.loaded.unfit else None  # noqa: SLF001 - one of us
         if parent is not None and not parent.ended.is_set():
             with suppress(OSError):
-                self._nursery, self.loaded = await parent.renewed(where)
+                self._pool, self.loaded = await parent.renewed(where)
                 return
-        self._nursery, self.loaded = await Nursery.started(self._served, where)
-        self._started.append(self._nursery)
+        self._pool, self.loaded = await WorkerPool.started(self._served, where)
+        self._started.append(self._pool)
 
     async def _new_worker(self, number: int) -> ServingWorker:
-        """Of the nursery; or, where that cannot be forked, a process of its own."""
+        """Of the worker pool; or, where that cannot be forked, a process of its own."""
         async with self._changing:
-            if self._nursery is None or self._nursery.ended.is_set():
+            if self._pool is None or self._pool.ended.is_set():
                 await self._load()
-            nursery = self._nursery
+            pool = self._pool
             op = "become" if self.loaded.unfit else "fork"
             if self.loaded.unfit:
-                self._nursery = None
-        assert nursery is not None, "it was loaded"  # noqa: S101 - for the type checker
-        worker = await nursery.worker(op, self._threads(), number, self._left)
+                self._pool = None
+        assert pool is not None, "it was loaded"  # noqa: S101 - for the type checker
+        worker = await pool.worker(op, self._threads(), number, self._left)
         if worker.gone.is_set():
             raise WorkerLost("it ended right after its start")
         worker.step = self.step
@@ -401,7 +401,7 @@ class Crew:
             await asyncio.sleep(pause_s(self._failures))
             try:
                 return await self._new_worker(number)
-            except (NotLoaded, NurseryLost, WorkerLost) as error:
+            except (NotLoaded, WorkerPoolLost, WorkerLost) as error:
                 self._failures += 1
                 self._engine.say(f"warning: no worker could be started: {error}")
 

@@ -1,4 +1,4 @@
-"""The processes that compute, as the server sees them: a nursery that forks, and workers that answer."""
+"""The processes that compute, as the server sees them: a worker pool that forks, and workers that answer."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ class NotBegun(WorkerLost):
     """It ended before it had read the batch: another worker may have it."""
 
 
-class NurseryLost(Exception):
+class WorkerPoolLost(Exception):
     """The process that forks workers has ended."""
 
 
@@ -46,7 +46,7 @@ class NotLoaded(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a nursery sends when it has the model."""
+    """What a worker pool sends when it has the model."""
 
     input: Mapping[str, Any]
     output: Mapping[str, Any]
@@ -172,7 +172,7 @@ class ServingWorker:
         self._on_end(self)
 
 
-class Nursery:
+class WorkerPool:
     """A process that has the model of one checkpoint, and forks workers."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -182,7 +182,7 @@ class Nursery:
         self._process: asyncio.subprocess.Process | None = None
 
     @classmethod
-    async def started(cls, served: Served, checkpoint: str) -> "tuple[Nursery, Loaded]":
+    async def started(cls, served: Served, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
         """A new process; it has to import everything. Raises NotLoaded."""
         ours, theirs = socket.socketpair()
         words = ("-m", "trainer.serving", str(theirs.fileno()))
@@ -201,25 +201,25 @@ class Nursery:
         order = {"op": "load", "app": served.app, "args": served.args, "checkpoint": checkpoint}
         return found, await found._load(order)
 
-    async def renewed(self, checkpoint: str) -> "tuple[Nursery, Loaded]":
+    async def renewed(self, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
         """A fork of it that has another checkpoint: nothing is imported again. Raises NotLoaded."""
         ours, theirs = socket.socketpair()
         with theirs:
             await self._link.say({"op": "renew", "checkpoint": checkpoint}, theirs)
-        found = Nursery(ours)
+        found = WorkerPool(ours)
         return found, await found._load(None)
 
     async def worker(
         self, op: str, threads: int, number: int, on_end: Callable[[ServingWorker], None]
     ) -> ServingWorker:
-        """`fork` a worker, or have this process `become` one. Raises NurseryLost or WorkerLost."""
+        """`fork` a worker, or have this process `become` one. Raises WorkerPoolLost or WorkerLost."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 await self._link.say({"op": op, "threads": threads, "number": number}, theirs)
         except OSError as error:
             ours.close()
-            raise NurseryLost from error
+            raise WorkerPoolLost from error
         worker = ServingWorker(ours, on_end)
         await worker.ready
         return worker

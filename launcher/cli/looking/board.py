@@ -34,7 +34,7 @@ that only a spec names while a run is on them. In Compare a column says best or 
 
 An exported page has the curves, the life of the run, tables and the last part of the logs as they are now. Values of
 `secrets:`, addresses of `notify:` and what `env:` or an option of the script sets for names such as API_KEY or --token
-are blotted out wherever they occur, on the live page too; read it before you give it away: what else a script prints
+are redacted wherever they occur, on the live page too; read it before you give it away: what else a script prints
 stays. It needs neither server nor package.
 
 The live page is reached from this machine alone, by who has the token in the address. With --host others on the network

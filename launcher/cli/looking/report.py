@@ -16,7 +16,7 @@ EXAMPLES = """
 
 It is the page of `launch board --export` as one file: curves, life, tables, environment and the last part of the logs
 as they are now. Values of `secrets:`, addresses of `notify:` and what is set for names such as API_KEY or --token are
-blotted out; read it before you send it: what else a script prints stays.
+redacted; read it before you send it: what else a script prints stays.
 """
 
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import msgspec
 
 from launcher import api
-from launcher.apps.board.blotted import blotted_record, known_secrets
 from launcher.apps.board.groups import RunGroup, group_of
 from launcher.apps.board.live.apart import apart
 from launcher.apps.board.live.listed import ListedRuns
 from launcher.apps.board.measured.shelf import MeasuredRuns
+from launcher.apps.board.redacted import known_secrets, redacted_record
 from launcher.apps.board.rows import BoardRow, Figures, board_row, figures_of
 from launcher.run.layout import RunDir
 from launcher.status.about import About
@@ -67,7 +67,7 @@ class SeenRun:
         return self.changed != self.seen
 
     def row(self) -> BoardRow:
-        return blotted_record(board_row(self.status, self.about, self.figures, self.group), self.secrets)
+        return redacted_record(board_row(self.status, self.about, self.figures, self.group), self.secrets)
 
 
 class _Looked(NamedTuple):
@@ -280,7 +280,7 @@ def _files_of(one: api.Run) -> tuple[str, ...]:
 def _about(one: api.Run, status: RunStatus) -> tuple[About, tuple[str, ...]]:
     """Without the secrets; and these."""
     secrets = known_secrets(RunDir(one.path), status.attempt)
-    return blotted_record(one.about(), secrets), secrets
+    return redacted_record(one.about(), secrets), secrets
 
 
 def _changed(files: Sequence[str]) -> tuple[int, ...]:

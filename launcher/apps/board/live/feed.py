@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from launcher import api
 from launcher.apps.board.answers import encode
-from launcher.apps.board.blotted import blotted
 from launcher.apps.board.live.all_runs import AllRuns, RowChanges
 from launcher.apps.board.live.apart import apart
 from launcher.apps.board.live.watched import Message, WatchedRun
 from launcher.apps.board.measured.shelf import MeasuredRuns
+from launcher.apps.board.redacted import redacted
 
 _LOOK_S = 0.5  # with open pages
 _IDLE_S = 2.0  # without any
@@ -148,7 +148,7 @@ class Feed:
     def _tell(self, run_id: str, pages: list[OpenPage]) -> None:
         secrets = self.runs.secrets(run_id)
         for name, what in self._news_of(run_id):
-            data = _event(name, blotted(what, secrets))
+            data = _event(name, redacted(what, secrets))
             for page in pages:
                 page.met = page.met or name == "head"
                 page.told.append(data)
@@ -156,7 +156,7 @@ class Feed:
         for page in pages:
             if not page.met and watched is not None and watched.head is not None:
                 page.met = True
-                page.told.append(_event("head", blotted(watched.head, secrets)))
+                page.told.append(_event("head", redacted(watched.head, secrets)))
 
     def _tell_all(self, pages: list[OpenPage], seen: RowChanges, drawn: RowChanges) -> None:
         """Of a run that both are about, the later."""

@@ -75,14 +75,14 @@ def _as_shown(value: str) -> Iterable[str]:
     return (value, *value.splitlines(), " ".join(value.split()))
 
 
-def blotted(answer: Any, secrets: Sequence[str]) -> Any:
+def redacted(answer: Any, secrets: Sequence[str]) -> Any:
     """The answer in which none of them is: as it was where there are none, else made of mappings, lists and texts."""
     return _without(msgspec.to_builtins(answer), tuple(secrets)) if secrets else answer
 
 
-def blotted_record(record: T, secrets: Sequence[str]) -> T:
+def redacted_record(record: T, secrets: Sequence[str]) -> T:
     """A record of texts in which none of them is."""
-    return converted(blotted(record, secrets), type(record)) if secrets else record
+    return converted(redacted(record, secrets), type(record)) if secrets else record
 
 
 def _without(answer: Any, secrets: tuple[str, ...]) -> Any:

@@ -5,7 +5,7 @@
                                                     ► {"op": "failed", "message", "damaged"}
 ◄ {"op": "fork", "threads", "number"} + a socket    the worker says the rest on that socket
 ◄ {"op": "become", ...} + a socket                  this process becomes the worker: where it is not fit to fork
-◄ {"op": "renew", "checkpoint"} + a socket          forks a nursery that loads another checkpoint, and answers there
+◄ {"op": "renew", "checkpoint"} + a socket          forks a worker pool that loads another checkpoint, and answers there
 ```
 
 Fit to fork means one thread and CUDA not initialised: a lock that another thread holds would stay locked in the copy.
@@ -34,7 +34,7 @@ from trainer.serving.worker import answers, serve_batches
 _ENDS_NOT_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C is for the server, which then lets go of us
 
 
-class Nursery:
+class WorkerPool:
     """One service with one checkpoint; serves one server over one socket."""
 
     def __init__(self, talk: Talk) -> None:
@@ -119,7 +119,7 @@ class Nursery:
             assert self._service is not None, "the server asks for workers of what was loaded"  # noqa: S101 - its word
             serve_batches(Talk(end), self._service, self._model, message["threads"], message["number"])
             code = 0
-        except BaseException:  # noqa: BLE001 - whatever it is, it ends here and not in the nursery's own code
+        except BaseException:  # noqa: BLE001 - whatever it is, it ends here and not in the worker pool's own code
             traceback.print_exc(file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -133,7 +133,7 @@ class Nursery:
             return
         self._leave()
         service, self._model = self._service, None
-        young = Nursery(Talk(end))
+        young = WorkerPool(Talk(end))
         young._load(lambda: service, Path(message["checkpoint"]))
         young.run()
 
@@ -165,9 +165,9 @@ def _unfit() -> str:
 
 
 def serve_server(fd: int) -> NoReturn:
-    """The life of a nursery; `fd` is its end of the socket."""
+    """The life of a worker pool; `fd` is its end of the socket."""
     for number in _ENDS_NOT_US:
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(fd, False)
     torch.set_num_threads(1)
-    Nursery(Talk(socket.socket(fileno=fd))).run()
+    WorkerPool(Talk(socket.socket(fileno=fd))).run()
