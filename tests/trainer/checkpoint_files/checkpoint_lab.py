@@ -27,6 +27,7 @@ RANKS = 2
 _TREE = b'{"epoch":3}'
 # Calls that name a file or use a descriptor; what only moves memory about leaves nothing to look at.
 CALLS = "%file,%desc"
+_CLONE_NEWNS = 0x00020000
 _SET_PTRACER, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
 DAMAGED, SURPRISE, OS_ERROR = 50, 51, 100
 
@@ -265,16 +266,39 @@ class SharedFlags:
 
 @contextlib.contextmanager
 def mounted(source: str, folder: Path, *options: str) -> Iterator[Path]:
-    """A mount that goes whatever happens; the test that cannot have one is skipped and says so."""
+    """Mount for the time of the block, seen by this process and its children alone; skip the test that may not."""
     need("mount")
     folder.mkdir(exist_ok=True)
-    done = subprocess.run(["mount", *options, source, str(folder)], capture_output=True, text=True)
-    if done.returncode != 0:
-        skip_or_fail(f"nothing can be mounted here (root and loop devices are needed): {done.stderr.strip()}")
+    with _own_mounts():
+        done = subprocess.run(["mount", *options, source, str(folder)], capture_output=True, text=True)
+        if done.returncode != 0:
+            skip_or_fail(f"nothing can be mounted here (root and loop devices are needed): {done.stderr.strip()}")
+        try:
+            yield folder
+        finally:
+            done = subprocess.run(["umount", str(folder)], capture_output=True, text=True)
+            if done.returncode != 0:  # something still uses it: out of sight at least, and red
+                subprocess.run(["umount", "--lazy", str(folder)], check=True)
+            assert done.returncode == 0, done.stderr
+
+
+@contextlib.contextmanager
+def _own_mounts() -> Iterator[None]:
+    """Run the block in a mount namespace of its own.
+
+    Another process that takes a copy of all mounts (each node of the lab does) would keep ours in use after its end.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    cwd, before = os.open(".", os.O_RDONLY), os.open("/proc/thread-self/ns/mnt", os.O_RDONLY)
     try:
-        yield folder
+        if libc.unshare(_CLONE_NEWNS) != 0:
+            skip_or_fail(f"no mount namespace to be had (root is needed): {os.strerror(ctypes.get_errno())}")
+        try:
+            yield
+        finally:
+            if libc.setns(before, _CLONE_NEWNS) != 0:
+                raise OSError(ctypes.get_errno(), "setns: cannot go back to the mounts of all")
+            os.fchdir(cwd)  # setns goes to the root
     finally:
-        done = subprocess.run(["umount", str(folder)], capture_output=True, text=True)
-        if done.returncode != 0:  # something still uses it: out of sight at least, and red
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
-        assert done.returncode == 0, done.stderr
+        os.close(before)
+        os.close(cwd)

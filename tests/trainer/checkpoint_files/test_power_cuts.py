@@ -132,6 +132,25 @@ def test_nothing_acknowledged_is_lost(disk, seed):
     assert cuts == CUTS and commits >= cuts
 
 
+def test_a_copy_of_all_mounts_made_meanwhile_holds_no_disk(disk):
+    """What each node of the lab makes at its start, beside this test, would keep a disk that is cut."""
+    copying = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo copied; exec sleep 100"]
+    here = os.getpid()
+    in_all_mounts = ["nsenter", f"--mount=/proc/{os.getppid()}/ns/mnt", f"--wd=/proc/{here}/cwd", *copying]
+    with disk() as root:
+        other = subprocess.Popen(in_all_mounts, stdout=subprocess.PIPE)
+        with other.stdout as says:
+            copied = says.readline()
+        cut(root)
+    try:
+        assert copied == b"copied\n"
+        with disk() as root:
+            make_folder(root / "again")
+    finally:
+        other.kill()
+        other.wait()
+
+
 def problems(folder, step: int, best: int) -> list[str]:
     found = invalid(folder)
     steps = catalog.steps(folder)
