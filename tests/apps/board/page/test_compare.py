@@ -87,3 +87,16 @@ def test_a_run_can_be_hidden_and_is_shown_under_the_pointer(compared):
     page.until("return document.querySelector('.charts .plot').getAttribute('aria-label').includes('2 runs')")
     page.run("document.querySelector('.thread').dispatchEvent(new PointerEvent('pointerenter'))")
     page.until(f"return {ROWS}[0].classList.contains('seen')")
+
+
+def test_a_link_leaves_out_the_curves_that_are_left_out(compared):
+    _, page = compared
+    label = "document.querySelector('.charts .plot')?.getAttribute('aria-label')"
+    page.until(f"return {label}?.includes('3 runs')")
+    page.run(f"{ROWS}[0].querySelector('input').click()")
+    page.until("return location.hash.includes('hidden=')")
+    page.reload()
+    page.until(f"return {label}?.includes('2 runs')")
+    assert not page.run(f"return {ROWS}[0].querySelector('input').checked")
+    page.run(f"{ROWS}[0].querySelector('input').click()")
+    page.until(f"return {label}.includes('3 runs') && !location.hash.includes('hidden=')")

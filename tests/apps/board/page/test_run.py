@@ -148,6 +148,18 @@ def test_tabs_go_by_keys(measured):
     measured.until("return document.activeElement.id === 'search'")
 
 
+def test_a_link_shows_the_lines_that_were_searched_for(house, page):
+    house.run().running().log(0, "loss 0.5\nwarning: slow disk\n")
+    page.run("location.hash = '#/run/job-abcd/logs'")
+    page.until("return document.querySelector('.lines')?.childElementCount === 2")
+    page.run("const one = document.getElementById('search'); one.value = 'slow'; one.dispatchEvent(new Event('input'))")
+    page.until("return location.hash.includes('log=%22slow%22')")
+    page.reload()
+    page.until("return document.querySelectorAll('.lines mark').length === 1")
+    assert page.run("return document.querySelector('.lines').childElementCount") == 1
+    assert page.run("return document.getElementById('search').value") == "slow"
+
+
 def test_checkpoints_and_validations_are_marks(house, page):
     run = house.run().trained(for_s=300, starting_s=100).running(step=400, metrics={"loss": 0.5})
     measure(run, {step: {"loss": 1 / step, "val_loss": 1 / step} for step in (100, 200)})

@@ -1,4 +1,5 @@
 // Several runs over one another, live: curves, what differs beside results, arguments against results.
+import { inAddress } from "../parts/address.js";
 import { followRuns } from "../parts/all_runs.js";
 import { chart, readCurve } from "../parts/chart.js";
 import { chartBar } from "../parts/chart_bar.js";
@@ -71,7 +72,8 @@ export function compareView(main, { say, parts: [refs] }) {
 }
 
 function shownRuns(told, rows) {
-  const runs = told.runs.map((id, at) => ({ id, at, name: rows.get(id)?.called || id, row: rows.get(id), style: () => lineStyle(at), hidden: false }));
+  const hidden = new Set(inAddress("hidden"));
+  const runs = told.runs.map((id, at) => ({ id, at, name: rows.get(id)?.called || id, row: rows.get(id), style: () => lineStyle(at), hidden: hidden.has(id) }));
   return { told, ids: told.runs, runs };
 }
 

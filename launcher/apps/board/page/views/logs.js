@@ -1,4 +1,5 @@
 // The log of all ranks, merged: live at its end, older lines by scrolling up, searched by the server.
+import { inAddress, putInAddress } from "../parts/address.js";
 import { afterPause, button, h, oncePerFrame, toggle } from "../parts/dom.js";
 import { ask, exported } from "../parts/data.js";
 import { clockTime, plainText, plural } from "../parts/format.js";
@@ -9,8 +10,9 @@ const MOST_CHARACTERS = 2000; // of a line before one asks for all of it
 
 export function logsPart(id, { say }) {
   const lines = h("div", { class: "lines", role: "log", "aria-label": "log", tabindex: "0", "aria-live": "off" });
-  const search = h("input", { type: "search", id: "search", placeholder: "search the log", "aria-label": "search the log", on: { input: afterPause(250, () => ((around = null), load())) } });
-  const ranks = h("input", { type: "text", class: "ranks", placeholder: "ranks: 0,3-5", "aria-label": "ranks", on: { input: afterPause(400, () => load()) } });
+  const search = h("input", { type: "search", id: "search", placeholder: "search the log", "aria-label": "search the log", value: inAddress("log") ?? "", on: { input: afterPause(250, () => ((around = null), choose(), load())) } });
+  const ranks = h("input", { type: "text", class: "ranks", placeholder: "ranks: 0,3-5", "aria-label": "ranks", value: inAddress("ranks") ?? "", on: { input: afterPause(400, () => (choose(), load())) } });
+  const choose = () => (putInAddress("log", search.value), putInAddress("ranks", ranks.value));
   const older = button("older lines", () => loadOlder(), { class: "more" });
   const following = toggle("follow", true, (on) => on && load());
   const place = h("p", { class: "note", role: "status" });
@@ -94,6 +96,7 @@ export function logsPart(id, { say }) {
       sought = plainText(line).trim();
       search.value = "";
       ranks.value = rank === null || rank === undefined ? "" : String(rank);
+      choose();
       setFollowing(false);
       load();
     },

@@ -1,4 +1,5 @@
 // What came of several runs, beside the arguments in which they differ.
+import { putInAddress } from "../parts/address.js";
 import { h, toggle } from "../parts/dom.js";
 import { duration, number, plural, real } from "../parts/format.js";
 import { stateChip } from "../parts/state.js";
@@ -17,8 +18,13 @@ export function resultTable({ told, runs }, onHide) {
   const metrics = Object.keys(told.metrics);
   const args = Object.keys(told.arguments);
   const results = Object.keys(told.results).filter((name) => name !== "state" && told.results[name].some((value) => value !== null && value !== ""));
+  const hide = () => {
+    const hidden = runs.filter((run) => run.hidden).map(({ id }) => id);
+    putInAddress("hidden", hidden.length ? hidden : null);
+    onHide();
+  };
   const rows = runs.map((run) => {
-    const shown = h("input", { type: "checkbox", checked: true, "aria-label": `show the curves of ${run.name}`, on: { change: () => ((run.hidden = !shown.checked), onHide()) } });
+    const shown = h("input", { type: "checkbox", checked: !run.hidden, "aria-label": `show the curves of ${run.name}`, on: { change: () => ((run.hidden = !shown.checked), hide()) } });
     return h("tr", {}, h("td", {}, shown), h("th", { scope: "row" }, sample(run), h("a", { href: `#/run/${encodeURIComponent(run.id)}` }, run.name)), h("td"),
       metrics.map(() => h("td", { class: "numeric" })), args.map((name) => h("td", {}, valueWords(told.arguments[name][run.at]))), results.map(() => h("td", { class: "numeric" })));
   });
