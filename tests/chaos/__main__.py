@@ -27,6 +27,7 @@ from tests.chaos.worlds import (
     LonelyPool,
     Pool,
     Slurm,
+    SmallPool,
     World,
     local_world,
     pool_world,
@@ -38,13 +39,14 @@ from tests.lab.slurm import SlurmLab
 
 KINDS: dict[str, type[World]] = {
     "local": Local, "ssh": Pool, "slurm": Slurm, "hot": Hot, "hot-zero1": HotZero1, "hot-fsdp": HotFsdp,
-    "local-lonely": LonelyLocal, "ssh-lonely": LonelyPool,
+    "local-lonely": LonelyLocal, "ssh-lonely": LonelyPool, "ssh-small": SmallPool,
 }  # fmt: skip
 GAPS_S = {
     "local": (0.5, 6.0),
     "local-lonely": (0.5, 6.0),
     "ssh": (1.0, 12.0),
     "ssh-lonely": (1.0, 12.0),
+    "ssh-small": (2.0, 20.0),
     "slurm": (1.0, 15.0),
 } | dict.fromkeys(("hot", "hot-zero1", "hot-fsdp"), (1.0, 8.0))
 
@@ -67,8 +69,10 @@ class Soak:
             return
         self._lab.well()
         place: contextlib.AbstractContextManager[World]
+        kind = KINDS[self.kind]
         if isinstance(self._lab, HostLab):
-            place = pool_world(folder, self._lab, LonelyPool if self.kind == "ssh-lonely" else Pool)
+            assert issubclass(kind, Pool)
+            place = pool_world(folder, self._lab, kind)
         else:
             place = slurm_world(folder, self._lab)
         with place as world:
@@ -78,10 +82,14 @@ class Soak:
 
 @contextlib.contextmanager
 def soak_of(kind: str) -> Iterator[Soak]:
-    if issubclass(KINDS[kind], Local):
+    world = KINDS[kind]
+    if issubclass(world, Local):
         yield Soak(kind, None)
         return
-    with open_folder() as folder, HostLab(folder) if issubclass(KINDS[kind], Pool) else SlurmLab(folder) as lab:
+    with (
+        open_folder() as folder,
+        HostLab(folder, disk_size=world.disk_size) if issubclass(world, Pool) else SlurmLab(folder) as lab,
+    ):
         yield Soak(kind, lab)
 
 

@@ -6,6 +6,7 @@ clock, which all hosts of a lab share. Nothing of the launcher's records is beli
 
 import hashlib
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -56,6 +57,7 @@ class Promise:
     kept: str = "save"  # rank 0 has done this with a checkpoint: it is not lost; "": nothing is kept
     damaged: frozenset[int] = frozenset()  # but for the steps that a fault has damaged
     answer_s: float = 60.0
+    resumed: tuple[float, ...] = ()  # when a person has
 
 
 def violations(deeds: Sequence[Deed], told: Sequence[Told], promise: Promise) -> list[str]:
@@ -99,7 +101,7 @@ def lost_steps(deeds: Sequence[Deed], promise: Promise) -> Iterator[str]:
 
 def wrong_words(deeds: Sequence[Deed], told: Sequence[Told], promise: Promise) -> Iterator[str]:
     """What has ended stays ended, nobody is told of an end that is none, and answers come in time."""
-    last = max((deed.at for deed in deeds if deed.what in ("start", "step")), default=0.0)
+    worked = [deed.at for deed in deeds if deed.what in ("start", "step")]
     done = max((deed.at for deed in deeds if deed.what == "end"), default=None)
     for who in dict.fromkeys(one.who for one in told):
         mine = [one for one in told if one.who == who]
@@ -107,6 +109,8 @@ def wrong_words(deeds: Sequence[Deed], told: Sequence[Told], promise: Promise) -
             if before.state in ENDED and after.state not in (before.state, None):
                 yield f"{who} was told {before.state}, and then {after.state}"
         for one in mine:
+            again = min((at for at in promise.resumed if at > one.at - one.took_s), default=math.inf)
+            last = max((at for at in worked if at < again), default=0.0)
             if one.state in OVER and one.at < last:
                 yield f"{who} was told {one.state} {last - one.at:.1f} s before the last step"
             if one.state == "succeeded" and done is None:

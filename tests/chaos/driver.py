@@ -53,7 +53,11 @@ def disturb(world: World, schedule: Schedule) -> Outcome:
             _strike_all(world, schedule, outcome, watch, undo)
         _until("the end of the run", _END_S, outcome, lambda: watch.all_told_an_end(since=time.monotonic()))
     deeds = world.deeds()
-    outcome.wrong += violations(deeds, watch.told, replace(world.promise, damaged=frozenset(world.damaged)))
+    outcome.wrong += violations(
+        deeds,
+        watch.told,
+        replace(world.promise, damaged=frozenset(world.damaged), resumed=tuple(watch.resumed)),
+    )
     outcome.wrong += _end(world, steps)
     outcome.lost_steps = steps_lost(deeds)
     if not _until("the end of all its processes", _LEFT_S, outcome, lambda: not world.left()):
@@ -137,6 +141,7 @@ class Watch:
     def __init__(self, world: World) -> None:
         self._world = world
         self.told: list[Told] = []
+        self.resumed: list[float] = []
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._look, args=one, daemon=True) for one in world.observers.items()]
 
@@ -151,7 +156,10 @@ class Watch:
             thread.join()
 
     def is_over(self) -> bool:
-        return any(one.state in OVER for one in self.told)
+        return any(one.state in self._over() for one in self.told)
+
+    def _over(self) -> frozenset[str]:
+        return OVER - self._world.resumed_by_hand
 
     def all_told_an_end(self, since: float) -> bool:
         """The last that each was told is an end; of a damaged record nothing is told, and nothing is left to end."""
@@ -159,7 +167,8 @@ class Watch:
         if len(last) < len(self._world.observers):
             return False
         told = set(last.values())
-        return told <= OVER or (bool(self._world.harmed) and told <= {*OVER, None} and not self._world.left())
+        over = self._over()
+        return told <= over or (bool(self._world.harmed) and told <= {*over, None} and not self._world.left())
 
     def _look(self, who: str, desk: Lab) -> None:
         while not self._ended.wait(_LOOK_S):
@@ -170,4 +179,8 @@ class Watch:
                 said = None
             at, took = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic() - began
             words = "" if said is None else f"{said.get('cause') or ''} {said.get('reason') or ''}".strip()
-            self.told.append(Told(at, who, None if said is None else said["state"], took, words))
+            state = None if said is None else said["state"]
+            self.told.append(Told(at, who, state, took, words))
+            if state in self._world.resumed_by_hand and desk is self._world.desk:
+                self.resumed.append(time.clock_gettime(time.CLOCK_BOOTTIME))
+                desk.launch("resume", self._world.run, check=None, timeout=_STATUS_S)

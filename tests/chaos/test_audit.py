@@ -62,6 +62,12 @@ def test_an_end_that_is_none(state):
     assert "before the last step" in violations(RIGHT, [told(4, state)], PROMISE)[0]
 
 
+def test_what_was_lost_may_be_resumed_by_a_person_and_not_by_itself():
+    words = [told(5, "lost"), told(10, "succeeded")]
+    assert violations(RIGHT, words, replace(PROMISE, resumed=(5.5,))) == []
+    assert "told lost 2.0 s before" in violations(RIGHT, words, replace(PROMISE, resumed=(4.5, 7.5)))[0]
+
+
 def test_what_ended_goes_on():
     assert (
         "was told failed, and then running" in violations(RIGHT, [told(10, "failed"), told(11, "running")], PROMISE)[0]

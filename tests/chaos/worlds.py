@@ -31,6 +31,7 @@ from trainer.checkpoint_files.layout import data_name
 
 APART = Path(__file__).parents[1] / "node" / "scripts" / "project" / "apart.py"
 _ALONE_S, _UNMOUNT_S = 600.0, 60.0  # against hanging alone
+_LARGE_DISK = 1 << 30
 Fault = Callable[["World", int], contextlib.AbstractContextManager[bool]]
 CAUSES = ("killed", "node_lost", "communication", "hang", "launcher_fault", "disk")
 SETTINGS = {
@@ -52,6 +53,7 @@ class World:
     steps_per_s = 14.0  # about what the pause leaves
     more = ""  # of the spec
     preload = "[]"
+    resumed_by_hand: frozenset[str] = frozenset({"interrupted"})  # states in which the user says `launch resume`
     where: Sequence[str] = ()
     machines: Sequence[Node] = ()  # of nodes that are computers of their own
     clock_names: Sequence[str] = ()  # of nodes, or hosts, whose clock can be wrong
@@ -92,6 +94,10 @@ class World:
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     # -- what there is to hit
+
+    def disk(self, target: int) -> Path:
+        """A folder on the disk that a node writes to."""
+        return self.desk.project
 
     def folders(self) -> list[Path]:
         """Where there are records of the run."""
@@ -250,13 +256,18 @@ def wrong_clock(world: "World", target: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def full_disk(world: World, target: int) -> Iterator[bool]:
-    """Nothing more can be written where the runs are."""
-    filler = world.desk.project / f"filler-{time.monotonic_ns()}"  # another one may be there already
+    """Fill the disk on which a node has the run; one that is large is left alone."""
+    folder = world.disk(target)
+    size = os.statvfs(folder)
+    if size.f_blocks * size.f_frsize > _LARGE_DISK:
+        yield False
+        return
+    filler = folder / f"filler-{time.monotonic_ns()}"  # another one may be there already
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(b"\0" * 65536)
     yield True
-    filler.unlink()
+    filler.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -521,6 +532,7 @@ class Pool(World):
     ranks = 1
     more = ", spares: 1"
     where = ("--on", "pool")
+    disk_size = ""  # of each host; "": that of this machine
 
     def __init__(self, desk: Desk, folder: Path) -> None:
         super().__init__(desk, folder)
@@ -550,6 +562,10 @@ class Pool(World):
                 os.pwrite(file.fileno(), bytes([file.read(1)[0] ^ 1]), 0)
         return bool(newest)
 
+    def disk(self, target: int) -> Path:
+        path: Path = self.desk.hosts.disk(target % len(self.machines))
+        return path
+
     def folders(self) -> list[Path]:
         return [*super().folders(), *(self.desk.there(index, self.run) for index in range(len(self.machines)))]
 
@@ -557,6 +573,15 @@ class Pool(World):
         """Where that host has those of the run."""
         there: Path = self.desk.there(self.clock_names.index(host), self.run, "checkpoints")
         return there
+
+
+class SmallPool(Pool):
+    """Hosts whose small disks run full, which lose power one after the other; a look at the run brings them back."""
+
+    disk_size = "256m"
+    resumed_by_hand = frozenset({"interrupted", "lost"})  # all hosts may be without power at once
+    kinds: ClassVar = {**Pool.kinds, "power": Kind(5, lasts_s=(5.0, 20.0)), "full-disk": Kind(5, lasts_s=(0.5, 10.0))}
+    faults: ClassVar = {**Pool.faults, "full-disk": full_disk}
 
 
 class LonelyPool(Pool):

@@ -108,8 +108,16 @@ def clear(gone: Claim) -> None:
         links = {gone.bridge} | {name for name in os.listdir("/sys/class/net") if name.startswith(f"{gone.bridge}-")}
         for name in links:
             subprocess.run(["ip", "link", "delete", name], check=False, capture_output=True)
+        for mount in mounts(gone.folder):
+            subprocess.run(["umount", mount], check=False, capture_output=True)
     (FOLDER / f"{gone.subnet}.json").unlink(missing_ok=True)
     remove(Path(gone.folder), LIVING)
+
+
+def mounts(folder: str) -> list[str]:
+    """Return what is mounted below a folder, the last first."""
+    places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [place for place in reversed(places) if place.startswith(f"{folder}/")]
 
 
 def remove(folder: Path, patterns: Iterable[str]) -> None:

@@ -81,7 +81,8 @@ class HostLab(Lab):
     """Hosts called node0, node1, ...; `jump`: reached through one that is called jump, and not directly.
 
     `sshd` are lines of sshd_config for every host. Below FOLDER/disk each host has a disk of its own, one for all with
-    `shared`; ann and ben can only log in where they may pass through the folders above FOLDER.
+    `shared`, each in memory and this large with `disk_size` (as `mount -o size=` has it). ann and ben can only log in
+    where they may pass through the folders above FOLDER.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class HostLab(Lab):
         jump: bool = False,
         sshd: Sequence[str] = (),
         stays: bool = False,
+        disk_size: str = "",
     ):
         super().__init__(folder, stays=stays)
+        self.disk_size = disk_size
         self.size = hosts
         self.shared = shared
         self.jump = jump
@@ -127,6 +130,11 @@ class HostLab(Lab):
         power_on(self._all())
         for node in self._all():
             node.wait()
+
+    def down(self) -> None:
+        super().down()
+        for mount in claims.mounts(str(self.folder)):
+            subprocess.run(["umount", mount], check=True)
 
     def _all(self) -> list[HostNode]:
         return [*self.nodes, *([self.gate] if self.gate else [])]
@@ -199,6 +207,8 @@ class HostLab(Lab):
 
     def _make_homes(self, disk: Path) -> None:
         disk.mkdir(parents=True, exist_ok=True)
+        if self.disk_size and not disk.is_mount():
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={self.disk_size}", "none", disk], check=True)
         for user, home in HOMES.items():
             (disk / home).mkdir(mode=0o700, exist_ok=True)
             os.chown(disk / home, UIDS[user], UIDS[user])

@@ -96,6 +96,22 @@ def test_a_host_gone_it_goes_on_with_a_spare(desk):
     assert status["fingerprint"] == desk.fingerprint_here(250)
 
 
+def test_all_hosts_lose_power_the_run_is_lost_and_a_resume_goes_on(desk):
+    """Each host knows what it had itself; the records that it has of the others' processes must not make it doubt."""
+    run, _ = at_work(desk, 250, SPARE)
+    for node in desk.hosts.nodes:
+        node.power_off()
+    assert desk.status(run)["state"] == "unknown", "nobody answers"
+    for node in desk.hosts.nodes:
+        node.power_on()
+    desk.until("the word of all of them", lambda: desk.status(run)["state"] == "lost")
+    desk.let_go()
+    desk.launch("resume", run)
+    status = desk.wait(run)
+    assert (status["state"], status["attempt"]) == ("succeeded", 2)
+    assert status["fingerprint"] == desk.fingerprint_here(250)
+
+
 @pytest.mark.daily
 def test_the_first_host_gone_the_next_in_line_takes_over(desk):
     run, _ = at_work(desk, 400, SPARE)

@@ -7,10 +7,10 @@ import sys
 import msgspec
 import pytest
 
-from launcher.places.ssh.host import server
+from launcher.places.ssh.host import presence, server
 from launcher.run.durable import read_record
 from launcher.run.identity import process_id
-from launcher.run.records import AttemptEnd, StopRequest
+from launcher.run.records import AttemptEnd, Endpoint, StopRequest
 from launcher.states import State
 from tests.run_folder import RunFolder, dead_process, of_another_machine, plan_of
 
@@ -67,3 +67,14 @@ def test_on_a_disk_of_its_own_every_host_says_how_it_ended(folder):
     folder.attempt(keeper=dead_process())
     server._cancel(folder.run)
     assert end(folder).state is State.CANCELLED
+
+
+def test_a_host_tells_of_its_own_processes_where_it_has_its_own_disk(folder):
+    """What it has of the leader's processes is a copy: it cannot know of them, and need not."""
+    attempt = folder.attempt(keeper=dead_process()).state(State.RUNNING).run.attempt(1)
+    folder.write(attempt.endpoint, Endpoint("node0", 1, of_another_machine()))
+    assert server._report(folder.run, 0).value.state is State.UNKNOWN, "on one disk for all nobody here can tell"
+    folder.write(attempt.seat, presence.Seat(1, (), "python"))
+    assert server._report(folder.run, 0).value.state is State.LOST
+    with presence.held(folder.run):
+        assert server._report(folder.run, 0).value.state is State.UNKNOWN, "a supervisor that has written nothing yet"

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Blame, Handle, RunState, StopRequest
 from launcher.states import State
 from launcher.status.derive import derive
-from launcher.status.facts import read_facts
+from launcher.status.facts import RunFacts, read_facts
 
 if TYPE_CHECKING:
     from launcher.places.ssh.host.receive import AttemptReceiver
@@ -155,7 +156,10 @@ def _report(run: RunDir, events_from: int) -> object:
     attempt = presence.decided(run)
     if attempt is None:
         return RunReport(None)
-    status = derive(facts := read_facts(run.path))
+    facts = read_facts(run.path)
+    if attempt.seat.exists():
+        facts = _of_this_host(run, facts)
+    status = derive(facts)
     end = readable(attempt.end, AttemptEnd) if not facts.settling else None
     last = readable(run.state, RunState)
     events = [*_new_events(run, events_from)]  # after the end was looked for: it is not told without its events
@@ -176,6 +180,18 @@ def _report(run: RunDir, events_from: int) -> object:
         stale=status.state is State.RUNNING and status.as_of is not None,
     )
     return _with_files(files, report)
+
+
+def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
+    """Leave out other hosts' processes, of which the records here are copies: each of those hosts tells of its own."""
+    supervisor = facts.living.keeper or (None if presence.is_held(run) else False)
+    living = replace(
+        facts.living,
+        keeper=supervisor,
+        coordinator=facts.living.coordinator or False,
+        agents=facts.living.agents or False,
+    )
+    return replace(facts, living=living, submitter=facts.submitter or False)
 
 
 def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
