@@ -13,7 +13,7 @@ from results import publish
 
 BOUND_S = 180
 _TICKS = os.sysconf("SC_CLK_TCK")
-_KINDS = {"launcher.node": "agent", "keeper": "keeper", "zygote.py": "zygote"}
+_KINDS = {"launcher.node": "agent", "launcher.supervisor": "supervisor", "zygote.py": "zygote"}
 
 
 def kind(pid):

@@ -35,7 +35,7 @@ TABLES = [
     ("health", ["--pairs", "1"], ["false | 1 of 1", "true | 1 of 1"]),
     ("memory", ["--ranks", "2", "--pairs", "1", "--peers", "launch"], ["launch"]),
     ("cli", ["--runs", "3", "--repeats", "1"], ["`launch --help`", "`launch status, 3 runs`"]),
-    ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),
+    ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "supervisor"]),
     ("many_runs", ["--runs", "3", "--repeats", "1"], ["`launch prune --state ended --dry-run`", "`launch du`"]),
     ("traced", ["--pairs", "1", "--kinds", "much to send"], ["much to send"]),
     (
@@ -127,8 +127,8 @@ TABLES = [
     ),
     (
         "in_place_cost",
-        ["--jobs", "mlp", "--strategies", "zero1", "--pairs", "1", "--steps", "5"],
-        ["mlp | zero1 | 63"],
+        ["--jobs", "mlp", "--strategies", "ddp", "--pairs", "1", "--steps", "5"],
+        ["mlp | ddp"],
     ),
     ("search", ["--seeds", "1", "--trials", "3"], ["tpe", "asha"]),
 ]
