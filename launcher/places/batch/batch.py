@@ -4,7 +4,9 @@ A kind fills in one `BatchSystem`, in one file: command lines, and how their ans
 """
 
 import os
+import re
 import shlex
+import signal
 import socket
 import sys
 import time
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from launcher.supervisor.agent_processes import AgentProcess
 
 LIMIT_S, SUBMIT_S = 10.0, 60.0  # how long a scheduler may take to answer, and to take a job
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+@=-]*")  # of others clients make hosts, variables, patterns, or two words
+_LONGEST = 2000
 _MARK = "launch:"
 _SOONEST_S = 10.0
 _WARNED_S = 120.0  # before its limit a run is told
@@ -129,6 +133,20 @@ class NodeWord(msgspec.Struct, frozen=True):
     drains: bool = False  # an administrator wants it free of jobs; those that it has may end there
 
 
+class ExecHost(msgspec.Struct, frozen=True):
+    """An execution host; None: the batch system does not say how many there are."""
+
+    name: str
+    cpus: int
+    gpus: int | None = None
+    free_gpus: int | None = None
+    used: bool = False  # by jobs, of whomever
+    up: bool = True  # it answers
+    drains: bool = False  # as of NodeWord
+    queues: frozenset[str] = frozenset()
+    text: str = ""  # its state, for people
+
+
 class Fate(Enum):
     """What becomes of a job whose batch process was told to leave."""
 
@@ -144,13 +162,15 @@ class BatchSystem(ABC):
     """A batch system: its command lines, how their answers are read, its states and reasons.
 
     `script`, `jobs` and a few attributes must be filled in; the rest has a default that is of use where jobs are taken
-    by something like qsub. Every method that asks raises Unreachable where nobody answers: never taken for a no.
+    by something like qsub, and `exec_hosts` where the batch system can list them. Every method that asks raises
+    Unreachable where nobody answers: never taken for a no.
     """
 
     kind: str  # as the registry of kinds has it
     called: str  # for people: Slurm
     ask: Callable[..., Answer]  # `Programs(…).ask`: runs one of its programs
     submits: Sequence[str] = ()  # the command whose last word is the script: qsub -terse
+    reads_stdin = False  # that command gets the script on its stdin instead
     sees: str  # what a person types to see a job, whose id follows: squeue -j
     ends: str  # and to end it
     releases = ""  # and to let one go that is held; "": jobs cannot be held
@@ -158,7 +178,7 @@ class BatchSystem(ABC):
     id_variable = "JOB_ID"  # has the job's id inside of it
     hosts_variable = "PE_HOSTFILE"  # names a file with the job's hosts, one at the start of a line, its own first
     leaves_with: int | None = None  # a job is put back by leaving with this code; None: by `requeue`
-    warnings: tuple[int, ...] = ()  # signals that tell that it will take the nodes, besides SIGTERM
+    gpu_resource = "gpu"  # what it calls GPUs, where a spec does not say so
 
     def __init__(self) -> None:
         self.started: list[AgentProcess] = []  # what this process has started on other hosts of the job
@@ -176,9 +196,10 @@ class BatchSystem(ABC):
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         """Hand the script over once and return the job's id. The client holds the lock (a descriptor) as long as it
         lives. Raises NotStarted where the job is refused. By default the job finds the environment in a file."""
-        answer = self.ask(
-            [*self.submits, str(script)], limit_s=SUBMIT_S, environ=environment.beside(script, environ), pass_fds=[lock]
-        )
+        given = environment.beside(script, environ)
+        words, stdin = ([], script.read_text()) if self.reads_stdin else ([str(script)], None)
+        argv = [*self.submits, *words]
+        answer = self.ask(argv, limit_s=SUBMIT_S, environ=given, stdin=stdin, pass_fds=[lock])
         if answer.code != 0:
             raise NotStarted(f"{self.called} refuses the job: {self.refusal(answer)}")
         if (job := self.submitted(answer.out)) is None:  # it may have taken the job, so the run is kept
@@ -260,10 +281,17 @@ class BatchSystem(ABC):
         return False
 
     def warn_before_s(self, plan: "Plan") -> float:
-        """Return how long before the time limit the run is to be told."""
-        return warned_before_s(plan.spec.resources.time_s, _WARNED_S)
+        """Return how long before the time limit the run is to be told; `warn_before` of the kind's options says it."""
+        own = getattr(plan.spec, self.kind, None)
+        return warned_before_s(plan.spec.resources.time_s, getattr(own, "warn_before_s", _WARNED_S))
 
     # -- what processes of a job find out
+
+    @property
+    def warnings(self) -> tuple[int, ...]:
+        """Signals that tell that the nodes will be taken, besides SIGTERM: that of our own clock, and what the system
+        sends. They may come on every host of the job at once: the batch process alone acts on them."""
+        return () if environment.HOST in os.environ else (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
     def this_start(self) -> JobStart:
         """Return which job this process is in, and which of an array's runs."""
@@ -293,9 +321,44 @@ class BatchSystem(ABC):
         self.started = [starter_process(argv, plan, attempt) for argv in argvs]
         return [agent_process(plan, attempt, 0), *self.started]
 
-    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:  # noqa: ARG002 - of those that can
+    # -- hosts
+
+    def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - of those that can
+        """Return the hosts that jobs of this queue may get, or all: one question. `gpu`: what GPUs are called there."""
+        return []
+
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
         """Return what is known of these nodes, without those of which nothing is."""
-        return {}
+        known = {one.name: one for one in self.exec_hosts(None, self.gpu_resource, limit_s=limit_s)}
+        found = {host: known[host] for host in hosts if host in known}
+        return {host: NodeWord(not one.up, one.text, drains=one.drains) for host, one in found.items()}
+
+
+def directives(sign: str, options: Mapping[str, str | None]) -> list[str]:
+    """Return the lines of a script that give its options, without their dash; None leaves one out."""
+    return [f"{sign} -{name} {value}".rstrip() for name, value in options.items() if value is not None]
+
+
+def output_file(where: Path, name: str) -> str:
+    """Return where the batch process's own words go before it has a log; nowhere if clients may misread the path."""
+    return f"{where}/{name}" if _PLAIN_PATH.fullmatch(str(where)) else os.devnull
+
+
+def job_name(run_id: str) -> str:
+    """Return what the job of a run is called: it has to begin with a letter."""
+    return run_id if run_id[0].isalpha() else f"run-{run_id}"
+
+
+def meanings(table: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
+    """Return a table for `in_plain_words`: what messages have in them, and what that means; the first sign counts."""
+    return [(re.compile(sign), words) for sign, words in table.items()]
+
+
+def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], called: str) -> str:
+    """Return what a batch system's message means, or the message itself as a quotation."""
+    message = message.strip()[:_LONGEST]  # a longer one takes some signs minutes, and nobody reads it
+    found = ((sign.search(message), words) for sign, words in table)
+    return next((fit.expand(words) for fit, words in found if fit), f"{called} says: {message}" if message else "")
 
 
 def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float | None, warn_s: float) -> str:
@@ -316,11 +379,13 @@ def resolved(name: str, hint: str) -> str:
 
 
 def fate_by(shown: QueuedJob | None, ours: Collection[str]) -> Fate:
-    """What becomes of a job by what is shown of it, where nothing tells more. `ours`: the hosts that this start has."""
+    """What becomes of a job by what is shown of it, where nothing tells more. `ours`: the hosts that this start has,
+    which another answer may name with their domain, or without."""
     if shown is None:
         return Fate.UNKNOWN
     if shown.phase is Phase.ENDING:
         return Fate.CANCELLED
-    if shown.phase is Phase.QUEUED or shown.hosts.split(",")[0] not in ours:
+    first = shown.hosts.partition(",")[0].partition(".")[0]
+    if shown.phase is Phase.QUEUED or first not in {host.partition(".")[0] for host in ours}:
         return Fate.QUEUED_AGAIN
     return Fate.TIMED_OUT if shown.ends_at and time.time() > shown.ends_at - _REACHED_S else Fate.RUNS

@@ -5,16 +5,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from launcher.errors import Refused, Unreachable
-from launcher.places.batch.batch import BatchSystem, Ticket
+from launcher.errors import BadInput, Refused, Unreachable
+from launcher.places.batch.batch import BatchSystem, ExecHost, Phase, QueuedJob, Ticket
 from launcher.places.batch.cancelling import Cancelling
 from launcher.places.batch.dependencies import dependency_problems
 from launcher.places.batch.hand_over import batch_job_of, hand_over
 from launcher.places.batch.look import look, of_each
 from launcher.places.batch.mend import include_nodes, mend
 from launcher.places.kinds import of_kind
-from launcher.places.place import CancelReport, Place, Preview
-from launcher.plan.facts import Misfit
+from launcher.places.place import CancelReport, HostNow, Place, Preview
+from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun, Plan
 from launcher.plan.queueing import not_taken, only_behind
 from launcher.run.durable import read_record
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class BatchCluster(Place):
-    """What a kind adds: what a node offers, and where it has arrays how many runs may share a job."""
+    """What a kind adds: what a node offers, where its batch system does not list hosts, and how many runs an array may
+    have."""
 
     supports_reach = True
     takes: Sequence[str] = ()  # of what a spec says of waiting, `after` and `max_parallel` among it
@@ -36,6 +37,33 @@ class BatchCluster(Place):
         self.queue = queue
         self.kind = queue.kind
         self._heard: tuple[list[tuple[RunDir, AttemptDir]], list[ClusterWord | None]] = ([], [])
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """Return the most that a host has of GPUs, and the least of cores that those hosts have. Where only what is
+        free now is known, a spec may ask for more."""
+        own, called, wanted = getattr(spec, self.kind, None), self.queue.called, spec.resources.gpus_per_node
+        hosts = [host for host in self._hosts_for(spec) if host.up]
+        if not hosts:
+            queue = getattr(own, "queue", None)
+            where = f"queue {queue}" if queue else "any queue"
+            hint = f"hint: `launch doctor {self.kind}` shows what there is"
+            raise BadInput(f"{self.kind}.queue: no host of {where} answers {called}", hint)
+        most = max(host.gpus or 0 for host in hosts)
+        able = [host for host in hosts if (host.gpus or 0) == most]
+        if all(host.gpus is None for host in hosts):
+            most = max(*(host.free_gpus or 0 for host in hosts), wanted if isinstance(wanted, int) else 0)
+        devices, interface = tuple(map(str, range(most))), getattr(own, "interface", None)
+        return Machine(min(one.cpus for one in able), devices, apart=True, limit_per_job=True, interface=interface)
+
+    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        """The hosts of its queues; of jobs those of the user, as others' are none of ours to tell."""
+        jobs = self.queue.jobs()
+        return [_host_now(host, jobs) for host in self._hosts_for(spec)]
+
+    def _hosts_for(self, spec: JobSpec) -> list[ExecHost]:
+        own = getattr(spec, self.kind, None)
+        gpu = getattr(own, "gpu_resource", self.queue.gpu_resource)
+        return self.queue.exec_hosts(getattr(own, "queue", None), gpu)
 
     def start(self, plan: Plan, attempt: int) -> None:
         run = RunDir(Path(plan.run_dir))
@@ -83,6 +111,13 @@ class BatchCluster(Place):
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
         return Cancelling(self.queue, run, attempt, plan).carry_out()
+
+
+def _host_now(host: ExecHost, jobs: Sequence[QueuedJob]) -> HostNow:
+    there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and host.name in job.hosts.split(","))
+    state = "unknown" if not host.up or host.drains else "taken" if host.used else "free"
+    free = host.free_gpus if host.up else None
+    return HostNow(host.name, state, host.gpus, free, jobs=there, text=host.text)
 
 
 def job_of(run: RunDir, attempt: AttemptDir) -> str:

@@ -1,15 +1,13 @@
 """`launch doctor gridengine`: asks what the site is like, and with `--try` has a job look at its hosts."""
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from launcher.health.findings import Finding, ok, problem, warning
-from launcher.health.wish import DoctorWish
+from launcher.health.findings import Finding, ok, warning
 from launcher.places.batch.answers import read_settings
-from launcher.places.batch.trial.carry_out import looked_over, minutes
+from launcher.places.batch.doctor import BatchDoctor
 from launcher.places.batch.trial.checks import QueueWords
-from launcher.places.batch.trial.trial_jobs import TrialJobs
-from launcher.places.gridengine.gridengine import CALLED, GridEngineSystem, ask, hosts_of
+from launcher.places.gridengine.gridengine import CALLED, GridEngineSystem, ask
 
 WORDS = QueueWords(
     queue=GridEngineSystem,
@@ -23,35 +21,41 @@ WORDS = QueueWords(
     starts="execution daemon",
     complaint=re.compile(r"^[0-9]+: error: (.+)$", re.MULTILINE),
 )
-# By its stdin: what qrsh is told as words a shell on the other side takes apart.
-_ON_EACH = """\
-number=0
-for host in $([ -r "$PE_HOSTFILE" ] && cut -d " " -f 1 "$PE_HOSTFILE" || uname -n); do
-  [ $number = 0 ] && start= || start="qrsh -inherit $host"
-  {{ printf "NODE=%s; %s" "$host" {program} | $start /bin/sh -s 2>&1 | sed "s/^/$number: /"; }} &
-  number=$((number + 1))
-done
-wait"""
 
 
-def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Everything about the site, as it is found. `tell`: what goes on meanwhile."""
-    wish.refuse_all_but("try", "nodes", "within")
-    return looked_over(_site(wish), WORDS, wish, tell)
+class GridEngineDoctor(BatchDoctor):
+    """Asks the qmaster; a trial is in the parallel environment that is chosen, or in the first that is usable."""
+
+    system, words, starter = GridEngineSystem, WORDS, "qrsh -inherit"
+
+    def site(self) -> str:
+        return ask(["qconf", "-sss"]).out.strip()
+
+    def findings(self) -> Iterator[Finding]:
+        yield from pe_findings(self._environments())
+        yield from settings_findings(_shown("-sconf"), _shown("-ssconf"))
+
+    def most_nodes(self, chosen: Mapping[str, str]) -> int | None:
+        return None if self._able(chosen) else 1
+
+    def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
+        argv = ["qsub", "-terse", "-S", "/bin/sh", "-N", "launch-doctor", "-o", "/dev/null", "-j", "y", "-r", "y"]
+        argv += ["-v", "PATH", "-l", f"h_rt={60 * limit_minutes}"]
+        for name, slots in list(self._able(chosen).items())[:1]:
+            argv += ["-pe", name, str(nodes * slots)]
+        for option, what in (("-q", "queue"), ("-P", "project")):
+            argv += [option, chosen[what]] if what in chosen else []
+        return argv
+
+    def _environments(self) -> dict[str, dict[str, str]]:
+        return {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
+
+    def _able(self, chosen: Mapping[str, str]) -> dict[str, int]:
+        known = self._environments()
+        return usable({chosen["pe"]: known.get(chosen["pe"], {})} if "pe" in chosen else known)
 
 
-def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
-    yield ok("qmaster", f"{ask(['qconf', '-sss']).out.strip()} answers")
-    environments = {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
-    hosts = hosts_of(wish.chosen.get("queue"), wish.chosen.get("gpu_resource", "gpu"))
-    if hosts:
-        rows = [("host", "cores", "free"), *((one.name, str(one.cpus), _free(one.free)) for one in hosts)]
-        yield ok("hosts", f"{len(hosts)} answer", rows)
-    else:
-        yield problem("hosts", "none answers", "`qhost -q` shows what there is")
-    yield from pe_findings(environments)
-    yield from settings_findings(_shown("-sconf"), _shown("-ssconf"))
-    return trial_of(wish, environments, len(hosts)) if hosts else None
+check_up = GridEngineDoctor().check_up
 
 
 def usable(environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
@@ -84,23 +88,5 @@ def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str])
         yield warning("reasons", f"{CALLED} does not say why jobs wait (schedd_job_info)", "`qalter -w p JOB` says it")
 
 
-def trial_of(wish: DoctorWish, environments: Mapping[str, Mapping[str, str]], hosts: int) -> TrialJobs:
-    """A trial in the environment that is chosen, or in the first that is usable; without one, on one host."""
-    chosen = wish.chosen
-    able = usable({chosen["pe"]: environments.get(chosen["pe"], {})} if "pe" in chosen else environments)
-    nodes = min(wish.nodes or 2, hosts) if able else 1
-    argv = ["qsub", "-terse", "-S", "/bin/sh", "-N", "launch-doctor", "-o", "/dev/null", "-j", "y", "-r", "y"]
-    argv += ["-v", "PATH", "-l", f"h_rt={60 * minutes()}"]
-    for name, slots in list(able.items())[:1]:
-        argv += ["-pe", name, str(nodes * slots)]
-    for option, what in (("-q", "queue"), ("-P", "project")):
-        argv += [option, chosen[what]] if what in chosen else []
-    return TrialJobs(GridEngineSystem(), WORDS, ask, argv, _ON_EACH, nodes, minutes())
-
-
 def _shown(*option: str) -> dict[str, str]:
     return read_settings(ask(["qconf", *option]).out)
-
-
-def _free(free: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {count:g}" for name, count in free.items()) or "-"

@@ -9,10 +9,8 @@ import math
 import os
 import pwd
 import re
-import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -23,17 +21,20 @@ from launcher.places.batch.answers import JOB_ID, number, read_settings, read_xm
 from launcher.places.batch.batch import (
     LIMIT_S,
     BatchSystem,
-    NodeWord,
+    ExecHost,
     Phase,
     QueuedJob,
     Ticket,
+    directives,
+    in_plain_words,
+    job_name,
+    meanings,
     nodes_asked,
-    warned_before_s,
+    output_file,
 )
 from launcher.places.batch.client import Answer, Programs
 from launcher.places.batch.cluster import BatchCluster
 from launcher.places.batch.dependencies import jobs_to_follow
-from launcher.places.place import HostNow
 from launcher.plan.facts import Machine
 from launcher.plan.model import AwaitedRun, Plan
 from launcher.spec.model import JobSpec
@@ -49,19 +50,6 @@ _NO_ANSWER = (
 _TIME_LIMIT = "37"  # `failed` of qacct
 _ZONES_S = 26 * 3600.0  # between the first place on earth where a day begins and the last
 ask = Programs(CALLED, "qmaster", _NO_ANSWER).ask
-_WARNINGS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)  # our own clock's, and Grid Engine's
-
-
-@dataclass(frozen=True, slots=True)
-class ExecHost:
-    """An execution host: what is free on it, and which queues it has."""
-
-    name: str
-    cpus: int
-    up: bool
-    queues: frozenset[str]
-    free: Mapping[str, float]
-    used: int = 0  # slots, of whomever
 
 
 class GridEngineCluster(BatchCluster):
@@ -75,31 +63,9 @@ class GridEngineCluster(BatchCluster):
         super().__init__(GridEngineSystem())
 
     def machine(self, spec: JobSpec) -> Machine:
-        """The least that a host of the queue has of cores, the most that one has of GPUs, free at the moment."""
-        own, wanted = spec.gridengine, spec.resources.gpus_per_node
+        own = spec.gridengine
         check_rule(own.pe, rule_of(own.pe), spec.resources.nodes.max)
-        hosts = hosts_of(own.queue, own.gpu_resource)
-        if not hosts:
-            where = f"queue {own.queue}" if own.queue else "any queue"
-            raise BadInput(f"gridengine.queue: no host of {where} answers", "hint: `qhost -q` shows what there is")
-        free = (int(host.free.get(own.gpu_resource, 0.0)) for host in hosts)
-        gpus = max(*free, wanted if isinstance(wanted, int) else 0)
-        cpus = min(host.cpus for host in hosts)
-        return Machine(cpus, tuple(map(str, range(gpus))), apart=True, limit_per_job=True, interface=own.interface)
-
-    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """The hosts of its queues; of jobs those of the user, as others' are none of ours to tell."""
-        own, jobs = spec.gridengine, self.queue.jobs()
-        return [_host_now(host, own.gpu_resource, jobs) for host in all_hosts_of(own.queue, own.gpu_resource)]
-
-
-def _host_now(host: ExecHost, resource: str, jobs: Sequence[QueuedJob]) -> HostNow:
-    """Grid Engine tells how many GPUs are free, not how many there are."""
-    there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and host.name in job.hosts.split(","))
-    state = "unknown" if not host.up else "taken" if host.used else "free"
-    free = int(host.free[resource]) if host.up and resource in host.free else None
-    text = ", ".join(sorted(host.queues)) if host.up else "does not answer"
-    return HostNow(host.name, state, free_gpus=free, jobs=there, text=text)
+        return super().machine(spec)
 
 
 class GridEngineSystem(BatchSystem):
@@ -112,11 +78,6 @@ class GridEngineSystem(BatchSystem):
     sees, ends, releases = "qstat -j", "qdel", "qrls"
     starts = ("qrsh", "-inherit", "-nostdin")
     leaves_with: int | None = 99
-
-    def __init__(self) -> None:
-        super().__init__()
-        # They come on every host of the job at once: the batch process alone acts on them.
-        self.warnings: tuple[int, ...] = () if environment.HOST in os.environ else _WARNINGS
 
     def site(self) -> str:
         """As the cell's administrator has called it; not the host of its qmaster, which may be another one tomorrow."""
@@ -174,16 +135,10 @@ class GridEngineSystem(BatchSystem):
         """The hold goes with what is put back; hosts that are no submit hosts may not change it."""
         return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
 
-    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
-        known = read_hosts(ask(["qhost", "-q", "-xml"], limit_s=limit_s).out)
-        return {
-            one.name: NodeWord(not one.up, "up" if one.up else "not heard by the qmaster")
-            for one in known
-            if one.name in hosts
-        }
-
-    def warn_before_s(self, plan: Plan) -> float:
-        return warn_before_s(plan)
+    def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
+        known = read_hosts(ask(["qhost", "-q", "-F", gpu, "-xml"], limit_s=limit_s).out, gpu)
+        named = {one.partition("@")[0] for one in queue.split(",")} if queue else None
+        return [host for host in known if (host.queues if named is None else named & host.queues)]
 
 
 @cache
@@ -199,7 +154,6 @@ def _last_word(answer: Answer) -> str:
 
 # -- the script
 
-_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+@%=-]*")  # of others qsub would make hosts, variables, or two words
 _ONE_HOST = "$pe_slots"
 _HINT = "hint: ask the site for one whose allocation_rule is 1; `launch doctor` lists what there is"
 Follows = Sequence[tuple[AwaitedRun, str]]
@@ -213,12 +167,12 @@ def script_of(
     chosen = options(plan, ticket, where, avoid, rule)
     if follows:
         chosen["hold_jid"] = ",".join(job for _, job in follows)
-    lines = [f"#$ -{name} {value}".rstrip() for name, value in chosen.items()]
     # A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end.
-    return batch.script_of("gridengine", lines, where, plan.spec.resources.time_s, warn_before_s(plan))
+    limit_s, before_s = plan.spec.resources.time_s, GridEngineSystem().warn_before_s(plan)
+    return batch.script_of("gridengine", directives("#$", chosen), where, limit_s, before_s)
 
 
-def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None) -> dict[str, str]:
+def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None) -> dict[str, str | None]:
     """Those of qsub, without their dash."""
     own, queue, at, limit_s = plan.spec.gridengine, plan.spec.queue, plan.starts_at, plan.spec.resources.time_s
     hosts = dict.fromkeys((*own.exclude, *avoid))
@@ -228,7 +182,7 @@ def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule:
         "hostname": f"!({'|'.join(hosts)})" if hosts else None,
     }
     listed = [*(f"{name}={value}" for name, value in resources.items() if value), own.extra.get("l")]
-    found = {
+    return {
         **{name: value or "" for name, value in own.extra.items() if name != "l"},
         "h": "" if queue.hold else None,
         "a": None if at is None else time.strftime("%Y%m%d%H%M.%S", time.localtime(at)),
@@ -236,7 +190,7 @@ def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule:
         "S": "/bin/sh",
         "N": job_name(plan.run_id),
         "j": "y",
-        "o": f"{where}/gridengine-$JOB_ID.out" if _PLAIN_PATH.fullmatch(str(where)) else "/dev/null",
+        "o": output_file(where, "gridengine-$JOB_ID.out"),
         "r": "y",
         "notify": "",
         "ac": f"{TICKET}={ticket.text}",
@@ -245,12 +199,6 @@ def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule:
         "P": own.project,
         "l": ",".join(filter(None, listed)) or None,
     }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def job_name(run_id: str) -> str:
-    """What the job of a run is called: it has to begin with a letter."""
-    return run_id if run_id[0].isalpha() else f"run-{run_id}"
 
 
 def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
@@ -264,11 +212,6 @@ def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
         text = f"{gpus} GPUs on a host cannot be asked for in {slots} equal parts, one for each slot"
         raise BadInput(f"gridengine.pe: {text}", _HINT)
     return {plan.spec.gridengine.gpu_resource: str(gpus // slots)} if gpus else {}
-
-
-def warn_before_s(plan: Plan) -> float:
-    """How long before the limit the run is told."""
-    return warned_before_s(plan.spec.resources.time_s, plan.spec.gridengine.warn_before_s)
 
 
 def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
@@ -361,56 +304,50 @@ def _ended_at(record: Mapping[str, str]) -> float:
         return math.inf
 
 
-def read_hosts(text: str) -> list[ExecHost]:
-    """Those of `qhost -q -F RESOURCE -xml`."""
-    return [_host(host) for host in read_xml(CALLED, text).iter("host") if host.get("name") != "global"]
+def read_hosts(text: str, gpu: str = "gpu") -> list[ExecHost]:
+    """Those of `qhost -q -F GPU -xml`, which says how many GPUs are free, not how many there are."""
+    return [_host(host, gpu) for host in read_xml(CALLED, text).iter("host") if host.get("name") != "global"]
 
 
-def _host(host: ET.Element) -> ExecHost:
+def _host(host: ET.Element, gpu: str) -> ExecHost:
     values = {one.get("name"): one.text or "" for one in host.iter("hostvalue")}
-    free = {one.get("name") or "": number(one.text or "") or 0.0 for one in host.iter("resourcevalue")}
+    free = {one.get("name"): number(one.text or "") for one in host.iter("resourcevalue")}.get(gpu)
     queues, cpus = frozenset(one.get("name") or "" for one in host.iter("queue")), number(values.get("num_proc", "-"))
     used = sum(number(one.text or "") or 0 for one in host.iter("queuevalue") if one.get("name") == "slots_used")
     up = values.get("load_avg", "-") != "-"
-    return ExecHost(host.get("name") or "", int(cpus or 0), up, queues, free, int(used))
-
-
-def hosts_of(queue: str | None, resource: str) -> list[ExecHost]:
-    """Those that answer, of one of these queues, or of any."""
-    return [host for host in all_hosts_of(queue, resource) if host.up]
-
-
-def all_hosts_of(queue: str | None, resource: str) -> list[ExecHost]:
-    """Those that do not answer too."""
-    known = read_hosts(ask(["qhost", "-q", "-F", resource, "-xml"]).out)
-    named = {one.partition("@")[0] for one in queue.split(",")} if queue else None
-    return [host for host in known if (host.queues if named is None else named & host.queues)]
+    return ExecHost(
+        name=host.get("name") or "",
+        cpus=int(cpus or 0),
+        free_gpus=None if free is None else int(free),
+        used=used > 0,
+        up=up,
+        queues=queues,
+        text=", ".join(sorted(queues)) if up else f"{CALLED} does not hear it",
+    )
 
 
 # -- reasons
 
 _HELD = "it is held, by its owner or an administrator: qrls lets it go"
-_LONGEST = 2000
-# What a message has in it, and what that means: the first that fits.
-_MEANS = tuple((re.compile(sign), words) for sign, words in (
-    (r"^Job is in hold state$", _HELD),
-    (r"^job dropped because of job dependencies$", "another job that it depends on has not ended"),
-    (r"^execution time not reached$", "it asked not to start before a later time"),
-    (r"^There are no messages available$|^Job is in error state$", ""),
-    (r'cannot run in PE "(.*)" because it only offers (?:0|-[0-9]+) slots$',
-     r"the parallel environment \1 has no host free for it"),
-    (r'cannot run in PE "(.*)" because it only offers ([0-9]+) slots$',
-     r"the parallel environment \1 has only \2 slots free for it"),
-    (r"\(-l ([^)]*)\) cannot run .*because it offers only [a-z]{2}:([^=]+)=",
-     r"hosts have too little \2 free (it asks for \1)"),
-    (r"is alarmed", "the hosts that it may use are too loaded"),
-    (r"is disabled", "queues that it may use are disabled"),
-    (r"is full", "queues that it may use are full"),
-    (r"unknown state", "hosts that it may use do not answer"),
-    (r"not in pe list", "the queue that it asks for does not have its parallel environment"),
-    (r"exceeds limit", "a limit for you or your project is reached"),
-    (r"until clean up of", "hosts that it has had are kept from it until they have tidied up"),
-))  # fmt: skip
+_MEANS = meanings({
+    r"^Job is in hold state$": _HELD,
+    r"^job dropped because of job dependencies$": "another job that it depends on has not ended",
+    r"^execution time not reached$": "it asked not to start before a later time",
+    r"^There are no messages available$|^Job is in error state$": "",
+    r'cannot run in PE "(.*)" because it only offers (?:0|-[0-9]+) slots$':
+        r"the parallel environment \1 has no host free for it",
+    r'cannot run in PE "(.*)" because it only offers ([0-9]+) slots$':
+        r"the parallel environment \1 has only \2 slots free for it",
+    r"\(-l ([^)]*)\) cannot run .*because it offers only [a-z]{2}:([^=]+)=":
+        r"hosts have too little \2 free (it asks for \1)",
+    r"is alarmed": "the hosts that it may use are too loaded",
+    r"is disabled": "queues that it may use are disabled",
+    r"is full": "queues that it may use are full",
+    r"unknown state": "hosts that it may use do not answer",
+    r"not in pe list": "the queue that it asks for does not have its parallel environment",
+    r"exceeds limit": "a limit for you or your project is reached",
+    r"until clean up of": "hosts that it has had are kept from it until they have tidied up",
+})  # fmt: skip
 
 
 def reason_of(state: str, errors: Sequence[str], messages: Sequence[str]) -> str:
@@ -418,11 +355,7 @@ def reason_of(state: str, errors: Sequence[str], messages: Sequence[str]) -> str
     if "E" in state:
         why = f": {errors[-1]}" if errors else ""
         return f"it could not be started{why}; once that is mended, qmod -cj lets it try again"
-    told = "; ".join(dict.fromkeys(filter(None, map(_told, messages)))) or (_HELD if "h" in state else "")
+    told = "; ".join(dict.fromkeys(filter(None, (in_plain_words(one, _MEANS, CALLED) for one in messages)))) or (
+        _HELD if "h" in state else ""
+    )
     return told or f"Grid Engine gives no reason yet{' to start it again' if 'R' in state else ''}"
-
-
-def _told(message: str) -> str:
-    message = message[:_LONGEST]  # a longer one takes some signs minutes, and nobody reads it
-    found = ((sign.search(message), words) for sign, words in _MEANS)
-    return next((fit.expand(words) for fit, words in found if fit), f"Grid Engine says: {message}")

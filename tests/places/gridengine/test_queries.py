@@ -85,9 +85,7 @@ def test_letters(state, phase):
 def test_hosts_with_what_is_free_on_them():
     hosts = read_hosts(recorded("qhost.xml"))
     assert [host.name for host in hosts] == ["node0", "node1", "node2"]
-    assert {(host.cpus, host.up, host.queues, host.free["gpu"]) for host in hosts} == {
-        (2, True, frozenset({"all.q"}), 2.0)
-    }
+    assert {(host.cpus, host.up, host.queues, host.free_gpus) for host in hosts} == {(2, True, frozenset({"all.q"}), 2)}
 
 
 def test_hosts_as_they_are_now(monkeypatch):
@@ -97,7 +95,7 @@ def test_hosts_as_they_are_now(monkeypatch):
     second = second.replace("'slots_used'>0", "'slots_used'>3")
     third = third.replace("'load_avg'>7.65", "'load_avg'>-")
     told = "<host name='node".join((text.split("<host name='node")[0], first, second, third))
-    monkeypatch.setattr(gridengine, "ask", lambda _: Answer(0, told, ""))
+    monkeypatch.setattr(gridengine, "ask", lambda _, **_more: Answer(0, told, ""))
     cluster = GridEngineCluster()
     monkeypatch.setattr(cluster.queue, "jobs", lambda: [QueuedJob("7", Phase.RUNNING, "r", hosts="node0,node9")])
     assert [(one.host, one.state, one.free_gpus, one.jobs) for one in cluster.hosts_now(SPEC)] == [

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from launcher.errors import Unreachable
 from launcher.health.findings import Finding
-from launcher.places.batch.answers import read_submitted
 from launcher.places.batch.batch import BatchSystem, Phase
 from launcher.places.batch.client import Answer, said_by
 from launcher.places.batch.trial.checks import QueueWords, Trial, TrialJob, no_nodes_finding, refused_finding
@@ -43,7 +42,7 @@ class TrialJobs:
     def submit(self, script: str) -> str:
         """The job's id. Raises NoTrial where it is refused."""
         answer = self.ask(self.submits, limit_s=_SUBMIT_S, stdin=script)
-        job = read_submitted(answer.out)
+        job = self.queue.submitted(answer.out)
         if answer.code != 0 or job is None:
             lines = said_by(self.words.submit, answer.err or answer.out)
             said = "; ".join(dict.fromkeys(lines)) or f"{self.words.submit} leaves with {answer.code}"

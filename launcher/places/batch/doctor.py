@@ -1,0 +1,83 @@
+"""What the doctors of batch systems share: who answers, which hosts there are, and a trial on some of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+
+from launcher.health.findings import Finding, ok, problem
+from launcher.health.wish import DoctorWish
+from launcher.places.batch.batch import BatchSystem, ExecHost
+from launcher.places.batch.trial.carry_out import looked_over, minutes
+from launcher.places.batch.trial.checks import QueueWords
+from launcher.places.batch.trial.trial_jobs import TrialJobs
+
+_SHOWN = 16  # hosts, of which a big site has thousands
+# A starter whose output goes elsewhere, to the job's own files, still leaves with the exit code of what it started.
+_ON_EACH = """\
+number=0
+for host in $([ -r "$HOSTS" ] && awk '!seen[$1]++ {{ print $1 }}' "$HOSTS" || uname -n); do
+  [ $number = 0 ] && start= || start="STARTER $host"
+  {{ {{ PROGRAM; }} 2>&1 || echo "stopped $host $?"; }} | sed "s/^/$number: /" &
+  number=$((number + 1))
+done
+wait"""
+_BY_STDIN = """printf "NODE=%s; %s" "$host" {program} | $start /bin/sh -s"""  # what a shell there takes apart as words
+_BY_WORDS = """$start /bin/sh -c "NODE=$host; "{program}"""
+
+
+class BatchDoctor(ABC):
+    """A doctor of one batch system, whose `check_up` its module offers."""
+
+    system: type[BatchSystem]
+    words: QueueWords
+    starter: str  # the command that starts a program on a host of the job, which follows
+    by_stdin = True  # it hands its stdin on
+
+    @abstractmethod
+    def site(self) -> str:
+        """Return what answers here, for people. Raises Unreachable."""
+
+    @abstractmethod
+    def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
+        """Return the command that takes the trial's script on its stdin, for so many nodes."""
+
+    def findings(self) -> Iterable[Finding]:
+        """Return what else there is to say of the site."""
+        return ()
+
+    def most_nodes(self, chosen: Mapping[str, str]) -> int | None:  # noqa: ARG002 - of those that know one
+        """Return how many nodes a trial with these options may have; None: as many as there are."""
+        return None
+
+    def check_up(self, wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
+        """Return everything about the site, as it is found. `tell` is called with what goes on meanwhile."""
+        wish.refuse_all_but("try", "nodes", "within")
+        return looked_over(self._site(wish), self.words, wish, tell)
+
+    def _site(self, wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
+        yield ok(self.words.server, f"{self.site()} answers")
+        system, chosen = self.system(), wish.chosen
+        known = system.exec_hosts(chosen.get("queue"), chosen.get("gpu_resource", system.gpu_resource))
+        hosts = [host for host in known if host.up]
+        if hosts:
+            more = [("...", "", "")] if len(hosts) > _SHOWN else []
+            rows = [("host", "cores", "GPUs"), *((one.name, str(one.cpus), _gpus(one)) for one in hosts[:_SHOWN])]
+            yield ok("hosts", f"{len(hosts)} answer", [*rows, *more])
+        else:
+            yield problem("hosts", "none answers", f"`{self.words.shows_nodes}` shows what there is")
+        yield from self.findings()
+        return self.trial(chosen, min(wish.nodes or 2, len(hosts))) if hosts else None
+
+    def trial(self, chosen: Mapping[str, str], nodes: int) -> TrialJobs:
+        """Return the job that nodes may be tried with."""
+        system = self.system()
+        nodes = min(nodes, self.most_nodes(chosen) or nodes)
+        program = _BY_STDIN if self.by_stdin else _BY_WORDS
+        on_each = _ON_EACH.replace("HOSTS", system.hosts_variable).replace("STARTER", self.starter)
+        argv = self.submits(chosen, nodes, minutes())
+        return TrialJobs(system, self.words, system.ask, argv, on_each.replace("PROGRAM", program), nodes, minutes())
+
+
+def _gpus(host: ExecHost) -> str:
+    if host.gpus is not None:
+        return str(host.gpus)
+    return "-" if host.free_gpus is None else f"{host.free_gpus} free"
