@@ -36,6 +36,7 @@ OURS = {
     LOCAL: ClusterKind("launcher.places.local.cluster:LocalCluster", asked=False),
     "slurm": ClusterKind("launcher.places.slurm.cluster:SlurmCluster", program="sbatch"),
     "gridengine": ClusterKind("launcher.places.gridengine.gridengine:GridEngineCluster", program="qconf"),
+    "pbs": ClusterKind("launcher.places.pbs.pbs:PbsCluster", program="pbsnodes"),
     "ssh": ClusterKind("launcher.places.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
     LOGIN_KIND: ClusterKind("launcher.places.login.cluster:LoginCluster", fresh_s=0.5),
 }

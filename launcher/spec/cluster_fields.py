@@ -8,7 +8,7 @@ from launcher.spec.kinds.numbers import Boolean, Integer
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.text import Choice, Text, any_path, word
 from launcher.spec.kinds.times import Duration
-from launcher.spec.model import GridEngine, Login, Slurm, Ssh, SshHost
+from launcher.spec.model import GridEngine, Login, Pbs, Slurm, Ssh, SshHost
 
 _HOST = r"[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,63}"
@@ -46,8 +46,23 @@ SLURM = Section(
     ),
 )  # fmt: skip
 
-# Everything of qsub that the launcher writes itself.
-_QSUB_OURS = "pe|q|P|N|o|e|j|S|r|notify|ac|v|V|t|terse|cwd|wd|clear|b|sync|now|w|i|h|a|help"
+
+def _own_options(program: str, ours: str) -> TableOf:
+    """More options of a submitting program, without their dash; `ours`: those that the launcher writes itself."""
+    name = rf"(?!(?:{ours})$)[A-Za-z_]{{1,20}}"
+    words = f"an option of {program} without its dash that the launcher does not write itself"
+    return TableOf(Text(words, name), Flag(Text(f"words for {program}", r"[^'\"#$\\]*")))
+
+
+_GPU_RESOURCE = word("a resource", r"[A-Za-z][A-Za-z0-9_.-]*")
+_WARN_BEFORE = Field(
+    "warn_before",
+    Duration(zero=False),
+    "How long before the time limit the run is told to checkpoint and requeue",
+    ("warn_before_s",),
+    "2m",
+)
+_MORE = "More options of {} without their dash; true is an option without a value"
 
 GRID_ENGINE = Section(
     GridEngine,
@@ -56,17 +71,32 @@ GRID_ENGINE = Section(
               "slots, for several nodes", example="launch"),
         Field("queue", word("a queue"), "Queue, or several with commas", example="gpu.q"),
         Field("project", word("a project"), "Project that is charged", example="my_project"),
-        Field("gpu_resource", word("a resource", r"[A-Za-z][A-Za-z0-9_.-]*"), "What the site calls its GPUs, as in "
-              "-l gpu=2", example="gpu"),
+        Field("gpu_resource", _GPU_RESOURCE, "What the site calls its GPUs, as in -l gpu=2", example="gpu"),
         Field("exclude", ListOf(word("a host", r"[A-Za-z0-9][A-Za-z0-9.-]*"), single=True), "Nodes that are not used",
               example="[gpu07, gpu08]"),
         Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
-        Field("warn_before", Duration(zero=False), "How long before the time limit the run is told to checkpoint and "
-              "requeue", ("warn_before_s",), "2m"),
-        Field("extra", TableOf(Text("an option of qsub without its dash that the launcher does not write itself",
-              rf"(?!(?:{_QSUB_OURS})$)[A-Za-z_]{{1,20}}"), Flag(Text("words for qsub", r"[^'\"#$\\]*"))),
-              "More options of qsub without their dash; true is an option without a value",
-              example="{l: \"h_vmem=4G\", m: ea}"),
+        _WARN_BEFORE,
+        Field("extra", _own_options("qsub", "pe|q|P|N|o|e|j|S|r|notify|ac|v|V|t|terse|cwd|wd|clear|b|sync|now|w|i|h|a|"
+              "help"), _MORE.format("qsub"), example="{l: \"h_vmem=4G\", m: ea}"),
+    ),
+)  # fmt: skip
+
+PBS = Section(
+    Pbs,
+    (
+        Field("queue", word("a queue"), "Queue", example="gpu"),
+        Field("project", word("a project"), "Project, as of qsub -P", example="my_project"),
+        Field("account", word("an account"), "Account that is charged, as of qsub -A", example="my_account"),
+        Field("gpu_resource", _GPU_RESOURCE, "What the site calls its GPUs, as in -l select=1:ngpus=2",
+              example="ngpus"),
+        Field("select", ListOf(word("a resource and its value", r"[A-Za-z][A-Za-z0-9_.-]*=[A-Za-z0-9_.+/-]+"),
+              single=True), "What else each host must have, as in -l select", example="[gpu_model=a100]"),
+        Field("place", word("where hosts are", r"[A-Za-z]+(?::[A-Za-z0-9_=]+){0,3}"), "How hosts are given, as of "
+              "qsub -l place; one chunk of the job on each", example="scatter:excl"),
+        Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
+        _WARN_BEFORE,
+        Field("extra", _own_options("qsub", "q|P|A|N|o|e|j|J|S|r|v|V|h|a|p|C|I|X|z|G"), _MORE.format("qsub"),
+              example="{l: \"software=cuda\", m: ea}"),
     ),
 )  # fmt: skip
 
@@ -132,7 +162,8 @@ LOGIN = Section(
 OF_KINDS = (
     Field("slurm", SLURM, "Options on Slurm clusters"),
     Field("gridengine", GRID_ENGINE, "Options on Grid Engine clusters"),
+    Field("pbs", PBS, "Options on PBS clusters"),
     Field("ssh", SSH, "Options on SSH hosts"),
     Field("login", LOGIN, "How to get to a cluster with a login node; the clusters file says it once for all specs"),
 )
-OPTIONS_OF = {"slurm": SLURM, "gridengine": GRID_ENGINE, "ssh": SSH, "login": LOGIN}
+OPTIONS_OF = {"slurm": SLURM, "gridengine": GRID_ENGINE, "pbs": PBS, "ssh": SSH, "login": LOGIN}

@@ -181,6 +181,18 @@ class GridEngine(Struct, frozen=True):
     extra: dict[str, str] = {}
 
 
+class Pbs(Struct, frozen=True):
+    queue: str | None = None
+    project: str | None = None
+    account: str | None = None
+    gpu_resource: str = "ngpus"
+    select: tuple[str, ...] = ()
+    place: str = "scatter"
+    interface: str | None = None
+    warn_before_s: float = 120.0  # `warn_before:`
+    extra: dict[str, str] = {}
+
+
 class SshHost(Struct, frozen=True):
     """One host of a pool; None: what the pool says, else what is usual."""
 
@@ -276,6 +288,7 @@ class JobSpec(Struct, frozen=True):
     queue: QueueOptions = QueueOptions()
     slurm: Slurm = Slurm()
     gridengine: GridEngine = GridEngine()
+    pbs: Pbs = Pbs()
     ssh: Ssh = Ssh()
     login: Login = Login()
     sweep: SweepOptions | None = None  # of no meaning for a single run

@@ -108,11 +108,11 @@ def test_the_example_of_the_page_is_a_kind(example):
     assert "job 7" in example.launch("cancel", run).stdout
 
 
-PBS = {
+QUEUE = {
     "qsub": """
 import os, subprocess, sys
 script = sys.argv[-1]
-jobs = os.environ["TOY_PBS"]
+jobs = os.environ["TOY_JOBS"]
 name = f"{len(os.listdir(jobs)) + 1}.server"
 inside = {**os.environ, "PBS_JOBID": name, "JOB_LAUNCH_HOST": "localhost"}
 quiet = subprocess.DEVNULL
@@ -124,7 +124,7 @@ print(name)
 """,
     "qstat": """
 import json, os
-jobs, told = os.environ["TOY_PBS"], {}
+jobs, told = os.environ["TOY_JOBS"], {}
 for name in os.listdir(jobs):
     pid, run, ticket = open(f"{jobs}/{name}").read().split(" ")
     if os.path.exists(f"/proc/{pid}") and "State:\\tZ" not in open(f"/proc/{pid}/status").read():
@@ -133,34 +133,34 @@ print(json.dumps({"Jobs": told}))
 """,
     "qdel": """
 import os, signal, sys
-os.killpg(int(open(f"{os.environ['TOY_PBS']}/{sys.argv[1]}").read().split(" ")[0]), signal.SIGTERM)
+os.killpg(int(open(f"{os.environ['TOY_JOBS']}/{sys.argv[1]}").read().split(" ")[0]), signal.SIGTERM)
 """,
 }
 
 
 @pytest.fixture
-def pbs(toy, tmp_path):
+def batch(toy, tmp_path):
     """The batch system of the page, and programs that start each job at once."""
     site, programs, jobs = tmp_path / "site", tmp_path / "programs", tmp_path / "jobs"
     programs.mkdir()
     jobs.mkdir()
-    (site / "pbs.py").write_text(blocks()[2])
-    (site / "toy-1.0.dist-info" / "entry_points.txt").write_text(f"[{kinds.GROUP}]\npbs = pbs:PbsCluster\n")
+    (site / "mybatch.py").write_text(blocks()[2])
+    (site / "toy-1.0.dist-info" / "entry_points.txt").write_text(f"[{kinds.GROUP}]\nmybatch = mybatch:MyBatchCluster\n")
     (tmp_path / "config" / "launch" / "clusters.yaml").unlink()
-    for name, text in PBS.items():
+    for name, text in QUEUE.items():
         (programs / name).write_text(f"#!{sys.executable}{text}")
         (programs / name).chmod(0o755)
-    toy.env |= {"TOY_PBS": str(jobs), "PATH": f"{programs}:{toy.env['PATH']}"}
+    toy.env |= {"TOY_JOBS": str(jobs), "PATH": f"{programs}:{toy.env['PATH']}"}
     return toy
 
 
-def test_the_batch_system_of_the_page_carries_runs_out_and_ends_them(pbs):
-    run = pbs.submit(pbs.chain(args="steps: 3"), "--on", "pbs")
-    assert (pbs.wait(run)["state"], pbs.status(run)["step"]) == ("succeeded", 3)
-    long = pbs.submit(pbs.chain(args="steps: 100000"), "--on", "pbs")
-    pbs.until("a step", lambda: pbs.status(long)["step"])
-    assert "2.server" in pbs.launch("cancel", long).stdout
-    assert pbs.status(long)["state"] == "cancelled"
+def test_the_batch_system_of_the_page_carries_runs_out_and_ends_them(batch):
+    run = batch.submit(batch.chain(args="steps: 3"), "--on", "mybatch")
+    assert (batch.wait(run)["state"], batch.status(run)["step"]) == ("succeeded", 3)
+    long = batch.submit(batch.chain(args="steps: 100000"), "--on", "mybatch")
+    batch.until("a step", lambda: batch.status(long)["step"])
+    assert "2.server" in batch.launch("cancel", long).stdout
+    assert batch.status(long)["state"] == "cancelled"
 
 
 def test_a_run_of_a_kind_that_is_gone_is_told_of(toy):

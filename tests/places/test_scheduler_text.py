@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launcher.errors import Unreachable
 from launcher.places.batch.answers import read_settings, read_submitted
 from launcher.places.gridengine import gridengine
+from launcher.places.pbs import pbs
 from launcher.places.slurm.queries import fate, jobs, nodes, reasons, site, states, values
 from launcher.places.slurm.queries.values import FIELD, JOB_ID, ROW
 from tests.sizes import NIGHTLY, SCALE
@@ -21,6 +22,7 @@ from tests.sizes import NIGHTLY, SCALE
 HERE = Path(__file__).parent
 SLURM = [path.read_text() for path in sorted((HERE / "slurm/recorded").glob("*.txt"))]
 GRIDENGINE = [path.read_text() for path in sorted((HERE / "gridengine/recorded").glob("*.*"))]
+PBS = [path.read_text() for path in sorted((HERE / "pbs/recorded").glob("*.json"))]
 LISTED = (HERE / "gridengine/recorded/qstat-running.xml").read_text()
 
 PARSERS = {
@@ -48,6 +50,11 @@ PARSERS = {
     "qacct": (gridengine.read_account, GRIDENGINE),
     "qhost": (gridengine.read_hosts, GRIDENGINE),
     "qconf": (read_settings, GRIDENGINE),
+    "qstat of PBS": (pbs.read_jobs, PBS),
+    "pbsnodes": (pbs.read_hosts, PBS),
+    "comments of PBS": (lambda text: pbs.reason_of("Q", text), PBS),
+    "times of PBS": (pbs.read_time, PBS),
+    "durations of PBS": (pbs.read_duration, PBS),
     "messages": (lambda text: gridengine.reason_of("qw", [text], [text]), GRIDENGINE),
 }
 ODD = [

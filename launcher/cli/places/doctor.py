@@ -37,6 +37,7 @@ EXAMPLES = """
   launch doctor slurm --try      and a short job on two nodes: what do they see, do they reach each other?
   launch doctor slurm --try --nodes 1 --partition gpu --within 600
   launch doctor gridengine --try such a job on two hosts of Grid Engine
+  launch doctor pbs --try        and on two of PBS
   launch doctor mypool           every host of a pool, and the ways between them
   launch doctor mypool --try     and an all-reduce by torch over all of them
   launch doctor mypool --collectives --nodes 4 --ranks 4,8     each operation of torch.distributed, checked and timed
@@ -47,8 +48,8 @@ _LEVEL_WIDTH, _ABOUT_WIDTH = 9, 15
 _LEAST_ROOM, _READABLE = 40, 120
 _WITHIN_S = 60.0
 _OF_A_JOB = ("partition", "account", "qos", "interface")
-_WHOSE = {"try": "of Slurm clusters, Grid Engine and pools", "health": OF_THIS_MACHINE}
-_WHOSE |= dict.fromkeys(("nodes", "within"), "of Slurm clusters and Grid Engine")
+_WHOSE = {"try": "of Slurm clusters, other batch systems and pools", "health": OF_THIS_MACHINE}
+_WHOSE |= dict.fromkeys(("nodes", "within"), "of Slurm clusters and other batch systems")
 _WHOSE |= dict.fromkeys(_OF_A_JOB, "of Slurm clusters")
 
 

@@ -1,6 +1,8 @@
-"""What stands in the answers of schedulers' clients, whichever these are: ids of jobs, settings, XML, numbers. Pure."""
+"""What stands in the answers of schedulers' clients: ids of jobs, settings, XML, JSON, numbers. Pure."""
 
+import json
 import re
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from launcher.errors import Unreachable
@@ -31,6 +33,19 @@ def read_xml(called: str, text: str) -> ET.Element:
     except ET.ParseError as error:
         got = repr(text.strip()[:100]) if text.strip() else "nothing"
         raise Unreachable(f"an answer of {called} is damaged: expected XML, got {got}") from error
+
+
+def read_json(called: str, text: str) -> dict[str, Any]:
+    """Return the object behind a site's banners. Raises Unreachable where it is damaged: what is left out would seem
+    gone. Signs that JSON does not allow in a text are taken as they are: batch systems write them."""
+    try:
+        found = json.loads(text[max(0, text.find("{")) :], strict=False)
+        if isinstance(found, dict):
+            return found
+    except (ValueError, RecursionError):
+        pass
+    got = repr(text.strip()[:100]) if text.strip() else "nothing"
+    raise Unreachable(f"an answer of {called} is damaged: expected JSON, got {got}")
 
 
 def word_in(node: ET.Element, name: str) -> str:

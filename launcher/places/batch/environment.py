@@ -25,7 +25,12 @@ _PLAIN = frozenset({"PATH", "SHELL", "LANG", "TERM", "SHLVL", "PWD", "_"})
 
 # What a submitter in a job has of that one: not every job gets values of its own that would replace these.
 _ANOTHER_JOBS = frozenset({"PE", "PE_HOSTFILE", "JOB_ID", "NHOSTS", "NSLOTS", "QUEUE", FILE, HOST})
-_ANOTHER_JOBS_PREFIXES = ("SGE_TASK_", "SGE_HGR_", "SGE_SHGR_", "SGE_JOB_")
+_ANOTHER_JOBS_PREFIXES = (
+    "SGE_TASK_", "SGE_HGR_", "SGE_SHGR_", "SGE_JOB_",
+    "PBS_O_", "PBS_JOB", "PBS_ARRAY_", "PBS_NODE", "PBS_TASKNUM", "PBS_MOMPORT", "PBS_QUEUE", "PBS_ENVIRONMENT",
+    "LSB_JOB", "LSB_HOSTS", "LSB_MCPU_HOSTS", "LSB_DJOB_", "LSB_EXEC", "LSB_QUEUE", "LSB_BATCH_JID", "LSB_TASK",
+    "LSB_OUTPUTFILE", "LSB_ERRORFILE", "LSB_SUB_", "LSB_EXIT_", "LSB_AFFINITY_", "LS_JOBPID", "LS_SUBCWD", "LS_EXEC",
+)  # fmt: skip
 
 
 def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""`launch doctor pbs`: asks the server what the site is like, and with `--try` has a job look at its hosts."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from launcher.health.findings import Finding, ok, warning
+from launcher.places.batch.answers import read_json
+from launcher.places.batch.doctor import BatchDoctor
+from launcher.places.batch.trial.checks import QueueWords
+from launcher.places.pbs.pbs import CALLED, PbsSystem, ask
+
+WORDS = QueueWords(
+    queue=PbsSystem,
+    server="server",
+    silent_hint="load the site's module; `qstat -B` shows when it is back",
+    submit="qsub",
+    shows_ended="qstat -x -f",
+    shows_nodes="pbsnodes -a",
+    others="`queue`, `project` and `account` among the defaults of the clusters file",
+    starter="pbs_tmrsh",
+    starts="pbs_mom",
+    complaint=re.compile(r"^[0-9]+: pbs_tmrsh: (.+)$", re.MULTILINE),
+)
+
+
+class PbsDoctor(BatchDoctor):
+    """Asks the server; what pbs_tmrsh starts has its words in PBS's own files, and its exit code here."""
+
+    system, words, starter, by_stdin = PbsSystem, WORDS, "pbs_tmrsh", False
+
+    def site(self) -> str:
+        """Also where the server shows its name under another key than today."""
+        told = self._server()
+        return " ".join(map(str, (*told.get("Server", {"the server": {}}), told.get("pbs_version", "")))).strip()
+
+    def findings(self) -> Iterator[Finding]:
+        servers = self._server().get("Server", {}).values()
+        settings: Mapping[str, object] = next(iter(servers), {})
+        if str(settings.get("job_history_enable", "False")) != "True":
+            text = "the server forgets a job when it ends (job_history_enable is not set)"
+            yield warning("history", text, "a job that was killed before its first word is told of as gone")
+        if str(settings.get("node_fail_requeue", "310")) == "0":
+            text = "jobs of a lost first host are not put back (node_fail_requeue 0)"
+            yield warning("lost hosts", text, "`launch cancel`, then `launch resume`, goes on")
+        else:
+            yield ok("lost hosts", "jobs of a lost first host are put back by the server")
+
+    def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
+        argv = ["qsub", "-N", "launch-doctor", "-S", "/bin/sh", "-j", "oe", "-o", "/dev/null", "-r", "y"]
+        argv += ["-l", f"select={nodes}:ncpus=1", "-l", "place=scatter", "-l", f"walltime={60 * limit_minutes}"]
+        for option, what in (("-q", "queue"), ("-P", "project"), ("-A", "account")):
+            argv += [option, chosen[what]] if what in chosen else []
+        return argv
+
+    def _server(self) -> dict[str, dict[str, dict[str, object]]]:
+        return read_json(CALLED, ask(["qstat", "-B", "-f", "-F", "json"]).out)
+
+
+check_up = PbsDoctor().check_up

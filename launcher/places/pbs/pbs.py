@@ -1,0 +1,315 @@
+"""OpenPBS and PBS Professional: command lines, how their answers are read, states and reasons; and the place.
+
+From any machine that has its programs. Written from its manuals and sources, and not run on a real one by us.
+"""
+
+import math
+import os
+import pwd
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Unreachable
+from launcher.places.batch import environment
+from launcher.places.batch.answers import read_json, read_settings
+from launcher.places.batch.batch import (
+    LIMIT_S,
+    BatchSystem,
+    ExecHost,
+    JobStart,
+    Phase,
+    QueuedJob,
+    Ticket,
+    directives,
+    in_plain_words,
+    job_name,
+    meanings,
+    output_file,
+    script_of,
+)
+from launcher.places.batch.client import Programs
+from launcher.places.batch.cluster import BatchCluster
+from launcher.places.batch.dependencies import jobs_to_follow
+from launcher.plan.model import Plan
+from launcher.states import Cause, State
+
+CALLED = "PBS"
+TICKET = "JOB_LAUNCH_TICKET"  # the variable of a job that has the ticket: its account is the site's to charge
+_NO_ANSWER = (
+    "cannot connect to server", "connection refused", "connection timed out", "no route to host", "pbs_iff",
+    "server shutting down", "unable to obtain", "errno=15010", "errno=111",
+)  # fmt: skip
+ask = Programs(CALLED, "server", _NO_ANSWER).ask
+_NOT_THERE = ("unknown job", "has finished", "job history")  # the last where a server keeps none
+_JOB_ID = re.compile(r"[0-9]{1,12}(\[[0-9]{0,9}\])?(\.[A-Za-z0-9.-]{1,200})?")
+_MOST_IN_AN_ARRAY = 1000
+_KILLED_FOR_TIME = -29  # JOB_EXEC_KILL_WALLTIME
+_SIGNALLED = 256  # a job that a signal ended has this and the signal as its exit status
+_ENDED = ("F", "X")
+_WAITS = ("Q", "H", "W", "T")
+_RUNS = ("R", "S", "U", "B")
+_STANDS_STILL = ("S", "U")
+_PUT_BACK = range(60, 64)  # JOB_SUBSTATE_RERUN and what follows it: it runs, and its end puts it back
+
+
+class PbsCluster(BatchCluster):
+    """PBS, as far as submitters see it."""
+
+    doctor = "launcher.places.pbs.doctor"
+    takes = ("priority", "after", "hold", "at")
+
+    def __init__(self) -> None:
+        super().__init__(PbsSystem())
+
+    def most_together(self) -> int:
+        return _MOST_IN_AN_ARRAY
+
+
+class PbsSystem(BatchSystem):
+    """The command lines of PBS."""
+
+    kind, called, ask = "pbs", CALLED, staticmethod(ask)
+    submits = ("qsub",)
+    sees, ends, releases = "qstat -x -f", "qdel", "qrls"
+    starts = ("pbs_tmrsh",)
+    id_variable, hosts_variable = "PBS_JOBID", "PBS_NODEFILE"
+    gpu_resource = "ngpus"
+
+    def site(self) -> str:
+        """As the configuration of its clients calls the server."""
+        file = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf"))
+        known = read_settings(file.read_text(), "=") if file.is_file() else {}
+        return os.environ.get("PBS_SERVER") or known.get("PBS_SERVER", "")
+
+    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - PBS places jobs by what a host has, never by what it is not
+        lines = options(plan, ticket, where, [job for _, job in jobs_to_follow(plan.awaited)])
+        return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
+
+    def submitted(self, text: str) -> str | None:
+        found = [line.strip() for line in text.splitlines() if _JOB_ID.fullmatch(line.strip())]
+        return found[0] if len(found) == 1 else None
+
+    def name_of(self, job: str, element: int) -> str:
+        return job.replace("[]", f"[{element}]", 1)
+
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        if not ids and (listed := ask(["qselect", "-u", user], limit_s=limit_s)).code:
+            raise Unreachable(f"qselect cannot tell: {listed.refusal}")
+        wanted = ids or listed.out.split()
+        named = job_name(called) if called else ""
+        return [job for job in self._shown(wanted, limit_s=limit_s) if named in ("", job.name)]
+
+    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - ids are not given twice
+        """Where the server keeps a history of jobs: job_history_enable."""
+        return [job for job in self._shown(ids, "-x") if job.phase is Phase.ENDED]
+
+    def _shown(self, ids: Sequence[str], *more: str, limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        """Return those of them that are known: one that has just gone makes qstat fail, and the others are there."""
+        if not ids:
+            return []
+        answer = ask(["qstat", *more, "-t", "-f", "-F", "json", *ids], limit_s=limit_s)
+        if answer.code and not answer.out.strip():
+            if any(sign in answer.err.lower() for sign in _NOT_THERE):
+                return []
+            raise Unreachable(f"qstat cannot tell: {answer.refusal}")
+        return read_jobs(answer.out)
+
+    def requeue(self, job: str) -> str:
+        """Most sites let only operators do it; then the run goes on in a new job."""
+        return ask(["qrerun", job]).refusal
+
+    def this_start(self) -> JobStart:
+        index = os.environ.get("PBS_ARRAY_INDEX")
+        return JobStart(os.environ[self.id_variable], int(index) if index else None)
+
+    def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
+        known = read_hosts(ask(["pbsnodes", "-a", "-F", "json"], limit_s=limit_s).out, gpu)
+        return [host for host in known if queue is None or not host.queues or queue in host.queues]
+
+
+# -- the script
+
+
+def options(plan: Plan, ticket: Ticket, where: Path, follows: Sequence[str] = ()) -> list[str]:
+    """Return the directives of a script. `follows`: jobs to be waited for, however they end: the job itself looks at
+    how the runs did. PBS takes no range of nodes: as many are asked for as the run may use."""
+    own, queue, resources, at = plan.spec.pbs, plan.spec.queue, plan.spec.resources, plan.starts_at
+    chunk = {
+        "ncpus": str(plan.ranks_per_node * plan.cpus_per_rank),
+        own.gpu_resource: str(plan.gpus_per_node) if plan.gpus_per_node else None,
+        "mem": f"{math.ceil(resources.memory_gb * 1024)}mb" if resources.memory_gb else None,
+    }
+    parts = [f"{name}={value}" for name, value in chunk.items() if value]
+    nodes = plan.nodes_max + plan.spec.recovery.spares
+    chosen = {
+        "N": job_name(plan.run_id),
+        "S": "/bin/sh",
+        "j": "oe",
+        "o": output_file(where, ""),  # a folder: the file has the job's id as its name
+        "r": "y",
+        "v": f"{TICKET}={ticket.text},{environment.FILE}",
+        "J": f"0-{ticket.array - 1}" if ticket.array else None,
+        "q": own.queue,
+        "P": own.project,
+        "A": own.account,
+        "p": str(queue.priority) if queue.priority else None,
+        "h": "" if queue.hold else None,
+        "a": None if at is None else time.strftime("%Y%m%d%H%M.%S", time.localtime(at)),
+        **{name: value or "" for name, value in own.extra.items() if name not in ("l", "W")},
+    }
+    limit = None if resources.time_s is None else f"walltime={math.ceil(resources.time_s)}"
+    asked = [":".join([f"select={nodes}", *parts, *own.select]), f"place={own.place}", limit, own.extra.get("l")]
+    more = ["umask=077", f"depend=afterany:{':'.join(follows)}" if follows else None, own.extra.get("W")]
+    lines = directives("#PBS", chosen)
+    lines += [f"#PBS -l {one}" for one in asked if one]
+    return lines + [f"#PBS -W {one}" for one in more if one]
+
+
+# -- answers
+
+
+def read_jobs(text: str) -> list[QueuedJob]:
+    """The jobs of `qstat -t -f -F json`, without the arrays that elements are of. Raises Unreachable where it is
+    damaged: a job that is left out would seem gone."""
+    told = read_json(CALLED, text).get("Jobs", {})
+    if not isinstance(told, dict):
+        raise Unreachable(f"an answer of {CALLED} is damaged: expected jobs, got {str(told)[:100]!r}")
+    for name, one in told.items():
+        if _JOB_ID.fullmatch(name) is None or not isinstance(one, dict):
+            raise Unreachable(f"an answer of {CALLED} is damaged: expected the id of a job, got {name[:100]!r}")
+    return [_job(name, one) for name, one in told.items() if "[]" not in name]
+
+
+def _job(name: str, one: Mapping[str, Any]) -> QueuedJob:
+    word, comment, code = _text(one, "job_state"), _text(one, "comment"), _number(one.get("Exit_status"))
+    ended_by_hand = "terminated" in comment  # "... and terminated by me@login"; it still runs for a moment
+    phase = phase_of(word, ended_by_hand=ended_by_hand)
+    if phase is Phase.RUNNING and _number(one.get("substate")) in _PUT_BACK:
+        phase = Phase.QUEUED
+    hosts = ",".join(dict.fromkeys(part.partition("/")[0] for part in _text(one, "exec_host").split("+") if part))
+    started, limit = read_time(_text(one, "stime")), read_duration(_text(_inner(one, "Resource_List"), "walltime"))
+    array, index, rest = re.fullmatch(r"([0-9]+)(?:\[([0-9]*)\])?(.*)", name).groups()  # type: ignore[union-attr]
+    timed_out = code == _KILLED_FOR_TIME
+    ended_as = State.CANCELLED if ended_by_hand else State.FAILED if timed_out else State.LOST
+    return QueuedJob(
+        id=name,
+        name=_text(one, "Job_Name"),
+        phase=phase,
+        word=word,
+        text=reason_of(word, comment) if phase is Phase.QUEUED else f"on {hosts}" if hosts else "",
+        hosts=hosts,
+        suspended=word in _STANDS_STILL,
+        tickets=frozenset({_text(_inner(one, "Variable_List"), TICKET)} - {""}),
+        element=(f"{array}[]{rest}", int(index)) if index else None,
+        starts_at=read_time(_text(_inner(one, "estimated"), "start_time")) if phase is Phase.QUEUED else None,
+        ends_at=None if started is None or limit is None else started + limit,
+        ended_as=ended_as if phase is Phase.ENDED else None,
+        cause=Cause.TIME_LIMIT if phase is Phase.ENDED and timed_out else None,
+        exit_code=_exit_code(code),
+    )
+
+
+def phase_of(word: str, *, ended_by_hand: bool = False) -> Phase:
+    """Of the letter that qstat shows."""
+    if word in _ENDED:
+        return Phase.ENDED
+    if word == "E" or (word in _RUNS and ended_by_hand):
+        return Phase.ENDING
+    return Phase.QUEUED if word in _WAITS else Phase.RUNNING if word in _RUNS else Phase.UNKNOWN
+
+
+def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
+    """Those of `pbsnodes -a -F json`: a host may be several virtual nodes."""
+    told, found = read_json(CALLED, text).get("nodes", {}), dict[str, list[Mapping[str, Any]]]()
+    for name, one in (told if isinstance(told, dict) else {}).items():
+        if isinstance(one, dict):
+            found.setdefault(_text(_inner(one, "resources_available"), "host") or name, []).append(one)
+    return [_host(name, nodes, gpu) for name, nodes in found.items()]
+
+
+def _host(name: str, nodes: Sequence[Mapping[str, Any]], gpu: str) -> ExecHost:
+    there = [_inner(one, "resources_available") for one in nodes]
+    taken = [_inner(one, "resources_assigned") for one in nodes]
+    states = {word.strip() for one in nodes for word in _text(one, "state").split(",")}
+    gpus = sum(_number(one.get(gpu)) or 0 for one in there)
+    queues = {word for one in (*nodes, *there) for key in ("queue", "Qlist") for word in _text(one, key).split(",")}
+    comments = dict.fromkeys(filter(None, (_text(one, "comment") for one in nodes)))
+    return ExecHost(
+        name=name,
+        cpus=sum(_number(one.get("ncpus")) or 0 for one in there),
+        gpus=gpus,
+        free_gpus=max(0, gpus - sum(_number(one.get(gpu)) or 0 for one in taken)),
+        used=any(_number(one.get("ncpus")) or 0 for one in taken),
+        up=not states & {"down", "state-unknown", "unresolvable"},
+        drains="offline" in states,
+        queues=frozenset(queues - {""}),
+        text=": ".join([",".join(sorted(states)), *comments]),
+    )
+
+
+def _inner(one: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = one.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _text(one: Mapping[str, Any], name: str) -> str:
+    """What looks like a number is one in PBS's JSON, whatever it is."""
+    found = one.get(name)
+    return str(found)[:10_000] if isinstance(found, str | int | float) else ""
+
+
+def _number(value: object) -> int | None:
+    return int(value) if isinstance(value, int | str) and re.fullmatch(r"-?[0-9]{1,12}", str(value)) else None
+
+
+def _exit_code(status: int | None) -> int | None:
+    if status is None or status < 0:
+        return None
+    return status if status < _SIGNALLED else 128 + status - _SIGNALLED
+
+
+def read_time(text: str) -> float | None:
+    """What qstat prints by ctime, in the time of this machine."""
+    try:
+        return time.mktime(time.strptime(text))
+    except (ValueError, OverflowError):
+        return None
+
+
+def read_duration(text: str) -> float | None:
+    """[[HOURS:]MINUTES:]SECONDS"""
+    parts = text.split(":")
+    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
+        return None
+    return float(sum(int(part) * 60**place for place, part in enumerate(reversed(parts))))
+
+
+# -- reasons
+
+_HELD = "it is held, by its owner or an administrator: qrls lets it go"
+_MEANS = meanings({
+    r"Insufficient amount of (?:server |queue )?resource: (\w+)(?: \(R: (\S+) A: (\S+) T: (\S+)\))":
+        r"hosts have too little \1 free: it asks for \2, and \3 of \4 is free",
+    r"Insufficient amount of (?:server |queue )?resource: (\w+)": r"hosts have too little \1 free",
+    r"Not enough free nodes available|No available resources on nodes": "too few hosts are free",
+    r"Not enough total nodes available|can never run|Can Never Run":
+        "no host, or too few, have what it asks for at all",
+    r"job limit|[Ll]imit (?:has been )?reached|would exceed": "a limit for you, your project or the queue is reached",
+    r"[Qq]ueue not started|[Qq]ueue is not (?:started|enabled)": "its queue is stopped",
+    r"dependency|depend": "another job that it depends on has not ended",
+    r"[Dd]edicated time|[Pp]rime": "its queue does not run jobs at this time",
+    r"conflict with reservation|top job": "the hosts are kept for jobs before it",
+    r"held": _HELD,
+})  # fmt: skip
+
+
+def reason_of(word: str, comment: str) -> str:
+    """Return why a job in this state waits."""
+    if word == "W":
+        return "it asked not to start before a later time"
+    told = in_plain_words(re.sub(r"^Not Running: ", "", comment), _MEANS, CALLED)
+    return told or (_HELD if word == "H" else f"{CALLED} gives no reason yet")
