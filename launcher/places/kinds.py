@@ -37,6 +37,7 @@ OURS = {
     "slurm": ClusterKind("launcher.places.slurm.cluster:SlurmCluster", program="sbatch"),
     "gridengine": ClusterKind("launcher.places.gridengine.gridengine:GridEngineCluster", program="qconf"),
     "pbs": ClusterKind("launcher.places.pbs.pbs:PbsCluster", program="pbsnodes"),
+    "lsf": ClusterKind("launcher.places.lsf.lsf:LsfCluster", program="bsub"),
     "ssh": ClusterKind("launcher.places.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
     LOGIN_KIND: ClusterKind("launcher.places.login.cluster:LoginCluster", fresh_s=0.5),
 }

@@ -8,7 +8,7 @@ from launcher.spec.kinds.numbers import Boolean, Integer
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.text import Choice, Text, any_path, word
 from launcher.spec.kinds.times import Duration
-from launcher.spec.model import GridEngine, Login, Pbs, Slurm, Ssh, SshHost
+from launcher.spec.model import GridEngine, Login, Lsf, Pbs, Slurm, Ssh, SshHost
 
 _HOST = r"[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,63}"
@@ -54,6 +54,7 @@ def _own_options(program: str, ours: str) -> TableOf:
     return TableOf(Text(words, name), Flag(Text(f"words for {program}", r"[^'\"#$\\]*")))
 
 
+_HOSTS = ListOf(word("a host", r"[A-Za-z0-9][A-Za-z0-9.-]*"), single=True)
 _GPU_RESOURCE = word("a resource", r"[A-Za-z][A-Za-z0-9_.-]*")
 _WARN_BEFORE = Field(
     "warn_before",
@@ -72,8 +73,7 @@ GRID_ENGINE = Section(
         Field("queue", word("a queue"), "Queue, or several with commas", example="gpu.q"),
         Field("project", word("a project"), "Project that is charged", example="my_project"),
         Field("gpu_resource", _GPU_RESOURCE, "What the site calls its GPUs, as in -l gpu=2", example="gpu"),
-        Field("exclude", ListOf(word("a host", r"[A-Za-z0-9][A-Za-z0-9.-]*"), single=True), "Nodes that are not used",
-              example="[gpu07, gpu08]"),
+        Field("exclude", _HOSTS, "Nodes that are not used", example="[gpu07, gpu08]"),
         Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
         _WARN_BEFORE,
         Field("extra", _own_options("qsub", "pe|q|P|N|o|e|j|S|r|notify|ac|v|V|t|terse|cwd|wd|clear|b|sync|now|w|i|h|a|"
@@ -97,6 +97,23 @@ PBS = Section(
         _WARN_BEFORE,
         Field("extra", _own_options("qsub", "q|P|A|N|o|e|j|J|S|r|v|V|h|a|p|C|I|X|z|G"), _MORE.format("qsub"),
               example="{l: \"software=cuda\", m: ea}"),
+    ),
+)  # fmt: skip
+
+LSF = Section(
+    Lsf,
+    (
+        Field("queue", word("a queue"), "Queue", example="gpu"),
+        Field("project", word("a project"), "Project, as of bsub -P", example="my_project"),
+        Field("user_group", word("a user group"), "User group that is charged, as of bsub -G", example="my_group"),
+        Field("app", word("an application profile"), "Application profile, as of bsub -app", example="training"),
+        Field("gpu", word("requirements of GPUs", r"[a-z_]+=[A-Za-z0-9_.,/-]+(?::[a-z_]+=[A-Za-z0-9_.,/-]+){0,9}"),
+              "What GPUs must be besides their number, as in bsub -gpu", example="mode=exclusive_process"),
+        Field("exclude", _HOSTS, "Nodes that are not used", example="[gpu07, gpu08]"),
+        Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
+        _WARN_BEFORE,
+        Field("extra", _own_options("bsub", "J|Jd|o|oo|e|eo|r|rn|Q|q|P|G|app|n|gpu|W|H|b|w|env|I|Ip|Is|K|i|is|L"),
+              _MORE.format("bsub"), example="{R: \"rusage[mem=4000]\", N: true}"),
     ),
 )  # fmt: skip
 
@@ -163,7 +180,8 @@ OF_KINDS = (
     Field("slurm", SLURM, "Options on Slurm clusters"),
     Field("gridengine", GRID_ENGINE, "Options on Grid Engine clusters"),
     Field("pbs", PBS, "Options on PBS clusters"),
+    Field("lsf", LSF, "Options on LSF clusters"),
     Field("ssh", SSH, "Options on SSH hosts"),
     Field("login", LOGIN, "How to get to a cluster with a login node; the clusters file says it once for all specs"),
 )
-OPTIONS_OF = {"slurm": SLURM, "gridengine": GRID_ENGINE, "pbs": PBS, "ssh": SSH, "login": LOGIN}
+OPTIONS_OF = {"slurm": SLURM, "gridengine": GRID_ENGINE, "pbs": PBS, "lsf": LSF, "ssh": SSH, "login": LOGIN}

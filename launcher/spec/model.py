@@ -193,6 +193,18 @@ class Pbs(Struct, frozen=True):
     extra: dict[str, str] = {}
 
 
+class Lsf(Struct, frozen=True):
+    queue: str | None = None
+    project: str | None = None
+    user_group: str | None = None
+    app: str | None = None
+    gpu: str | None = None
+    exclude: tuple[str, ...] = ()
+    interface: str | None = None
+    warn_before_s: float = 120.0  # `warn_before:`
+    extra: dict[str, str] = {}
+
+
 class SshHost(Struct, frozen=True):
     """One host of a pool; None: what the pool says, else what is usual."""
 
@@ -289,6 +301,7 @@ class JobSpec(Struct, frozen=True):
     slurm: Slurm = Slurm()
     gridengine: GridEngine = GridEngine()
     pbs: Pbs = Pbs()
+    lsf: Lsf = Lsf()
     ssh: Ssh = Ssh()
     login: Login = Login()
     sweep: SweepOptions | None = None  # of no meaning for a single run

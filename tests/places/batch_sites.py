@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent / "scripts" / "batch_site.py"
+LSF = ("bsub", "bjobs", "bhist", "bkill", "bresume", "bhosts", "lsid", "bparams", "blaunch")
 PBS = ("qsub", "qselect", "qstat", "qdel", "qrls", "qrerun", "pbsnodes", "pbs_tmrsh")
 
 

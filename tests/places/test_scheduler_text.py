@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launcher.errors import Unreachable
 from launcher.places.batch.answers import read_settings, read_submitted
 from launcher.places.gridengine import gridengine
+from launcher.places.lsf import lsf
 from launcher.places.pbs import pbs
 from launcher.places.slurm.queries import fate, jobs, nodes, reasons, site, states, values
 from launcher.places.slurm.queries.values import FIELD, JOB_ID, ROW
@@ -23,6 +24,7 @@ HERE = Path(__file__).parent
 SLURM = [path.read_text() for path in sorted((HERE / "slurm/recorded").glob("*.txt"))]
 GRIDENGINE = [path.read_text() for path in sorted((HERE / "gridengine/recorded").glob("*.*"))]
 PBS = [path.read_text() for path in sorted((HERE / "pbs/recorded").glob("*.json"))]
+LSF = [path.read_text() for path in sorted((HERE / "lsf/recorded").glob("b*.*"))]
 LISTED = (HERE / "gridengine/recorded/qstat-running.xml").read_text()
 
 PARSERS = {
@@ -50,6 +52,11 @@ PARSERS = {
     "qacct": (gridengine.read_account, GRIDENGINE),
     "qhost": (gridengine.read_hosts, GRIDENGINE),
     "qconf": (read_settings, GRIDENGINE),
+    "bjobs": (lambda text: lsf.read_jobs(text, 0.0), LSF),
+    "bhosts": (lsf.read_hosts, LSF),
+    "bhist": (lsf.fate_of, LSF),
+    "reasons of LSF": (lambda text: lsf.reason_of("PEND", text), LSF),
+    "durations of LSF": (lambda text: lsf.read_duration(text, 60), LSF),
     "qstat of PBS": (pbs.read_jobs, PBS),
     "pbsnodes": (pbs.read_hosts, PBS),
     "comments of PBS": (lambda text: pbs.reason_of("Q", text), PBS),

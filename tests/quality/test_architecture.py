@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
 FILES = sorted(LAUNCHER.rglob("*.py"))
-KINDS = ("local", "slurm", "gridengine", "pbs", "ssh", "login")
+KINDS = ("local", "slurm", "gridengine", "pbs", "lsf", "ssh", "login")
 # The registry of kinds and the sections of the spec are where kinds have names.
 KNOW_THE_KINDS = ("states.py", "places/kinds.py", "spec/cluster_fields.py", "spec/model.py", "spec/checks.py")
 

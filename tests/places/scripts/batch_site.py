@@ -20,7 +20,7 @@ from pathlib import Path
 SITE = Path(os.environ["BATCH_SITE"])
 HOSTS = tuple(f"127.0.0.{number}" for number in range(1, 5))
 USER = pwd.getpwuid(os.geteuid()).pw_name
-STEP_S, KILL_DELAY_S = 0.02, 10.0
+STEP_S = 0.02
 
 
 # -- jobs, whichever the batch system is
@@ -94,13 +94,12 @@ def run(job):
             ["/bin/sh", str(script)], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             start_new_session=True, cwd="/",
         )  # fmt: skip
-    killed_at = None
+    told, due = None, list(job["signals"])
     while child.poll() is None:
-        if killed_at is None and (mark(job, "deleted").exists() or mark(job, "requeue").exists()):
-            killed_at = time.monotonic() + KILL_DELAY_S
-            os.killpg(child.pid, signal.SIGTERM)
-        if killed_at is not None and time.monotonic() > killed_at:
-            os.killpg(child.pid, signal.SIGKILL)
+        if told is None and (mark(job, "deleted").exists() or mark(job, "requeue").exists()):
+            told = time.monotonic()
+        while told is not None and due and time.monotonic() >= told + due[0][0]:
+            os.killpg(child.pid, due.pop(0)[1])
         time.sleep(STEP_S)
     for task in mark(job, "tasks").read_text().split() if mark(job, "tasks").exists() else []:
         try:
@@ -169,7 +168,7 @@ def qsub(argv):
         array = {"PBS_ARRAY_INDEX": str(index), "PBS_ARRAY_ID": whole} if size else {}
         made = {
             "array": whole if size else None, "name": options["-N"][0], "hosts": HOSTS[: int(count)], "lines": 1,
-            "env": given, "script": script, "again": (), "asked": {**asked, "chunk": chunk},
+            "env": given, "script": script, "again": (), "signals": [(0, signal.SIGTERM), (10, signal.SIGKILL)], "asked": {**asked, "chunk": chunk},
             "output": output if not output.endswith("/") else f"{output}{name}.OU",
             "variables": {
                 "PBS_JOBID": name, "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "{hosts}", "PBS_O_HOST": "login",
@@ -276,7 +275,125 @@ def pbs_tmrsh(argv):
     return start_on(host, hostfile, name, command, stdin=quiet, stdout=quiet, stderr=quiet)
 
 
-PROGRAMS = (qsub, qselect, qstat, qdel, qrls, qrerun, pbsnodes, pbs_tmrsh)
+# -- LSF
+
+
+def bsub(argv):
+    """The script is on its stdin; without -env a job would get all of the environment."""
+    script = sys.stdin.read()
+    valued = {*"-J -Jd -o -Q -q -P -G -app -n -R -gpu -W -b -w -env".split()}
+    options, _ = options_of(argv, {"-r", "-H"}, valued, "#BSUB", script)
+    one = {name: values[-1] for name, values in options.items()}
+    if one.get("-q") == "closed":
+        sys.exit("closed: Queue has been closed. Job not submitted.")
+    number = str(next_number())
+    name, size = re.fullmatch(r"([^[]+)(?:\[1-([0-9]+)\])?", one["-J"]).groups()
+    each = int(re.search(r"span\[ptile=([0-9]+)\]", one["-R"])[1])
+    given = dict(os.environ) if "-env" not in one else environment_of(one["-env"])
+    # Of a job on several hosts only SIGKILL is sent, unless LSB_USE_SEQUENTIAL_SIGNAL is set.
+    gently = [(0, signal.SIGINT), (0.5, signal.SIGTERM), (10, signal.SIGKILL)]
+    for index in range(1, int(size) + 1) if size else [0]:
+        job = f"{number}[{index}]" if index else number
+        made = {
+            "array": number if size else None, "name": f"{name}[{index}]" if index else name, "lines": each,
+            "hosts": HOSTS[: int(one["-n"]) // each], "env": given, "script": script, "asked": one,
+            "signals": gently if int(one["-n"]) == each else [(0, signal.SIGKILL)],
+            "again": [int(code) for code in one.get("-Q", "").split()],
+            "output": one.get("-o", "/dev/null").replace("%J", number).replace("%I", str(index)),
+            "variables": {
+                "LSB_JOBID": number, "LSB_JOBINDEX": str(index), "LSB_DJOB_HOSTFILE": "{hosts}",
+                "LSB_HOSTS": " ".join(HOSTS[: int(one["-n"]) // each]),
+            },
+        }  # fmt: skip
+        submit(made, [(index, job)], "-H" in options)
+    print(f"Job <{number}> is submitted to {'queue' if '-q' in one else 'default queue'} <{one.get('-q', 'normal')}>.")
+
+
+def bjobs(argv):
+    ids = [word for word in argv if word[0].isdigit()]
+    known = [job for job in jobs() if not ids or job["id"] in ids or job["array"] in ids]
+    records = [lsf_job(job) for job in known if "-a" in argv or ids or job["state"] != "ended"]
+    found = {name for job in known for name in (job["id"], job["array"])}
+    records += [{"JOBID": name, "ERROR": f"Job <{name}> is not found"} for name in ids if name not in found]
+    if not records:
+        print("No job found", file=sys.stderr)
+        return 255
+    print(json.dumps({"COMMAND": "bjobs", "JOBS": len(records), "RECORDS": records}, indent=2).replace("/", "\\/"))
+
+
+def lsf_job(job):
+    """As bjobs -json -o shows one: every value is text."""
+    held, deleted = mark(job, "held").exists(), mark(job, "deleted").exists()
+    word = {"running": "RUN", "queued": "PSUSP" if held else "PEND", "ended": "EXIT" if job["code"] else "DONE"}
+    reason = {"PSUSP": "Job was suspended by the user while pending;", "PEND": "New job is waiting for scheduling;"}
+    if (SITE / "full").exists():
+        reason["PEND"] = (
+            "Not enough slots or resources for whole duration of the job;Closed by LSF administrator: 1 host;"
+        )
+    if job["state"] == "queued" and "-w" in job["asked"] and not held:
+        reason["PEND"] = "Job dependency condition not satisfied;"
+    stat = "EXIT" if job["state"] == "ended" and deleted else word[job["state"]]
+    ran = int(time.time() - job["started"]) if job["state"] == "running" else 0
+    return {
+        "JOBID": job["id"].partition("[")[0], "JOBINDEX": str(job["index"]), "STAT": stat, "JOB_NAME": job["name"],
+        "JOB_DESCRIPTION": job["asked"].get("-Jd", ""), "PEND_REASON": reason.get(stat, ""),
+        "EXEC_HOST": "" if job["state"] == "queued" else ":".join(f"{job['lines']}*{host}" for host in job["hosts"]),
+        "EXIT_CODE": str(job["code"]) if (job["code"] or 0) > 0 else "", "RUN_TIME": f"{ran} second(s)",
+        "EXIT_REASON": "TERM_OWNER: job killed by owner" if deleted and stat == "EXIT" else "",
+        "RUNTIMELIMIT": f"{float(job['asked']['-W'])}" if "-W" in job["asked"] else "",
+    }  # fmt: skip
+
+
+def bhist(argv):
+    """What was asked of a job, in lines that are broken anywhere."""
+    job = next(job for job in jobs() if job["id"] == argv[-1])
+    print(f"Job <{job['id']}>, User <{USER}>, Project <default>\nMon Jan  1 10:00:00: Starting (Pid 1);")
+    word = next(
+        (word for what, word in (("deleted", "KILL"), ("requeue", "REQUEUE_PEND")) if mark(job, what).exists()), ""
+    )
+    if word:
+        print(
+            f"Mon Jan  1 10:01:00: Signal <{word}> requested by user or adm\n                     inistrator <{USER}>;"
+        )
+
+
+def bkill(argv):
+    return ended(argv[-1], "Job <{}>: Job has already finished", 255)
+
+
+def bresume(argv):
+    (SITE / f"{argv[-1]}.held").unlink()
+    print(f"Job <{argv[-1]}> is being resumed")
+
+
+def bhosts(argv):
+    wanted = argv[argv.index("-o") + 1].upper().split()
+    told = {"STATUS": "ok", "MAX": "2", "RUN": "0", "NGPUS": "0", "NGPUS_ALLOC": "0"}
+    records = [{name: {**told, "HOST_NAME": host}[name] for name in wanted} for host in HOSTS]
+    print(json.dumps({"COMMAND": "bhosts", "HOSTS": len(records), "RECORDS": records}))
+
+
+def lsid(_argv):
+    print("IBM Spectrum LSF Standard 10.1.0.14, Jun 15 2023\n\nMy cluster name is c101\nMy master name is master")
+
+
+def bparams(_argv):
+    print("    JOB_TERMINATE_INTERVAL = 60")
+
+
+def blaunch(argv):
+    """Its stdin arrives unless -n is given, and its output comes back."""
+    deaf = argv[0] == "-n"
+    host, *command = argv[1:] if deaf else argv
+    index = os.environ["LSB_JOBINDEX"]
+    name = os.environ["LSB_JOBID"] + (f"[{index}]" if index != "0" else "")
+    return start_on(host, os.environ["LSB_DJOB_HOSTFILE"], name, command, stdin=subprocess.DEVNULL if deaf else None)
+
+
+PROGRAMS = (
+    qsub, qselect, qstat, qdel, qrls, qrerun, pbsnodes, pbs_tmrsh,
+    bsub, bjobs, bhist, bkill, bresume, bhosts, lsid, bparams, blaunch,
+)  # fmt: skip
 
 
 def main():

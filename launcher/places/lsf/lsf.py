@@ -1,0 +1,280 @@
+"""IBM Spectrum LSF: command lines, how their answers are read, states and reasons; and the place that it is.
+
+From any machine that has its programs. Written from its manuals, and not run on a real one by us.
+"""
+
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Unreachable
+from launcher.places.batch import environment
+from launcher.places.batch.answers import number, read_json
+from launcher.places.batch.batch import (
+    LIMIT_S,
+    BatchSystem,
+    ExecHost,
+    Fate,
+    JobStart,
+    Phase,
+    QueuedJob,
+    Ticket,
+    directives,
+    in_plain_words,
+    job_name,
+    meanings,
+    output_file,
+    script_of,
+    tickets_in,
+)
+from launcher.places.batch.client import Programs
+from launcher.places.batch.cluster import BatchCluster
+from launcher.places.batch.dependencies import jobs_to_follow
+from launcher.plan.model import Plan
+from launcher.states import Cause, State
+
+CALLED = "LSF"
+_NO_ANSWER = (
+    "lsf is down", "cannot connect to lsf", "lim is down", "lim not responding", "batch daemon not responding",
+    "mbatchd", "failed in an lsf library call", "please wait", "communication time out",
+)  # fmt: skip
+ask = Programs(CALLED, "master", _NO_ANSWER).ask
+_AGAIN = 99  # a job that leaves with it is put back: bsub -Q
+_MOST_IN_AN_ARRAY = 1000  # MAX_JOB_ARRAY_SIZE, where a site says nothing else
+_JOB_ID = re.compile(r"([0-9]{1,12})(?:\[([0-9]{1,9})\])?")
+_SUBMITTED = re.compile(r"^Job <([0-9]{1,12})> is submitted to ", re.MULTILINE)
+_FIELDS = (
+    "jobid jobindex stat job_name job_description exec_host pend_reason exit_code exit_reason run_time runtimelimit"
+)
+_HOST_FIELDS = ("host_name status max run ngpus ngpus_alloc", "host_name status max run")  # older ones know no GPUs
+_PHASES = {
+    **dict.fromkeys(("PEND", "PSUSP", "PROV", "WAIT", "FWD_PEND"), Phase.QUEUED),
+    **dict.fromkeys(("RUN", "USUSP", "SSUSP"), Phase.RUNNING),
+    **dict.fromkeys(("DONE", "EXIT", "POST_DONE", "POST_ERR"), Phase.ENDED),
+    "ZOMBI": Phase.ENDING,  # it was given up, and its host has not said that nothing of it lives
+}
+_SIGNALS = {"REQUEUE_PEND": Fate.QUEUED_AGAIN, "KILL": Fate.CANCELLED, "TERM": Fate.CANCELLED}
+
+
+class LsfCluster(BatchCluster):
+    """LSF, as far as submitters see it."""
+
+    doctor = "launcher.places.lsf.doctor"
+    takes = ("after", "hold", "at")
+
+    def __init__(self) -> None:
+        super().__init__(LsfSystem())
+
+    def most_together(self) -> int:
+        return _MOST_IN_AN_ARRAY
+
+
+class LsfSystem(BatchSystem):
+    """The command lines of LSF."""
+
+    kind, called, ask = "lsf", CALLED, staticmethod(ask)
+    submits, reads_stdin = ("bsub", "-env", environment.FILE), True
+    sees, ends, releases = "bjobs -l", "bkill", "bresume"
+    starts = ("blaunch", "-n")
+    id_variable, hosts_variable = "LSB_JOBID", "LSB_DJOB_HOSTFILE"
+    leaves_with: int | None = _AGAIN
+
+    def site(self) -> str:
+        found = re.search(r"^My cluster name is (\S+)", ask(["lsid"]).out, re.MULTILINE)
+        return found[1] if found else ""
+
+    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+        follows = [job for _, job in jobs_to_follow(plan.awaited)]
+        lines = directives("#BSUB", options(plan, ticket, where, avoid, follows))
+        return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
+
+    def submitted(self, text: str) -> str | None:
+        found = set(_SUBMITTED.findall(text))
+        return found.pop() if len(found) == 1 else None
+
+    def name_of(self, job: str, element: int) -> str:
+        """LSF counts from 1."""
+        return f"{job}[{element + 1}]"
+
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        """With those that have ended lately: CLEAN_PERIOD, which is an hour where a site says nothing else."""
+        answer = ask(["bjobs", "-a", "-json", "-o", _FIELDS, *ids], limit_s=limit_s)
+        if "{" not in answer.out and "job found" in f"{answer.out}{answer.err}".lower():
+            return []
+        named = job_name(called) if called else ""
+        return [job for job in read_jobs(answer.out, time.time()) if named in ("", job.name)]
+
+    def fate(self, job: str) -> Fate:
+        """Its history says what was asked of a job that bjobs still calls running."""
+        return fate_of(ask(["bhist", "-l", job]).out) or super().fate(job)
+
+    def this_start(self) -> JobStart:
+        job, index = os.environ[self.id_variable], int(os.environ.get("LSB_JOBINDEX") or 0)
+        return JobStart(self.name_of(job, index - 1), index - 1) if index else JobStart(job, None)
+
+    def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - LSF has one name for GPUs, and a queue's hosts may be groups of groups
+        answers = (ask(["bhosts", "-o", fields, "-json"], limit_s=limit_s) for fields in _HOST_FIELDS)
+        return read_hosts(next((answer.out for answer in answers if answer.code == 0), ""))
+
+
+# -- the script
+
+
+def options(
+    plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], follows: Sequence[str]
+) -> dict[str, str | None]:
+    """Return the options of bsub, without their dash. `follows`: jobs to be waited for, however they end: the job
+    itself looks at how the runs did. LSF fills a range of slots as it likes: the most that the run may use is asked."""
+    own, at, limit_s = plan.spec.lsf, plan.starts_at, plan.spec.resources.time_s
+    slots = plan.ranks_per_node * plan.cpus_per_rank
+    nodes = plan.nodes_max + plan.spec.recovery.spares
+    away = [f"hname!='{host}'" for host in dict.fromkeys((*own.exclude, *avoid))]
+    needs = [*([f"select[{' && '.join(away)}]"] if away else []), f"span[ptile={slots}]", own.extra.get("R")]
+    gpus = [f"num={plan.gpus_per_node}", own.gpu]
+    name = job_name(plan.run_id)
+    chosen: dict[str, str | None] = {
+        "J": _quoted(f"{name}[1-{ticket.array}]") if ticket.array else name,
+        "Jd": ticket.mark,
+        "o": output_file(where, "lsf-%J-%I.out" if ticket.array else "lsf-%J.out"),
+        "r": "",
+        "Q": str(_AGAIN),
+        "q": own.queue,
+        "P": own.project,
+        "G": own.user_group,
+        "app": own.app,
+        "n": str(nodes * slots),
+        "R": _quoted(" ".join(filter(None, needs))),
+        "gpu": _quoted(":".join(filter(None, gpus))) if plan.gpus_per_node else None,
+        "W": None if limit_s is None else str(math.ceil(limit_s / 60)),
+        "H": "" if plan.spec.queue.hold else None,
+        "b": None if at is None else time.strftime("%Y:%m:%d:%H:%M", time.localtime(math.ceil(at / 60) * 60)),
+        "w": _quoted(" && ".join(f"ended({job})" for job in follows)) if follows else None,
+    }
+    return chosen | {name: _quoted(value) if value else "" for name, value in own.extra.items() if name != "R"}
+
+
+def _quoted(text: str) -> str:
+    """In the marks that bsub takes words together by: no value of a spec has any."""
+    return f'"{text}"'
+
+
+# -- answers
+
+
+def read_jobs(text: str, now: float) -> list[QueuedJob]:
+    """The jobs of `bjobs -json`, without those that it does not know. Raises Unreachable where it is damaged: a
+    job that is left out would seem gone."""
+    return [_job(one, now) for one in _records(text) if not _text(one, "ERROR")]
+
+
+def _records(text: str) -> list[Mapping[str, Any]]:
+    told = read_json(CALLED, text).get("RECORDS")
+    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+        raise Unreachable(f"an answer of {CALLED} is damaged: expected records, got {str(told)[:100]!r}")
+    return told
+
+
+def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
+    found = _JOB_ID.fullmatch(_text(one, "JOBID"))
+    if found is None:
+        raise Unreachable(f"an answer of {CALLED} is damaged: expected the id of a job, got {_text(one, 'JOBID')!r}")
+    index = int(found[2] or number(_text(one, "JOBINDEX")) or 0)
+    word, why = _text(one, "STAT"), _text(one, "EXIT_REASON")
+    phase = _PHASES.get(word, Phase.UNKNOWN)
+    hosts = ",".join(dict.fromkeys(part.rpartition("*")[2] for part in _text(one, "EXEC_HOST").split(":") if part))
+    ran, limit = read_duration(_text(one, "RUN_TIME"), 1), read_duration(_text(one, "RUNTIMELIMIT"), 60)
+    timed_out, code = why.startswith("TERM_RUNLIMIT"), number(_text(one, "EXIT_CODE"))
+    by_hand = re.match(r"TERM_(?:FORCE_)?(?:OWNER|ADMIN)", why) is not None
+    text = reason_of(word, _text(one, "PEND_REASON")) if phase is Phase.QUEUED else f"on {hosts}" if hosts else ""
+    return QueuedJob(
+        id=f"{found[1]}[{index}]" if index else found[1],
+        name=_text(one, "JOB_NAME").partition("[")[0],
+        phase=phase,
+        word=word,
+        text=why or text if phase is Phase.ENDED else text,
+        hosts=hosts,
+        suspended=word in ("USUSP", "SSUSP"),
+        tickets=tickets_in(_text(one, "JOB_DESCRIPTION")),
+        element=(found[1], index - 1) if index else None,
+        ends_at=now + limit - ran if phase is Phase.RUNNING and limit is not None and ran is not None else None,
+        ended_as=_ended_as(timed_out=timed_out, by_hand=by_hand) if phase is Phase.ENDED else None,
+        cause=Cause.TIME_LIMIT if phase is Phase.ENDED and timed_out else None,
+        exit_code=int(code) if code is not None else 0 if word == "DONE" else None,
+    )
+
+
+def _ended_as(*, timed_out: bool, by_hand: bool) -> State:
+    return State.FAILED if timed_out else State.CANCELLED if by_hand else State.LOST
+
+
+def fate_of(history: str) -> Fate | None:
+    """What was asked of the newest start of a job, by `bhist -l`, which breaks its lines anywhere."""
+    newest = re.sub(r"\s+", "", history).rpartition("Starting(Pid")[2]
+    asked = re.findall(r"Signal<(\w{1,40})>requested", newest)
+    return _SIGNALS.get(asked[-1]) if asked else None
+
+
+def read_hosts(text: str) -> list[ExecHost]:
+    """Those of `bhosts -json`."""
+    return [_host(one) for one in _records(text) if _text(one, "HOST_NAME")]
+
+
+def _host(one: Mapping[str, Any]) -> ExecHost:
+    status = _text(one, "STATUS")
+    gpus, taken = (number(_text(one, name)) for name in ("NGPUS", "NGPUS_ALLOC"))
+    return ExecHost(
+        name=_text(one, "HOST_NAME"),
+        cpus=int(number(_text(one, "MAX")) or 1),  # -: as many jobs as there are
+        gpus=int(gpus or 0),
+        free_gpus=max(0, int((gpus or 0) - (taken or 0))),
+        used=(number(_text(one, "RUN")) or 0) > 0,
+        up=status not in ("unavail", "unreach", "unlicensed"),
+        drains=status == "closed_Adm",
+        text=status,
+    )
+
+
+def _text(one: Mapping[str, Any], name: str) -> str:
+    found = one.get(name)
+    return found.strip()[:10_000] if isinstance(found, str) else ""
+
+
+def read_duration(text: str, unit_s: float) -> float | None:
+    """`1440.0` and `16038 second(s)` in that unit, or HOURS:MINUTES:SECONDS, as LSB_HMS_TIME_FORMAT has it."""
+    parts = text.removesuffix("second(s)").strip().split(":")
+    known = [value for part in parts if (value := number(part)) is not None]
+    if len(known) < len(parts):
+        return None
+    return known[0] * unit_s if len(known) == 1 else sum(value * 60**place for place, value in enumerate(known[::-1]))
+
+
+# -- reasons
+
+_HELD = "it is held, by its owner or an administrator: bresume lets it go"
+_MEANS = meanings({
+    r"^(?:New|Requeued) job is waiting for |^Scheduling of the job is delayed": "",
+    r"[Jj]ob was suspended by": _HELD,
+    r"[Dd]ependency condition (?:is )?(?:not satisfied|has not been satisfied)|waiting for its dependency":
+        "another job that it depends on has not ended",
+    r"[Dd]ependency condition (?:is )?invalid": "what it depends on can never happen any more: launch cancel ends it",
+    r"specified start time|held until its": "it asked not to start before a later time",
+    r"limit has been reached|job limit|slot limit|[Rr]esource .* limit":
+        "a limit for you, your project or the queue is reached",
+    r"[Nn]ot enough (?:slots|processors|job slots|hosts|GPUs|resource)|[Rr]esource requirements? .*not satisfied":
+        "too few hosts have what it asks for",
+    r"[Cc]losed by LSF administrator": "hosts that it may use are closed",
+    r"[Ll]oad information unavailable|[Uu]nable to reach": "hosts that it may use do not answer",
+    r"[Qq]ueue.*(?:closed|inactive|inactivated)": "its queue is closed, or starts no jobs",
+    r"dispatch window|run windows? .*closed": "its queue starts jobs at other times",
+})  # fmt: skip
+
+
+def reason_of(word: str, reasons: str) -> str:
+    """Return why a job in this state waits."""
+    told = (in_plain_words(one, _MEANS, CALLED) for one in reasons.split(";"))
+    found = "; ".join(dict.fromkeys(filter(None, told)))
+    return found or (_HELD if word == "PSUSP" else f"{CALLED} gives no reason yet")
