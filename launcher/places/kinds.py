@@ -38,6 +38,7 @@ OURS = {
     "gridengine": ClusterKind("launcher.places.gridengine.gridengine:GridEngineCluster", program="qconf"),
     "pbs": ClusterKind("launcher.places.pbs.pbs:PbsCluster", program="pbsnodes"),
     "lsf": ClusterKind("launcher.places.lsf.lsf:LsfCluster", program="bsub"),
+    "k8s": ClusterKind("launcher.places.kubernetes.kubernetes:KubernetesCluster"),  # kubectl may be for anything
     "ssh": ClusterKind("launcher.places.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
     LOGIN_KIND: ClusterKind("launcher.places.login.cluster:LoginCluster", fresh_s=0.5),
 }

@@ -8,7 +8,7 @@ from launcher.spec.kinds.numbers import Boolean, Integer
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.text import Choice, Text, any_path, word
 from launcher.spec.kinds.times import Duration
-from launcher.spec.model import GridEngine, Login, Lsf, Pbs, Slurm, Ssh, SshHost
+from launcher.spec.model import GridEngine, Kubernetes, Login, Lsf, Pbs, Slurm, Ssh, SshHost
 
 _HOST = r"[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,63}"
@@ -117,6 +117,24 @@ LSF = Section(
     ),
 )  # fmt: skip
 
+_K8S_NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
+_LABEL = r"(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
+
+KUBERNETES = Section(
+    Kubernetes,
+    (
+        Field("image", word("an image"), "Image of every pod; it has the Python that submits under the same path, or "
+              "the volume has it", example="registry.example.org/train:1"),
+        Field("claim", word("a volume claim", _K8S_NAME), "PersistentVolumeClaim that all pods share", example="runs"),
+        Field("mount", Text("an absolute path", r"/[^\s,:]*"), "Where pods mount it, which is where the machine that "
+              "submits has it too; runs are below it", example="/shared"),
+        Field("queue", word("a local queue", _K8S_NAME), "Local queue of Kueue", example="team-a"),
+        Field("gpu_resource", word("a resource", _LABEL), "What the cluster calls its GPUs", example="nvidia.com/gpu"),
+        Field("selector", ListOf(word("a label and its value", rf"{_LABEL}=[A-Za-z0-9_.-]*"), single=True),
+              "Labels that nodes must have", example="[gpu=a100]"),
+    ),
+)  # fmt: skip
+
 _OF_A_HOST = (
     Field("user", word("a user name", _USER), "User there", example="trainer"),
     Field("port", Integer(1, 65535), "Port of its sshd", example="2222"),
@@ -181,7 +199,16 @@ OF_KINDS = (
     Field("gridengine", GRID_ENGINE, "Options on Grid Engine clusters"),
     Field("pbs", PBS, "Options on PBS clusters"),
     Field("lsf", LSF, "Options on LSF clusters"),
+    Field("k8s", KUBERNETES, "Options on Kubernetes"),
     Field("ssh", SSH, "Options on SSH hosts"),
     Field("login", LOGIN, "How to get to a cluster with a login node; the clusters file says it once for all specs"),
 )
-OPTIONS_OF = {"slurm": SLURM, "gridengine": GRID_ENGINE, "pbs": PBS, "lsf": LSF, "ssh": SSH, "login": LOGIN}
+OPTIONS_OF = {
+    "slurm": SLURM,
+    "gridengine": GRID_ENGINE,
+    "pbs": PBS,
+    "lsf": LSF,
+    "k8s": KUBERNETES,
+    "ssh": SSH,
+    "login": LOGIN,
+}

@@ -205,6 +205,15 @@ class Lsf(Struct, frozen=True):
     extra: dict[str, str] = {}
 
 
+class Kubernetes(Struct, frozen=True):
+    image: str | None = None
+    claim: str | None = None
+    mount: str | None = None
+    queue: str | None = None
+    gpu_resource: str = "nvidia.com/gpu"
+    selector: tuple[str, ...] = ()
+
+
 class SshHost(Struct, frozen=True):
     """One host of a pool; None: what the pool says, else what is usual."""
 
@@ -302,6 +311,7 @@ class JobSpec(Struct, frozen=True):
     gridengine: GridEngine = GridEngine()
     pbs: Pbs = Pbs()
     lsf: Lsf = Lsf()
+    k8s: Kubernetes = Kubernetes()
     ssh: Ssh = Ssh()
     login: Login = Login()
     sweep: SweepOptions | None = None  # of no meaning for a single run

@@ -89,7 +89,7 @@ def test_schema_is_json(desk):
     assert json.loads(desk.launch("schema").stdout)["type"] == "object"
 
 
-@pytest.mark.parametrize("template", ["minimal", "ddp", "slurm", "gridengine", "pbs", "lsf", "ssh"])
+@pytest.mark.parametrize("template", ["minimal", "ddp", "slurm", "gridengine", "pbs", "lsf", "k8s", "ssh"])
 def test_init_writes_a_spec_that_is_valid_and_names_its_schema(desk, template):
     assert desk.launch("init", template, "--output", "new.yaml").stdout == "new.yaml\n"
     text = (desk.root / "new.yaml").read_text()

@@ -141,7 +141,7 @@ def test_all_problems_at_once(write):
         f"{path}:4:11: hpc.launch: expected the path of the launch program there, got '-x'",
         f"{path}:5:1: local: local is always this machine",
         f"{path}:6:1: Big: expected a name of a-z, 0-9, _ and -, at most 63 long, got 'Big'",
-        f"{path}:7:11: a.kind: expected one of slurm, gridengine, pbs, lsf, ssh, got 'slrum'",
+        f"{path}:7:11: a.kind: expected one of slurm, gridengine, pbs, lsf, k8s, ssh, got 'slrum'",
         f"{path}:8:4: b.kind: missing",
         f"{path}:9:4: c: expected a mapping with kind, got 'text'",
         f"{path}:10:25: d.login: expected user@host or an alias of the SSH configuration, got '-oProxyCommand=evil'",

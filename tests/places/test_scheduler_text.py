@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launcher.errors import Unreachable
 from launcher.places.batch.answers import read_settings, read_submitted
 from launcher.places.gridengine import gridengine
+from launcher.places.kubernetes import kubernetes
 from launcher.places.lsf import lsf
 from launcher.places.pbs import pbs
 from launcher.places.slurm.queries import fate, jobs, nodes, reasons, site, states, values
@@ -24,6 +25,7 @@ HERE = Path(__file__).parent
 SLURM = [path.read_text() for path in sorted((HERE / "slurm/recorded").glob("*.txt"))]
 GRIDENGINE = [path.read_text() for path in sorted((HERE / "gridengine/recorded").glob("*.*"))]
 PBS = [path.read_text() for path in sorted((HERE / "pbs/recorded").glob("*.json"))]
+KUBERNETES = [path.read_text() for path in sorted((HERE / "kubernetes/recorded").glob("*.json"))]
 LSF = [path.read_text() for path in sorted((HERE / "lsf/recorded").glob("b*.*"))]
 LISTED = (HERE / "gridengine/recorded/qstat-running.xml").read_text()
 
@@ -52,6 +54,8 @@ PARSERS = {
     "qacct": (gridengine.read_account, GRIDENGINE),
     "qhost": (gridengine.read_hosts, GRIDENGINE),
     "qconf": (read_settings, GRIDENGINE),
+    "kubectl get": (kubernetes.read_jobs, KUBERNETES),
+    "kubectl get nodes": (lambda text: kubernetes.read_nodes(text, "nvidia.com/gpu"), KUBERNETES),
     "bjobs": (lambda text: lsf.read_jobs(text, 0.0), LSF),
     "bhosts": (lsf.read_hosts, LSF),
     "bhist": (lsf.fate_of, LSF),

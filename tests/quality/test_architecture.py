@@ -8,7 +8,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
 FILES = sorted(LAUNCHER.rglob("*.py"))
-KINDS = ("local", "slurm", "gridengine", "pbs", "lsf", "ssh", "login")
+KINDS = ("local", "slurm", "gridengine", "pbs", "lsf", "k8s", "ssh", "login")
+FOLDERS = {"k8s": "kubernetes"}  # where it has not the kind's name
 # The registry of kinds and the sections of the spec are where kinds have names.
 KNOW_THE_KINDS = ("states.py", "places/kinds.py", "spec/cluster_fields.py", "spec/model.py", "spec/checks.py")
 
@@ -42,7 +43,11 @@ def test_nobody_outside_asks_a_kind_for_its_name(trees):
             continue
         known = {"ssh"} if name.startswith("remote/") else set()  # the program of OpenSSH
         for node in strings_of(tree):
-            if node.value in KINDS and node.value not in known and not name.startswith(f"places/{node.value}/"):
+            if (
+                node.value in KINDS
+                and node.value not in known
+                and not name.startswith(f"places/{FOLDERS.get(node.value, node.value)}/")
+            ):
                 told.append(f"launcher/{name}:{node.lineno}: {node.value!r}")
     assert not told, "\n".join(["what differs between kinds is data or a method of the kind:", *told])
 

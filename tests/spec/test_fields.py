@@ -137,7 +137,7 @@ def test_the_starters_show_every_option() -> None:
 def test_a_starter_that_is_not_there() -> None:
     with pytest.raises(BadInput, match=r"hint: did you mean slurm\?"):
         starter("slrm")
-    with pytest.raises(BadInput, match="hint: there is ddp, gridengine, lsf, minimal"):
+    with pytest.raises(BadInput, match="hint: there is ddp, gridengine, k8s, lsf, minimal"):
         starter("../../etc/passwd")
 
 

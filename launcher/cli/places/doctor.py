@@ -39,6 +39,7 @@ EXAMPLES = """
   launch doctor gridengine --try such a job on two hosts of Grid Engine
   launch doctor pbs --try        and on two of PBS
   launch doctor lsf --try        and on two of LSF
+  launch doctor k8s              what Kubernetes has for runs; starts nothing
   launch doctor mypool           every host of a pool, and the ways between them
   launch doctor mypool --try     and an all-reduce by torch over all of them
   launch doctor mypool --collectives --nodes 4 --ranks 4,8     each operation of torch.distributed, checked and timed

@@ -1,0 +1,303 @@
+"""Kubernetes: a run is a JobSet whose pods are its nodes, on a volume that they share with the machine that submits.
+
+By kubectl, in the namespace of its current context. Not run on a real cluster by us.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import BadInput, LaunchError, NotStarted, Unreachable
+from launcher.places.batch.answers import number, read_json
+from launcher.places.batch.batch import (
+    LIMIT_S,
+    SUBMIT_S,
+    BatchSystem,
+    ExecHost,
+    Fate,
+    JobStart,
+    NodeWord,
+    Phase,
+    QueuedJob,
+    Ticket,
+    job_name,
+)
+from launcher.places.batch.client import Programs
+from launcher.places.batch.cluster import BatchCluster
+from launcher.places.kubernetes.meeting import FOLDER, meet
+from launcher.plan.facts import Machine
+from launcher.plan.model import Plan
+from launcher.run.layout import AttemptDir
+from launcher.spec.model import JobSpec
+from launcher.states import State
+
+if TYPE_CHECKING:
+    from launcher.supervisor.agent_processes import AgentProcess
+
+CALLED = "Kubernetes"
+_NO_ANSWER = (
+    "unable to connect to the server", "connection refused", "was refused", "i/o timeout", "no route to host",
+    "tls handshake timeout", "etcdserver", "context deadline exceeded", "service unavailable",
+)  # fmt: skip
+ask = Programs(CALLED, "API server", _NO_ANSWER).ask
+_MANAGED = {"app.kubernetes.io/managed-by": "launch"}
+_TICKET, _RUN = "launch/ticket", "launch/run"
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_SET = "jobset.sigs.k8s.io/jobset-name"
+_LONGEST = 36  # of what a run adds to the name of a JobSet: its pods have 63 signs
+_AGAIN = 99  # a pod that leaves with any code but 0 has the JobSet start all of them again
+_MOST_STARTS = 1000
+_KEPT_S = 24 * 3600  # a JobSet that has ended is shown so long
+_SPARE_S = 15.0
+_MEETS_S = 600.0  # so long the first pod waits for the others
+
+
+class KubernetesCluster(BatchCluster):
+    """Kubernetes, as far as submitters see it."""
+
+    doctor = "launcher.places.kubernetes.doctor"
+    takes = ("hold",)
+
+    def __init__(self) -> None:
+        super().__init__(KubernetesSystem())
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """Kubernetes knows nothing of the time limit: the run keeps it."""
+        return replace(super().machine(spec), limit_per_job=False)
+
+
+class KubernetesSystem(BatchSystem):
+    """What is asked by kubectl. Pods may ask nothing: what follows a start is up to the JobSet, by exit codes."""
+
+    kind, called, ask = "k8s", CALLED, staticmethod(ask)
+    sees, ends = "kubectl describe jobset", "kubectl delete jobset --wait=false"
+    id_variable = "JOB_LAUNCH_JOBSET"
+    gpu_resource = "nvidia.com/gpu"
+    leaves_with: int | None = _AGAIN
+
+    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - a cordoned node is avoided by Kubernetes
+        return json.dumps(job_set(plan, ticket, where), indent=2) + "\n"
+
+    def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
+        """The name is in the manifest: a second one of that name is refused."""
+        argv, text = ["kubectl", "create", "-f", "-", "-o", "name"], script.read_text()
+        answer = ask(argv, limit_s=SUBMIT_S, environ=environ, stdin=text, pass_fds=[lock])
+        if answer.code != 0:
+            raise NotStarted(f"{CALLED} refuses the JobSet: {answer.refusal}")
+        name = str(json.loads(text)["metadata"]["name"])
+        if f"/{name}" not in answer.out:
+            raise LaunchError(f"kubectl create: expected the name of a JobSet, got {answer.out.strip()[:200]!r}")
+        return name
+
+    def may_submit(self) -> bool:
+        return False
+
+    def try_out(self, script: str) -> str:
+        answer = ask(["kubectl", "create", "--dry-run=server", "-f", "-"], stdin=script)
+        return f"{CALLED} says: {(answer.refusal or answer.out).strip()}"
+
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        chosen = ",".join(f"{name}={value}" for name, value in _MANAGED.items())
+        answer = ask(["kubectl", "get", "jobsets,pods", "-l", chosen, "-o", "json"], limit_s=limit_s)
+        if answer.code != 0:
+            raise Unreachable(f"kubectl cannot tell: {answer.refusal}")
+        return [job for job in read_jobs(answer.out) if (not ids or job.id in ids) and called in ("", job.name)]
+
+    def release(self, job: str) -> str:
+        return ask(["kubectl", "patch", "jobset", job, "--type=merge", "-p", '{"spec": {"suspend": false}}']).refusal
+
+    def fate(self, job: str) -> Fate:  # noqa: ARG002 - pods cannot ask
+        return Fate.UNKNOWN
+
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:  # noqa: ARG002 - a run knows its pods, and they cannot ask
+        return {}
+
+    def this_start(self) -> JobStart:
+        return JobStart(os.environ[self.id_variable], None)
+
+    def this_host(self) -> str:
+        return os.environ["JOB_LAUNCH_POD"]
+
+    def hosts(self) -> dict[str, str]:
+        """The pods of this start, whose addresses are new at each."""
+        return meet(Path(os.environ[FOLDER]), int(os.environ["JOB_LAUNCH_PODS"]), _MEETS_S)
+
+    def processes(self, plan: Plan, attempt: AttemptDir) -> "list[AgentProcess]":
+        """The first node's agent: every other pod starts its own."""
+        from launcher.supervisor.agent_processes import agent_process  # late: only a job needs it
+
+        return [agent_process(plan, attempt, 0)]
+
+    def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - Kueue's queues have quotas, not nodes
+        """Where users may not list nodes, one of which only a spec says what it has."""
+        answer = ask(["kubectl", "get", "nodes", "-o", "json"], limit_s=limit_s)
+        return [ExecHost("any", 1)] if answer.code != 0 else read_nodes(answer.out, gpu)
+
+
+# -- the JobSet
+
+
+def job_set(plan: Plan, ticket: Ticket, where: Path) -> dict[str, Any]:
+    """Return the object that kubectl gets. Raises BadInput where pods could not see the run."""
+    own, resources, count = plan.spec.k8s, plan.spec.resources, plan.nodes_max + plan.spec.recovery.spares
+    for option, value in (("image", own.image), ("claim", own.claim), ("mount", own.mount)):
+        if not value:
+            raise BadInput(f"k8s.{option}: missing", f"hint: `launch help kubernetes` says what k8s.{option} is")
+    if own.queue and plan.spec.queue.hold:
+        raise BadInput("queue.hold: Kueue lets runs of its queues start", "hint: leave k8s.queue out, or the hold")
+    if not where.is_relative_to(own.mount or "/"):
+        hint = f"hint: LAUNCH_RUNS={own.mount}/runs, on this machine too"
+        raise BadInput(f"k8s.mount: pods see {own.mount}, and the run would be in {where}", hint)
+    name = f"{job_name(plan.run_id).lower().replace('_', '-')[:_LONGEST].rstrip('-')}-{ticket.text[:6]}"
+    labels = {**_MANAGED, _TICKET: ticket.text, _RUN: plan.run_id}
+    asked = {
+        "cpu": str(plan.ranks_per_node * plan.cpus_per_rank),
+        own.gpu_resource: str(plan.gpus_per_node) if plan.gpus_per_node else None,
+        "memory": f"{math.ceil(resources.memory_gb * 1024)}Mi" if resources.memory_gb else None,
+    }
+    needs = {key: value for key, value in asked.items() if value}
+    told = {"JOB_LAUNCH_JOBSET": name, "JOB_LAUNCH_PODS": str(count), FOLDER: f"{where}/pods"}
+    fields = {"JOB_LAUNCH_POD": "metadata.name", "JOB_LAUNCH_POD_ADDRESS": "status.podIP"}
+    container = {
+        "name": "launch",
+        "image": own.image,
+        "command": [sys.executable, "-P", "-m", "launcher.places.kubernetes.pod", str(where)],
+        "env": [
+            *({"name": key, "value": value} for key, value in told.items()),
+            *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
+        ],
+        "resources": {"requests": needs, "limits": {key: value for key, value in needs.items() if key != "cpu"}},
+        "volumeMounts": [{"name": "runs", "mountPath": own.mount}, {"name": "memory", "mountPath": "/dev/shm"}],  # noqa: S108 - it is what shared memory is called
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(plan.spec.recovery.grace_s + _SPARE_S),
+        "securityContext": {"runAsUser": os.getuid(), "runAsGroup": os.getgid()},  # as whom the run's folder is open
+        "nodeSelector": dict(one.split("=", 1) for one in own.selector),
+        "containers": [container],
+        "volumes": [
+            {"name": "runs", "persistentVolumeClaim": {"claimName": own.claim}},
+            {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    job = {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimit": 0,
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name, "labels": labels | ({_QUEUE: own.queue} if own.queue else {})},
+        "spec": {
+            **({"suspend": True} if plan.spec.queue.hold else {}),
+            "failurePolicy": {"maxRestarts": _MOST_STARTS},
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+# -- answers
+
+
+def read_jobs(text: str) -> list[QueuedJob]:
+    """The JobSets of `kubectl get jobsets,pods -o json`, and why pods wait. Raises Unreachable if it is damaged."""
+    items = read_json(CALLED, text).get("items")
+    if not isinstance(items, list):
+        raise Unreachable(f"an answer of {CALLED} is damaged: expected items, got {str(items)[:100]!r}")
+    pods = [one for one in items if _at(one, "kind") == "Pod"]
+    return [_job(one, pods) for one in items if _at(one, "kind") == "JobSet" and _at(one, "metadata", "name")]
+
+
+def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob:
+    name = str(_at(one, "metadata", "name"))
+    ours = sorted(
+        (pod for pod in pods if _at(pod, "metadata", "labels", _SET) == name and not _leaves(pod)),
+        key=lambda pod: number(str(_at(pod, "metadata", "labels", _INDEX))) or 0.0,
+    )
+    true = _true_conditions(one)
+    word = next((word for word in ("Completed", "Failed", "Suspended") if word in true), "")
+    runs = bool(ours) and _at(ours[0], "status", "phase") == "Running"
+    if _at(one, "metadata", "deletionTimestamp"):
+        phase, word = Phase.ENDING, "Deleting"
+    elif word in ("Completed", "Failed"):
+        phase = Phase.ENDED
+    elif word == "Suspended" or not runs:
+        phase, word = Phase.QUEUED, word or "Pending"
+    else:
+        phase, word = Phase.RUNNING, "Running"
+    nodes = ",".join(dict.fromkeys(str(node) for pod in ours if (node := _at(pod, "spec", "nodeName"))))
+    return QueuedJob(
+        id=name,
+        name=str(_at(one, "metadata", "labels", _RUN) or ""),
+        phase=phase,
+        word=word,
+        text=_why(one, ours, true) if phase is Phase.QUEUED else f"on {nodes}" if nodes else "",
+        hosts=nodes,
+        tickets=frozenset({str(_at(one, "metadata", "labels", _TICKET) or "")} - {""}),
+        ended_as=State.LOST if phase is Phase.ENDED else None,
+    )
+
+
+def _leaves(pod: Mapping[str, Any]) -> bool:
+    """Whether it is of a start that is being ended."""
+    return bool(_at(pod, "metadata", "deletionTimestamp"))
+
+
+def _why(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], true: Mapping[str, str]) -> str:
+    if "Suspended" in true:
+        queue = _at(one, "metadata", "labels", _QUEUE)
+        return f"Kueue has not admitted it to queue {queue}" if queue else "it is held: launch release lets it go"
+    for pod in pods:
+        for told in _listed(_at(pod, "status", "containerStatuses")):
+            reason, message = _at(told, "state", "waiting", "reason"), _at(told, "state", "waiting", "message")
+            if reason and reason != "ContainerCreating":
+                return f"{CALLED} says: {reason}{f': {message}' if message else ''}"[:500]
+        for told in _listed(_at(pod, "status", "conditions")):
+            if _at(told, "type") == "PodScheduled" and _at(told, "status") == "False":
+                return f"{CALLED} says: {_at(told, 'message') or _at(told, 'reason')}"[:500]
+    return f"{CALLED} starts its pods"
+
+
+def _true_conditions(one: Mapping[str, Any]) -> dict[str, str]:
+    found = (told for told in _listed(_at(one, "status", "conditions")) if _at(told, "status") == "True")
+    return {str(_at(told, "type")): str(_at(told, "message") or "") for told in found}
+
+
+def read_nodes(text: str, gpu: str) -> list[ExecHost]:
+    """Those of `kubectl get nodes -o json`."""
+    return [_node(one, gpu) for one in _listed(read_json(CALLED, text).get("items")) if _at(one, "metadata", "name")]
+
+
+def _node(one: Mapping[str, Any], gpu: str) -> ExecHost:
+    ready = "Ready" in _true_conditions(one)
+    cordoned = _at(one, "spec", "unschedulable") is True
+    gpus = int(number(str(_at(one, "status", "allocatable", gpu) or "0")) or 0)
+    text = "cordoned" if cordoned else "ready" if ready else "not ready"
+    return ExecHost(str(_at(one, "metadata", "name")), _cores(one), gpus, up=ready, drains=cordoned, text=text)
+
+
+def _cores(one: Mapping[str, Any]) -> int:
+    """`16`, or `15890m` in thousandths."""
+    text = str(_at(one, "status", "allocatable", "cpu") or "1")
+    thousandths = number(text.removesuffix("m")) if text.endswith("m") else (number(text) or 1) * 1000
+    return max(1, int((thousandths or 1000) // 1000))
+
+
+def _at(one: object, *path: str) -> object:
+    for name in path:
+        one = one.get(name) if isinstance(one, dict) else None
+    return one
+
+
+def _listed(found: object) -> list[Mapping[str, Any]]:
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

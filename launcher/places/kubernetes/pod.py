@@ -1,0 +1,80 @@
+"""What every pod of a run's JobSet runs: the first one the batch process, every other one the agent of its node.
+
+    python -m launcher.places.kubernetes.pod RUN_DIR      with what the JobSet has put into the environment
+
+Another pod than the first waits until an attempt has it among its nodes, and leaves when the run has ended. Where one
+leaves with another code than 0, or is lost, the JobSet ends all of them and starts them again.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher.places.batch.batch import node_command
+from launcher.places.kubernetes.meeting import FOLDER, LOOK_S, stand_by
+from launcher.plan.model import Plan
+from launcher.run.attempts import newest
+from launcher.run.durable import readable
+from launcher.run.layout import RunDir
+from launcher.run.patience import waiting_for_disks
+from launcher.run.processes import name_this
+from launcher.run.records import AttemptEnd
+
+_KIND = "k8s"
+
+
+def main() -> int:
+    """Return 0 when the run has ended; the first pod leaves as the batch process does."""
+    os.umask(0o077)
+    run, index = RunDir(Path(sys.argv[1])), int(os.environ["JOB_COMPLETION_INDEX"])
+    if index == 0:
+        words = [sys.executable, "-P", "-m", "launcher.places.batch.job.guard", _KIND, str(run.path)]
+        os.execv(sys.executable, words)  # noqa: S606 - it is what it is for
+    name_this("launch-super")
+    with waiting_for_disks():
+        return 0 if OtherPod(run, Path(os.environ[FOLDER]), index).serve() else 1
+
+
+class OtherPod:
+    """A pod that is not the first. It is the first process there, so a signal that it ignored would reach nobody."""
+
+    def __init__(self, run: RunDir, folder: Path, index: int) -> None:
+        self._run, self._folder, self._index = run, folder, index
+        self._told_to_leave = False
+        self._child: subprocess.Popen[bytes] | None = None
+        signal.signal(signal.SIGTERM, self._leave)
+
+    def serve(self) -> bool:
+        """Have an agent here in one attempt after the other. True: the run has ended; False: the pod is taken away."""
+        served, host = 0, os.environ["JOB_LAUNCH_POD"]
+        while not self._told_to_leave:
+            attempt = newest(self._run)
+            end = readable(attempt.end, AttemptEnd) if attempt is not None else None
+            if end is not None and end.state.ended:
+                return True
+            plan = readable(attempt.plan, Plan) if attempt is not None else None
+            if (
+                attempt is None
+                or plan is None
+                or attempt.number <= served
+                or host not in [one.host for one in plan.nodes]
+            ):
+                stand_by(self._folder, self._index)
+                time.sleep(LOOK_S)
+                continue
+            served = attempt.number
+            self._child = subprocess.Popen(node_command(_KIND, plan, attempt))
+            self._child.wait()
+        return False
+
+    def _leave(self, *_: object) -> None:
+        self._told_to_leave = True
+        if self._child is not None:
+            self._child.terminate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
