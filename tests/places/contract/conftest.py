@@ -12,11 +12,13 @@ from ssh_desk import Desk
 
 from tests.lab.fixtures import hosts, lab_possible, shared_grid_engine_lab, shared_hosts, shared_lab
 from tests.lab.requirements import skip_or_fail
+from tests.places.batch_sites import LSF, PBS, BatchSite
+from tests.places.kube_cluster import set_up, tear_down
 
 __all__ = ["hosts", "lab_possible", "shared_grid_engine_lab", "shared_hosts", "shared_lab"]
 
 VERBS = Path(__file__).parent / "verbs.py"
-PLACES = ("local", "slurm", "gridengine", "ssh", "ssh by OpenSSH", "login")
+PLACES = ("local", "slurm", "gridengine", "pbs", "lsf", "k8s", "ssh", "ssh by OpenSSH", "login")
 
 
 class Site:
@@ -65,6 +67,9 @@ def site(request, tmp_path):
         "local": _local,
         "slurm": _slurm,
         "gridengine": _grid_engine,
+        "pbs": _queue_of(PBS, "pbs"),
+        "lsf": _queue_of(LSF, "lsf"),
+        "k8s": _kubernetes,
         "ssh": _pool,
         "ssh by OpenSSH": _pool_by_openssh,
         "login": _login,
@@ -98,6 +103,25 @@ def _grid_engine(request, folder):
     desk = Lab(folder)
     desk.env |= grid.env
     return Site(desk, "gridengine", desk.processes)
+
+
+def _queue_of(programs, on):
+    """A batch system whose programs carry jobs out on this machine."""
+
+    def made(request, folder):
+        desk = Lab(folder)
+        jobs = BatchSite(desk, folder, programs)
+        request.addfinalizer(jobs.tidy)
+        return Site(desk, on, desk.processes)
+
+    return made
+
+
+def _kubernetes(request, folder):
+    desk = Lab(folder)
+    cluster = set_up(desk, folder)
+    request.addfinalizer(lambda: tear_down(desk, cluster))
+    return Site(desk, "plain", desk.processes)
 
 
 def _login(request, folder):
