@@ -2,10 +2,12 @@
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from launcher.cli.commands import shown
 from launcher.errors import BadInput
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 RUN_HELP = "a run's id, a unique beginning of one, or `last`"
 _PATTERN = "a pattern of ids and names, such as 'lr-*', quoted from the shell"
 
+# The types of what --json prints, each by the words for which it is printed; "" where there is one alone.
+Answers = Callable[[], Mapping[str, Any]]
 _MOST_S = 1e9
 
 
@@ -31,6 +35,8 @@ class Arguments(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self._takes_command = False
+        self.answers: Answers = dict
+        self.answers_by_line = False
 
     def error(self, message: str) -> NoReturn:
         hint = f"hint: `{self.prog} --help` shows how it is used"
@@ -60,6 +66,17 @@ class Arguments(argparse.ArgumentParser):
 
     def takes_runs(self, *, patterns: bool = False) -> None:
         self.add_argument("runs", metavar="RUN", nargs="+", help=f"{RUN_HELP}; or {_PATTERN}" if patterns else RUN_HELP)
+
+    def prints_json(
+        self, answers: Answers, text: str, *, by_line: bool = False,
+        among: "argparse._ActionsContainer | None" = None,
+    ) -> None:  # fmt: skip
+        """Take --json; `answers` gives the types of what is printed then, `by_line` as an object on each line.
+
+        `among`: options of which only one is taken.
+        """
+        self.answers, self.answers_by_line = answers, by_line
+        (among or self).add_argument("--json", action="store_true", help=text)
 
     def takes_tls(self) -> None:
         """--tls-cert and --tls-key, of what listens."""
@@ -97,6 +114,15 @@ class Arguments(argparse.ArgumentParser):
             dest="overrides",
             help="override a field of the spec: resources.nodes=4; run.args+=x adds to a list; may be repeated",
         )
+
+
+def arguments_of(command: str) -> Arguments:
+    """Return the arguments that a command declares."""
+    place, summary = shown(command)
+    module = import_module(place)
+    arguments = Arguments(command, summary, module.EXAMPLES)
+    module.declare(arguments)
+    return arguments
 
 
 def tls_of(options: argparse.Namespace) -> "ssl.SSLContext | None":

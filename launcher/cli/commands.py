@@ -74,6 +74,20 @@ GROUPS = {
     "spec": "write, check and describe spec files",
 }
 
+# Commands without --json, and why.
+WITHOUT_JSON = {
+    "board": "serves pages until it is stopped",
+    "serve": "answers requests, in JSON, until it is stopped",
+    "exec": "prints what the command that it runs prints",
+    "shell": "is for a person at a terminal",
+    "debug": "is for a person at a terminal",
+    "nodes trust": "is for a person, who says that a key is right",
+    "spec init": "writes files, and prints their names",
+    "spec schema": "prints a JSON Schema",
+    "completion": "prints a script",
+    **dict.fromkeys(("tag", "note", "rename"), "is an older name of `launch edit`"),
+}  # fmt: skip
+
 # As `launch --help` shows them.
 HEADINGS = {
     "most used": (

@@ -7,9 +7,8 @@ import argparse
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
-from launcher.cli.arguments import Arguments
+from launcher.cli.arguments import Arguments, arguments_of
 from launcher.cli.commands import ALSO, COMMANDS, GROUPS, shown, shown_in_help, verbs_of
 from launcher.cli.shipped import pages, starters
 from launcher.errors import Exit
@@ -85,10 +84,8 @@ def complete(what: str) -> int:
 
 def _commands() -> Iterator[Command]:
     for name in (*COMMANDS, *ALSO):
-        place, text = shown(name)
-        module = import_module(place)
-        arguments = Arguments(name, text, module.EXAMPLES)
-        module.declare(arguments)
+        _, text = shown(name)
+        arguments = arguments_of(name)
         words = [_candidates(action) for action in arguments.taken if not action.option_strings]
         flags = [_flag(action) for action in arguments.taken if action.option_strings]
         public = tuple(flag for flag in flags if flag.text != argparse.SUPPRESS)

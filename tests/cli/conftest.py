@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from run_folder import RunFolder
 
 from launcher.run import registry
+from tests import documented
 
 _BOUND_S = 150.0
 
@@ -42,6 +43,7 @@ class Desk:
         )
         if check is not None:
             assert done.returncode == check, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        documented.check(words, done.stdout)
         return done
 
     def on_terminal(self, *words, env=None, until=None, then=lambda process: None, columns=100, keys=""):

@@ -116,14 +116,18 @@ def test_move_asks_once_and_waits_for_the_answer(desk, kind, code):
     folder.event("an answer of before", "moved", node=1)
     drain = folder.run.attempt(1).drain
     with ThreadPoolExecutor() as meanwhile:
-        asked = meanwhile.submit(desk.launch, "move", "last", "gpu01", "--to", "gpu03", "--timeout", "100", check=code)
+        words = ("gpu01", "--to", "gpu03", "--timeout", "100")
+        asked = meanwhile.submit(desk.launch, "nodes", "move", "last", "--json", *words, check=code)
         while not drain.exists() and not asked.done():
             time.sleep(0.05)
         folder.event("of another node", "moved", node=2)
         folder.event("so it is", kind, node=1)
     assert json.loads(drain.read_bytes()) == {"nodes": [], "moves": [{"node": 1, "to": 3}], "why": {}}
     done = asked.result()
-    assert "job-abcd: so it is\n" in (done.stdout if code == 0 else done.stderr)
+    if code == 0:
+        assert json.loads(done.stdout) == {"run": "job-abcd", "node": 1, "moved": "so it is"}
+    else:
+        assert "job-abcd: so it is\n" in done.stderr
 
 
 def test_what_is_asked_of_nodes_is_kept_beside_what_was_asked_before(desk):

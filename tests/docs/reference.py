@@ -4,17 +4,27 @@ import argparse
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from launcher.cli.arguments import Arguments
-from launcher.cli.commands import ALSO, COMMANDS, INSTEAD, shown
+from launcher.cli.answers import schema_of
+from launcher.cli.arguments import arguments_of
+from launcher.cli.commands import ALSO, COMMANDS, INSTEAD, WITHOUT_JSON, shown
 from launcher.errors import MEANING, Exit
 from launcher.spec.rank_variables import WHO_READS_WHAT
 
+Schema = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "launcher" / "docs"
 _MADE = "<!-- made by `python -m tests.docs.reference`: change the code, not this page -->"
+
+# Types of answers that have the fields of classes.
+_MERGED = {
+    "NodeNow": ("NodeLoad",), "PlannedRun": ("Plan",), "PlannedStep": ("Plan",), "RunPage": ("RunStatus", "About"),
+    "RunRow": ("RunStatus", "About"),
+}  # fmt: skip
 
 # What a user sets for `launch` itself.
 OF_THE_USER = {
@@ -71,7 +81,8 @@ _OF_OURS_ALONE = {"LAUNCH_AGENT_PLACE", "LAUNCH_LEASE", "LAUNCH_NEXT_AGENT", "LA
 
 def pages() -> dict[str, str]:
     """Name and text of each."""
-    return {"commands.md": _commands(), "exit-codes.md": _exit_codes(), "environment.md": _environment()}
+    made = {"commands.md": _commands, "json.md": _json, "exit-codes.md": _exit_codes, "environment.md": _environment}
+    return {name: make() for name, make in made.items()}
 
 
 def variables_in_the_code() -> set[str]:
@@ -87,7 +98,7 @@ def _commands() -> str:
     also = ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in ALSO.items())
     intro = (
         f"All commands: {listed}. {also[0].upper()}{also[1:]}. RUN is a run's id, a unique beginning of one, or "
-        "`last`. Data goes to stdout, everything else to stderr; `--json` is for programs. How they end: "
+        "`last`. Data goes to stdout, everything else to stderr; what `--json` prints: [JSON](json.md). How they end: "
         "[exit codes](exit-codes.md)."
     )
     return "\n".join(["# Commands and their options", "", _MADE, "", intro, *_of_each()]) + "\n"
@@ -96,9 +107,7 @@ def _commands() -> str:
 def _of_each() -> Iterator[str]:
     for name in COMMANDS:
         place, summary = shown(name)
-        module = import_module(place)
-        arguments = Arguments(name, summary, module.EXAMPLES)
-        module.declare(arguments)
+        module, arguments = import_module(place), arguments_of(name)
         taken = [one for one in arguments.taken if one.help != argparse.SUPPRESS and "--help" not in one.option_strings]
         yield from ("", f"## launch {name}", "", f"{summary[0].upper()}{summary[1:]}.", "")
         if taken:
@@ -117,6 +126,83 @@ def _value(action: argparse.Action) -> str:
     name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     many = {"+": f"{name}...", "*": f"[{name}...]", "?": f"[{name}]", argparse.REMAINDER: f"[{name}...]"}
     return many.get(str(action.nargs), name)
+
+
+def _json() -> str:
+    """What each command prints with --json, by the fields of its types, which stand once at the end."""
+    types: dict[str, Schema] = {}
+    answers = [line for name in COMMANDS if name not in WITHOUT_JSON for line in _answers_of(name, types)]
+    without = [f"| `launch {name}` | {why} |" for name, why in WITHOUT_JSON.items()]
+    return "\n".join([
+        "# The JSON that commands print", "", _MADE, "",
+        "With `--json` stdout holds one JSON document, or where it says so an object on each line. The command",
+        "`launch spec schema wait` prints the JSON Schema of one. A later version may add fields, and takes none away.",
+        "Times are Unix times; `T[]` is a list, `{KEY: T}` an object with any keys, `field?` may be absent. How to use",
+        "it: [for agents](agents.md).",
+        "", "| command | prints |", "|---|---|", *answers, "",
+        "## Commands without it", "", "| command | because it |", "|---|---|", *without, "",
+        "## Types",
+        *(line for name, schema in sorted(types.items()) for line in _type_of(name, schema)),
+    ]) + "\n"  # fmt: skip
+
+
+def _answers_of(name: str, types: dict[str, Schema]) -> Iterator[str]:
+    arguments = arguments_of(name)
+    schema = schema_of(arguments.answers())
+    for known, found in schema.get("$defs", {}).items():
+        assert types.setdefault(known, found) == found, f"two types of answers are called {known}"
+    for one in schema.get("anyOf", [schema]) if "description" in str(schema.get("anyOf")) else [schema]:
+        when = f", {one['description']}" if "description" in one and "anyOf" in schema else ""
+        line = " on each line" if arguments.answers_by_line else ""
+        yield f"| `launch {name}`{when} | `{_cell(_shape(one))}`{line} |"
+
+
+def _type_of(name: str, schema: Schema) -> Iterator[str]:
+    yield from ("", f"### {name}", "")
+    if "description" in schema:
+        yield from (" ".join(schema["description"].split()), "")
+    if "properties" not in schema:
+        yield f"`{_shape(schema)}`"
+        return
+    needed = schema.get("required", [])
+    comments = _comments()
+    for field, kind in schema["properties"].items():
+        about = next((comments[one, field] for one in (name, *_MERGED.get(name, ())) if (one, field) in comments), "")
+        optional = "" if field in needed or "default" in kind else "?"
+        yield f"- `{field}{optional}`: `{_shape(kind)}`" + (f"; {about}" if about else "")
+
+
+@cache
+def _comments() -> dict[tuple[str, str], str]:
+    """What the code says behind a field, by the names of its class and of the field."""
+    found = {}
+    for path in (*ROOT.glob("launcher/**/*.py"), *ROOT.glob("trainer/checkpoint_files/*.py")):
+        lines = (text := path.read_text()).splitlines()
+        for one in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)):
+            for field in (each for each in one.body if isinstance(each, ast.AnnAssign)):
+                comment = lines[(field.end_lineno or 1) - 1][field.end_col_offset or 0 :].partition("#")[2]
+                found[one.name, ast.unparse(field.target)] = comment.strip()
+    return found
+
+
+def _shape(schema: Schema) -> str:
+    """A JSON Schema as a type in one line."""
+    if "$ref" in schema:
+        return schema["$ref"].rpartition("/")[2]
+    if "anyOf" in schema:
+        return " | ".join(map(_shape, schema["anyOf"]))
+    if "enum" in schema:
+        return " | ".join(f'"{value}"' for value in schema["enum"])
+    match schema.get("type"):
+        case "array" if "prefixItems" in schema:
+            return f"[{', '.join(map(_shape, schema['prefixItems']))}]"
+        case "array":
+            item = _shape(schema.get("items", {}))
+            return f"({item})[]" if " | " in item else f"{item}[]"
+        case "object":
+            return f"{{KEY: {_shape(schema.get('additionalProperties', {}))}}}"
+        case kind:
+            return str(kind or "any")
 
 
 def _exit_codes() -> str:

@@ -57,7 +57,7 @@ def test_a_script_of_ones_own_predicts_as_the_page_shows_it(lab):
     lab.script("line.py", block(DOCS / "predictions.md", "python", "def answer"))
     run = lab.submit(lab.spec("name: line\nrun:\n  script: line.py\nresources:\n  ranks_per_node: 2\n"))
     lab.wait(run)
-    prediction = lab.launch("predict", run, "-o", "out.jsonl").stdout.strip()
+    prediction = json.loads(lab.launch("predict", run, "-o", "out.jsonl", "--json").stdout)["run"]
     lab.wait(prediction)
     lines = [json.loads(line) for line in (lab.project / "out.jsonl").read_text().splitlines()]
     assert [line["index"] for line in lines] == list(range(200))

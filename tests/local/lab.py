@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.run.identity import process_id
 from launcher.run.processes import TAG, end_all
+from tests import documented
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # Of every wait, against hanging; a shorter one where it is known that what is waited for never comes.
@@ -101,6 +102,7 @@ class Lab:
         )
         if check is not None:
             assert done.returncode == check, f"launch {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        documented.check(words, done.stdout)
         return done
 
     def submit(self, spec, *words, **more):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from launcher.node.ranks.ports import HeldPort
 from launcher.run.processes import TAG, end_all
+from tests import documented
 from tests.lab.requirements import missing
 
 BOUND_S = 150.0
@@ -228,6 +229,7 @@ class Laptop:
         )
         if check is not None:
             assert done.returncode == check, f"launch {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        documented.check(words, done.stdout)
         return done
 
     def command(self, *words):

@@ -13,7 +13,7 @@ from launcher.coordinator.hang import judge
 from launcher.errors import Exit, LaunchError, Refused
 from launcher.node.inside.words import AskStacks, RankStacks
 from launcher.remote.parallel import for_all
-from launcher.run.hangs import GroupLook, RankLook
+from launcher.run.hangs import GroupLook, HangReport, RankLook
 
 EXAMPLES = """
   launch stacks last                 of all ranks, the innermost frame first; they are in the ranks' logs too
@@ -29,7 +29,9 @@ with the reason; 5 where a node cannot be reached.
 _WAITS_S = 5.0  # in a collective: of a training that goes on, ranks are found in one, too
 
 
-class _OfRank(msgspec.Struct, frozen=True):
+class StacksOfRank(msgspec.Struct, frozen=True):
+    """Where a rank is in its code, or why that is not known."""
+
     rank: int
     node: int
     pid: int | None
@@ -42,7 +44,7 @@ def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     words = "of this rank only, or of several: 0,3-5; may be repeated"
     arguments.add_argument("--rank", metavar="N", type=numbers, action="append", help=words)
-    arguments.add_argument("--json", action="store_true", help="one JSON list; with --last one object")
+    arguments.prints_json(lambda: {"": list[StacksOfRank], "--last": HangReport}, "one list; with --last one object")
     arguments.add_argument("--last", action="store_true", help="of the last hang that was looked at, as it was kept")
 
 
@@ -83,7 +85,7 @@ def _show_last(one: api.Run, options: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _waiting(found: list[_OfRank], ranks: int) -> list[str]:
+def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
     """Who keeps the others waiting, where all ranks were asked and some have waited for longer than a step takes."""
     looks = [each.look for each in found if each.look is not None]
     ages = [call.age_s for look in looks for group in look.groups for call in group.last if not call.done]
@@ -112,20 +114,20 @@ def _asked(one: api.Run, node: int, ranks: list[int]) -> list[RankStacks]:
         return visit.stacks(AskStacks(frozenset(ranks)))
 
 
-def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) -> list[_OfRank]:
+def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) -> list[StacksOfRank]:
     """Each rank that was asked for, whatever the node says."""
     if isinstance(said, LaunchError):
-        return [_OfRank(rank, node, None, (), said.lines[0]) for rank in ranks]
+        return [StacksOfRank(rank, node, None, (), said.lines[0]) for rank in ranks]
     told = {each.rank: each for each in said}
     return [
-        _OfRank(rank, node, told[rank].pid, told[rank].lines, told[rank].problem, told[rank].look)
+        StacksOfRank(rank, node, told[rank].pid, told[rank].lines, told[rank].problem, told[rank].look)
         if rank in told
-        else _OfRank(rank, node, None, (), "does not run any more, or not yet")
+        else StacksOfRank(rank, node, None, (), "does not run any more, or not yet")
         for rank in ranks
     ]
 
 
-def _shown(each: _OfRank) -> str:
+def _shown(each: StacksOfRank) -> str:
     place = f"rank {each.rank}, node {each.node}" + (f", process {each.pid}" if each.pid is not None else "")
     lines = [paint(f"── {place} ──", "bold"), *map(safe, each.stacks)]
     return "\n".join([*lines, *([paint(safe(each.problem), "yellow")] if each.problem else [])])

@@ -2,13 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from launcher import api
+import msgspec
+
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.selection import runs_like
-from launcher.cli.terminal import safe, show_news
+from launcher.cli.terminal import safe, show_news, to_json
 from launcher.errors import Exit
+from launcher.states import State
 
 EXAMPLES = """
   launch cancel last                 the ranks get SIGTERM and the spec's grace to save, then no process of it is left
@@ -17,6 +18,16 @@ EXAMPLES = """
   launch cancel train-predict-7k3f   all steps of that file
   launch cancel resnet --gone gpu07  the same; gpu07 burnt down, so that nobody waits for its word
 """
+
+
+class CancelledRun(msgspec.Struct, frozen=True):
+    """A run that nothing is left of now."""
+
+    run: str
+    state: State
+    already_ended: bool
+    ended: tuple[str, ...]  # what was ended, in words
+    cut_off: tuple[str, ...]  # machines that could not be asked, in words
 
 
 def declare(arguments: Arguments) -> None:
@@ -28,22 +39,31 @@ def declare(arguments: Arguments) -> None:
         default=[],
         help="a host of a pool that will never answer again: the run can be resumed without it; may be repeated",
     )
+    arguments.prints_json(lambda: {"": list[CancelledRun]}, "what was ended, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     show_news()
-    for one in runs_like(options.runs, last_first=True):
-        _cancel(one, options.gone)
+    over = list[CancelledRun]()
+    try:
+        for one in runs_like(options.runs, last_first=True):
+            report = one.cancel(gone=options.gone)
+            found = CancelledRun(one.id, one.status().state, report.already, tuple(report.ended), tuple(report.cut_off))
+            over.append(found)
+            if not options.json:
+                _show(found)
+    finally:
+        if options.json:
+            print(to_json(over), flush=True)
     return Exit.OK
 
 
-def _cancel(one: api.Run, gone: Sequence[str]) -> None:
-    report = one.cancel(gone=gone)
-    if report.already:
-        print(f"{one.id} has already ended: nothing was left to end")
+def _show(found: CancelledRun) -> None:
+    if found.already_ended:
+        print(f"{found.run} has already ended: nothing was left to end")
         return
-    for line in report.ended:
+    for line in found.ended:
         print(f"ended {safe(line)}")
-    for line in report.cut_off:
+    for line in found.cut_off:
         print(safe(line), file=sys.stderr)
-    print(f"{one.id} is {one.status().state}")
+    print(f"{found.run} is {found.state}", flush=True)

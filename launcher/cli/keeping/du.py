@@ -4,6 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+import msgspec
+
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
@@ -26,11 +28,30 @@ _SORTS = ("total", "checkpoints", "logs", "code", "run")
 _LESS = ("CODE", "LOGS", "CHECKPOINTS", "STATE")  # what goes first where a terminal is too narrow
 
 
+class KeptElsewhere(msgspec.Struct, frozen=True):
+    """What another machine keeps of a run; its size is not known where it does not answer, and `silent` says why."""
+
+    on: str
+    total: int | None
+    silent: str
+
+
+class RunUsage(msgspec.Struct, frozen=True):
+    """What a run takes of the disk, in bytes."""
+
+    run: str
+    total: int
+    checkpoints: int
+    logs: int
+    code: int
+    elsewhere: tuple[KeptElsewhere, ...]
+
+
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("runs", metavar="RUN", nargs="*", help=f"{RUN_HELP}; without one, all")
     arguments.add_argument("--name", metavar="GLOB", action="append", help="runs whose id, job or name is like this")
     arguments.add_argument("--sort", metavar="NAME", choices=_SORTS, default="total", help=f"by {', '.join(_SORTS)}")
-    arguments.add_argument("--json", action="store_true", help="in bytes, for programs")
+    arguments.prints_json(lambda: {"": list[RunUsage]}, "in bytes, for programs")
     arguments.add_argument("--here", action="store_true", help="what is on this machine alone")
 
 
@@ -43,11 +64,7 @@ def run(options: argparse.Namespace) -> int:
         measured.sort(key=lambda pair: _plain(pair[1])[options.sort], reverse=True)
     there = [] if options.here else kept_elsewhere([RunDir(one.path) for one in chosen])
     if options.json:
-        print(
-            to_json(
-                [{"run": one.id, **_plain(usage), "elsewhere": _plain_there(one, there)} for one, usage in measured]
-            )
-        )
+        print(to_json([RunUsage(one.id, **_plain(usage), elsewhere=_there(one, there)) for one, usage in measured]))
         return Exit.OK
     states = {status.run: str(status.state) for status in api.statuses(chosen)}
     rows = [
@@ -75,12 +92,9 @@ def _show_there(there: Sequence[KeptRemote]) -> None:
         print(f"{safe(where)} was not asked: {safe(why)}", file=sys.stderr)
 
 
-def _plain_there(one: api.Run, there: Sequence[KeptRemote]) -> list[dict[str, object]]:
+def _there(one: api.Run, there: Sequence[KeptRemote]) -> tuple[KeptElsewhere, ...]:
     kept = [machine for machine in there if one.id in machine.runs]
-    return [
-        {"on": machine.where, "total": None if machine.silent else machine.runs[one.id], "silent": machine.silent}
-        for machine in kept
-    ]
+    return tuple(KeptElsewhere(on.where, None if on.silent else on.runs[one.id], on.silent) for on in kept)
 
 
 def _plain(usage: Usage) -> dict[str, int]:

@@ -2,12 +2,14 @@
 
 import argparse
 
+import msgspec
+
 from launcher.cli.arguments import Arguments
 from launcher.cli.keeping.note import checked_note
 from launcher.cli.keeping.rename import checked_name
 from launcher.cli.keeping.tag import tag_word
 from launcher.cli.looking.selection import runs_like
-from launcher.cli.terminal import columns, safe
+from launcher.cli.terminal import columns, safe, to_json
 from launcher.errors import BadInput, Exit
 
 EXAMPLES = """
@@ -16,6 +18,15 @@ EXAMPLES = """
   launch edit 'lr-*' --tag paper --untag old    several runs, by a pattern; quote it from the shell
   launch edit last                              shows what there is
 """
+
+
+class RunLabels(msgspec.Struct, frozen=True):
+    """What people say of a run."""
+
+    run: str
+    name: str
+    tags: tuple[str, ...]
+    note: str
 
 
 def declare(arguments: Arguments) -> None:
@@ -28,6 +39,7 @@ def declare(arguments: Arguments) -> None:
     )
     arguments.add_argument("--note", metavar="TEXT", help='set the note; "" removes it')
     arguments.add_argument("--name", metavar="NAME", help='set the name, of a-z, 0-9, _ and -; "" removes it')
+    arguments.prints_json(lambda: {"": list[RunLabels]}, "what there is then, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,8 +49,15 @@ def run(options: argparse.Namespace) -> int:
     checked_note(options.note)
     for one in runs:
         checked_name(one, options.name)
-    for one in runs:
-        said = one.label(add=options.tag, remove=options.untag, note=options.note, name=options.name)
+    labels = [one.label(add=options.tag, remove=options.untag, note=options.note, name=options.name) for one in runs]
+    if options.json:
+        print(
+            to_json(
+                [RunLabels(one.id, said.name, said.tags, said.note) for one, said in zip(runs, labels, strict=True)]
+            )
+        )
+        return Exit.OK
+    for one, said in zip(runs, labels, strict=True):
         facts = [("name", said.name), ("tags", ", ".join(said.tags)), ("note", " ".join(said.note.split()))]
         print(safe(str(one.id)))
         print("\n".join(columns([(key, safe(value) or "-") for key, value in facts], indent="  ")))

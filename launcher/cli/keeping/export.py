@@ -8,7 +8,7 @@ from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.checkpoints import noted_text
-from launcher.cli.terminal import is_terminal, safe, show_news
+from launcher.cli.terminal import is_terminal, safe, show_news, to_json
 from launcher.errors import Exit
 from launcher.spec.kinds.leaf import Unfit
 from launcher.spec.kinds.numbers import Size
@@ -49,6 +49,7 @@ def declare(arguments: Arguments) -> None:
         help="most bytes of one file in a folder of safetensors (default: 5GB)",
     )
     arguments.add_argument("--force", action="store_true", help="write over what is there")
+    arguments.prints_json(lambda: {"": Exported}, "what was written, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,6 +64,9 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     for words in found.passed_over:
         print(f"warning: passed over {safe(words)}", file=sys.stderr)
+    if options.json:
+        print(to_json(found))
+        return Exit.OK
     print(safe(found.file))
     print(_said(found), file=sys.stderr)
     return Exit.OK

@@ -2,9 +2,11 @@
 
 import argparse
 
+import msgspec
+
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import safe, show_news
+from launcher.cli.terminal import safe, show_news, to_json
 from launcher.errors import Exit
 
 EXAMPLES = """
@@ -13,6 +15,14 @@ EXAMPLES = """
   launch fetch last --checkpoint none     logs and metrics alone; again brings only what is new
   launch fetch last --outputs             and what the script wrote to relative paths
 """
+
+
+class FetchedRun(msgspec.Struct, frozen=True):
+    """What was brought here of a run, in words."""
+
+    run: str
+    run_dir: str
+    fetched: tuple[str, ...]
 
 
 def declare(arguments: Arguments) -> None:
@@ -24,6 +34,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument(
         "--outputs", action="store_true", help="and what ranks wrote beside their code; run.outputs says which files"
     )
+    arguments.prints_json(lambda: {"": FetchedRun}, "what was brought, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,6 +42,9 @@ def run(options: argparse.Namespace) -> int:
     one = api.run(options.run)
     lines = one.fetch(options.checkpoint)
     outputs = one.fetch_outputs() if options.outputs else []
+    if options.json:
+        print(to_json(FetchedRun(one.id, str(one.path), (*lines, *outputs))))
+        return Exit.OK
     for line in [*(lines or [f"everything of {one.id} is written here: {one.path}"]), *outputs]:
         print(safe(line))
     return Exit.OK

@@ -5,11 +5,14 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from launcher import api
 from launcher.cli.arguments import RUN_HELP, Arguments
-from launcher.cli.terminal import columns, safe
+from launcher.cli.terminal import columns, safe, to_json
 from launcher.errors import BadInput, Exit, LaunchError, Refused
 from launcher.run.durable import read_lines, readable
 from launcher.run.layout import RunDir
@@ -43,23 +46,49 @@ address itself. Only the settings have who takes mail:
 """
 
 
+class Notified(msgspec.Struct, frozen=True):
+    """What was told of a run, and whom; or what was not, and why."""
+
+    at: float
+    text: str
+
+
+class NotifiedOf(msgspec.Struct, frozen=True):
+    """Somebody who is notified, and of what."""
+
+    recipient: str
+    on: tuple[str, ...]
+
+
+class SentNotice(msgspec.Struct, frozen=True):
+    """A message that was sent now; `problem` is empty where it was delivered. A test is of no run."""
+
+    run: str
+    recipient: str
+    problem: str
+
+
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("run", metavar="RUN|FILE", nargs="?", help=f"{RUN_HELP}; or a spec")
     ways = arguments.add_mutually_exclusive_group()
     ways.add_argument("--test", action="store_true", help="send a message now, and say what became of it")
     ways.add_argument("--due", action="store_true", help="tell of ends that nobody was left to tell of")
+    arguments.prints_json(
+        lambda: {"": list[Notified], "a spec, or none": list[NotifiedOf], "--test or --due": list[SentNotice]},
+        "the same as JSON",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     if options.due:
         if options.run is not None:
             raise BadInput("--due looks at all runs: expected no RUN")
-        return _tell_due()
+        return _tell_due(as_json=options.json)
     if options.test:
-        return _test(_notifying(options.run), options.run)
+        return _test(_notifying(options.run), options.run, as_json=options.json)
     if options.run is None or _is_spec(options.run):
-        return _say_who(_notifying(options.run))
-    return _say_what(api.run(options.run))
+        return _say_who(_notifying(options.run), as_json=options.json)
+    return _say_what(api.run(options.run), as_json=options.json)
 
 
 def _is_spec(named: str) -> bool:
@@ -81,39 +110,50 @@ def _notifying(named: str | None) -> Notifying:
     return what
 
 
-def _say_who(what: Notifying) -> int:
+def _say_who(what: Notifying, *, as_json: bool) -> int:
+    if as_json:
+        print(to_json([NotifiedOf(recipient.label, tuple(what.on)) for recipient in what.recipients]))
+        return Exit.OK
     for recipient in what.recipients:
         print(f"{safe(recipient.label)}: {', '.join(what.on)}")
     return Exit.OK
 
 
-def _say_what(found: api.Run) -> int:
+def _say_what(found: api.Run, *, as_json: bool) -> int:
     found.status()
-    rows = [
-        (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.at)), safe(one.text))
-        for one in read_lines(RunDir(found.path).events, Event)
-        if one.kind in (TOLD, NOT_TOLD)
-    ]
+    told = [one for one in read_lines(RunDir(found.path).events, Event) if one.kind in (TOLD, NOT_TOLD)]
+    if as_json:
+        print(to_json([Notified(one.at, one.text) for one in told]))
+        return Exit.OK
+    rows = [(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.at)), safe(one.text)) for one in told]
     none = "nothing was told yet" if RunDir(found.path).notify.exists() else f"nobody is to hear of {found.id}"
     print("\n".join(columns(rows)) if rows else none)
     return Exit.OK
 
 
-def _tell_due() -> int:
+def _tell_due(*, as_json: bool) -> int:
     """Quiet where there is nothing to tell; one run's trouble is nobody else's."""
-    reached, runs = True, api.runs()
+    reached, runs, sent = True, api.runs(), list[SentNotice]()
     for one, status in zip(runs, api.statuses(runs), strict=True):
         try:
             for told in tell_end(RunDir(one.path), status):
-                print(f"{one.id}: ended: {safe(told.recipient)}: {safe(told.problem) or 'delivered'}", flush=True)
+                sent.append(SentNotice(one.id, told.recipient, told.problem))
+                if not as_json:
+                    print(f"{one.id}: ended: {safe(told.recipient)}: {safe(told.problem) or 'delivered'}", flush=True)
                 reached = reached and not told.problem
         except (LaunchError, OSError) as error:
             print(f"{one.id}: {safe(str(error))}", file=sys.stderr)
             reached = False
+    return _outcome(sent, reached=reached, as_json=as_json)
+
+
+def _outcome(sent: Sequence[SentNotice], *, reached: bool, as_json: bool) -> int:
+    if as_json:
+        print(to_json(sent))
     return Exit.OK if reached else Exit.UNREACHABLE
 
 
-def _test(what: Notifying, named: str | None) -> int:
+def _test(what: Notifying, named: str | None, *, as_json: bool) -> int:
     host = socket.gethostname()
     message = Message(
         key=f"test/{time.time():.3f}",
@@ -124,12 +164,14 @@ def _test(what: Notifying, named: str | None) -> int:
         at=time.time(),
         summary=f"it would be told: {', '.join(what.on)}",
     )
-    reached = True
+    sent = list[SentNotice]()
     for recipient in what.recipients:
+        problem = ""
         try:
             deliver(recipient, message, what, Path.cwd())
-            print(f"{safe(recipient.label)}: delivered", flush=True)
         except NotDelivered as error:
-            reached = False
-            print(f"{safe(recipient.label)}: {safe(error.text)}", flush=True)
-    return Exit.OK if reached else Exit.UNREACHABLE
+            problem = error.text
+        sent.append(SentNotice("", recipient.label, problem))
+        if not as_json:
+            print(f"{safe(recipient.label)}: {safe(problem) or 'delivered'}", flush=True)
+    return _outcome(sent, reached=not any(one.problem for one in sent), as_json=as_json)

@@ -2,10 +2,13 @@
 
 import argparse
 
+import msgspec
+
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import safe
+from launcher.cli.terminal import safe, to_json
 from launcher.errors import Exit, Refused
+from launcher.run.records import Blame
 
 EXAMPLES = """
   launch nodes include last            whatever was held against nodes is forgotten
@@ -13,19 +16,29 @@ EXAMPLES = """
 """
 
 
+class IncludedNodes(msgspec.Struct, frozen=True):
+    """Nodes that a run may use again, and why it did not."""
+
+    run: str
+    included: tuple[Blame, ...]
+
+
 def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     arguments.add_argument("hosts", metavar="NODE", nargs="*", help="these nodes; without one, all")
+    arguments.prints_json(lambda: {"": IncludedNodes}, "which may be used again, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     one = api.run(options.run)
     taken_back = one.pardon(options.hosts)
     unknown = sorted(set(options.hosts) - {blame.host for blame in taken_back})
-    for blame in taken_back:
+    if options.json:
+        print(to_json(IncludedNodes(one.id, tuple(taken_back))))
+    for blame in taken_back if not options.json else ():
         print(f"{safe(blame.host)} may be used again: {safe(blame.evidence)}")
     if unknown:
         raise Refused(f"{one.id} does not avoid {', '.join(map(safe, unknown))}", f"hint: launch status {one.id}")
-    if not taken_back:
+    if not taken_back and not options.json:
         print(f"{one.id} avoids no node")
     return Exit.OK

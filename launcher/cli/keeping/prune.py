@@ -6,6 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from launcher import api
 from launcher.cli import figures
@@ -13,12 +16,13 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.keeping.rm import say_what_stays
 from launcher.cli.looking.run_columns import RunRow, with_about
 from launcher.cli.looking.selection import age, declare_selection, selected, selects
-from launcher.cli.terminal import columns, paint, safe
+from launcher.cli.terminal import columns, paint, safe, to_json
 from launcher.errors import BadInput, Exit, Refused
 from launcher.places.elsewhere import kept_elsewhere
 from launcher.places.place import KeptRemote
 from launcher.run.layout import RunDir
 from launcher.run.removal import forget_gone, remove_tree, remove_unused_code, size_of, unused_code
+from launcher.states import State
 from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
 from launcher.status.derive import RunStatus, state_text
 
@@ -34,6 +38,24 @@ some stays known until that is gone. --keep takes checkpoints away here alone.
 _MOST_KEPT = 1_000_000
 _HEAD = ("RUN", "STATE", "AGE", "GOES", "SIZE")
 _USABLE = (Condition.OK, Condition.VERIFIED, Condition.PARTIAL)
+
+
+class PrunedRun(msgspec.Struct, frozen=True):
+    """A run of which something goes: all of it, or some of its checkpoints."""
+
+    run: str
+    state: State
+    goes: Literal["run", "checkpoints"]
+    folders: tuple[str, ...]
+    size_bytes: int
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What goes, and whether it is to be gone now."""
+
+    done: bool
+    runs: tuple[PrunedRun, ...]
+    code_bytes: int  # of frozen code that no run needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +81,21 @@ def declare(arguments: Arguments) -> None:
     )  # fmt: skip
     arguments.add_argument("--yes", action="store_true", help="without asking")
     arguments.add_argument("--dry-run", action="store_true", help="only show what would go")
+    arguments.prints_json(lambda: {"": Pruned}, "with one of --yes and --dry-run: what goes, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     if not (selects(options) or options.older is not None):
         raise BadInput("which runs?", "hint: --older 7d, --state failed, --name 'lr*', --tag old; all: --state ended")
+    if options.json and options.yes is options.dry_run:
+        raise BadInput("--json goes with one of --yes and --dry-run", "hint: without them a person is asked")
     runs = [one for one in api.runs() if one.path.is_dir()]
     going, now = _going(runs, options), time.time()
     code = [] if options.keep else unused_code({one.path.parent for one in runs})
     total = sum(one.size for one in going)
+    if options.json:
+        print(to_json(Pruned(options.yes, tuple(map(_plain, going)), sum(map(size_of, code)))), flush=True)
+        return _carry_out(going, {one.path.parent for one in runs} if not options.keep else set()) if options.yes else 0
     there = kept_elsewhere([RunDir(one.run.path) for one in going if one.whole])
     if going:
         lines = columns([(*_HEAD, *(["ELSEWHERE"] if there else [])), *(_row(one, now, there) for one in going)])
@@ -124,6 +152,11 @@ def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]
         f"{'?' if kept.silent else figures.size(kept.runs[one.run.id])} on {kept.where}" for kept in asked
     )
     return (*cells, *([safe(where)] if there else []))
+
+
+def _plain(one: Going) -> PrunedRun:
+    goes: Literal["run", "checkpoints"] = "run" if one.whole else "checkpoints"
+    return PrunedRun(one.run.id, one.status.state, goes, tuple(map(str, one.folders)), one.size)
 
 
 def _code_too(code: Sequence[Path]) -> str:

@@ -3,9 +3,10 @@
 import argparse
 
 from launcher import api
+from launcher.cli.answers import StartedRun, started
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.selection import chosen
-from launcher.cli.terminal import show_news
+from launcher.cli.terminal import show_news, to_json
 from launcher.errors import Exit
 
 EXAMPLES = """
@@ -16,11 +17,16 @@ EXAMPLES = """
 
 def declare(arguments: Arguments) -> None:
     arguments.takes_runs()
+    arguments.prints_json(lambda: {"": list[StartedRun]}, "those that are not held any more, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     show_news()
-    for one in chosen(options.runs):
+    runs = chosen(options.runs)
+    for one in runs:
         api.release(one)
-        print(f"{one.id} is not held any more")
+        if not options.json:
+            print(f"{one.id} is not held any more")
+    if options.json:
+        print(to_json([*map(started, runs)]))
     return Exit.OK

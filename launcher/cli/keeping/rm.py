@@ -4,11 +4,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+import msgspec
+
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.selection import runs_like
-from launcher.cli.terminal import safe
+from launcher.cli.terminal import safe, to_json
 from launcher.errors import Exit, Refused
 from launcher.places.elsewhere import kept_elsewhere
 from launcher.places.place import KeptRemote
@@ -26,11 +28,20 @@ known here, and the same command finishes the work later.
 """
 
 
+class RemovedRun(msgspec.Struct, frozen=True):
+    """A run that was to go; it is still there where another machine keeps a part of it."""
+
+    run: str
+    gone: bool
+    size_bytes: int
+
+
 def declare(arguments: Arguments) -> None:
     arguments.takes_runs(patterns=True)
     arguments.add_argument(
         "--anyway", action="store_true", help="though a machine is silent: what that keeps stays there, and is named"
     )
+    arguments.prints_json(lambda: {"": list[RemovedRun]}, "what is gone, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,8 +54,10 @@ def run(options: argparse.Namespace) -> int:
     told = api.remove(runs, anyway=options.anyway)
     for graph in graphs:  # of one whose submit was cut off too
         remove_empty_graph(graph)
+    if options.json:
+        print(to_json([RemovedRun(one.id, not one.path.exists(), sizes[one.id]) for one in runs]))
     for one in runs:
-        if not one.path.exists():
+        if not one.path.exists() and not options.json:
             print(f"{one.id} is gone, with {figures.size(sizes[one.id])}" + there_too(one, told))
     return say_what_stays(runs, told)
 

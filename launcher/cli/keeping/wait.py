@@ -3,42 +3,66 @@
 import argparse
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from math import inf
 
+from launcher import api
 from launcher.cli.arguments import Arguments, seconds
 from launcher.cli.graphs.meant import graph_called, refuse_missing
 from launcher.cli.looking.page import headline
 from launcher.cli.looking.selection import chosen
-from launcher.cli.terminal import safe
+from launcher.cli.terminal import safe, to_json
 from launcher.errors import Exit, Refused
-from launcher.status.derive import exit_code_of
+from launcher.status.derive import RunStatus, exit_code_of
 
 EXAMPLES = """
   launch wait last && launch submit next.yaml     one after the other
   launch wait lr-4ykr lr-9x2d                     for all of them; the exit code of the first one that failed
+  launch wait lr-4ykr lr-9x2d --any               until one of them has ended, which is named
   launch wait resnet --timeout 60                 exit code 4 where it is not over by then
+  launch wait lr-4ykr lr-9x2d --any --json        how those are that have ended, for programs
 """
 
 
 def declare(arguments: Arguments) -> None:
     arguments.takes_runs()
+    arguments.add_argument("--any", action="store_true", help="return once one of them has ended, with its exit code")
     arguments.add_argument("--timeout", metavar="SECONDS", type=seconds, help="give up after so long, with exit code 4")
+    arguments.prints_json(lambda: {"": list[RunStatus]}, "those that have ended, as `launch status` has them")
 
 
 def run(options: argparse.Namespace) -> int:
-    end = inf if options.timeout is None else time.monotonic() + options.timeout
-    codes = []
     for graph in filter(None, map(graph_called, options.runs)):
         refuse_missing(graph)
-    for one in chosen(options.runs):
+    runs, over = chosen(options.runs), list[RunStatus]()
+    try:
+        for status in _first(runs, options.timeout) if options.any else _each(runs, options.timeout):
+            over.append(status)
+            if not options.json:
+                print(headline(status), flush=True)
+            if status.next:
+                print(f"next: {safe(status.next)}", file=sys.stderr)
+    except TimeoutError as error:
+        which = "" if options.any and len(runs) > 1 else f" {runs[len(over)].id}"
+        raise Refused(str(error), f"hint: launch status{which}") from None
+    finally:
+        if options.json:
+            print(to_json(over), flush=True)
+    return next((code for code in map(exit_code_of, over) if code != Exit.OK), Exit.OK)
+
+
+def _each(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
+    """Yield how each run has ended, in their order. Raises TimeoutError, which names the first that has not."""
+    end = inf if timeout_s is None else time.monotonic() + timeout_s
+    for one in runs:
         left_s = end - time.monotonic()
         try:
-            status = one.wait(None if left_s == inf else max(0.0, left_s))
+            yield one.wait(None if left_s == inf else max(0.0, left_s))
         except TimeoutError:
-            text = f"{one.id} is still {one.status().state} after {options.timeout:g} s"
-            raise Refused(text, f"hint: launch status {one.id}") from None
-        print(headline(status), flush=True)
-        if status.next:
-            print(f"next: {safe(status.next)}", file=sys.stderr)
-        codes.append(exit_code_of(status))
-    return next((code for code in codes if code != Exit.OK), Exit.OK)
+            raise TimeoutError(f"{one.id} is still {one.status().state} after {timeout_s:g} s") from None
+
+
+def _first(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
+    """Yield how those runs have ended that have, once there is one. Raises TimeoutError."""
+    api.wait_any(runs, timeout_s)
+    yield from (status for status in api.statuses(runs, api.WATCH_S) if status.state.ended)

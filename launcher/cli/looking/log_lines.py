@@ -4,12 +4,25 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
+import msgspec
+
 from launcher.cli.terminal import in_colour, paint, to_json
 from launcher.status.logs import LogLine
 from launcher.status.restarts import RestartReader
 from launcher.status.text import plain
 
 _RANK_COLOURS = ("cyan", "green", "yellow", "blue", "magenta")
+
+
+class PlainLine(msgspec.Struct, frozen=True):
+    """A line that a rank has written, without colours; `node` and `rank` are null where they are not known."""
+
+    at: float | None
+    attempt: int
+    generation: int | None
+    node: int | None
+    rank: int | None
+    text: str
 
 
 class Prefix:
@@ -54,5 +67,5 @@ def with_restarts(lines: Iterable[LogLine], restarts: RestartReader, prefix: Pre
 
 def json_line(line: LogLine) -> str:
     """A log line for programs: one JSON object, the text without colours."""
-    fields = ("at", "attempt", "generation", "node", "rank")
-    return to_json({**{name: getattr(line, name) for name in fields}, "text": plain(line.text)}, indent=-1)
+    found = PlainLine(line.at, line.attempt, line.generation, line.node, line.rank, plain(line.text))
+    return to_json(found, indent=-1)

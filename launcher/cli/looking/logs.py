@@ -9,7 +9,7 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.meant import runs_called
 from launcher.cli.looking.follow import follow
-from launcher.cli.looking.log_lines import Prefix, json_line, with_restarts
+from launcher.cli.looking.log_lines import PlainLine, Prefix, json_line, with_restarts
 from launcher.errors import Exit
 from launcher.run.layout import RunDir
 from launcher.status.derive import exit_code_of
@@ -40,7 +40,7 @@ def declare(arguments: Arguments) -> None:
     for name in ("rank", "node"):
         words = f"of this {name} only, or of several: 0,3-5; may be repeated"
         arguments.add_argument(f"--{name}", metavar="N", type=numbers, action="append", help=words)
-    arguments.add_argument("--json", action="store_true", help="one JSON object a line")
+    arguments.prints_json(lambda: {"": PlainLine}, "one JSON object a line", by_line=True)
 
 
 def run(options: argparse.Namespace) -> int:

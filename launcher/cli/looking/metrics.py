@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
@@ -39,6 +41,13 @@ _MOST_HEIGHT = 20
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
+class RunRows(msgspec.Struct, frozen=True):
+    """What a run has measured: `step`, `at` and each metric by name; NaN and infinite are text."""
+
+    run: str
+    rows: Sequence[dict[str, float | str]]
+
+
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("run", metavar="RUN", nargs="*", help=f"{RUN_HELP}; or a pattern such as 'lr-*'")
     arguments.add_argument(
@@ -50,7 +59,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--all", action="store_true", help="every step, instead of about twenty rows")
     how = arguments.add_mutually_exclusive_group()
     how.add_argument("--csv", action="store_true", help="all of it as CSV: run, step, time, and a column for each")
-    how.add_argument("--json", action="store_true", help="all of it as JSON")
+    arguments.prints_json(lambda: {"": list[RunRows]}, "all of it as JSON", among=how)
     how.add_argument("--plot", action="store_true", help="curves in the terminal, one for each run")
     how.add_argument("--png", metavar="FILE", type=Path, help="curves as a picture")
     how.add_argument(
@@ -80,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         there = ", ".join(map(safe, _names(reported))) or "none"
         print(f"no metrics{wanted}: {', '.join(measured)} has reported {there}", file=sys.stderr)
     elif options.json:
-        print(to_json([{"run": name, "rows": [*_plain(rows)]} for name, rows in measured.items()]))
+        print(to_json([RunRows(name, [*_plain(rows)]) for name, rows in measured.items()]))
     elif options.csv:
         _write_csv(measured)
     elif options.plot:
@@ -199,7 +208,7 @@ def best_text(figure: Figure | None) -> str:
 # -- as data
 
 
-def _plain(rows: Rows) -> Iterator[dict[str, object]]:
+def _plain(rows: Rows) -> Iterator[dict[str, float | str]]:
     """JSON has no NaN: such values are text."""
     for step, row in rows.items():
         yield {STEP: step} | {name: value if math.isfinite(value) else repr(value) for name, value in row.items()}

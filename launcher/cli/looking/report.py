@@ -4,9 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
+import msgspec
+
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.selection import runs_like
-from launcher.cli.terminal import safe
+from launcher.cli.terminal import safe, to_json
 from launcher.errors import Exit
 
 EXAMPLES = """
@@ -20,16 +22,29 @@ redacted; read it before you send it: what else a script prints stays.
 """
 
 
+class WrittenReport(msgspec.Struct, frozen=True):
+    """The page that was written, and the runs on it."""
+
+    file: str
+    runs: tuple[str, ...]
+
+
 def declare(arguments: Arguments) -> None:
     arguments.takes_runs(patterns=True)
     arguments.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="where to (default: report.html)"
     )
+    arguments.prints_json(lambda: {"": WrittenReport}, "what was written, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     from launcher.apps.board.export import export_report  # late: the help does without
 
-    print(safe(str(export_report(runs_like(options.runs), options.output))))
+    runs = runs_like(options.runs)
+    file = export_report(runs, options.output)
+    if options.json:
+        print(to_json(WrittenReport(str(file), tuple(one.id for one in runs))))
+        return Exit.OK
+    print(safe(str(file)))
     print("open it in a browser", file=sys.stderr)
     return Exit.OK

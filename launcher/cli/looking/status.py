@@ -10,6 +10,7 @@ import msgspec
 
 from launcher import api
 from launcher.apps.graph import Graph
+from launcher.cli.answers import list_of, merged
 from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.meant import graph_called
 from launcher.cli.graphs.members import members
@@ -38,7 +39,7 @@ _NAMED = 8
 
 def declare(arguments: Arguments) -> None:
     arguments.takes_run(nargs="?")
-    arguments.add_argument("--json", action="store_true", help="everything that is known, as JSON")
+    arguments.prints_json(_answers, "everything that is known, as JSON")
     arguments.add_argument("--watch", action="store_true", help="draw it anew each second until the run has ended")
     arguments.add_argument("--all", action="store_true", help="all runs, not only the active and the newest")
     declare_selection(arguments)
@@ -52,6 +53,20 @@ def declare(arguments: Arguments) -> None:
     )
     arguments.add_argument("--reverse", action="store_true", help="the other way round")
     arguments.add_argument("--limit", metavar="N", type=_number, help="so many at most")
+
+
+def _answers() -> dict[str, object]:
+    from launcher.status.about import About  # late: only for the schema
+
+    graph = merged("GraphStep", id=str, step=str, needs=tuple[str, ...]) | msgspec.UnsetType
+    one = merged("RunPage", RunStatus, About, graph=graph, goodput=float | None, spent_s=dict[str, float])
+    row = merged("RunRow", RunStatus, About, graph=graph)
+    step = merged("StepOfGraph", step=str, needs=tuple[str, ...], run=str, status=RunStatus | None)
+    return {
+        "RUN": one,
+        "no RUN": list_of(row),
+        "a file with steps": merged("GraphPage", graph=str, graph_dir=str, state=State, steps=list_of(step)),
+    }
 
 
 def run(options: argparse.Namespace) -> int:

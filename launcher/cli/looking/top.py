@@ -9,11 +9,13 @@ import msgspec
 
 from launcher import api
 from launcher.cli import figures
+from launcher.cli.answers import list_of, merged
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.page import headline
 from launcher.cli.terminal import Screen, columns, is_terminal, paint, safe, to_json
 from launcher.errors import Exit, Refused
 from launcher.run.records import GpuLoad, NodeLoad, RankLoad
+from launcher.states import State
 from launcher.status.derive import RunStatus
 
 EXAMPLES = """
@@ -32,7 +34,12 @@ _WATCH_S = 1.0
 def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     arguments.add_argument("--once", action="store_true", help="one table, as it is now")
-    arguments.add_argument("--json", action="store_true", help="one answer for programs")
+    arguments.prints_json(_answers, "one answer for programs")
+
+
+def _answers() -> dict[str, object]:
+    node = merged("NodeNow", NodeLoad, host=str)
+    return {"": merged("RunNow", run=str, state=State, step=int | None, rate=float | None, nodes=list_of(node))}
 
 
 def run(options: argparse.Namespace) -> int:

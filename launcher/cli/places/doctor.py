@@ -79,7 +79,13 @@ def declare(arguments: Arguments) -> None:
         "--health", action="store_true", help="only whether its devices work: the check of recovery.health, here"
     )
     declare_collectives(arguments)
-    arguments.add_argument("--json", action="store_true", help="the list, as JSON")
+    arguments.prints_json(_answers, "the list, as JSON")
+
+
+def _answers() -> dict[str, object]:
+    from launcher.apps.collectives.findings import CollectivesReport  # late: a check-up measures nothing
+
+    return {"": list[Finding], "--collectives": CollectivesReport}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,9 +3,11 @@
 import argparse
 import time
 
+import msgspec
+
 from launcher import api
 from launcher.cli.arguments import Arguments, seconds
-from launcher.cli.terminal import tell
+from launcher.cli.terminal import tell, to_json
 from launcher.errors import Exit, Refused
 from launcher.states import State
 
@@ -17,12 +19,21 @@ EXAMPLES = """
 _LOOK_S = 0.2
 
 
+class DrainedNode(msgspec.Struct, frozen=True):
+    """A node without ranks, and the nodes that have them."""
+
+    run: str
+    node: int
+    ranks_on: tuple[int, ...]
+
+
 def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     arguments.add_argument("node", metavar="NODE", help="its number, or the name of its machine")
     arguments.add_argument(
         "--timeout", metavar="SECONDS", type=seconds, default=float("inf"), help="wait no longer, with exit code 4"
     )
+    arguments.prints_json(lambda: {"": DrainedNode}, "which nodes have the ranks now, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,6 +53,9 @@ def run(options: argparse.Namespace) -> int:
         if time.monotonic() >= end:
             raise Refused(f"no other node could have the ranks of node {index} yet", f"hint: launch status {one.id}")
         time.sleep(_LOOK_S)
-    there = ", ".join(str(node.node) for node in status.nodes if node.ranks)
-    print(f"node {index} of {one.id} is drained; ranks run on node {there}")
+    there = tuple(node.node for node in status.nodes if node.ranks)
+    if options.json:
+        print(to_json(DrainedNode(one.id, index, there)))
+        return Exit.OK
+    print(f"node {index} of {one.id} is drained; ranks run on node {', '.join(map(str, there))}")
     return Exit.OK

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli import figures
+from launcher.cli.answers import merged
 from launcher.cli.arguments import Arguments
 from launcher.cli.places.trust_host import trust
 from launcher.cli.terminal import fitting, paint, safe, show_news, to_json, width_of
@@ -32,7 +33,21 @@ def declare(arguments: Arguments) -> None:
         "--clusters", metavar="FILE", type=Path, help="the file that names clusters, where it is not the usual one"
     )
     arguments.add_argument("--yes", action="append", default=[], help=argparse.SUPPRESS)  # of `launch nodes trust`
-    arguments.add_argument("--json", action="store_true", help="one object a host, for programs")
+    arguments.prints_json(_answers, "one object a line for each host, for programs", by_line=True)
+
+
+def _answers() -> dict[str, object]:
+    from launcher.supervisor.slots.table import SlotHolder, SlotWaiter  # late: only for the schema
+
+    facts = {
+        "gpus": list[str], "cpus": int, "held": list[SlotHolder], "waiting": list[SlotWaiter], "python": str,
+        "version": str, "torch": str, "workdir": str, "disk_free": int, "inodes_free": int, "clock_off_s": float,
+        "address": str,
+    }  # fmt: skip
+    return {
+        "a host that answers": merged("PoolHost", pool=str, host=str, reachable=bool, **facts),
+        "a host that does not": merged("SilentHost", pool=str, host=str, reachable=bool, why=str),
+    }
 
 
 _NAME_ONE = "hint: in ~/.config/launch/clusters.yaml (or $LAUNCH_CLUSTERS): `mypool: {kind: ssh, hosts: [gpu01]}`"

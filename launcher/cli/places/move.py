@@ -3,8 +3,11 @@
 import argparse
 import time
 
+import msgspec
+
 from launcher import api
 from launcher.cli.arguments import Arguments, seconds
+from launcher.cli.terminal import to_json
 from launcher.errors import Exit, Refused
 from launcher.run.records import MOVED
 
@@ -15,6 +18,14 @@ EXAMPLES = """
 _LOOK_S = 0.2
 
 
+class MovedNode(msgspec.Struct, frozen=True):
+    """A node that is a spare now, and what has moved, in words."""
+
+    run: str
+    node: int
+    moved: str
+
+
 def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     arguments.add_argument("node", metavar="NODE", help="its number, or the name of its machine")
@@ -22,6 +33,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument(
         "--timeout", metavar="SECONDS", type=seconds, default=float("inf"), help="wait no longer, with exit code 4"
     )
+    arguments.prints_json(lambda: {"": MovedNode}, "what has moved, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,5 +49,5 @@ def run(options: argparse.Namespace) -> int:
         time.sleep(_LOOK_S)
     if answer.kind != MOVED:
         raise Refused(f"{one.id}: {answer.text}", hint)
-    print(f"{one.id}: {answer.text}")
+    print(to_json(MovedNode(one.id, moving.node, answer.text)) if options.json else f"{one.id}: {answer.text}")
     return Exit.OK

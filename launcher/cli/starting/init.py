@@ -1,14 +1,20 @@
-"""`launch spec init`: a commented spec to start from, with the schema that editors check it against."""
+"""`launch spec init`: a commented spec to start from, with the schema that editors check it against; or a skill.
+
+A skill (agentskills.io) is a folder that coding agents find by themselves and read when a task asks for it, so that it
+costs nothing before, and no file of the user's, as AGENTS.md is, has to be changed. Claude Code looks in
+`.claude/skills`; Codex, Copilot, Cursor, Gemini CLI and others in `.agents/skills`.
+"""
 
 import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 from launcher.cli.arguments import Arguments
-from launcher.cli.shipped import starter, starters
+from launcher.cli.shipped import pages, shipped, starter, starters
 from launcher.cli.starting.spec_text import job_name, scalar
 from launcher.cli.terminal import columns, safe
 from launcher.errors import BadInput, Exit, Refused, said_by_the_system
@@ -21,6 +27,16 @@ EXAMPLES = """
   launch spec init ddp --output big.yaml  another template, to another file
   launch spec init --list                 which templates there are
   launch spec init --from train.py        with the script's own options, and their defaults, as args
+  launch init --agents                    teaches coding agents `launch`: a skill in .claude/skills and .agents/skills
+"""
+_SKILLS = (Path(".claude", "skills", "launch"), Path(".agents", "skills", "launch"))
+_SKILL_HEAD = """---
+name: launch
+description: Start, follow, compare, resume and tune training jobs with the `launch` command, on this machine, on SSH
+  hosts or on Slurm. Use it whenever a script trains a model, runs for longer than a minute or needs several GPUs, when
+  variants are to be compared, and when a run has failed or was interrupted.
+---
+
 """
 _SCHEMA = Path(".launch") / "job.schema.json"
 
@@ -36,12 +52,18 @@ def declare(arguments: Arguments) -> None:
         "--from", metavar="SCRIPT", dest="script", help="for this script, with what it says of its options by argparse"
     )
     arguments.add_argument("--list", action="store_true", help="show the templates; write nothing")
+    arguments.add_argument(
+        "--agents", action="store_true", help="write what a coding agent needs to know into the project, as a skill"
+    )
+    arguments.add_argument("--force", action="store_true", help="with --agents: write over a skill that is there")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(columns(list(starters().items()))))
         return Exit.OK
+    if options.agents:
+        return _write_skill(overwrite=options.force)
     file = Path(options.output)
     if options.output == "-":
         text = starter(options.template) if options.script is None else _for_script(options.script, file)
@@ -59,6 +81,36 @@ def run(options: argparse.Namespace) -> int:
     print(safe(str(file)))
     print(f"edit it, then: launch submit {safe(str(file))}", file=sys.stderr)
     return Exit.OK
+
+
+def _write_skill(*, overwrite: bool) -> int:
+    """Write the page for agents and the script that it names into the project; all of it or, unless told, none."""
+    from launcher.submission.project import project_of  # late: only for this
+
+    page = pages()["agents"].read_text(encoding="utf-8")
+    page = re.sub(r"\[([^\]]+)\]\(([\w-]+)\.md\)", r"\1 (`launch help \2`)", page)
+    script = (shipped("templates") / "hill_climb.py").read_text(encoding="utf-8")
+    project = project_of(Path("job.yaml"))
+    files = {
+        project / skill / name: text
+        for skill in _SKILLS
+        for name, text in (("SKILL.md", _SKILL_HEAD + page), ("scripts/hill_climb.py", script))
+    }
+    other = [file for file, text in files.items() if os.path.lexists(file) and not _has(file, text)]
+    if other and not overwrite:
+        raise BadInput(f"{other[0]} exists already, and is different", "hint: --force writes over it")
+    for file, text in files.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise Refused(f"cannot write {file}: {said_by_the_system(error)}") from error
+        print(safe(str(file)))
+    return Exit.OK
+
+
+def _has(file: Path, text: str) -> bool:
+    return file.is_file() and file.read_bytes() == text.encode()
 
 
 def _for_script(script: str, file: Path) -> str:

@@ -49,7 +49,13 @@ def declare(arguments: Arguments) -> None:
         help="compare this reported number at each step; may be repeated (default: losses, accuracies, lr, norm)",
     )  # fmt: skip
     arguments.add_argument("--keep", action="store_true", help="keep the runs of a proof that is exact, too")
-    arguments.add_argument("--json", action="store_true", help="all that was found, for programs")
+    arguments.prints_json(_answers, "all that was found, for programs")
+
+
+def _answers() -> "dict[str, type[Proof]]":
+    from launcher.apps.proof.findings import Proof  # late: the help does without
+
+    return {"": Proof}
 
 
 def run(options: argparse.Namespace) -> int:

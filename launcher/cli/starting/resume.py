@@ -5,9 +5,10 @@ import sys
 
 from launcher import api
 from launcher.apps.graph import Graph
+from launcher.cli.answers import StartedGraph, StartedRun, started
 from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.meant import graph_called
-from launcher.cli.terminal import show_news
+from launcher.cli.terminal import show_news, to_json
 from launcher.errors import BadInput, Exit
 
 EXAMPLES = """
@@ -36,15 +37,18 @@ def declare(arguments: Arguments) -> None:
         help="a host of a pool that is gone for good: nobody waits for its word any more; may be repeated",
     )
     arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
+    arguments.prints_json(lambda: {"": StartedRun, "a file with steps": StartedGraph}, "what goes on, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     show_news()
+    if options.follow and options.json:
+        raise BadInput("--follow does not go with --json")
     if (graph := graph_called(options.run)) is not None:
         return _resume_graph(graph, options)
     how = {"anew": options.anew, "code": options.code, "without": options.without}
     one = api.run(options.run).resume(on=options.on, overrides=options.overrides, **how)
-    print(one.id, flush=True)
+    print(to_json(started(one)) if options.json else one.id, flush=True)
     if options.follow:
         from launcher.cli.looking.follow import follow  # late: only for --follow
 
@@ -59,7 +63,10 @@ def _resume_graph(graph: Graph, options: argparse.Namespace) -> int:
         hint = f"hint: those of one step are changed by its own run, as in `launch resume {run} --set ...`"
         raise BadInput(f"{graph.id} is several runs: --on, --set and --without are for one", hint)
     runs = graph.resume(anew=options.anew, code=options.code)
-    print("\n".join(one.id for one in runs), flush=True)
+    if options.json:
+        print(to_json(StartedGraph(graph.id, str(graph.path), tuple(map(started, runs)))), flush=True)
+    else:
+        print("\n".join(one.id for one in runs), flush=True)
     if options.follow:
         from launcher.cli.looking.follow import follow_all  # late: only for --follow
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import api
+from launcher.cli.answers import StartedRun, started
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.logs import numbers
 from launcher.cli.starting.spec_text import flow, job_name, scalar
-from launcher.cli.terminal import safe, show_news
+from launcher.cli.terminal import safe, show_news, to_json
 from launcher.errors import BadInput, Exit
 from launcher.run.attempts import read_plan
 from launcher.run.layout import RunDir
@@ -61,6 +62,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--name", metavar="NAME", help="of the job (default: after the script)")
     arguments.add_argument("--detach", action="store_true", help="print the run's id and leave; it goes on")
     arguments.add_argument("--dry-run", action="store_true", help="print the spec; start and write nothing")
+    arguments.prints_json(lambda: {"": StartedRun}, "with --detach: the run, as JSON")
     _declare_other_words(arguments)
     arguments.add_argument("program", metavar="SCRIPT", help="the file of the script")
     arguments.add_argument("words", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the script is given")
@@ -84,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
     if options.node_rank != "0":
         hint = "hint: run this once, and not on each node; --on POOL names the hosts"
         raise BadInput(f"--node-rank {options.node_rank}: all nodes are started from here", hint)
+    if options.json and not options.detach:
+        raise BadInput("--json goes with --detach", "hint: without it the log of the run is shown")
     place = _place(options)
     text = _spec(options, place)
     if options.dry_run:
@@ -98,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         one = api.submit(file, on=options.on, overrides=options.overrides)
     if told := _project_python(RunDir(one.path)):
         print(told, file=sys.stderr)
-    print(one.id, flush=True)
+    print(to_json(started(one)) if options.json else one.id, flush=True)
     if options.detach:
         print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
         return Exit.OK

@@ -56,7 +56,13 @@ def declare(arguments: Arguments) -> None:
         "-o", "--output", metavar="FOLDER", type=Path, help="write index.html, scaling.md and scaling.json there"
     )
     arguments.add_argument("--keep", action="store_true", help="keep the runs")
-    arguments.add_argument("--json", action="store_true", help="all that was found, for programs")
+    arguments.prints_json(_answers, "all that was found, for programs")
+
+
+def _answers() -> "dict[str, type[ScalingReport]]":
+    from launcher.apps.scaling.findings import ScalingReport  # late: the help does without
+
+    return {"": ScalingReport}
 
 
 def run(options: argparse.Namespace) -> int:

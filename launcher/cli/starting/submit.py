@@ -8,6 +8,7 @@ import msgspec
 
 from launcher import api
 from launcher.apps.graph import is_graph
+from launcher.cli.answers import StartedGraph, StartedRun, list_of, merged
 from launcher.cli.arguments import Arguments
 from launcher.cli.starting.waits import declare_waits, overrides_of
 from launcher.cli.terminal import show_news, to_json
@@ -30,14 +31,37 @@ EXAMPLES = """
 _MOST = 10_000
 
 
+class PlannedFile(msgspec.Struct, frozen=True):
+    """A file of the code that would be frozen."""
+
+    path: str
+    size: int
+
+
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("specs", metavar="SPEC", nargs="+", help="the YAML file of the job, or several")
     arguments.takes_place(default=LOCAL)
     arguments.add_argument("--repeat", metavar="N", type=_count, help="so many runs of each; on Slurm one job array")
     declare_waits(arguments)
     arguments.add_argument("--dry-run", action="store_true", help="show the plan; start and write nothing")
-    arguments.add_argument("--json", action="store_true", help="the run, or with --dry-run the whole plan, as JSON")
+    arguments.prints_json(_answers, "the run, or with --dry-run the whole plan, as JSON")
     arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
+
+
+def _answers() -> dict[str, object]:
+    from launcher.plan.model import Plan  # late: only for the schema
+
+    optional = str | msgspec.UnsetType
+    plan = merged("PlannedRun", Plan, files=tuple[PlannedFile, ...], script=optional, cluster_says=optional)
+    step = merged("PlannedStep", Plan, step=str, needs=tuple[str, ...])
+    return {
+        "": StartedRun,
+        "--repeat, or several files": list[StartedRun],
+        "a file with steps": StartedGraph,
+        "--dry-run": plan,
+        "--dry-run and several files": list_of(plan),
+        "--dry-run and a file with steps": list_of(step),
+    }
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _name(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
     if options.json:
-        said = [{"run": run_id, "run_dir": path} for run_id, path in runs]
+        said = [StartedRun(run_id, path) for run_id, path in runs]
         print(to_json(said[0] if one else said), flush=True)
     else:
         print("\n".join(run_id for run_id, _ in runs), flush=True)

@@ -7,6 +7,7 @@ import msgspec
 
 from launcher import api
 from launcher.apps.graph import Graph, prepare_graph, submit_graph
+from launcher.cli.answers import StartedGraph, started
 from launcher.cli.starting.plan_page import plan_page
 from launcher.cli.terminal import paint, to_json
 from launcher.errors import BadInput, Exit
@@ -30,8 +31,7 @@ def submit_steps(options: argparse.Namespace) -> int:
 
 def _name(graph: Graph, *, as_json: bool) -> None:
     if as_json:
-        runs = [{"run": run.id, "run_dir": str(run.path)} for run in graph.runs()]
-        print(to_json({"graph": graph.id, "graph_dir": str(graph.path), "runs": runs}), flush=True)
+        print(to_json(StartedGraph(graph.id, str(graph.path), tuple(map(started, graph.runs())))), flush=True)
     else:
         print(graph.id, flush=True)
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import columns, fitting, safe, show_news, to_json, width_of
@@ -39,6 +41,48 @@ _LESS = ("STEP", "RUN", "WHY")
 _PLOT_ROWS, _BAR = 12, 40
 
 
+class StartedSweep(msgspec.Struct, frozen=True):
+    """A sweep that has begun."""
+
+    sweep: str
+    sweep_dir: str
+
+
+class ExtendedSweep(msgspec.Struct, frozen=True):
+    """The runs of the best trials, which are trained further."""
+
+    sweep: str
+    runs: tuple[str, ...]
+
+
+class SweepPicture(msgspec.Struct, frozen=True):
+    """The values of trials by their numbers, and how much each option explains."""
+
+    sweep: str
+    values: tuple[tuple[int, float], ...]
+    importances: dict[str, float]
+
+
+class WrittenPicture(msgspec.Struct, frozen=True):
+    """The file that was written, and what it lacks, in words."""
+
+    sweep: str
+    file: str
+    left_out: tuple[str, ...]
+
+
+def _answers() -> dict[str, object]:
+    from launcher.apps.sweeps.folder import SweepState, TrialNote  # late: the help does without
+
+    page = msgspec.defstruct(
+        "SweepPage", [("sweep", str), ("sweep_dir", str), ("wanted", int), ("status", SweepState)]
+    )  # fmt: skip
+    return {
+        "SPEC": StartedSweep, "status, stop, resume, add": page, "best": TrialNote | None, "extend": ExtendedSweep,
+        "plot": SweepPicture, "plot -o FILE": WrittenPicture,
+    }  # fmt: skip
+
+
 def declare(arguments: Arguments) -> None:
     words = f"the YAML file of a job with `sweep:`; or one of {', '.join(VERBS)}"
     arguments.add_argument("what", metavar="SPEC", help=words)
@@ -54,19 +98,14 @@ def declare(arguments: Arguments) -> None:
     )
     arguments.add_argument("--kind", choices=_KINDS, help="with plot: only this picture")
     arguments.add_argument("-f", "--follow", action="store_true", help="show each trial as it ends, to the last")
-    arguments.add_argument("--json", action="store_true", help="one object, for programs")
+    arguments.prints_json(_answers, "one object, for programs")
 
 
 def run(options: argparse.Namespace) -> int:
     from launcher.apps.sweeps.sweep import Sweep  # late: the help does without
 
     show_news()
-    if (options.trials is not None) != (options.what == "add"):
-        raise BadInput("--trials goes with add", "hint: launch sweep add last --trials 20")
-    if (options.best is not None) != (options.what == "extend") or (options.steps and options.best is None):
-        raise BadInput("--best and --steps go with extend", "hint: launch sweep extend last --best 3 --steps 9000")
-    if (options.out is not None or options.kind is not None) and options.what != "plot":
-        raise BadInput("--out and --kind go with plot", "hint: launch sweep plot last -o sweep.html")
+    _refuse_stray(options)
     if options.what not in VERBS:
         return _begin(options)
     sweep = Sweep.get(options.sweep)
@@ -78,18 +117,34 @@ def run(options: argparse.Namespace) -> int:
         case "plot":
             return _plot(sweep, options)
         case "stop":
-            print(_headline(sweep, sweep.stop()))
-            return Exit.OK
+            status = sweep.stop()
+            if not options.json:
+                print(_headline(sweep, status))
         case "resume":
             sweep.resume()
         case "extend":
             more = [f"run.args.steps={options.steps}"] if options.steps else []
-            print("\n".join(sweep.extend(options.best, [*options.overrides, *more])), flush=True)
+            runs = sweep.extend(options.best, [*options.overrides, *more])
+            print(to_json(ExtendedSweep(sweep.id, tuple(runs))) if options.json else "\n".join(runs), flush=True)
         case _:
             if options.trials < 1:
                 raise BadInput(f"--trials: expected a number above 0, got {options.trials}")
             print(f"{sweep.id}: {sweep.add(options.trials)} trials", file=sys.stderr)
+    if options.json and options.what != "extend":
+        return _status(sweep, options)
     return _follow(sweep) if options.follow else Exit.OK
+
+
+def _refuse_stray(options: argparse.Namespace) -> None:
+    """Raise BadInput for an option that does not go with the verb, or with another."""
+    if (options.trials is not None) != (options.what == "add"):
+        raise BadInput("--trials goes with add", "hint: launch sweep add last --trials 20")
+    if (options.best is not None) != (options.what == "extend") or (options.steps and options.best is None):
+        raise BadInput("--best and --steps go with extend", "hint: launch sweep extend last --best 3 --steps 9000")
+    if (options.out is not None or options.kind is not None) and options.what != "plot":
+        raise BadInput("--out and --kind go with plot", "hint: launch sweep plot last -o sweep.html")
+    if options.follow and options.json:
+        raise BadInput("--follow does not go with --json", "hint: `launch sweep status --json` asks")
 
 
 def _begin(options: argparse.Namespace) -> int:
@@ -99,7 +154,7 @@ def _begin(options: argparse.Namespace) -> int:
     if options.sweep != LAST:
         raise BadInput(f"expected one spec, got {safe(options.sweep)} too")
     sweep = begin(options.what, on=options.on, overrides=options.overrides)
-    print(to_json({"sweep": sweep.id, "sweep_dir": str(sweep.path)}) if options.json else sweep.id, flush=True)
+    print(to_json(StartedSweep(sweep.id, str(sweep.path))) if options.json else sweep.id, flush=True)
     if options.follow:
         return _follow(sweep)
     print(f"watch it: launch sweep status {sweep.id}", file=sys.stderr)
@@ -168,13 +223,18 @@ def _way_on(sweep: "Sweep", run: str) -> str:
 
 def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
     if options.out is not None:
-        for line in sweep.plot(options.out, [options.kind] if options.kind else []):
+        left_out = sweep.plot(options.out, [options.kind] if options.kind else [])
+        for line in left_out if not options.json else ():
             print(safe(line), file=sys.stderr)
-        print(options.out)
+        written = WrittenPicture(sweep.id, str(options.out), tuple(left_out))
+        print(to_json(written) if options.json else options.out)
         return Exit.OK
     if options.kind in ("parallel", "slice"):
         raise BadInput(f"--kind {options.kind} is a picture", "hint: -o FILE.png says where it goes")
     valued = [(one.number, one.value) for one in sweep.status().trials if one.value is not None]
+    if options.json:
+        print(to_json(SweepPicture(sweep.id, tuple(valued), sweep.importances() if valued else {})))
+        return Exit.OK
     if not valued:
         print(f"no trial of {sweep.id} has a value yet", file=sys.stderr)
         return Exit.OK

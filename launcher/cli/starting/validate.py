@@ -2,11 +2,14 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
+
+import msgspec
 
 from launcher import api
 from launcher.apps.graph import is_graph, validate_graph
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import safe, show_news
+from launcher.cli.terminal import safe, show_news, to_json
 from launcher.errors import BadInput, Exit
 
 EXAMPLES = """
@@ -15,28 +18,43 @@ EXAMPLES = """
 """
 
 
+class CheckedFile(msgspec.Struct, frozen=True):
+    """A spec file, and what is wrong with it, line by line as it is shown."""
+
+    file: str
+    ok: bool
+    problems: tuple[str, ...]
+
+
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("files", metavar="FILE", nargs="+", help="a spec file")
     arguments.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="check it with this override"
     )
+    arguments.prints_json(lambda: {"": list[CheckedFile]}, "what is wrong with each, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     show_news()
-    good = [_is_good(name, options.overrides) for name in options.files]
-    return Exit.OK if all(good) else Exit.BAD_INPUT
+    found = [_checked(name, options.overrides, shown=not options.json) for name in options.files]
+    if options.json:
+        print(to_json(found))
+    return Exit.OK if all(one.ok for one in found) else Exit.BAD_INPUT
 
 
-def _is_good(file: str, overrides: list[str]) -> bool:
+def _checked(file: str, overrides: Sequence[str], *, shown: bool) -> CheckedFile:
+    """Check a file; `shown`: what came of it is printed at once."""
     try:
         if is_graph(file):
             validate_graph(file, overrides=overrides)
         else:
             api.validate(file, overrides=overrides)
     except BadInput as error:
-        sys.stdout.flush()  # where both go to one place, in the order of the files
-        print("\n".join(map(safe, str(error).splitlines())), file=sys.stderr)
-        return False
-    print(f"{safe(file)}: ok")
-    return True
+        problems = tuple(map(safe, str(error).splitlines()))
+        if shown:
+            sys.stdout.flush()  # where both go to one place, in the order of the files
+            print("\n".join(problems), file=sys.stderr)
+        return CheckedFile(file, ok=False, problems=problems)
+    if shown:
+        print(f"{safe(file)}: ok")
+    return CheckedFile(file, ok=True, problems=())

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 from launcher import api
+from launcher.cli.answers import StartedRun, started
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import show_news
-from launcher.errors import Exit
+from launcher.cli.terminal import show_news, to_json
+from launcher.errors import BadInput, Exit
 from launcher.states import LOCAL
 
 EXAMPLES = """
@@ -40,10 +41,13 @@ def declare(arguments: Arguments) -> None:
     )  # fmt: skip
     arguments.takes_place(default=LOCAL)
     arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
+    arguments.prints_json(lambda: {"": StartedRun}, "the run, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     show_news()
+    if options.follow and options.json:
+        raise BadInput("--follow does not go with --json")
     one = api.predict(
         api.run(options.run),
         options.output,
@@ -52,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         on=options.on,
         overrides=options.overrides,
     )
-    print(one.id, flush=True)
+    print(to_json(started(one)) if options.json else one.id, flush=True)
     if options.follow:
         from launcher.cli.looking.follow import follow  # late: only for --follow
 

@@ -84,6 +84,8 @@ def test_from_its_beginning_to_its_end(lab):
     shown = lab.launch("sweep", "plot").stdout
     assert "value by trial; the best is 0, of trial 2" in shown
     assert "how much each option explains\nx  100%" in shown
+    told = json.loads(lab.launch("sweep", "plot", "--json").stdout)
+    assert (len(told["values"]), told["importances"]) == (3, {"run.args.x": 1.0})
     assert lab.launch("sweep", "plot", "-o", "sweep.html", "--kind", "history").stdout == "sweep.html\n"
     assert (lab.project / "sweep.html").read_text().count("<svg") == 1
     assert "go with plot" in lab.launch("sweep", "status", "-o", "x.html", check=2).stderr
@@ -102,7 +104,7 @@ def conductor(lab, sweep):
 def test_stopped_and_resumed(lab):
     sweep = lab.launch("sweep", spec_of(lab, [0, 2, 4])).stdout.strip()
     lab.until("a run that waits", lambda: running(lab, sweep, 1) and running(lab, sweep, 2))
-    assert f"{sweep} stopped" in lab.launch("sweep", "stop", sweep).stdout
+    assert json.loads(lab.launch("sweep", "stop", sweep, "--json").stdout)["status"]["state"] == "stopped"
     lab.until("all of it to leave", lambda: not lab.processes())
     assert [one["state"] for one in status_of(lab, sweep)["trials"]] == ["complete", "running", "running"]
     lab.let_go()
@@ -139,7 +141,7 @@ def test_more_trials_and_other_code_meanwhile(lab):
     sweep = lab.launch("sweep", lab.spec(text), "--set", "sweep.seed=5").stdout.strip()
     (lab.project / "t.py").write_text("raise SystemExit(9)")  # every trial is of the code as it was
     first = until_over(lab, sweep)
-    lab.launch("sweep", "add", sweep, "--trials", "2")
+    assert json.loads(lab.launch("sweep", "add", sweep, "--trials", "2", "--json").stdout)["wanted"] == 4
     found = until_over(lab, sweep)
     assert [one["state"] for one in found["trials"]] == ["complete"] * 4
     assert found["trials"][:2] == first["trials"]

@@ -1,0 +1,53 @@
+"""What commands print with `--json`: the types that no other module has, and the JSON Schema of all."""
+
+from collections.abc import Mapping
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from launcher.api import Run
+
+
+class StartedRun(msgspec.Struct, frozen=True):
+    """A run that was started, or goes on."""
+
+    run: str
+    run_dir: str
+
+
+class StartedGraph(msgspec.Struct, frozen=True):
+    """The runs of one file with `steps:`."""
+
+    graph: str
+    graph_dir: str
+    runs: tuple[StartedRun, ...]
+
+
+def started(run: "Run") -> StartedRun:
+    return StartedRun(run.id, str(run.path))
+
+
+def merged(name: str, *structs: type[msgspec.Struct], **more: Any) -> Any:
+    """Return a type with the fields of all these, each of them required, and with `more` fields.
+
+    A field of `more` whose type allows UNSET may be absent.
+    """
+    fields = {field.name: field.type for struct in structs for field in msgspec.structs.fields(struct)} | more
+    absent = [key for key, kind in more.items() if msgspec.UnsetType in getattr(kind, "__args__", ())]
+    named: list[Any] = [(key, kind) for key, kind in fields.items() if key not in absent]
+    doc = {"__doc__": structs[0].__doc__} if structs else None
+    return msgspec.defstruct(name, [*named, *((key, fields[key], msgspec.UNSET) for key in absent)], namespace=doc)
+
+
+def list_of(kind: Any) -> Any:
+    """Return the type of a list of such a type, which was made by `merged`."""
+    return GenericAlias(list, (kind,))
+
+
+def schema_of(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of what is printed: of one document, or of one line where a command prints many."""
+    schemas, types = msgspec.json.schema_components([*answers.values()], ref_template="#/$defs/{name}")
+    each = [{"description": when, **one} if when else one for when, one in zip(answers, schemas, strict=True)]
+    return {**(each[0] if len(each) == 1 else {"anyOf": each}), **({"$defs": types} if types else {})}
