@@ -9,6 +9,8 @@ print(run.wait().state)
 
 for run in runs():
     print(run.id, run.status().state)
+
+print(submit(train, lr=0.1, resources={"ranks_per_node": 2}).result())
 """
 
 import contextlib
@@ -176,6 +178,23 @@ class Run:
                 raise TimeoutError(f"{self.id} is still {status.state} after {timeout_s:g} s")
             time.sleep(_WAIT_STEP_S)
         return status
+
+    def result(self, timeout_s: float | None = None, *, unpickle: bool = False) -> Any:
+        """Wait for the end of a submitted function; return what it has returned as rank 0, or raise what it has raised.
+
+        Plain data is returned as it is: numbers, text, and lists, tuples, sets and dicts of these. All else is pickled,
+        and loaded only with `unpickle`, as that may run code of whoever could write where the run was. Of exceptions
+        those that Python has are raised as they are, others as RunFailed; the traceback is a note of them.
+        Raises TimeoutError, Refused for a run of no function, and RunFailed where no rank has left an exception.
+        """
+        from launcher.submission.functions import is_call, result_of  # late: of no use to `status`
+
+        run = RunDir(self.path)
+        if not is_call(run, attempts(run)[-1].number):
+            raise Refused(f"{self.id} is of no function: there is no result", "hint: submit(FUNCTION, ...) starts one")
+        status = self.wait(timeout_s)
+        self.fetch_outputs()
+        return result_of(run, status, unpickle=unpickle)
 
     def fetch(self, checkpoint: str = "newest") -> list[str]:
         """Bring home what is on other machines: logs, metrics, and a checkpoint (`newest`, `none` or a step).
@@ -597,15 +616,29 @@ def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s:
     return words
 
 
-def submit(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Run:
+def submit(spec: Spec, *args: Any, on: str = LOCAL, overrides: Sequence[str] = (), **given: Any) -> Run:
     """Start a run and return as soon as its agents are on their way.
 
     The spec is a file, or what would stand in one: a dict, or an object with such fields (a dataclass, a msgspec
     struct). Then the project is the one in which one stands.
+    Or it is a function, which each rank calls with these arguments; of those that are given by name, options of a spec
+    (`resources`, `name`, `env`, ...) are the run's. `Run.result()` returns what it returns.
     A LaunchError's `runs` are the ids and folders of what exists all the same, such as a run that nobody knows to have
     reached its cluster.
     """
-    return submit_many([spec], on=on, overrides=overrides)[0]
+    from launcher.submission.functions import as_job, call_of, is_function  # late: of no use to `status`
+
+    if not is_function(spec):
+        if args or given:
+            raise TypeError(f"submit: only a function takes arguments, got {next(iter(given), args[:1])!r}")
+        return submit_many([spec], on=on, overrides=overrides)[0]
+    from launcher.submission.opening import open_runs  # late: it reads YAML, which `status` must not pay for
+    from launcher.submission.project import project_of  # late: of no use to `status`
+
+    call, project = call_of(spec, args, given), project_of(Path.cwd() / "spec.yaml")
+    with as_job(call, project) as (job, files), as_files([job]) as (specs, roots):
+        [opened] = open_runs(specs, on=on, overrides=tuple(overrides), roots=roots, beside=files)
+    return Run(*opened)
 
 
 def submit_many(

@@ -116,6 +116,10 @@ class NotSupported(Refused):
     """The kind of cluster cannot do it."""
 
 
+class RunFailed(LaunchError):
+    """A run has ended without what it was to give; the exit code is that of its end."""
+
+
 class NothingToDo(LaunchError):
     exit_code = Exit.OK
 

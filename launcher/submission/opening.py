@@ -59,13 +59,15 @@ def open_runs(
     overrides: tuple[str, ...],
     repeat: int | None = None,
     roots: Mapping[Path, Path] = MappingProxyType({}),
+    beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> list[tuple[RunId, Path]]:
     """Start a run of each file, or `repeat` runs; gives their ids and folders. Checks all before any exists.
 
     Those that a cluster can take as one job become one. What fails after some exist names them (`LaunchError.runs`).
-    `roots`: the projects of files that lie somewhere else.
+    `roots`: the projects of files that lie somewhere else; `beside`: files that their code has beside the project's.
     """
-    looks = [partial(looked_at_first, file, on=on, overrides=overrides, root=roots.get(file)) for file in files]
+    look = partial(looked_at_first, on=on, overrides=overrides, beside=beside)
+    looks = [partial(look, file, root=roots.get(file)) for file in files]
     wishes = all_or_none(looks, together=len(files) * (repeat or 1) > 1)
     if repeat is not None:
         wishes = [replace(wish, as_run=ShippedRun(repeat=index)) for wish in wishes for index in range(repeat)]

@@ -2,15 +2,16 @@
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from launcher.plan.facts import Misfit, Project
 from launcher.plan.interpreter import install_command, is_program, lacking, may_import, package_of, sites_of
 from launcher.run.code.imports import SureImport, sure_imports, syntax_error, third_party_imports
-from launcher.run.code.listing import CodeList, list_code, list_frozen
+from launcher.run.code.listing import CodeList, list_code, list_frozen, with_files
 from launcher.run.code.own_packages import Installed, installed_live, own_folders, stays_live, usable
 from launcher.spec.model import JobSpec
 
@@ -26,12 +27,15 @@ class ProjectCode:
     installed: tuple[Installed, ...]  # what is imported from where it is edited
 
 
-def code_of(root: Path, spec: JobSpec, python: str, *, frozen: bool) -> ProjectCode:
-    """The code of a project for an interpreter; `frozen`: all that is there is code. Raises BadInput."""
+def code_of(
+    root: Path, spec: JobSpec, python: str, *, frozen: bool, beside: Mapping[str, Path] = MappingProxyType({})
+) -> ProjectCode:
+    """The code of a project for an interpreter; `frozen`: all that is there is code; `beside`: files of no project, by
+    their names in it. Raises BadInput."""
     sites = sites_of(python, os.environ)
     installed = tuple(installed_live(sites))
     folders = own_folders(root, installed, sites)
-    listed = list_frozen(root) if frozen else list_code(root, spec.code, folders)
+    listed = with_files(list_frozen(root) if frozen else list_code(root, spec.code, folders), beside)
     return ProjectCode(listed, usable(folders, [file.path for file in listed.files]), installed)
 
 
@@ -59,7 +63,7 @@ def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Seq
 
     @cache
     def read(path: str) -> bytes | None:
-        return (root / path).read_bytes() if path in files else None
+        return Path(code.source(path)).read_bytes() if path in files else None
 
     imports: set[str] = set()
     found = True

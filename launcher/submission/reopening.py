@@ -32,6 +32,7 @@ from launcher.run.ownership import is_ours_alone
 from launcher.run.records import ANEW, AttemptEnd, Event, Gone
 from launcher.spec.model import JobSpec
 from launcher.states import Cause, State
+from launcher.submission.call_there import SCRIPT
 from launcher.submission.opening import counted
 from launcher.submission.project import ProjectCode, code_of, look_at
 from launcher.submission.requests import (
@@ -181,6 +182,8 @@ def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Pla
     if not renew and spec.code != before.spec.code:
         hint = f"hint: launch resume {run.id} --code takes the code as it is now"
         raise BadInput("code: its options say what is frozen, and the code of this run is frozen already", hint)
+    if renew and before.entry.target == SCRIPT:
+        raise Refused(f"{run.id} is of a function, which is frozen with its arguments", "hint: submit it again")
     if renew and where.remote:
         hint = "hint: `--on` a cluster that has the run's folder in common with this machine, or submit anew"
         raise Refused("other code cannot be brought to where the files of this run are", hint)

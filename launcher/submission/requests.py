@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -124,16 +125,17 @@ def notifying_in(file: Path) -> Notifying | None:
 
 def looked_at_first(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None,
-    frozen: ProjectCode | None = None,
+    frozen: ProjectCode | None = None, beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> Request:  # fmt: skip
-    """What can be found without asking the cluster. `frozen`: the code of its project, as it was at some time."""
+    """What can be found without asking the cluster. `frozen`: the code of its project, as it was at some time;
+    `beside`: files that its code has beside the project's."""
     place = entry(on)
     defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
     spec = read_with_defaults(file, overrides, defaults)
     where = of_kind(place.kind)
     root = shipped.root if shipped is not None else project_of(file) if root is None else root
     python = interpreter(spec, root, os.environ)
-    code = frozen or code_of(root, spec, python, frozen=shipped is not None)
+    code = frozen or code_of(root, spec, python, frozen=shipped is not None, beside=beside)
     project = replace(look_at(spec, code.listed.root, code.listed, python, code.own_folders), path=str(root))
     live = live_imports(project, code) if shipped is None else []
     notifying = notifying_of(spec.notify, file, root, os.environ) if shipped is None else shipped.notifying

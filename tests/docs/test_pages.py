@@ -93,6 +93,18 @@ def test_the_python_api(lab):
     assert listed.endswith("succeeded")
 
 
+@pytest.mark.daily
+def test_a_function_from_python(lab):
+    done = subprocess.run(
+        [sys.executable, "-c", block(DOCS / "python.md", "python", "def train")],
+        cwd=lab.project, env=lab.env, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "train(lr=0.1), the function is pickled by cloudpickle", "{'lr': 0.1, 'ranks': 2, 'loss': 0.1}",
+    ]  # fmt: skip
+
+
 TRAIN = """
 import json, os, sys
 wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)

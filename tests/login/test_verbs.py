@@ -57,6 +57,22 @@ def test_a_login_node_over_paramiko(laptop, login_node, jobs):
     assert all("-G" in call["argv"] for call in laptop.passed()), "ssh is asked what its configuration means, no more"
 
 
+FUNCTION = """
+import json, os, launcher
+run = launcher.submit(lambda n: n + int(os.environ["WORLD_SIZE"]), 3, resources={"ranks_per_node": 2}, on="hpc")
+print(json.dumps(run.result()))
+"""
+
+
+def test_a_function_of_a_program_and_its_result(laptop, login_node):
+    laptop.script("program.py", FUNCTION)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=laptop.project, env=laptop.env, capture_output=True, text=True,
+        timeout=BOUND_S,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("5\n", 0), done.stderr
+
+
 HOSTS = """
 import dataclasses, json
 from launcher.places.clusters_file import entry, hosts_of

@@ -49,7 +49,7 @@ def contents(code: CodeList) -> Iterator[bytes]:
     """The bytes of all regular files in order, each as long as it was listed. Raises CodeChanged."""
     for file in code.files:
         if file.link is None:
-            yield from _content(code.root / file.path, file.size)
+            yield from _content(Path(code.source(file.path)), file.size)
 
 
 def leads_out(path: str, link: str) -> bool:

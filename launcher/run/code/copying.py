@@ -88,7 +88,7 @@ def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: W
             for tree in filter(None, (first, second)):
                 os.symlink(file.link, tree.place(file.path))
             continue
-        path = f"{code.root}/{file.path}"
+        path = code.source(file.path)
         with _opened(os.open(path, READ)) as reader, _opened(first.create(file)) as out:
             looked = os.fstat(reader)
             if not stat.S_ISREG(looked.st_mode):

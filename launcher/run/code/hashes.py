@@ -108,17 +108,16 @@ def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -
 
     With an index a file is what it was when it was listed, and is looked at again only where it has to be read.
     """
-    hashes, root = {}, os.fspath(code.root)
+    hashes = {}
     with readable(code.root, doing):
         for file in code.files:
             if file.link is None:
                 listed = index.known(file.path, code.looks[file.path]) if index is not None else None
-                hashes[file.path] = listed or _hash_now(root, file, doing, index)
+                hashes[file.path] = listed or _hash_now(code.source(file.path), file, doing, index)
     return hashes
 
 
-def _hash_now(root: str, file: CodeFile, doing: str, index: CodeIndex | None) -> str:
-    path = f"{root}/{file.path}"
+def _hash_now(path: str, file: CodeFile, doing: str, index: CodeIndex | None) -> str:
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
         raise CodeChanged(path, doing)

@@ -39,10 +39,15 @@ class CodeList:
     root: Path
     files: tuple[CodeFile, ...]
     looks: Mapping[str, os.stat_result] = field(default_factory=dict, compare=False)  # of the regular ones
+    beside: Mapping[str, Path] = field(default_factory=dict)  # those that lie somewhere else, and where
 
     @cached_property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
+
+    def source(self, path: str) -> str:
+        """Return where the file of this name lies now."""
+        return os.fspath(self.beside[path]) if path in self.beside else f"{self.root}/{path}"
 
 
 def list_code(project: Path, code: Code, own_folders: Sequence[str] = ()) -> CodeList:
@@ -74,7 +79,18 @@ def list_frozen(folder: Path) -> CodeList:
 
 def list_again(code: CodeList) -> CodeList:
     """The listed files as they are now; one that vanished is not among them."""
-    return _listed(code.root, {file.path for file in code.files})
+    return with_files(_listed(code.root, {file.path for file in code.files} - {*code.beside}), code.beside)
+
+
+def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
+    """Return the code with these regular files, by their names in it, in the place of any that are called so."""
+    if not beside:
+        return code
+    looks = {name: path.lstat() for name, path in beside.items()}
+    files = [file for file in code.files if file.path not in beside]
+    files += [CodeFile(name, status.st_size, executable=False) for name, status in looks.items()]
+    files.sort(key=lambda file: os.fsencode(file.path))
+    return CodeList(code.root, tuple(files), {**code.looks, **looks}, beside)
 
 
 def _runs_inside(project: Path) -> str | None:

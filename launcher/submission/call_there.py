@@ -1,0 +1,113 @@
+"""Calls a Python function as each rank of a run, and leaves what it returns or raises in a file beside the code.
+
+Its text, with a last line that says what to call, is the script of such a run. It is self-contained, because the
+interpreter of the ranks may lack `launcher` and be older: the standard library and the syntax of Python 3.9.
+"""
+
+import contextlib
+import importlib
+import os
+import pickle  # nosec - what was frozen is code
+import sys
+import time
+import traceback
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SCRIPT, ARGUMENTS, MODULES = "launch_function.py", "launch_function.pkl", "launch_modules"
+RESULTS = "launch_result"
+PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+class NotPlain(Exception):
+    """Raised for what is more than numbers, text, and lists, tuples, sets and dicts of these."""
+
+
+def main(module: str, name: str, folders: list[str], python: tuple[int, int]) -> None:
+    """Call the function; `module` is empty where it was frozen with its arguments, by a Python of version `python`."""
+    rank = int(os.environ.get("RANK", "0"))
+    path = os.path.join(HERE, RESULTS, f"rank-{rank:05d}.pkl")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of the generation before
+    sys.path[1:1] = [os.path.join(HERE, folder) for folder in (*folders, MODULES)]
+    try:
+        function, args, more = loaded(module, python)
+        if module:
+            function = importlib.import_module(module)
+            for part in name.split("."):
+                function = getattr(function, part)
+        value = function(*args, **more)
+        if rank == 0:
+            write(path, returned(name, value))
+    except Exception as error:
+        write(path, raised(error))
+        raise
+
+
+def loaded(module: str, python: tuple[int, int]) -> Any:
+    if not module and sys.version_info[:2] != python:
+        here, there = (f"{major}.{minor}" for major, minor in (sys.version_info[:2], python))
+        text = f"Python {here} cannot run a function that Python {there} has pickled"
+        raise RuntimeError(f"{text}: put it into a module of the project, or name such a Python by run.python")
+    with open(os.path.join(HERE, ARGUMENTS), "rb") as file:
+        return pickle.load(file)  # noqa: S301 # nosec - likewise
+
+
+def returned(name: str, value: Any) -> dict[str, Any]:
+    """Return what is written of a value: as plain data where it is some, else pickled."""
+    try:
+        return {"kind": "value", "value": plain(value)}
+    except (NotPlain, RecursionError):
+        what = f"{type(value).__module__}.{type(value).__qualname__}"
+    try:
+        return {"kind": "pickle", "what": what, "value": dumped(value)}
+    except Exception as error:
+        raise TypeError(f"{name} has returned a {what}, which cannot be pickled: {error}") from error
+
+
+def raised(error: Exception) -> dict[str, Any]:
+    kind = type(error)
+    try:
+        args = plain(error.args)
+    except (NotPlain, RecursionError):
+        args = (str(error),)
+    try:
+        whole = dumped(error)
+    except Exception:  # noqa: BLE001 - whatever an object's own code does when it is pickled
+        whole = b""
+    text = "".join(traceback.format_exception(kind, error, error.__traceback__))
+    what = f"{kind.__module__}.{kind.__qualname__}"
+    return {"kind": "error", "what": what, "args": args, "text": str(error), "traceback": text, "value": whole}
+
+
+def plain(value: Any) -> Any:
+    """Return the value as data that a reader needs no code for; a number of numpy or torch as Python's own."""
+    if type(value) in PLAIN:
+        return value
+    if type(value) in (list, tuple, set):
+        return type(value)(map(plain, value))
+    if type(value) is dict:
+        return {plain(key): plain(each) for key, each in value.items()}
+    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():
+        return plain(value.item())
+    raise NotPlain
+
+
+def dumped(value: Any) -> bytes:
+    try:
+        import cloudpickle  # where it is installed, or came along
+    except ImportError:
+        return pickle.dumps(value, protocol=4)
+    whole: bytes = cloudpickle.dumps(value, protocol=4)
+    return whole
+
+
+def write(path: str, found: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    when = {name.lower(): int(os.environ.get(f"LAUNCH_{name}", "0")) for name in ("ATTEMPT", "GENERATION")}
+    with open(f"{path}.draft", "wb") as file:
+        pickle.dump({**when, "at": time.time(), **found}, file, protocol=4)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.draft", path)

@@ -1,0 +1,292 @@
+"""A Python function as a job: from a call to files of the frozen code, and from what its ranks wrote to a result.
+
+submit(train, lr=0.1) ─► launch_function.py, launch_function.pkl, beside the project's code ─► ranks
+result() ◄─ the restricted reader below ◄─ launch_result/rank-00000.pkl ◄─ what rank 0 returned, or any rank raised
+"""
+
+import builtins
+import difflib
+import functools
+import inspect
+import io
+import pickle  # nosec - written here; read by `_Plain`, or where the user has said so
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launcher.copies import news
+from launcher.errors import BadInput, Exit, Refused, RunFailed
+from launcher.run.attempts import read_plan
+from launcher.run.layout import RunDir
+from launcher.spec.fields import JOB
+from launcher.states import State
+from launcher.status.derive import RunStatus, exit_code_of
+from launcher.submission import call_there
+from launcher.submission.call_there import SCRIPT
+
+_ENTRIES = ("script", "module", "command", "args", "workdir")  # of `run`: the function is what runs
+_MOST_BYTES = 1 << 28  # of what a rank may have returned
+_SHOWN = (bool, int, float)  # arguments whose values are shown: text may be a secret
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is to be called, and the spec of its run."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    more: Mapping[str, Any]
+    spec: Mapping[str, Any]
+
+
+def is_function(spec: Any) -> bool:
+    """Whether it is to be called, and does not describe a job by its fields."""
+    described = isinstance(spec, str | Path | Mapping | msgspec.Struct) or is_dataclass(spec)
+    return callable(spec) and not described
+
+
+def call_of(function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Call:
+    """Return the call; of what is given by name, options of a spec (`resources`, `name`, ...) are the run's.
+
+    Raises BadInput for a function that has a parameter of such a name, and for arguments that it does not take.
+    """
+    bound: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        args, bound, function = (*function.args, *args), {**function.keywords, **bound}, function.func
+    options, name = {field.key for field in JOB.options}, _short(function)
+    spec = {key: value for key, value in given.items() if key in options}
+    more = {**bound, **{key: value for key, value in given.items() if key not in options}}
+    if wrong := [key for key in dict(spec.get("run") or {}) if key in _ENTRIES]:
+        raise BadInput(f"run.{wrong[0]}: {name} is what runs", "hint: submit a dict or a file to run a script")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not every builtin tells
+        return Call(function, args, more, spec)
+    if both := [key for key in spec if key in signature.parameters and key not in bound]:
+        text = f"{both[0]}: is both a parameter of {name} and an option of the run"
+        raise BadInput(text, f"hint: functools.partial({name}, {both[0]}=...) gives it to the function")
+    try:
+        signature.bind(*args, **more)
+    except TypeError as error:
+        near = [close for key in more for close in difflib.get_close_matches(key, options, n=1)]
+        hint = f"did you mean {near[0]}=...?" if near else f"options of the run are {', '.join(sorted(options))}"
+        raise BadInput(f"{name}: {error}", f"hint: {hint}") from error
+    return Call(function, args, more, spec)
+
+
+@contextmanager
+def as_job(call: Call, project: Path) -> Iterator[tuple[dict[str, Any], dict[str, Path]]]:
+    """Yield the spec of a call, and the files that its code has beside the project's. Raises BadInput."""
+    import tempfile  # late: of no use to who asks for a result
+
+    module, name = _module_of(call.function, project), _short(call.function)
+    data, by_cloudpickle = _pickled(call, module, project)
+    how = f"imported from {module}" if module else "the function is pickled by cloudpickle"
+    how += "; its arguments are pickled by cloudpickle" if module and by_cloudpickle else ""
+    news.say(f"{name}: {how}")
+    outputs = dict(call.spec.get("run") or {}).get("outputs")
+    run = {**dict(call.spec.get("run") or {}), "script": SCRIPT}
+    if outputs:
+        run["outputs"] = [*outputs, f"{call_there.RESULTS}/"]
+    spec = {"name": _job_name(name), "description": f"{_shown(call, name)}, {how}", **call.spec, "run": run}
+    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
+        script, arguments = Path(folder, SCRIPT), Path(folder, call_there.ARGUMENTS)
+        script.write_text(_script(call.function, module, _folders(project)), encoding="utf-8")
+        arguments.write_bytes(data)
+        yield spec, {SCRIPT: script, call_there.ARGUMENTS: arguments, **(_cloudpickle() if by_cloudpickle else {})}
+
+
+def is_call(run: RunDir, attempt: int) -> bool:
+    """Whether the run is of a function."""
+    return read_plan(run, attempt).entry.target == SCRIPT
+
+
+def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
+    """Return what rank 0 of an ended run has returned, from the files that are here. Raises what it has raised.
+
+    Raises RunFailed where that cannot be raised here or the run has ended otherwise, and Refused for what is not plain
+    data unless `unpickle`: loading that may run code, which whoever could write the file has chosen.
+    """
+    found = [*_results(run, status)]
+    if status.state is not State.SUCCEEDED:
+        raise _error(run, status, [one for _, one in found if one.get("kind") == "error"], unpickle=unpickle)
+    values = [one for rank, one in found if rank == 0 and one.get("kind") in ("value", "pickle")]
+    if not values:
+        raise RunFailed(f"{run.id} has succeeded, and rank 0 has left no result", f"hint: launch logs {run.id}")
+    value = max(values, key=_when)
+    if value["kind"] == "value":
+        return value.get("value")
+    if not unpickle:
+        text = f"{run.id} has returned a {value.get('what')}, which is pickled: loading it may run code"
+        hint = "hint: result(unpickle=True) where nobody else can write to where it ran; or return numbers and text"
+        raise Refused(text, hint)
+    return pickle.loads(value["value"])  # noqa: S301 # nosec - the user has said so
+
+
+class _Plain(pickle.Unpickler):
+    """Reads numbers, text and lists, sets and dicts of these: nothing that a pickle names is looked up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no data")
+
+
+def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rank and what it left, of the newest attempt; what is no such file is passed over."""
+    for path in sorted(run.outputs.rglob(f"{call_there.RESULTS}/rank-*.pkl")):
+        number = path.stem.removeprefix("rank-")
+        if not number.isdigit() or path.is_symlink():
+            continue
+        if path.stat().st_size > _MOST_BYTES:
+            hint = "hint: have it write files: `launch fetch --outputs` brings them"
+            raise RunFailed(f"{path}: is larger than {_MOST_BYTES >> 20} MiB", hint)
+        try:
+            found = _Plain(io.BytesIO(path.read_bytes())).load()
+        except Exception as error:
+            raise RunFailed(f"{path}: is no result: {error}", f"hint: launch logs {run.id}") from error
+        if isinstance(found, dict) and found.get("attempt") == status.attempt:
+            yield int(number), found
+
+
+def _when(found: Mapping[str, Any]) -> tuple[int, float]:
+    """Return the generation, and the time within it, later ones first."""
+    generation, at = found.get("generation"), found.get("at")
+    return (generation if isinstance(generation, int) else 0), (-at if isinstance(at, float) else 0.0)
+
+
+def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, unpickle: bool) -> Exception:
+    """Return the exception that a rank of the last generation has raised first, its traceback as a note."""
+    hint = f"hint: launch logs {run.id}"
+    failed = RunFailed(f"{run.id} is {status.state}: {status.last_word}", hint)
+    failed.exit_code = Exit(exit_code_of(status))
+    last = [one for one in errors if _when(one)[0] >= status.generation]
+    if not last:
+        return failed
+    first = max(last, key=_when)
+    told = RunFailed(f"{run.id} has raised {first.get('what')}: {first.get('text')}", hint)
+    told.exit_code = failed.exit_code
+    error = _made_again(first, unpickle=unpickle) or told
+    error.add_note(f"In {run.id}:\n{first.get('traceback')}")
+    error.__cause__ = failed if error is not told else None
+    return error
+
+
+def _made_again(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | None:
+    """Return an exception of Python's own from its plain arguments; others only with `unpickle`, as far as possible."""
+    module, _, name = str(raised.get("what")).partition(".")
+    kind, args = getattr(builtins, name, None) if module == "builtins" else None, raised.get("args")
+    try:
+        if unpickle and raised.get("value"):
+            made = pickle.loads(raised["value"])  # noqa: S301 # nosec - the user has said so
+        elif isinstance(kind, type) and issubclass(kind, Exception) and isinstance(args, tuple):
+            made = kind(*args)
+        else:
+            return None
+    except Exception:  # noqa: BLE001 - whatever a class of the user's does when it is made from what it holds
+        return None
+    return made if isinstance(made, Exception) else None
+
+
+# -- what is frozen
+
+
+def _module_of(function: Callable[..., Any], project: Path) -> str:
+    """Return the module that ranks can import the function from: the project's or an installed one. "": there is none,
+    as for a function of the program itself, of another function, or of a file beside the project."""
+    name = getattr(function, "__module__", None) or ""
+    module = sys.modules.get(name)
+    found: Any = module
+    for part in _name_of(function).split("."):
+        found = getattr(found, part, None)
+    importable = found is function and name != "__main__" and not _is_loose(module, project)
+    return name if importable else ""
+
+
+def _is_loose(module: types.ModuleType | None, project: Path) -> bool:
+    """Whether a module is neither built in nor installed nor the project's: ranks would look for it in vain."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return module is None
+    paths = sysconfig.get_paths()
+    homes = [project, *(Path(paths[key]) for key in ("purelib", "platlib", "stdlib"))]
+    return not any(Path(file).resolve().is_relative_to(home.resolve()) for home in homes)
+
+
+def _folders(project: Path) -> list[str]:
+    """Return the folders of the project that this program imports from."""
+    home = project.resolve()
+    found = [Path(one).resolve() for one in sys.path if "site-packages" not in one]
+    return [one.relative_to(home).as_posix() for one in dict.fromkeys(found) if one.is_relative_to(home)]
+
+
+def _pickled(call: Call, module: str, project: Path) -> tuple[bytes, bool]:
+    """Return the arguments, with the function where ranks cannot import it, and whether ranks need cloudpickle."""
+    name, home = _short(call.function), sys.modules.get(call.function.__module__)
+    try:
+        import cloudpickle  # late: a dependency of submitit's, which few calls need
+    except ImportError as error:
+        cloudpickle = None
+        if not module:
+            hint = "hint: python -m pip install cloudpickle; or put it into a module of the project"
+            raise BadInput(f"{name}: cannot be imported by ranks, and needs cloudpickle", hint) from error
+    whole = not module and home is not None and home.__name__ != "__main__" and _is_loose(home, project)
+    try:
+        if whole:
+            cloudpickle.register_pickle_by_value(home)
+        data = (cloudpickle or pickle).dumps(
+            (None if module else call.function, call.args, dict(call.more)), protocol=4
+        )
+    except Exception as error:
+        hint = "hint: give it paths and numbers, and have it open files and build models itself"
+        raise BadInput(f"{name}: it or its arguments cannot be pickled: {error}", hint) from error
+    finally:
+        if whole:
+            cloudpickle.unregister_pickle_by_value(home)
+    return data, b"cloudpickle" in data
+
+
+def _cloudpickle() -> dict[str, Path]:
+    """Return the files of cloudpickle, by their names in the code: hosts may lack it, or have another version."""
+    import cloudpickle  # late: see above
+
+    files = sorted(Path(cloudpickle.__file__).parent.glob("*.py"))
+    return {f"{call_there.MODULES}/cloudpickle/{file.name}": file for file in files}
+
+
+def _script(function: Callable[..., Any], module: str, folders: Sequence[str]) -> str:
+    """Return the script of the ranks; what it imports in vain tells what the function needs, as to preload torch."""
+    there = Path(call_there.__file__).read_text(encoding="utf-8")
+    used = getattr(inspect.unwrap(function), "__globals__", {}).values()
+    names = {one.__name__ if isinstance(one, types.ModuleType) else getattr(one, "__module__", None) for one in used}
+    tops = {one.partition(".")[0] for one in names if isinstance(one, str)} - sys.stdlib_module_names
+    wanted = sorted({*tops, *([module] if module else [])} - {"__main__", "launcher"})
+    imports = "".join(f"    import {one}\n" for one in wanted if one.replace(".", "_").isidentifier())
+    call = f"main({module!r}, {_name_of(function)!r}, {folders!r}, {sys.version_info[:2]!r})"
+    return f"{there}\n\ndef what_it_needs():\n{imports or '    pass' + chr(10)}\n\n{call}\n"
+
+
+def _short(function: Callable[..., Any]) -> str:
+    """Return the name that people know the function by."""
+    return _name_of(function).rpartition("<locals>.")[2]
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _job_name(name: str) -> str:
+    plain = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in name.rpartition(".")[2].lower())
+    return plain.strip("-")[:63] or "function"
+
+
+def _shown(call: Call, name: str) -> str:
+    """`train(lr=0.1, data=…)`"""
+    texts = [repr(one) if type(one) in _SHOWN else "…" for one in call.args]
+    texts += [f"{key}={one!r}" if type(one) in _SHOWN else f"{key}=…" for key, one in call.more.items()]
+    return f"{name}({', '.join(texts)})"
