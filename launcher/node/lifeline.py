@@ -140,7 +140,8 @@ class Lifeline:
             endpoint = read_record(self._home.attempt.endpoint, Endpoint)
             if endpoint is None:
                 return None
-            return await dial(endpoint.address, endpoint.port, self._home.node.address, self._key, messages.TO_AGENT)
+            own, peers = self._home.node.address, self._home.plan.nodes_max
+            return await dial(endpoint.address, endpoint.port, own, self._key, messages.TO_AGENT, peers=peers)
         except (WireError, Damaged) as error:  # the lease decides how long this may go on
             if str(error) != self._refusal:
                 self._refusal = str(error)

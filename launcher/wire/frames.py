@@ -33,6 +33,7 @@ from launcher.wire.messages import WIRE_VERSION
 MAX_LINE_BYTES = 1 << 20
 HANDSHAKE_LINE_BYTES = 512
 HANDSHAKE_S = 5.0
+_HANDSHAKE_OF_A_PEER_S = 0.002  # of each that may come at the same moment: they are let in one after the other
 MAX_UNSENT_BYTES = 8 << 20
 MOST_UNPROVED = 256  # at least; as many as there are peers, or a herd of them would evict each other
 _BACKLOG = 4096
@@ -152,10 +153,10 @@ class WireServer(Generic[In, Out]):
         serve: Callable[[Wire[In, Out]], Awaitable[None]],
         most_peers: int,
         line_bytes: int = MAX_LINE_BYTES,
-        handshake_s: float = HANDSHAKE_S,
+        handshake_s: float | None = None,
     ) -> None:
         self._key, self._decoder, self._line_bytes = key, decoder, line_bytes
-        self._handshake_s = handshake_s  # for a proof
+        self._handshake_s = handshake_limit_s(most_peers) if handshake_s is None else handshake_s  # for a proof
         self._serve, self._most_peers = serve, most_peers
         half_of_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._most_unproved = max(MOST_UNPROVED, min(most_peers, half_of_descriptors))
@@ -234,6 +235,11 @@ class WireServer(Generic[In, Out]):
             error.__traceback__, error = None, error.__cause__
 
 
+def handshake_limit_s(peers: int) -> float:
+    """Return how long a handshake may take where so many may come at the same moment."""
+    return HANDSHAKE_S + _HANDSHAKE_OF_A_PEER_S * peers
+
+
 async def dial(
     address: str,
     port: int,
@@ -241,10 +247,14 @@ async def dial(
     key: bytes,
     decoder: msgspec.json.Decoder[In],
     line_bytes: int = MAX_LINE_BYTES,
+    peers: int = 1,
 ) -> Wire[In, Any]:
-    """Connect from the own address, and prove the key to one that proves it too. Raises WireError."""
+    """Connect from the own address, and prove the key to one that proves it too. Raises WireError.
+
+    `peers`: how many may connect there at the same moment.
+    """
     try:
-        async with asyncio.timeout(HANDSHAKE_S):
+        async with asyncio.timeout(handshake_limit_s(peers)):
             peer = await _socket_for(address)
             try:
                 peer.bind((own_address, 0))

@@ -2,8 +2,8 @@
 
     uv run python tests/benchmarks/coordinator.py [--write]
 
-The coordinator runs in a process of its own, with its files on disk as in a run; all agents share a second one, whose
-work (it plays a thousand machines) is part of what is measured on a small machine.
+The coordinator runs in a process of its own, with its files on disk as in a run; the agents share a few others, whose
+work (each plays thousands of machines) is part of what is measured on a small machine.
 """
 
 import argparse
@@ -28,10 +28,13 @@ from launcher.run.layout import RunDir
 from launcher.run.records import Endpoint, RankExit
 from launcher.spec.model import JobSpec, NodeRange, Resources, RunOptions
 from launcher.wire import messages
-from launcher.wire.frames import dial, wire_key
+from launcher.wire.frames import WireError, dial, wire_key
 
 SIZES = (10, 100, 1000)
 ROUNDS = 5
+PLAYERS = 4  # processes that play agents
+AGAIN_S = 0.05  # as agents have it
+LIMIT_S = 120.0
 
 
 def plan_of(run_dir, nodes):
@@ -61,10 +64,10 @@ async def coordinate(run):
 
 
 class Fleet:
-    """All agents but their machines."""
+    """All of these agents but their machines."""
 
     def __init__(self, run, nodes):
-        self.endpoint = None
+        self.run = run
         self.key = wire_key(read_intent(run.attempt(1)).token, messages.WIRE, "scale-0000", 1)
         self.nodes = nodes
         self.started = 0
@@ -73,8 +76,17 @@ class Fleet:
         self.all_told = asyncio.Event()
         self.wires = {}
 
-    async def agent(self, node):
-        wire = await dial(self.endpoint.address, self.endpoint.port, "127.0.0.1", self.key, messages.TO_AGENT)
+    async def dialled(self, endpoint):
+        """Return a connection; it is tried again as an agent does."""
+        while True:
+            try:
+                port, peers = endpoint.port, len(self.nodes) * PLAYERS
+                return await dial(endpoint.address, port, "127.0.0.1", self.key, messages.TO_AGENT, peers=peers)
+            except WireError:
+                await asyncio.sleep(AGAIN_S)
+
+    async def agent(self, endpoint, node):
+        wire = await self.dialled(endpoint)
         self.wires[node] = wire
         wire.send(messages.Join(node, "127.0.0.1", this_process(), 20_000 + node))
         wire.send(messages.Ready(node))
@@ -83,36 +95,82 @@ class Fleet:
                 case messages.Start(generation=generation):
                     wire.send(messages.Started(node, generation, (1000 + node,), 20_000 + node))
                     self.started += 1
-                    if self.started == self.nodes:
+                    if self.started == len(self.nodes):
                         self.all_started.set()
                 case messages.Stop(generation=generation):
                     self.told += 1
-                    if self.told == self.nodes:
+                    if self.told == len(self.nodes):
                         self.all_told.set()
                     wire.send(messages.Stopped(node, generation))
                 case messages.End():
                     return
 
 
-async def race(run, nodes):
-    fleet = Fleet(run, nodes)
+async def play(run, nodes):
+    """Play these agents, and say when all have started and when all were told; a line of input says what comes next."""
+    loop, fleet = asyncio.get_running_loop(), Fleet(run, nodes)
     while (endpoint := read_record(run.attempt(1).endpoint, Endpoint)) is None:
         await asyncio.sleep(0.005)
-    fleet.endpoint = endpoint
-    began = time.monotonic()
-    agents = [asyncio.create_task(fleet.agent(node)) for node in range(nodes)]
-    await asyncio.wait_for(fleet.all_started.wait(), 120)
-    joined_s = time.monotonic() - began
-    await asyncio.sleep(1.0)  # let the last Started arrive: the failure is to strike a running generation
-    victim = nodes // 2
-    failed = time.monotonic()
-    end = RankExit(1, victim, 0, victim, 1000 + victim, signal=9)
-    fleet.wires[victim].send(messages.Exited(victim, end))
-    await asyncio.wait_for(fleet.all_told.wait(), 120)
-    told_s = time.monotonic() - failed
-    fleet.wires[0].send(messages.StopAsked(0, "cancel"))
-    await asyncio.wait(agents, timeout=30)
+    print("here", flush=True)
+    await loop.run_in_executor(None, sys.stdin.readline)
+    agents = [asyncio.create_task(fleet.agent(endpoint, node)) for node in nodes]
+    await fleet.all_started.wait()
+    print("started", flush=True)
+    wish = (await loop.run_in_executor(None, sys.stdin.readline)).split()
+    if wish[0] == "fail":
+        victim = int(wish[1])
+        end = RankExit(1, victim, 0, victim, 1000 + victim, signal=9)
+        fleet.wires[victim].send(messages.Exited(victim, end))
+    await fleet.all_told.wait()
+    print("told", flush=True)
+    if (await loop.run_in_executor(None, sys.stdin.readline)).split() == ["cancel"]:
+        fleet.wires[nodes[0]].send(messages.StopAsked(0, "cancel"))
+    await asyncio.wait(agents, timeout=60)
+
+
+def race(run, nodes):
+    """Play all agents in some processes, and say how long they take to join, and to hear of a failure."""
+    words = [sys.executable, __file__, "--agents", str(run.path)]
+    players = [
+        subprocess.Popen(
+            [*words, f"{first}:{nodes}:{PLAYERS}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for first in range(min(PLAYERS, nodes))
+    ]
+    try:
+        hear(players, "here")
+        began = time.monotonic()
+        for player in players:
+            say(player, "go")
+        hear(players, "started")
+        joined_s = time.monotonic() - began
+        time.sleep(1.0)  # let the last Started arrive: the failure is to strike a running generation
+        failed = time.monotonic()
+        for number, player in enumerate(players):
+            say(player, f"fail {nodes // 2}" if number == (nodes // 2) % len(players) else "go on")
+        hear(players, "told")
+        told_s = time.monotonic() - failed
+        for number, player in enumerate(players):
+            say(player, "go on" if number else "cancel")
+        for player in players:
+            player.wait(LIMIT_S)
+    finally:
+        for player in players:
+            player.kill()
+            player.communicate()
     return joined_s, told_s
+
+
+def hear(players, word):
+    for player in players:
+        said = player.stdout.readline().strip()
+        if said != word:
+            raise SystemExit(f"agents said {said!r} instead of {word!r}")
+
+
+def say(player, line):
+    player.stdin.write(f"{line}\n")
+    player.stdin.flush()
 
 
 def measure(nodes):
@@ -122,7 +180,7 @@ def measure(nodes):
         write_record(run.plan, plan_of(run.path, nodes))
         new_attempt(run, "local", "submit", None)
         host = subprocess.Popen([sys.executable, __file__, "--host", str(run.path)], stdout=subprocess.PIPE, text=True)
-        joined_s, told_s = asyncio.run(race(run, nodes))
+        joined_s, told_s = race(run, nodes)
         out, _ = host.communicate(timeout=60)
     return {"joined_s": joined_s, "told_s": told_s, **json.loads(out)}
 
@@ -130,12 +188,17 @@ def measure(nodes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", help=argparse.SUPPRESS)
+    parser.add_argument("--agents", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
+    if args.agents:
+        folder, part = args.agents
+        asyncio.run(play(RunDir(Path(folder)), range(*map(int, part.split(":")))))
+        return
     if args.host:
         asyncio.run(coordinate(RunDir(Path(args.host))))
         return

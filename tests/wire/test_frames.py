@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.run.records import ProcessId
 from launcher.wire import frames as wire
 from launcher.wire import messages
-from launcher.wire.frames import WireError, WireServer, dial, wire_key
+from launcher.wire.frames import WireError, WireServer, dial, handshake_limit_s, wire_key
 
 KEY, OTHER = (wire_key(hashlib.sha256(what).hexdigest(), messages.WIRE, "run", 1) for what in (b"token", b"other"))
 JOIN = messages.Join(1, "127.0.0.2", ProcessId("h", "b", 1, 2), 20_001)
@@ -370,3 +370,8 @@ def test_a_peer_that_resets_right_after_its_proof_is_an_error_of_the_connection(
         assert peer.fileno() == -1
 
     asyncio.run(scene())
+
+
+def test_where_many_may_come_at_once_each_has_longer_to_prove_itself():
+    assert handshake_limit_s(1) < 6.0
+    assert handshake_limit_s(12_500) == 30.0
