@@ -1,6 +1,6 @@
-"""Training that resumes bit for bit: `Checkpointer` for a loop of your own, `Trainer` for one that is written already.
+"""Train so that a resumed run ends bit for bit as an undisturbed one: `Checkpointer` for your own loop, or `Trainer`.
 
-Nothing is imported before it is used, so that `trainer.checkpoint_files` can be read without torch.
+Names are imported when they are first used, so that `trainer.checkpoint_files` can be read without torch.
 """
 
 from importlib import import_module

@@ -1,13 +1,13 @@
-"""What process groups are connected by: to be cut, so that nobody waits in them any more.
+"""Cut the connections of process groups, so that no rank keeps waiting in a group that has lost one.
 
-gloo knows no abort. A rank that waits for one that lives, which itself has found out that a third is gone, would wait
-for as long as operations may take; its connections closed, it learns of it at once. NCCL has an abort of its own: what
-waits on the GPU comes to its end, with numbers that mean nothing, and without a word. So whoever is about to rely on
-what came from other ranks asks `check_arrived` first.
+gloo cannot abort. A rank that waits for a live one, which itself has noticed that a third is gone, would wait until the
+operation times out; when its connections are shut down it fails at once. NCCL can abort: operations on the GPU then end
+without an error and leave meaningless numbers, so `check_arrived` must be called before results from other ranks are
+used.
 
-While a group is made, of two ranks one listens until the other connects with it. Where that one is killed before, there
-is no connection that could be cut. So whoever is cut also connects with its own listeners, in the place of the others,
-and hangs up.
+While gloo makes a group, one of two ranks listens until the other connects. If that one is killed first there is no
+connection to cut, so a rank that gives up also connects to its own listeners in place of the missing ranks and closes
+again.
 """
 
 import os
@@ -33,10 +33,10 @@ _CALL_S = 1.0
 
 
 class Connections:
-    """Those that were made while it was `watching`.
+    """The sockets that process groups made while `watching` was active.
 
-    Once they are cut they are cut again every `again_ms`; a thread that waits in torch for longer than `stuck_s` after
-    that ends the process.
+    Once cut, they are cut again every `again_ms`; a thread that is still blocked in torch `stuck_s` seconds later ends
+    the process.
     """
 
     def __init__(self, *, again_ms: int = 20, stuck_s: float = 2.0) -> None:
@@ -51,7 +51,7 @@ class Connections:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Where launch may have ranks meet anew; else nobody will ask."""
+        """Record the sockets that are made in this context, if launch may ask the ranks to meet again."""
         if "LAUNCH_CONTROL" not in os.environ:
             yield
             return
@@ -65,7 +65,7 @@ class Connections:
 
     @contextmanager
     def given_up_on(self, fd: int) -> Iterator[None]:
-        """Cut all that is being made as soon as something is to be read there: whoever waits in it fails then."""
+        """Cut everything that is being made in this context as soon as `fd` becomes readable."""
         watch = self.cut_on(fd)
         try:
             yield
@@ -73,7 +73,7 @@ class Connections:
             watch.close()
 
     def cut_on(self, fd: int, leave: Callable[[], None] = lambda: None) -> "Lookout":
-        """From now on until that is closed. `leave` is called too, by another thread, and again and again."""
+        """Start a thread that cuts all connections once `fd` is readable, and calls `leave` each time it has cut."""
         caller = threading.get_ident(), threading.get_native_id()
         return Lookout(partial(self._cut_on, leave=leave, caller=caller), self._calm, fd)
 
@@ -81,29 +81,30 @@ class Connections:
         self.given_up = False
 
     def includes(self, group: dist.ProcessGroup) -> None:
-        """That one is over GPUs, and is to be aborted when the others are cut, where somebody may ask."""
+        """Have this GPU group aborted when the others are cut."""
         if "LAUNCH_CONTROL" in os.environ:
             self._group = group
 
     def check_arrived(self, device: torch.device) -> None:
-        """Wait for what the device has been told to do. Raises DistNetworkError where some of it may have been cut off:
-        what other ranks were to send has not come then.
+        """Wait for the device's queued work.
+
+        Raises DistNetworkError if the group was cut meanwhile: what other ranks sent has not arrived then.
         """
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         self.check()
 
     def check(self) -> None:
-        """Raises DistNetworkError where what is being made was given up."""
+        """Raise DistNetworkError if the group that is being made was given up."""
         if self.given_up:
             raise dist.DistNetworkError("given up: ranks meet elsewhere by now")
 
     def serves(self, listener: socket.socket) -> None:
-        """A store."""
+        """Exclude the listener of a store, which is none of gloo's."""
         self._stores.add(os.readlink(f"{_FDS}/{listener.fileno()}"))
 
     def cut(self, how: int = socket.SHUT_RDWR) -> None:
-        """Shut down all that are still there. `how`: reading alone, to begin with, where operations are under way."""
+        """Shut down all recorded connections; `how` may limit that to reading while operations are under way."""
         with self._aborting:  # who comes second goes on when it is done
             group, self._group = self._group, None
             if group is not None:
@@ -114,7 +115,7 @@ class Connections:
             self._made.clear()
 
     def hang_up(self) -> None:
-        """In the place of ranks that are yet to connect with this one: once on each listener of what is being made."""
+        """Connect once to each new listener in place of ranks that have not connected, and close again."""
         for fd, name in self._made_since().items():
             if name not in self._called | self._stores and _act_on(fd, name, _call):
                 self._called.add(name)
@@ -124,7 +125,7 @@ class Connections:
         return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 
     def _cut_on(self, fd: int, over: int, leave: Callable[[], None], caller: tuple[int, int]) -> None:
-        """In a thread. More may be made by who has not noticed yet."""
+        """Wait for `fd` and cut until `over` is readable; a rank that has not noticed yet may make new connections."""
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)
         waiting.register(over, select.POLLIN)
@@ -144,7 +145,7 @@ class Connections:
 
 
 class Lookout:
-    """A thread that waits for a word."""
+    """A thread that cuts connections when asked to; `close` ends it."""
 
     def __init__(self, act: Callable[[int, int], None], calm: Callable[[], None], fd: int) -> None:
         self._over, self._end = os.pipe()
@@ -153,6 +154,7 @@ class Lookout:
         self._thread.start()
 
     def close(self) -> None:
+        """End the thread and wait for it."""
         os.write(self._end, b".")  # processes that were forked meanwhile have this end too: closed, it says nothing
         self._thread.join()
         os.close(self._end)
@@ -176,7 +178,7 @@ def _sockets() -> dict[int, str]:
 
 
 def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
-    """None where the system has something against it, as where that is no more."""
+    """Return what `act` returns for the socket `fd`, or None if it is no longer the same or the system refuses."""
     try:
         copy = os.dup(fd)  # gloo's own threads may close it at any moment
     except OSError:
@@ -198,7 +200,7 @@ def _shut_down(one: socket.socket, how: int) -> None:
 
 
 def _call(listener: socket.socket) -> bool:
-    """As each of the others, and hang up. False where it is none."""
+    """Connect as each of the other ranks and close again; return False if the socket is no listener."""
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False
     for number in range(_OTHERS):

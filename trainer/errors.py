@@ -1,4 +1,4 @@
-"""What can go wrong, as a user sees it.
+"""Errors that end a training, as a user sees them.
 
 TrainerError
 ├── BadSettings        settings that cannot work, or do not fit each other
@@ -14,31 +14,31 @@ EXIT_RESUME_ME = 75  # EX_TEMPFAIL: stopped on request with everything saved; st
 
 
 class TrainerError(Exception):
-    """Ends the training with a message for the user."""
+    """Base class of the errors that end a training with a message for the user."""
 
 
 class BadSettings(TrainerError):
-    """Settings that cannot work."""
+    """Raised for settings that cannot work or contradict each other."""
 
 
 class CheckpointDamaged(TrainerError):
-    """A checkpoint, or a part of one, is not what was written."""
+    """Raised where a checkpoint, or a part of one, is not what was written."""
 
 
 class CheckpointPartial(CheckpointDamaged):
-    """Of a checkpoint on disks apart not all is here; what is here is sound."""
+    """Raised where some files of a checkpoint are on other nodes' disks; the files on this disk are sound."""
 
 
 class NotFinite(TrainerError):
-    """Step after step has to be left out: nothing is learned any more."""
+    """Raised where loss or gradients were not finite in too many steps in a row."""
 
 
 class SaveFailed(TrainerError):
-    """Nothing can be saved any more."""
+    """Raised where so many saves in a row have failed that training on is pointless."""
 
 
 class Fenced(SystemExit):
-    """A newer start of this run exists. Ends the process quietly: it is not an error of the training."""
+    """Ends the process quietly because a newer start of this run writes the checkpoints now."""
 
     def __init__(self, message: str) -> None:
         super().__init__(EXIT_FENCED)

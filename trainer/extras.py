@@ -1,4 +1,4 @@
-"""The hint of an error where a package is missing: the command that adds it to the environment that runs now."""
+"""Write the hint of an error about a missing package: the command that installs it in the current environment."""
 
 import importlib.util
 import json
@@ -64,7 +64,7 @@ def command_for(
 
 
 def _of_uv_tool(extra: str, source: dict[str, Any] | None, receipt: Path) -> str:
-    """Return the command that installs the tool again with one more extra: uv would drop a package by itself."""
+    """Return the command that installs the uv tool again with one more extra, as uv cannot add a single package."""
     import tomllib  # late: ranks import this module, and only a failure reads a file
 
     requirements = tomllib.loads(receipt.read_text(encoding="utf-8")).get("tool", {}).get("requirements", [])

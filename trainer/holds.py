@@ -1,4 +1,4 @@
-"""Steps at which a rank waits to be killed. `launch prove` sets them, so that steps follow each kill."""
+"""Hold a rank after given steps until it is killed; `launch prove` chooses the steps of its kills this way."""
 
 import os
 import time
@@ -10,7 +10,10 @@ _LOOK_S = 0.05
 
 
 class Holds:
-    """The steps of one rank. Each counts once: a mark in `folder` has the start after the kill pass it."""
+    """The steps at which one rank waits to be killed.
+
+    A mark in `folder` makes each step count once, so that the next start of the rank passes it.
+    """
 
     def __init__(
         self,
@@ -25,13 +28,13 @@ class Holds:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Holds | None":
-        """Read `STEP@RANK,...` of TRAINER_HOLDS; None if this rank waits nowhere."""
+        """Return the steps that TRAINER_HOLDS (`STEP@RANK,...`) names for this rank, or None if there are none."""
         pairs = [pair.partition("@") for pair in environ.get("TRAINER_HOLDS", "").split(",") if pair]
         mine = [int(step) for step, _, rank in pairs if rank == environ.get("RANK")]
         return cls(Path(environ["LAUNCH_RUN_DIR"]), mine) if mine else None
 
     def begins(self, step: int) -> bool:
-        """Return whether the rank is to wait now that it has done `step`, and mark that it has come here."""
+        """Return whether the rank has to wait now that `step` is done, and mark that step as used."""
         while self._steps and step >= self._steps[0]:
             try:
                 mark = os.open(
@@ -44,7 +47,7 @@ class Holds:
         return False
 
     def wait(self) -> None:
-        """Wait to be killed, but not for ever."""
+        """Wait to be killed, for at most `most_s` seconds."""
         until = self._now() + self._most_s
         while self._now() < until:
             self._sleep(_LOOK_S)

@@ -1,7 +1,7 @@
-"""The files of metrics that a training writes: what they are called, and what they say in the end. Needs no torch.
+"""Name and read the metrics files that a training writes; needs no torch.
 
-Where each node has a disk of its own, an attempt has a file of its own: the first rank of the next one may be on
-another node, and their files are brought together by their names.
+Where nodes share no disk each attempt has a file of its own: the first rank of the next attempt may run on another
+node, and launch collects the files by their names.
 """
 
 import errno
@@ -18,15 +18,16 @@ _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOO
 
 
 def of_attempt(attempt: int | str) -> str:
-    """The file of an attempt, where disks are apart."""
+    """Return the name of an attempt's metrics file, where nodes share no disk."""
     number = attempt if isinstance(attempt, str) else f"{attempt:04d}"
     return f"metrics.a{number}.jsonl"
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """One dict a step, in order, as the training went in the end.
+    """Return one dict per step, in order, as the training went in the end.
 
-    What a killed start had written of steps that were done again is left out, and a line cut short by a kill too.
+    Steps that a killed start had written and a later start repeated are left out, and so is a line that a kill cut
+    short.
     """
     steps: dict[int, dict[str, Any]] = {}
     for line in _lines(files_in(Path(folder)) or [Path(folder) / FILE]):
@@ -38,13 +39,13 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def starts_in(folder: str | os.PathLike[str]) -> list[int]:
-    """The steps from which its starts went on, in their order."""
+    """Return the step from which each start of the training went on, in the order of the starts."""
     found = [line.get(START) for line in _lines(files_in(Path(folder)))]
     return [start for start in found if isinstance(start, int)]
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files of metrics in `folder`; what has such a name and is no file is left out."""
+    """Return the metrics files in `folder`; anything else with such a name is left out."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -57,7 +58,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """To read from. Raises OSError for what is no file, and does not wait for it as one waits for a FIFO's writer."""
+    """Open a regular file for reading without blocking on a FIFO. Raises OSError if `path` is no regular file."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -66,7 +67,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _lines(paths: list[Path]) -> list[dict[str, Any]]:
-    """Of all files, start by start in the order of their attempts."""
+    """Return the lines of all files, start by start, in the order of their attempts."""
     starts: list[list[dict[str, Any]]] = []
     for path in paths:
         starts.append([])

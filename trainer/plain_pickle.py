@@ -32,7 +32,7 @@ class Built:
     """Base class of the objects that stand for what a pickle builds; compared by identity."""
 
     def fill(self, state: Any) -> None:
-        """Take the state that the pickle gives the object. Raises NotPlain where it does not fit."""
+        """Set the state that the pickle gives the object. Raises NotPlain if it does not fit."""
 
 
 class Record(Built):
@@ -136,7 +136,7 @@ def expect(kind: type[T], value: object) -> T:
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
-    """Put together keys and values; a tuple is no key, as its hash may take as long as its pickle wants."""
+    """Return keys and values as a dict; tuples are refused as keys, since hashing one may take for ever."""
     keys = items[::2]
     if odd := [key for key in keys if not isinstance(key, (str, bytes, Built))]:
         raise NotPlain(f"a {type(odd[0]).__name__} where it cannot be")

@@ -1,4 +1,4 @@
-"""Requests to stop, and votes: how ranks agree on the step at which they act, without asking each other every step."""
+"""Handle requests to stop, and let ranks agree on the step at which they act without asking each other every step."""
 
 import signal
 import threading
@@ -16,7 +16,7 @@ _MOST_STEPS = 32  # between two votes: a bound for a loop whose steps suddenly b
 
 
 class StopRequest:
-    """SIGTERM or SIGUSR1 to this rank. The handler only sets a flag: the loop acts at a step's end."""
+    """A SIGTERM or SIGUSR1 to this rank; the handler sets a flag and the loop acts at the end of a step."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -24,14 +24,14 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def listen(self) -> None:
-        """From now on. Only the main thread may handle signals; elsewhere `ask` is what is left."""
+        """Handle the signals from now on; outside the main thread do nothing, as Python allows no handler there."""
         if threading.current_thread() is threading.main_thread():
             self._listening = True
             for number in _SIGNALS:
                 self._before[number] = signal.signal(number, self._on_signal)
 
     def unlisten(self) -> None:
-        """Put back what handled the signals before."""
+        """Restore the handlers that were installed before."""
         if not self._listening:
             return
         self._listening = False
@@ -41,10 +41,12 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def ask(self) -> None:
+        """Set the flag, as a signal would."""
         self._asked.set()
 
     @property
     def asked(self) -> bool:
+        """Whether this rank was asked to stop."""
         return self._asked.is_set()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -61,10 +63,10 @@ class StopRequest:
 
 
 class Votes:
-    """Flags that go up on any rank are seen by all ranks at the same step.
+    """Lets all ranks see a flag that any rank has raised, at the same step.
 
-    An all-reduce at each step would cost a short step a tenth of its time. So ranks vote about ten times a second: each
-    vote also says after how many steps the next one is, so that all take part in the same ones.
+    An all-reduce at each step would cost a short step a tenth of its time, so ranks vote about ten times a second. Each
+    vote also agrees on the number of steps until the next one.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, now: Callable[[], float] = time.monotonic) -> None:
@@ -74,11 +76,11 @@ class Votes:
         self._interval = 1
 
     def due(self, step: int) -> bool:
-        """Whether all ranks vote after this step."""
+        """Return whether all ranks vote after this step."""
         return self._group is None or self._next_step is None or step >= self._next_step
 
     def vote(self, step: int, flags: Sequence[bool]) -> list[bool]:
-        """For each flag, whether it is up on some rank."""
+        """Return for each flag whether any rank has raised it."""
         if self._group is None:
             return list(flags)
         wish = self._wish(step) if self._group.rank() == 0 else 0

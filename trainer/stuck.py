@@ -1,7 +1,7 @@
-"""A thread that waits in torch for what does not come any more.
+"""Watch a thread that may wait in torch for a message that never comes.
 
-gloo forgets a message that it cannot send as its connection breaks: who waits for it waits until operations time out.
-No word reaches a thread that is in there. To be killed is what is left, as launch replaces who was killed.
+gloo drops a message that it cannot send while its connection breaks, and its receiver waits until the operation times
+out. A thread cannot be interrupted in there, so the process kills itself and launch replaces the rank.
 """
 
 import logging
@@ -21,10 +21,10 @@ _LOOK_S = 1.0  # that a look counts for at most: all of the process may have bee
 
 
 class Stuck:
-    """A thread, as another one looks at it from now on.
+    """Measures how long another thread has been blocked in a torch operation.
 
-    `ident` as Python knows it, and `task` as the kernel does. A threading.Thread is no help: in a forked process, as
-    ranks are, its native_id is that of the process that it was forked from.
+    `ident` is Python's number of the thread and `task` the kernel's. A threading.Thread has the wrong native_id in a
+    forked process, as ranks are: that of the process it was forked from.
     """
 
     def __init__(self, ident: int, task: int, now: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Stuck:
         self._last, self._spent, self._waited = now(), self._processor_s(), 0.0
 
     def seconds(self) -> float:
-        """How long it has slept in an operation of torch's without any work; as far as it was looked at."""
+        """Return for how many of the watched seconds the thread has slept in a torch operation without using a CPU."""
         last, self._last = self._last, self._now()
         try:
             spent, sleeps = self._processor_s(), self._sleeps_in_torch()
@@ -47,7 +47,7 @@ class Stuck:
         return self._waited
 
     def end_process(self) -> None:
-        """As if from outside: another one has its place."""
+        """Log where the thread waits and kill this process with SIGKILL, so that launch replaces the rank."""
         frame = self._frame()
         where = "".join(traceback.format_stack(frame)) if frame is not None else ""
         text = "killed by itself, to be replaced: for %.0f s it waited in what was cut off\n%s"
@@ -62,7 +62,7 @@ class Stuck:
         return time.clock_gettime(self._clock)
 
     def _sleeps_in_torch(self) -> bool:
-        """And does not wait for a processor, or for a disk, on a busy machine."""
+        """Return whether the thread is in torch and the kernel has it sleeping, not waiting for a CPU or a disk."""
         frame = self._frame()
         module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
         in_torch = module.startswith(_OF_TORCH) and not module.startswith(_NOT)

@@ -1,4 +1,4 @@
-"""What launch tells a rank (LAUNCH_*), and the progress wire back. Outside of launch both are silent."""
+"""Read what launch tells a rank (LAUNCH_*) and report the rank's progress back; outside of launch both do nothing."""
 
 import json
 import os
@@ -20,14 +20,14 @@ _LEAST_S = 0.05  # between two reports that say nothing but how far it is
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """How often: in steps, in seconds, or never by itself."""
+    """An interval in steps or in seconds; with neither, never."""
 
     steps: int | None = None
     seconds: float | None = None
 
     @classmethod
     def parse(cls, text: str, where: str = "checkpoint every") -> "Every":
-        """From `500 steps` or `90 s`; nothing: never."""
+        """Return the interval that `500 steps` or `90 s` names; an empty text means never. Raises BadSettings."""
         if not text:
             return cls()
         number, _, unit = text.strip().partition(" ")
@@ -44,7 +44,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What LAUNCH_* says of this rank's run; all None outside of launch."""
+    """The settings that launch passes to a rank in LAUNCH_* variables; all defaults outside of launch."""
 
     run_dir: Path | None = None
     attempt: int = 0
@@ -69,6 +69,8 @@ class Launched:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Launched":
+        """Return the settings in `environ`."""
+
         def path(name: str) -> Path | None:
             return Path(environ[name]) if environ.get(name) else None
 
@@ -100,7 +102,7 @@ class Launched:
 
 
 class Wire:
-    """Tells launch how far this rank is. A reader that went away is no reason to stop training."""
+    """Reports this rank's progress to launch's agent; if the agent has gone, training goes on without reports."""
 
     _is_done: ClassVar[bool] = False  # as this process has said
 
@@ -124,16 +126,18 @@ class Wire:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Wire":
+        """Return the connection that LAUNCH_PROGRESS names."""
         return cls(Launched.from_environment(environ).progress)
 
     @property
     def listened_to(self) -> bool:
+        """Whether an agent reads the reports."""
         return self._fd is not None
 
     def report_step(self, step: int, total_steps: int | None = None, **metrics: Number) -> None:
-        """Report how far it is. Sent at most 20 times a second: the newest is all that counts.
+        """Report the current step, at most 20 times a second, as only the newest counts.
 
-        In a run of `launch prove` that is to be killed after this step, wait for it.
+        In a run of `launch prove` that is to be killed after this step, report it and wait for the kill.
         """
         if self._fd is None:
             return
@@ -147,16 +151,16 @@ class Wire:
             self._holds.wait()
 
     def report(self, **words: Number | str) -> None:
-        """Say it now, once, so that it is heard: waits a moment for an agent that is behind."""
+        """Report these values now; wait up to two seconds for an agent that is slow to read."""
         self._send(self._patience_s, **words)
 
     def report_done(self) -> None:
-        """However this process ends from now on, it is no failure."""
+        """Report that the work is done: however the process ends from now on, the rank has not failed."""
         Wire._is_done = True
         self.report(done=True)
 
     def take_back_done(self) -> None:
-        """The script has more to do than what it was done with."""
+        """Report that the script does more work after all."""
         if Wire._is_done:
             Wire._is_done = False
             self.report(done=False)
@@ -178,6 +182,7 @@ class Wire:
             self.close()
 
     def close(self) -> None:
+        """Close the connection."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)

@@ -1,6 +1,6 @@
-"""The ranks of this training: who they are, their device, and how they find each other.
+"""Describe the ranks of a training: number, device, and how they meet.
 
-Everything comes from the variables that torchrun and launch set; without them it is a world of one.
+Everything comes from the variables that torchrun and launch set; without them it is a world of one rank.
 """
 
 import atexit
@@ -47,45 +47,47 @@ class World:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     @property
     def share(self) -> int:
-        """Which share of the samples is this rank's."""
+        """The number of this rank's share of the samples."""
         return self.rank % self.ranks_of_stage // self.dividing
 
     @property
     def shares(self) -> int:
-        """Into how many the samples are divided."""
+        """The number of shares into which the samples are divided."""
         return self.size // self.together
 
     @property
     def of_share(self) -> tuple[int, ...]:
-        """The ranks that work on the same samples as this one, by their stages; one of them this rank."""
+        """The ranks that work on the same samples as this one, including it, ordered by stage."""
         return tuple(rank for rank in range(self.size) if rank % self.ranks_of_stage // self.dividing == self.share)
 
     @property
     def dividing(self) -> int:
-        """Neighbouring ranks that divide every layer of their stage."""
+        """The number of neighbouring ranks that divide every layer of their stage."""
         return self.together // self.stages
 
     @property
     def ranks_of_stage(self) -> int:
+        """The number of ranks that have the same pipeline stage."""
         return self.size // self.stages
 
     @property
     def stage(self) -> int:
-        """Which stage of the pipeline is this rank's."""
+        """The pipeline stage that this rank has."""
         return self.rank // self.ranks_of_stage
 
     @property
     def of_shares(self) -> range:
-        """A rank for each share of the samples: one that has the first stage."""
+        """One rank for each share of the samples: the first that has the pipeline's first stage."""
         return range(0, self.ranks_of_stage, self.dividing)
 
     @property
     def node(self) -> int:
-        """Which node this is; where nobody said so, all nodes must have equally many ranks."""
+        """The number of this node; without GROUP_RANK all nodes must have equally many ranks."""
         return self.rank // self.local_size if self.group_rank is None else self.group_rank
 
 
@@ -96,9 +98,10 @@ def join(
     device: torch.device | str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> World:
-    """Meet the other ranks. `group`: make a process group in a world of one too (FSDP needs one).
+    """Meet the other ranks and return the world.
 
-    A process group that the script has made already is used as it is.
+    With `group` a world of one gets a process group too, as FSDP needs it. A process group that the script has made is
+    used as it is. Raises BadSettings.
     """
     if environ.get("LAUNCH_RESERVE"):
         raise BadSettings(
@@ -149,25 +152,24 @@ def join(
 
 
 def leave(world: World) -> None:
-    """Part from the other ranks. Nobody waits for anybody: whoever has to, calls `barrier` before."""
+    """Destroy the process group without waiting for other ranks; call `barrier` first if they still need this one."""
     if world.backend is not None and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _have_torch_count_anew() -> None:
-    """A group has its number for a name, by which ranks look for each other: new ranks begin with 0.
+    """Make torch number its groups from 0 again, as new ranks do: ranks find each other by a group's number.
 
-    A group that was not made is counted all the same; torch forgets the number once the first group there is has gone.
+    A failed group counts too, and torch resets the number only when the first group goes.
     """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 class Membership:
-    """This process's place in a process group, kept whoever took it until the process exits, and closed then.
+    """Membership of this process in the process group, kept until the process exits.
 
-    One at a time, shared by all who take part. Ranks meet only once on a port: who left, to meet there again, would
-    find it still taken, or a rank that is yet to leave. A process that was forked from this one has no part in it, and
-    meets ranks of its own.
+    There is one at a time, shared by all trainings of the process: ranks can meet only once on a port, so one that left
+    could not meet there again. A forked process does not inherit it and meets ranks of its own.
     """
 
     _kept: "Membership | None" = None
@@ -183,7 +185,10 @@ class Membership:
 
     @classmethod
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
-        """The one there is, where it fits; else as `join`. A group that the script has made stays the script's."""
+        """Return the current membership if it fits, else a new one as `join` makes it.
+
+        A group that the script has made stays the script's.
+        """
         if cls._kept is not None and cls._kept.fits(device):
             cls._kept.taken += 1
             return cls._kept
@@ -196,19 +201,20 @@ class Membership:
 
     @classmethod
     def only_use(cls, world: World) -> "Membership | None":
-        """The one that this world is of, where nobody has taken part in it before, and where it can be had anew."""
+        """Return the membership behind `world` if nothing else uses it and the ranks can meet again, else None."""
         kept = cls._kept
         same = kept is not None and world.control is not None and kept.world.control is world.control
         return kept if kept is not None and same and kept.may_meet_anew else None
 
     @property
     def may_meet_anew(self) -> bool:
+        """Whether the group can be given up and made again."""
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 
     def meet_anew(self, words: int) -> World:
-        """Give up the group, which a rank was lost of, and meet the others where the environment says now.
+        """Give up the group, which has lost a rank, and meet the others where the environment says now.
 
-        Until there is something to read at `words`: they meet elsewhere then. Raises RuntimeError of torch.
+        Gives up with torch's RuntimeError once `words` is readable: the ranks meet elsewhere then.
         """
         device = self.world.device
         if not dist.is_initialized():  # the meeting before this one came to nothing
@@ -220,13 +226,14 @@ class Membership:
         return self.world
 
     def stay(self) -> None:
-        """Leave no more: after an error the others may be anywhere, and to part from them might wait for them."""
+        """Do not leave the group at exit: after an error the other ranks may never answer."""
         atexit.unregister(self._leave)
 
     def fits(self, device: str | None) -> bool:
-        """Whether who wants this can take part in it; BadSettings where the others cannot be met in another way.
+        """Return whether this membership serves for `device`.
 
-        Who is alone without a port can: this is left then, and so is what a forked process has from its parent.
+        An old one of a single rank without a port, or of the parent of a forked process, is left first. Raises
+        BadSettings if the ranks met for another device and cannot meet again.
         """
         if self._process != os.getpid():
             self._forget()
@@ -246,13 +253,13 @@ class Membership:
         return wanted == here
 
     def _forget(self) -> None:
-        """In a forked process: it is the parent's, and RANK may be another one here."""
+        """Drop the parent's group in a forked process, where RANK may be another."""
         if self._ours and dist.group.WORLD is self._group:
             Membership._of_parents.extend([self, *dist.distributed_c10d._world.pg_map.items()])  # noqa: SLF001 - no public way to all of them
             leave(self.world)
 
     def _leave(self) -> None:
-        """At exit. Not in a forked process, nor after an error that nobody caught, for the reason that `stay` has."""
+        """Leave at exit, except in a forked process or after an uncaught error."""
         if self._process != os.getpid() or getattr(sys, "last_value", None) is not None:
             return
         leave(self.world)
@@ -261,7 +268,7 @@ class Membership:
 
 @contextmanager
 def membership(*, group: bool, timeout_s: float | None = None, device: str | None = None) -> Iterator[World]:
-    """Take part with the other ranks, all of which go on together from the end of this."""
+    """Take part in the process group, and wait for all ranks at the end of the context."""
     taken = Membership.take(group=group, timeout_s=timeout_s, device=device)
     try:
         yield taken.world
@@ -278,12 +285,12 @@ def barrier(world: World) -> None:
 
 
 def from_first(world: World, act: Callable[[], T]) -> T:
-    """What the first rank gets from it, on all ranks. What goes wrong there ends all of them alike."""
+    """Return on all ranks what rank 0 gets from `act`; a TrainerError there is raised on all of them."""
     return from_rank(world, 0, act)
 
 
 def from_rank(world: World, rank: int, act: Callable[[], T]) -> T:
-    """What this rank gets from it, on all ranks. What goes wrong there ends all of them alike."""
+    """Return on all ranks what `rank` gets from `act`; a TrainerError there is raised on all of them."""
     said: list[Any] = [None, None]
     if world.rank == rank:
         try:
@@ -319,7 +326,7 @@ def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt
 
 
 def cpu_group(timeout: dt.timedelta | None = None) -> dist.ProcessGroup:
-    """A new gloo group over all ranks; every rank has to ask for it. Left to itself it waits for half an hour."""
+    """Return a new gloo group over all ranks, which all have to call this; the default timeout is half an hour."""
     with made_here.watching():
         group = dist.new_group(backend="gloo", timeout=timeout)
     if not isinstance(group, dist.ProcessGroup):
@@ -328,7 +335,7 @@ def cpu_group(timeout: dt.timedelta | None = None) -> dist.ProcessGroup:
 
 
 def set_threads(environ: Mapping[str, str], size: int) -> None:
-    """The number of threads decides the last bits of many sums: it must not depend on how this process came to be."""
+    """Set torch's number of threads, which decides the last bits of many sums, by the environment alone."""
     wanted = environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         torch.set_num_threads(int(wanted))  # said again: a process that forked us may have read another number
@@ -356,9 +363,9 @@ def _device(local_rank: int, wanted: torch.device | None) -> torch.device:
 
 
 def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
-    """The store in which ranks find each other, served by this one, rank 0, on its own address and on no other.
+    """Return the store in which ranks find each other, served by rank 0 on its own address only.
 
-    Left to itself, TCPStore listens on every interface, without a password (pytorch#173909).
+    By default TCPStore listens on every interface, without a password (pytorch#173909).
     """
     try:
         listener = _listener(address, port, waiting=min(4096, size + 128))
@@ -385,10 +392,9 @@ def _store_of_first(address: str, port: int, size: int, timeout: dt.timedelta) -
 
 
 def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
-    """That of rank 0, once it listens there. Raises DistNetworkError where launch has another word meanwhile.
+    """Return rank 0's store once it listens. Raises DistNetworkError if launch gives new instructions meanwhile.
 
-    Left to itself, TCPStore hears of none: refused, as rank 0 has left, it tries again until operations time out, and
-    waits for most of a second each time.
+    TCPStore alone would retry a refused connection until the operation times out, with most of a second between tries.
     """
     end, patience_s = time.monotonic() + _MEET_S, _PATIENCE_S
     while True:
@@ -419,7 +425,7 @@ def _await_listener(address: str, port: int, end: float) -> None:
 
 
 def _await_ranks(store: dist.Store, rank: int, size: int) -> None:
-    """Until all are here: one that does not come is not waited for as long as an operation may take."""
+    """Wait until all ranks are here, but not as long as an operation may take."""
     store.set(f"anew/{rank}", "")
     store.wait([f"anew/{one}" for one in range(size)], dt.timedelta(seconds=_MEET_S))
 

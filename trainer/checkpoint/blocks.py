@@ -1,4 +1,4 @@
-"""The unsharded tensors of a checkpoint, some rows at a time, whatever the layout in which they were saved."""
+"""Divide the unsharded tensors of a checkpoint into blocks of rows, whatever layout they were saved in."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ _BLOCK_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some rows of a tensor: what one rank digests at a time. How a tensor is divided depends on its shape alone."""
+    """Some rows of a tensor, as one rank digests them at a time; the division depends on the shape alone."""
 
     name: str
     entry: TensorEntry
@@ -28,11 +28,12 @@ class Block:
     lengths: tuple[int, ...]
 
     def needs(self) -> list[Need]:
+        """Return the saved parts that make up the block."""
         box = (self.offsets, self.lengths)
         return [need for row in self.entry.rows for need in needed(self.name, box, row)]
 
     def digest(self, read: Read) -> bytes:
-        """Of the bytes of all parts in their places."""
+        """Return the SHA-256 of the block's bytes."""
         whole, scratch = torch.empty(self.lengths, dtype=dtype_of(self.entry.dtype)), Scratch()
         for need in self.needs():
             for at, memory in places([piece_of(whole, self.entry, need)], scratch):

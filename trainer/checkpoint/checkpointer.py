@@ -44,8 +44,9 @@ _NONE_AND_SPOILT = "any more, and parts of a damaged one are in the model; the n
 class Checkpointer:
     """Saves and resumes the state of a training on any number of ranks.
 
-    All ranks make the same calls. `state` are objects whose state is one for all (scheduler, scaler, data): rank 0's
-    word counts. What is in `per_rank` is kept for each rank. The random generators are kept always.
+    All ranks make the same calls. `state` holds objects whose state is the same for all (scheduler, scaler, data) and
+    is taken from rank 0; `per_rank` holds those whose state is kept for each rank. The random generators are always
+    kept.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Checkpointer:
     # -- the four calls
 
     def load(self) -> int:
-        """Put the newest whole state into the objects; its step, or 0 where there is none. Raises Fenced."""
+        """Put the newest whole state into the objects; return its step, or 0 if there is none. Raises Fenced."""
         self._wire.take_back_done()  # said by another training of this script
         saver = self._open_shelves()
         self.loaded = self._load_from_memory(self._newest_on_disk()) or self._load_from_disk()
@@ -126,7 +127,7 @@ class Checkpointer:
         return step
 
     def _open_shelves(self) -> Saver:
-        """Claim the folders for this start. All ranks call it."""
+        """Take over the checkpoint directory and the memory tier for this start; all ranks call it."""
         self._team = _team(self._world, apart=self._launched.disks_apart)
         claim = self._take_over()
         shelf = Shelf(self.folder, claim, self._keep, self._launched.run_dir)
@@ -147,10 +148,10 @@ class Checkpointer:
         return self._saver
 
     def go_on(self, step: int) -> None:
-        """In place of `load`, where other ranks have the state of this step.
+        """Go on from `step`, whose state other ranks have provided, instead of calling `load`.
 
-        The folder is taken over with the next save, or after the next step: that one is what all wait for. Snapshots
-        in memory are to be made as before.
+        The folder is taken over with the next save, or after the next step, since all ranks wait for the first one.
+        Snapshots in memory are made as before.
         """
         self._at = self._goes_on_at = step
         self._saved_at = self._remembered_at = self._now()
@@ -159,26 +160,27 @@ class Checkpointer:
 
     @property
     def believed(self) -> dict[int, bool]:
-        """Checkpoints that this rank has verified, or helped to write, and whether their weights are finite."""
+        """The steps that this rank has verified or helped to write, and whether their weights are finite."""
         return self._believed | (self._saver.believed if self._saver is not None else {})
 
     def believe(self, known: Mapping[int, bool]) -> None:
-        """What a `Checkpointer` of this process believed before the ranks met anew: older ones can go the sooner."""
+        """Add what an earlier `Checkpointer` of this process knew, so that older checkpoints can be deleted sooner."""
         self._believed = dict(known)
         if self._saver is not None:
             for step, finite in known.items():
                 self._saver.believe(step, finite=finite)
 
     def abandon(self) -> None:
-        """The groups are broken: what is being written comes to nothing, and is not waited for by anybody."""
+        """Stop what is being written, as its process groups are broken, without waiting."""
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
                 saver.abandon()
 
     def after_step(self, step: int, info: Mapping[str, Value] | None = None) -> bool:
-        """After every optimizer step: save when it is time to. True: all is saved and a stop was asked for; leave.
+        """Save if it is time to; return True once all is saved after a request to stop.
 
-        Whoever leaves then with exit code 75 is started again. Raises Fenced and SaveFailed.
+        Call it after every optimizer step. A script that then exits with code 75 is started again. Raises Fenced and
+        SaveFailed.
         """
         self.still_at(step)
         if step != self._goes_on_at:
@@ -204,9 +206,10 @@ class Checkpointer:
         return False
 
     def finish(self, step: int, info: Mapping[str, Value] | None = None, *, fingerprint: bool = True) -> str:
-        """The training is over: save the end, tell its fingerprint, say that the work is done. Raises SaveFailed.
+        """Save the end of the training, report that the work is done, and return its fingerprint.
 
-        `fingerprint`: all ranks read and compare the whole state once more; False saves the time, and returns "".
+        With `fingerprint` False the ranks do not read and compare the whole state once more, and "" is returned. Raises
+        SaveFailed.
         """
         if not self._save_surely(step, info):
             self._give_up()
@@ -231,7 +234,7 @@ class Checkpointer:
     def save(
         self, step: int, info: Mapping[str, Value] | None = None, *, wait: bool = False, best: bool = False
     ) -> None:
-        """Save now, whatever the interval. `best`: keep this one apart, in the place of the best one before."""
+        """Save now, whatever the interval; `best` keeps this one in place of the previous best."""
         saver = self._opened()
         if step == self._saved_step:
             if best:
@@ -244,29 +247,29 @@ class Checkpointer:
             self.wait()
 
     def wait(self) -> Outcome | None:
-        """How the last save ended, once it has."""
+        """Wait for the last save and return how it ended, or None if there was none."""
         outcome = self._saver.wait() if self._saver is not None else None
         if outcome is not None and outcome.path is None and outcome.step == self._saved_step:
             self._saved_step = 0
         return outcome
 
     def still_at(self, step: int) -> None:
-        """Between two steps, after each part of something long: launch takes a rank for hung that says nothing."""
+        """Report progress during long work between two steps, or launch takes the rank for hung."""
         self._at = step
         self._wire.report_step(step, self.total_steps)
 
     def ask_to_stop(self) -> None:
-        """As a SIGTERM to this rank would."""
+        """Ask this rank to stop, as a SIGTERM would."""
         self._stop.ask()
 
     @property
     def subjects(self) -> Subjects:
-        """What is kept."""
+        """The objects whose state is kept."""
         return self._subjects
 
     @property
     def stop_asked(self) -> bool:
-        """On this rank; the others learn of it at the next vote."""
+        """Whether this rank was asked to stop; the others learn of it at the next vote."""
         return self._stop.asked
 
     def __enter__(self) -> Self:

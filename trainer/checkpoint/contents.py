@@ -1,4 +1,4 @@
-"""What goes into a checkpoint: tensors by name and JSON documents, gathered from the objects of the training."""
+"""Gather what goes into a checkpoint: tensors by name and JSON documents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,17 +20,17 @@ SHARED = "shared"  # rank 0's word, for all
 
 
 def of_rank(rank: int) -> str:
-    """The document of what is this rank's alone."""
+    """Return the name of the document that holds one rank's own state."""
     return f"rank/{rank:05d}"
 
 
 def optimizer_of_rank(rank: int) -> str:
-    """The document of a sharded optimizer's values on this rank."""
+    """Return the name of the document that holds a sharded optimizer's values on one rank."""
     return f"optimizer/{rank:05d}"
 
 
 class Stateful(Protocol):
-    """Anything whose state can be taken and put back."""
+    """An object whose state can be taken and put back."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any, /) -> Any: ...
@@ -48,13 +48,13 @@ class Subjects:
 
     @property
     def buffers_follow_first_rank(self) -> bool:
-        """DDP gives all ranks the buffers of rank 0 before each forward; then rank 0's are all there is to keep."""
+        """Whether rank 0's buffers are all there is to keep, as DDP broadcasts them before each forward."""
         return all(
             isinstance(model, DistributedDataParallel) and model.broadcast_buffers for model in self.models.values()
         )
 
     def devices(self, world: World) -> list[torch.device]:
-        """Those whose random generators the training draws from: this rank's, and all that a DataParallel has."""
+        """Return the devices whose random generators the training uses: this rank's, and those of a DataParallel."""
         found = [world.device]
         for model in self.models.values():
             if isinstance(model, DataParallel):
@@ -64,7 +64,7 @@ class Subjects:
 
 @dataclass(slots=True)
 class Contents:
-    """What one rank brings: `tensors` may be listed by several ranks, and then one of them writes them."""
+    """What one rank contributes; where several ranks list a tensor, one of them writes it."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     documents: dict[str, bytes] = field(default_factory=dict)
@@ -72,9 +72,9 @@ class Contents:
 
 
 def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> Contents:
-    """Everything that this rank has to keep. The tensors are the live ones.
+    """Return everything that this rank has to keep; the tensors are the live ones.
 
-    `speaks`: whether this rank brings what is one for all; left out, the first one does.
+    `speaks` says whether this rank brings the state that is the same for all; by default rank 0 does.
     """
     speaks = world.is_first if speaks is None else speaks
     names = ModelNames(subjects.models)
@@ -115,7 +115,7 @@ def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> C
 
 
 def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor]:
-    """Returns the tensors that it brought."""
+    """Add a document, and return the tensors in it."""
     beside: dict[str, Tensor] = {}
     contents.documents[name] = to_json(value, f"state/{name}", beside)
     contents.tensors |= beside
@@ -123,7 +123,7 @@ def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor
 
 
 def _add_shared(contents: Contents, value: Any, *, speaks: bool) -> None:
-    """One rank's word for all; but of a sharded tensor in it each rank brings its part."""
+    """Add the shared document on the rank that brings it; the others add their parts of sharded tensors in it."""
     if speaks:
         _add_document(contents, SHARED, value)
         return

@@ -1,4 +1,4 @@
-"""How far second copies may be behind on nodes with a disk each, and for how long a save waits for them."""
+"""Decide how long a save waits for second copies, on nodes that share no disk."""
 
 import contextlib
 import logging
@@ -14,10 +14,10 @@ log = logging.getLogger("trainer")
 
 
 class CopyLag:
-    """Decides for all ranks, on the first one, whether the next save waits for second copies.
+    """Decides on rank 0, for all ranks, whether the next save waits for second copies.
 
-    It waits as long as more of a copy comes to any disk. Once nothing has come for `patience_s` it says so, and no save
-    waits again before copies are near enough.
+    It waits as long as more of a copy arrives on any disk. Once nothing has arrived for `patience_s` it logs that, and
+    no save waits again until copies have caught up.
     """
 
     def __init__(self, limit: Every, patience_s: float = 60.0, now: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +27,7 @@ class CopyLag:
         self._gave_up = False
 
     def waits(self, disks: Sequence[Stock], copied_bytes: int, saved_at: Mapping[int, float]) -> bool:
-        """Return whether to wait on. `saved_at`: when each step that is on one of the disks was saved."""
+        """Return whether to keep waiting; `saved_at` gives the time at which each step on a disk was saved."""
         newest, safe = max(saved_at, default=0), safest(disks)
         if len(disks) < 2 or not self._is_exceeded(newest, safe, saved_at):
             self._gave_up, self._moved_at = False, None
@@ -60,7 +60,7 @@ class CopyLag:
 
 
 def bytes_in(folder: Path) -> int:
-    """Return how much is in `folder`, finished or not: it grows while a copy comes."""
+    """Return the bytes in `folder`, finished or not, which grow while a copy arrives."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

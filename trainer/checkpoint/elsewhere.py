@@ -1,7 +1,7 @@
-"""Parameters that other ranks have: of a model in stages, each rank has those of its own.
+"""Stand-ins for parameters that other ranks have, as in a pipeline, where each rank has those of its own stage.
 
-In the place of others is one with their name, shape and type, in the memory of a single number, that never has a
-gradient. So a model, and whoever is handed its parameters, looks alike on all ranks: names, sizes, groups.
+A stand-in has name, shape and type of the parameter, the memory of a single number, and never a gradient. The model and
+its optimizer look alike on all ranks this way.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def elsewhere(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """What stands for a parameter on a rank that does not have it."""
+    """Return a stand-in for a parameter that this rank does not have."""
     nothing = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
     found = nn.Parameter(nothing, requires_grad=parameter.requires_grad)
     found.has_its_numbers_elsewhere = True  # type: ignore[attr-defined] # a tensor takes any attribute
@@ -17,5 +17,5 @@ def elsewhere(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 
 def is_here(tensor: Tensor) -> bool:
-    """Whether this rank has its numbers, or a part of them."""
+    """Return whether this rank has the tensor's numbers, or a part of them."""
     return not getattr(tensor, "has_its_numbers_elsewhere", False)

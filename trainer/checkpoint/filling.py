@@ -1,4 +1,4 @@
-"""From the bytes of a file to the tensors that they are for: straight into their memory where they can lie there."""
+"""Read bytes of a file into tensors, straight into their memory where the layouts agree."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ from trainer.checkpoint_files.manifest import ITEM_BYTES, TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes that lie one behind the other in a file, and where they go."""
+    """A range of a file, and the memory or function that takes it."""
 
     at: int
     size: int
@@ -25,19 +25,20 @@ class Piece:
 
 
 class Scratch:
-    """Memory for what cannot go straight to its place, one piece after the other."""
+    """A reused buffer for pieces that cannot be read straight into a tensor."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def of(self, size: int, *, pinned: bool) -> Tensor:
+        """Return `size` bytes of the buffer."""
         if self._buffer.numel() < size:
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         return self._buffer[:size]
 
 
 def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, memoryview]]:
-    """Each piece's place in the file and in memory, in the order of the file; put where it belongs once it is full."""
+    """Yield offset and memory of each piece in the order of the file; a buffered one is put in place once full."""
     for piece in sorted(pieces, key=lambda piece: piece.at):
         if piece.memory is not None:
             yield piece.at, piece.memory
@@ -49,7 +50,7 @@ def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, mem
 
 
 def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
-    """What a tensor needs of a chunk."""
+    """Return the piece of a chunk that a tensor needs."""
     chunk = need.chunk
     dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]
     whole = target.detach()
@@ -69,5 +70,4 @@ def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
 
 
 def _takes_bytes(target: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a file's bytes can be read straight into the tensor's memory."""
     return target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()

@@ -1,4 +1,4 @@
-"""A digest of the unsharded model and optimizer in a checkpoint: equal values, equal digest, whatever the layout."""
+"""Digest the unsharded model and optimizer in a checkpoint: equal values have equal digests in any layout."""
 
 import contextlib
 import hashlib
@@ -27,7 +27,7 @@ _WORD_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Bytes that the first rank asks another one for."""
+    """Bytes that rank 0 asks another rank for."""
 
     giver: int
     file: int
@@ -39,9 +39,11 @@ _NOTHING = _Wanted(-1, 0, 0, 0)  # of nobody: only that the first rank goes on
 
 
 def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> str:
-    """SHA-256 over names, types, shapes and the digests of all blocks of all tensors, in the order of their names, and
-    over the optimizer's other values. Reads and compares every byte, and holds one block at a time. Raises
-    CheckpointDamaged."""
+    """Return the SHA-256 over all tensors and the optimizer's other values.
+
+    It covers names, types, shapes and block digests in the order of names. Every byte is read and compared, one block
+    at a time. Raises CheckpointDamaged.
+    """
     manifest = verify(entry, after_file=after_part)
     with _opened(entry, manifest) as files:
         return _of_all(manifest, lambda number, view, at: read_exactly(files[number], view, at), after_part)
@@ -50,15 +52,15 @@ def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> 
 def fingerprint_together(
     entry: Entry, team: Team, still_here: Callable[[], None], word_every_s: float = _WORD_EVERY_S
 ) -> str:
-    """Return the same on all ranks, which call it together.
+    """Return the same digest on all ranks, which call this together.
 
-    `still_here` is called on each of them every `word_every_s` while the work goes on.
+    `still_here` is called on each of them every `word_every_s` seconds meanwhile.
     """
     return (_of_disks_apart if team.apart else _of_one_disk)(entry, team, still_here, word_every_s)
 
 
 def _of_one_disk(entry: Entry, team: Team, still_here: Callable[[], None], word_every_s: float) -> str:
-    """Each rank reads and compares its own file and takes its turn among the blocks; the first one sums up."""
+    """Share the files and blocks among the ranks, and have rank 0 combine the digests."""
     manifest, problem = team.tell(_read_manifest(entry) if team.is_first else (None, ""))
     if manifest is None:
         raise CheckpointDamaged(problem)
@@ -96,7 +98,7 @@ def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
 
 
 def _turns(entry: Entry, manifest: Manifest, team: Team, digests: dict[int, bytes]) -> Iterator[bool]:
-    """What one of the ranks does, part by part."""
+    """Do one rank's share, part by part."""
     many = len(team.ranks)
     for file in manifest.files[team.me :: many]:
         hash_file(entry.path / file.name, file.size, file.digest)
@@ -120,7 +122,7 @@ def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> N
 
 
 def _telling(team: Team, still_here: Callable[[], None], word: object, every_s: float) -> Callable[[], None]:
-    """For the first rank: says that it is here, and now and then a word by which the others can say so too."""
+    """Return a function for rank 0 that calls `still_here` and sometimes sends `word` for the others to do so too."""
     told_at = time.monotonic()
 
     def after_part() -> None:
@@ -134,7 +136,7 @@ def _telling(team: Team, still_here: Callable[[], None], word: object, every_s: 
 
 
 def _of_disks_apart(entry: Entry, team: Team, still_here: Callable[[], None], word_every_s: float) -> str:
-    """The first rank asks the others for bytes."""
+    """Have rank 0 ask the other ranks for the bytes that its own disk lacks."""
     manifest, problem, held = None, "", set[int]()
     if team.leads:
         try:
@@ -162,7 +164,7 @@ def _ask(
     held: Sequence[set[int]],
     after_block: Callable[[], None],
 ) -> tuple[str, str]:
-    """The fingerprint, or why there is none."""
+    """Return the fingerprint and a problem, one of which is empty."""
 
     def read(number: int, view: memoryview, at: int) -> None:
         if number in files:
@@ -184,7 +186,7 @@ def _ask(
 
 
 def _give(files: Mapping[int, int], team: Team, still_here: Callable[[], None]) -> tuple[str, str]:
-    """Send what the first rank asks for, until it tells the fingerprint; what cannot be read is sent all the same."""
+    """Send the bytes that rank 0 asks for until it sends the fingerprint; unreadable bytes are sent as zeros."""
     problem = ""
     wanted: _Wanted | str = ""
     while isinstance(wanted := team.tell(wanted), _Wanted):
@@ -227,7 +229,7 @@ def _mark(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[str,
 
 @contextlib.contextmanager
 def _opened(entry: Entry, manifest: Manifest, wanted: Collection[int] | None = None) -> Iterator[dict[int, int]]:
-    """Descriptors of the files that are here, by their number; or of those that are wanted."""
+    """Yield the descriptors of the wanted files, by default of all that are on this disk, by their numbers."""
     if wanted is None:
         away = set(missing(entry.path, manifest))
         wanted = [number for number, file in enumerate(manifest.files) if file.name not in away]
@@ -240,7 +242,7 @@ def _opened(entry: Entry, manifest: Manifest, wanted: Collection[int] | None = N
 
 
 def _with_values(manifest: Manifest) -> set[int]:
-    """The files that have something of what `_values` reads."""
+    """Return the numbers of the files that hold what `_values` reads."""
     spread = {tree.file for name, tree in manifest.trees.items() if _has_values(name)}
     beside = [
         entry for name, entry in manifest.tensors.items() if name.startswith((f"state/{SHARED}/", f"state/{_SPREAD}"))
@@ -253,7 +255,7 @@ def _has_values(document: str) -> bool:
 
 
 def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
-    """What is no tensor of the optimizers' state, by optimizer and parameter; which rank kept it does not count."""
+    """Return the optimizers' values that are no tensors, by optimizer and parameter, whichever rank kept them."""
     found: dict[str, Any] = {}
     for name, tree in manifest.trees.items():
         if _has_values(name):
@@ -266,7 +268,7 @@ def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
 
 
 def _with_digests(words: Any, manifest: Manifest, read: Read) -> Any:
-    """A tensor that is kept beside a document has a name that says which rank kept it: its bytes stand for it."""
+    """Replace each reference to a tensor, whose name depends on the rank that kept it, by the tensor's digests."""
     if isinstance(words, list):
         return [_with_digests(word, manifest, read) for word in words]
     if not isinstance(words, dict):

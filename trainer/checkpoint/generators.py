@@ -1,4 +1,4 @@
-"""The random generators of this process: Python's, NumPy's, torch's, and those of devices."""
+"""Save and restore the random generators of this process: Python's, NumPy's, torch's and those of devices."""
 
 import random
 from typing import Any
@@ -17,7 +17,7 @@ def seed_all(*words: int) -> None:
 
 
 def state_of_generators(*devices: torch.device) -> dict[str, Any]:
-    """All of them, as data."""
+    """Return the state of all generators as data."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - it is the global one that user code draws from
     return {
         "python": random.getstate(),
@@ -28,7 +28,7 @@ def state_of_generators(*devices: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(state: dict[str, Any], *devices: torch.device) -> None:
-    """Put them back as they were, on the same devices in the same order; on fewer or more, as far as that goes."""
+    """Restore the generators; with another number of devices, as many as there are."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002 - the same
     torch.set_rng_state(state["torch"])

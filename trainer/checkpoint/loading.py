@@ -1,7 +1,7 @@
-"""Reading a checkpoint and putting it into the objects of the training, resharded where the world changed.
+"""Read a checkpoint and put it into the objects of the training, resharded if the world has changed.
 
-Each byte is read once: it is compared on its way to where it stays. Where a file turns out to be damaged, what is in
-the tensors counts for nothing until another checkpoint is in them; all else is changed only after all ranks agree.
+Each byte is read once and compared on its way to its place. If a file turns out to be damaged, the tensors hold
+anything until another checkpoint is read into them; everything else changes only after all ranks agree.
 """
 
 import errno
@@ -35,7 +35,7 @@ _NEWS_TAKES_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the training goes on from."""
+    """The checkpoint that the training goes on from."""
 
     step: int
     path: Path
@@ -48,7 +48,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class Targets:
-    """Where tensors go: live ones of the models, new ones for optimizers and for what objects keep."""
+    """The tensors to fill: live ones of the models, new ones for optimizers and for what objects keep."""
 
     models: dict[str, Tensor] = field(default_factory=dict)
     optimizers: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict)  # optimizer, parameter, key
@@ -58,7 +58,7 @@ class Targets:
 
 
 class Reader:
-    """One checkpoint, as one rank reads it; without a world, nothing that belongs to a rank is of interest."""
+    """Reads one checkpoint for one rank; without a world, whatever belongs to a rank is left out."""
 
     def __init__(self, path: Path, manifest: Manifest, subjects: Subjects, world: World | None) -> None:
         self.path, self.manifest = path, manifest
@@ -75,7 +75,7 @@ class Reader:
         self._scratch = Scratch()
 
     def prepare(self) -> None:
-        """Find out what is needed. Raises TrainerError where the checkpoint is of another model."""
+        """Find out which parts are needed. Raises TrainerError if the checkpoint is of another model."""
         targets = self._targets
         targets.models = self._names.parameters() | self._names.buffers()
         self._compare()
@@ -102,13 +102,13 @@ class Reader:
 
     @property
     def averages(self) -> frozenset[str]:
-        """Those that are in it, of those that are wanted."""
+        """The wanted averages that the checkpoint has."""
         return frozenset(self._targets.averages)
 
     def read(self) -> None:
-        """Read every file that holds something for this rank, compare it, and fill the tensors with it on the way.
+        """Read every file that holds something for this rank, compare it, and fill the tensors.
 
-        Raises CheckpointDamaged, OSError; then the tensors hold anything.
+        Raises CheckpointDamaged or OSError, and then the tensors hold anything.
         """
         pieces: dict[int, list[Piece]] = {}
         for item in self._items:
@@ -123,16 +123,16 @@ class Reader:
             read_into(self.path / file.name, file.size, file.digest, places(pieces[number], self._scratch))
 
     def compare(self) -> None:
-        """What `read` compares, and change nothing. Raises CheckpointDamaged, OSError."""
+        """Compare the files that `read` reads, and change nothing. Raises CheckpointDamaged, OSError."""
         trees = {tree.file for name, tree in self.manifest.trees.items() if self._wants(name)}
         for number in sorted(trees | {item.chunk.file for item in self._items}):
             file = self.manifest.files[number]
             hash_file(self.path / file.name, file.size, file.digest)
 
     def apply(self, team: Team | None = None) -> None:
-        """Put the rest into the objects. `team`: whose first rank's word counts, where each node has one of its own.
+        """Put the rest into the objects; with `team`, take the shared state from its first rank.
 
-        Raises TrainerError where an optimizer is not the one that was saved.
+        Raises TrainerError if an optimizer is not the one that was saved.
         """
         if team is not None:
             self._take_word(team)
@@ -182,7 +182,7 @@ class Reader:
             )
 
     def _kept_targets(self) -> dict[str, Tensor]:
-        """For what objects keep: sharded as theirs are now, or whole."""
+        """Return tensors for what objects keep, sharded as theirs are now, or whole."""
         kept = [_OF_ALL, f"state/{_SPREAD}"] + ([f"state/{of_rank(self._me.rank)}/"] if self._me else [])
         wanted = {name: entry for name, entry in self.manifest.tensors.items() if name.startswith(tuple(kept))}
         live: dict[str, Tensor] = {}
@@ -197,7 +197,7 @@ class Reader:
         }
 
     def _take_word(self, team: Team) -> None:
-        """What is one for all was kept on each node: as its first rank had it, and only one of them is rank 0."""
+        """Take the shared state from rank 0, as each node has kept its own first rank's."""
         kept = self._targets.kept
         mine = {name: tensor for name, tensor in kept.items() if not is_sharded(tensor) and name.startswith(_OF_ALL)}
         document, tensors = team.tell((bytes(self._documents[SHARED]), mine))
@@ -260,10 +260,9 @@ _OF_ALL = f"state/{SHARED}/"
 
 
 def _like(entry: TensorEntry, parameter: Tensor, device: torch.device, live: Tensor | None) -> Tensor:
-    """A tensor for a part of a parameter's state: sharded and laid out as the parameter where it is as large.
+    """Return a tensor for a part of a parameter's state, laid out as the parameter if it is as large.
 
-    The one that is there already, if it is like that: memory that is touched for the first time costs several times as
-    much as reading into it.
+    The existing one is reused if it fits: touching new memory costs several times as much as reading into old.
     """
     dtype = dtype_of(entry.dtype)
     if tuple(parameter.shape) == entry.shape and parameter.dim() > 0:
@@ -279,9 +278,9 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
 
 
 def read_patiently(read: Callable[[], None], now: Callable[[], float] = time.monotonic) -> tuple[str, bool]:
-    """Read, or compare alone: the problem, if there is one, and whether it is damage.
+    """Call `read` and return the problem, or "", and whether it is damage.
 
-    Over NFS a name that another node has just made may be unknown here for a while.
+    Over NFS a name that another node has just made may be unknown here for a while, so a missing file is retried.
     """
     end = now() + _NEWS_TAKES_S
     while True:

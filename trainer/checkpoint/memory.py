@@ -1,4 +1,4 @@
-"""The nearer tier: the newest snapshot in the node's memory, for a regroup on the same nodes.
+"""Keep the newest snapshot in each node's memory, so that ranks that regroup on the same nodes resume from there.
 
 Each node keeps what its own ranks need, written by them together as on disk: same files, same manifest, same fence.
 """
@@ -32,7 +32,7 @@ _COPIES = 3  # that launch keeps for another node: the newest two, and one that 
 
 @dataclass(slots=True)
 class MemoryTier:
-    """This node's snapshots; all ranks of the run have one, or none has."""
+    """A node's snapshots in memory; either all ranks of the run have one or none has."""
 
     every: Every
     folder: Path
@@ -44,11 +44,12 @@ class MemoryTier:
     enabled: bool | None = None  # None: nobody has looked yet whether a snapshot fits
 
     def steps(self, world: World) -> list[tuple[int, str]]:
-        """Step and start of those that were saved by just these ranks."""
+        """Return step and nonce of the snapshots that exactly these ranks saved."""
         found = [(step, self.manifest(step, world)) for step in catalog.steps(self.folder)]
         return [(step, manifest.nonce) for step, manifest in found if manifest is not None]
 
     def manifest(self, step: int, world: World) -> Manifest | None:
+        """Return the manifest of a step, or None if it is not a snapshot of these ranks with finite weights."""
         try:
             manifest = catalog.read_manifest(self.entry(step))
         except (CheckpointDamaged, OSError):
@@ -57,10 +58,11 @@ class MemoryTier:
         return manifest if same else None
 
     def entry(self, step: int) -> Entry:
+        """Return the catalog entry of a step."""
         return Entry("step", step, self.folder / folder_name(step))
 
     def fits(self, contents: Contents, world_team: Team) -> bool:
-        """Whether what is kept, and one more that is being written, stays within the limit; all nodes agree."""
+        """Return whether all snapshots and one that is being written fit the limit; all nodes agree."""
         if self.enabled is None:
             mine = make_plan(contents.tensors, self.node).size + sum(map(len, contents.documents.values()))
             needed = (self.keep + 1 + self.copies) * sum(self.node.exchange(mine))
@@ -78,7 +80,7 @@ class MemoryTier:
         return self.enabled
 
     def forget_after(self, step: int) -> None:
-        """What is newer than where the training goes on from is of a past that did not happen."""
+        """Remove snapshots of steps after `step`, which the training will repeat."""
         if self.node.is_first:
             newer = [self.entry(one).path for one in catalog.steps(self.folder) if one > step]
             commit.remove(newer)
@@ -87,7 +89,7 @@ class MemoryTier:
 def open_memory_tier(
     launched: Launched, world: World, team: Team, *, asynchronous: bool, on_commit: Callable[[int], None]
 ) -> MemoryTier | None:
-    """The node's tier, claimed for this start; None where it is not asked for, or some node cannot have one.
+    """Return the node's tier, taken over for this start, or None if it is off or some node cannot have one.
 
     Every rank calls it. Raises Fenced.
     """
@@ -117,7 +119,7 @@ def open_memory_tier(
 
 
 def _claim(folder: Path, launched: Launched) -> tuple[Claim | None, str, bool]:
-    """The claim; or why there is none, and whether that is because somebody newer has it."""
+    """Return the fencing token, or None with the problem and whether it is that a newer start has one."""
     try:
         make_folder(folder)
         return commit.take_over(folder, launched.attempt, launched.generation), "", False
@@ -132,7 +134,7 @@ def _size_of(folder: Path) -> int:
 
 
 def _node_team(world: World) -> Team:
-    """The ranks on this node; groups are made by all ranks in the same order."""
+    """Return the save group of this node's ranks; all ranks make all groups in the same order."""
     if world.control is None:
         return Team(None, (0,), 0)
     found = nodes(world)

@@ -1,4 +1,4 @@
-"""The weights alone, for what does not train: of a committed checkpoint, or of a model that its ranks share."""
+"""Load or gather a model's weights alone."""
 
 import logging
 from collections.abc import Mapping
@@ -23,11 +23,10 @@ log = logging.getLogger("trainer")
 
 
 def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *, best: bool = False) -> int:
-    """Put the weights of a checkpoint into the module, every byte compared on the way; returns its step. Where an
-    average of them was kept, that.
+    """Load a checkpoint's weights into the module, or their average where one was kept; return its step.
 
-    `folder` holds checkpoints, or is one. Without a step it is the newest that is whole; or the best one. Changes
-    nothing on disk. After CheckpointDamaged, or where none was whole, the module holds anything.
+    `folder` holds checkpoints, or is one; without a step it is the newest whole one, or the best. Every byte is
+    compared and nothing changes on disk. After CheckpointDamaged, or if none was whole, the module holds anything.
     """
 
     def use(entry: Entry) -> int:
@@ -43,7 +42,7 @@ def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *
 def load_model_together(
     module: nn.Module, folder: Path, world: World, step: int | None = None, *, best: bool = False
 ) -> int:
-    """load_model() on all ranks, whose module may be sharded: the step that the first rank finds whole."""
+    """Do as load_model() on all ranks, whose module may be sharded, with the step that rank 0 finds whole."""
     found = from_first(world, lambda: load_model(module, folder, step, best=best))
     if not world.is_first:
         load_model(module, folder, found, best=best)
@@ -51,10 +50,10 @@ def load_model_together(
 
 
 def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Parameters and buffers by their names in a checkpoint, for those who `keep` them.
+    """Return parameters and buffers by their names in a checkpoint, on the ranks that `keep` them.
 
-    Of a module that is sharded every rank has to call it: it is gathered tensor by tensor. Raises TrainerError where
-    it is in stages, of which each rank has its own.
+    If the module is sharded every rank has to call it, as it is gathered tensor by tensor. Raises TrainerError for a
+    pipeline, in which each rank has its own stage.
     """
     if not all(map(is_here, module.parameters())):
         raise TrainerError("whole_weights: the model is in stages (mesh pp)\nhint: export a checkpoint, which is whole")
@@ -67,7 +66,7 @@ def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 
 
 def put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Put what whole_weights() gave into a model of the same kind."""
+    """Copy what whole_weights() returned into a model of the same kind."""
     with torch.no_grad():
         for name, tensor in _tensors(module).items():
             tensor.copy_(weights[name])

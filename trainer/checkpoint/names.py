@@ -1,4 +1,4 @@
-"""Stable names of parameters and buffers, whatever wraps the model: DDP, compile, FSDP2, activation checkpointing."""
+"""Give parameters and buffers stable names, whatever wraps the model: DDP, compile, FSDP2, activation checkpointing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and 
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The user's own model inside what was put round it."""
+    """Return the user's own model inside its wrappers."""
     while True:
         if isinstance(module, (DataParallel, DistributedDataParallel)):
             module = module.module
@@ -25,7 +25,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def clean(name: str) -> str:
-    """A parameter's name without the segments that wrappers add."""
+    """Return a parameter's name without the segments that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -42,7 +42,7 @@ class ModelNames:
                 self.of_parameter.setdefault(id(parameter), _prefix(key) + clean(name))
 
     def parameters(self) -> dict[str, Tensor]:
-        """Those that this rank has, each once, under the first of its names where several are tied."""
+        """Return the parameters that this rank has, each once, under the first of its names where several are tied."""
         return {
             self.of_parameter[id(parameter)]: parameter.detach()
             for model in self.models.values()
@@ -51,7 +51,7 @@ class ModelNames:
         }
 
     def elsewhere(self) -> dict[str, Tensor]:
-        """What stands for those that only other ranks have."""
+        """Return the stand-ins for parameters that only other ranks have."""
         return {
             self.of_parameter[id(parameter)]: parameter
             for model in self.models.values()
@@ -60,7 +60,7 @@ class ModelNames:
         }
 
     def tied(self) -> dict[str, str]:
-        """The other names of those that are there under several, with the one under which they are kept."""
+        """Return the other names of tied parameters, with the name that each is kept under."""
         return {
             _prefix(key) + clean(name): self.of_parameter[id(parameter)]
             for key, model in self.models.items()
@@ -69,7 +69,7 @@ class ModelNames:
         }
 
     def trained(self) -> frozenset[str]:
-        """Those of the parameters that training changes."""
+        """Return the names of the parameters that training changes."""
         return frozenset(
             self.of_parameter[id(parameter)]
             for model in self.models.values()
@@ -78,7 +78,7 @@ class ModelNames:
         )
 
     def buffers(self) -> dict[str, Tensor]:
-        """Those that belong to the state."""
+        """Return the persistent buffers."""
         return {
             _prefix(key) + clean(name): buffer.detach()
             for key, model in self.models.items()
@@ -87,7 +87,7 @@ class ModelNames:
         }
 
     def extra_state(self) -> dict[str, dict[str, Any]]:
-        """What modules add by get_extra_state(), by model and module."""
+        """Return what modules add by get_extra_state(), by model and module."""
         found: dict[str, dict[str, Any]] = {}
         for key, model in self.models.items():
             for name, module in model.named_modules():
@@ -96,6 +96,7 @@ class ModelNames:
         return found
 
     def set_extra_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give modules their extra state back."""
         for key, model in self.models.items():
             for name, module in model.named_modules():
                 # A wrapper has the same clean name as what it wraps.
@@ -104,7 +105,7 @@ class ModelNames:
                     module.set_extra_state(state[key][clean(name)])
 
     def name_in(self, optimizer: Optimizer, parameter: Tensor) -> str:
-        """The name of a parameter that an optimizer has."""
+        """Return the name of an optimizer's parameter. Raises TrainerError if it is in no model."""
         name = self.of_parameter.get(id(parameter))
         if name is None:
             raise TrainerError(

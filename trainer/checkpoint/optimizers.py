@@ -1,4 +1,4 @@
-"""The state of optimizers by the names of their parameters; sharded ones give what this rank has of it."""
+"""Describe the state of optimizers by the names of their parameters; a sharded one gives what this rank has of it."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ Layout = list[int | None]  # for each dimension of the mesh, the one of the tens
 
 
 class OptimizerNames:
-    """One optimizer, as a checkpoint sees it."""
+    """One optimizer as a checkpoint sees it."""
 
     def __init__(self, key: str, optimizer: Optimizer, models: ModelNames) -> None:
         self.optimizer = optimizer
@@ -29,13 +29,13 @@ class OptimizerNames:
 
     @property
     def shared_out(self) -> bool:
-        """True where each rank has the state of some parameters only (ZeroRedundancyOptimizer, stages)."""
+        """Whether each rank has the state of only some parameters (ZeroRedundancyOptimizer, pipeline stages)."""
         return self._inner is not self.optimizer or any(
             not is_here(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """What this rank has, by name: `optimizer/<parameter>/exp_avg`."""
+        """Return the tensors that this rank has, by name: `optimizer/<parameter>/exp_avg`."""
         return {
             f"{self._prefix}{name}/{key}": _whole_values(f"{self._prefix}{name}/{key}", value)
             for name, state in self._states()
@@ -44,14 +44,14 @@ class OptimizerNames:
         }
 
     def values(self) -> dict[str, dict[str, Any]]:
-        """What is not a tensor of the state that this rank has, by parameter; empty ones too: they exist."""
+        """Return the rest of this rank's state by parameter, including empty states."""
         return {
             name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
             for name, state in self._states()
         }
 
     def layouts(self) -> dict[str, dict[str, Layout]]:
-        """How tensors are sharded that have not the shape of their parameter."""
+        """Return how tensors are sharded whose shape is not that of their parameter."""
         found: dict[str, dict[str, Layout]] = {}
         for name, parameter, _ in self.owned():
             for key, value in self._inner.state.get(parameter, {}).items():
@@ -62,7 +62,7 @@ class OptimizerNames:
         return found
 
     def groups(self) -> list[dict[str, Any]]:
-        """The parameter groups, with names in the place of parameters."""
+        """Return the parameter groups, with names in place of parameters."""
         return [
             {key: value for key, value in group.items() if key != "params"}
             | {"params": [self._name(parameter) for parameter in group["params"]]}
@@ -70,7 +70,7 @@ class OptimizerNames:
         ]
 
     def check_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Raise TrainerError where they are not those of this optimizer."""
+        """Raise TrainerError unless the groups hold the same parameters as this optimizer's."""
         mine = self.groups()
         if [group["params"] for group in mine] != [group["params"] for group in groups]:
             raise TrainerError(
@@ -79,23 +79,24 @@ class OptimizerNames:
             )
 
     def set_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Learning rate and all the rest of each group."""
+        """Set the learning rate and all other values of each group."""
         for optimizer in {id(one): one for one in (self.optimizer, self._inner)}.values():
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 group.update({key: _beside(group.get(key), value) for key, value in saved.items() if key != "params"})
 
     def owned(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-        """Name, parameter and group of everything whose state lives on this rank."""
+        """Yield name, parameter and group of everything whose state this rank has."""
         for group in self._inner.param_groups:
             for parameter in group["params"]:
                 if is_here(parameter):
                     yield self._name(parameter), parameter, group
 
     def prefix_of(self, name: str) -> str:
+        """Return the prefix of a parameter's state in a checkpoint."""
         return f"{self._prefix}{name}/"
 
     def replace(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Set the state of every parameter that has one; the others have none from now on."""
+        """Set the state of every parameter in `states`, and clear that of all others."""
         self._inner.state.clear()
         for name, parameter, _ in self.owned():
             if name in states:
@@ -119,7 +120,7 @@ class OptimizerNames:
 
 
 def sharded_again(tensor: Tensor, parameter: Tensor, layout: Layout | None) -> Tensor:
-    """A whole tensor as it was kept beside a sharded parameter; on a mesh of another kind, whole on each rank."""
+    """Return a whole tensor sharded as it was beside its parameter, or whole if the mesh has other dimensions."""
     if layout is None or not isinstance(parameter, DTensor):
         return tensor
     mesh = parameter.device_mesh
@@ -135,12 +136,12 @@ def _whole_values(name: str, tensor: Tensor) -> Tensor:
 
 
 def _beside(live: Any, saved: Any) -> Any:
-    """A learning rate may be a tensor, and has to be where the old one is."""
+    """Return the saved value on the device of the live one, as a learning rate may be a tensor."""
     return saved.to(live.device) if isinstance(live, Tensor) and isinstance(saved, Tensor) else saved
 
 
 def home_of(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
-    """Where a tensor of a parameter's state lives: beside it, but for a step count that no kernel reads (as torch)."""
+    """Return the device of a tensor of a parameter's state; a step count that no kernel reads stays on the CPU."""
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return torch.device("cpu")
     return parameter.device

@@ -1,4 +1,7 @@
-"""Who writes what, where; and who reads what from where. What several ranks have is written by one of them."""
+"""Plan which rank writes which part of a tensor to which place, and which rank reads what from where.
+
+What several ranks have is written by one of them.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +48,7 @@ class WritePlan:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something that a tensor of this rank needs, and the part in which it is saved."""
+    """A box that a tensor of this rank needs, and the saved part that has it."""
 
     name: str
     chunk: Chunk
@@ -55,24 +58,24 @@ class Need:
 
 
 def signature(tensors: Mapping[str, Tensor]) -> int:
-    """Changes when a plan has to be made anew."""
+    """Return a number that changes when a new plan is needed."""
     return hash(tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
 
 
 def make_plan(tensors: dict[str, Tensor], team: Team) -> WritePlan:
-    """Agree on who writes what. All ranks call it with what they have; the first one decides."""
+    """Agree on which rank writes what; all ranks call it with what they have, and rank 0 decides."""
     brought = team.join(shares.encode(shares.bring(tensors, team.me)), shares.join)
     decided = msgspec.msgpack.encode(decide(shares.decode(brought), len(team.ranks))) if brought is not None else b""
     return plan_of(decode(team.tell(decided)), team.me, signature(tensors))
 
 
 def decode(decided: bytes) -> dict[str, TensorEntry]:
-    """What the first rank has decided."""
+    """Return rank 0's decision."""
     return _DECODER.decode(decided)
 
 
 def plan_of(tensors: dict[str, TensorEntry], me: int, mark: int) -> WritePlan:
-    """The decision as one rank sees it. Raises TrainerError, on all ranks, where a tensor cannot be kept."""
+    """Return the decision from one rank's view. Raises TrainerError on all ranks if a tensor cannot be kept."""
     for entry in tensors.values():
         if entry.dtype not in ITEM_BYTES:
             raise TrainerError(f"checkpoint: a tensor of type {entry.dtype} cannot be kept")
@@ -91,10 +94,9 @@ def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
 
 
 def decide(brought: Mapping[str, Brought], ranks: int) -> dict[str, TensorEntry]:
-    """Give each part one rank that writes it, and a place in that one's file: where there is a choice, the rank that
-    has least to write so far takes it.
+    """Give each part one writing rank and a place in its file; where there is a choice, the one with least to write.
 
-    Long rows come first, so that their parts lie at the same places in all files, and large parts before small ones.
+    Long rows come first, so that their parts are at the same places in all files, and large parts before small ones.
     """
     ends = np.zeros(ranks, np.int64)
     rows: dict[str, list[Chunk]] = {name: [] for name in brought}
@@ -113,7 +115,7 @@ def decide(brought: Mapping[str, Brought], ranks: int) -> dict[str, TensorEntry]
 
 
 def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Iterator[Chunk]:
-    """A share, divided where the places in the files differ."""
+    """Yield the share as rows whose parts are at the same place of their files."""
     cuts = [] if share.count == 1 else (np.flatnonzero(np.diff(ats)) + 1).tolist()
     whole = Chunk(first, 0, share.offsets, share.lengths, share.count, share.stride, share.dim)
     for begin, end in zip([0, *cuts], [*cuts, share.count], strict=True):
@@ -122,7 +124,7 @@ def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[n
 
 
 def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> list[Need]:
-    """All that is needed to fill these tensors, each of which is as large as the saved one."""
+    """Return everything needed to fill these tensors, which have the shapes of the saved ones."""
     return [
         need
         for name, own in shares.bring(tensors, 0).items()
@@ -133,7 +135,7 @@ def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> li
 
 
 def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
-    """What a row of parts has of a box."""
+    """Yield the parts of a row that overlap the box."""
     offsets, lengths = box
     for number in _overlapping(box, row):
         part = row.part(number) if row.count > 1 else row
@@ -145,7 +147,7 @@ def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
 
 
 def _overlapping(box: shares.Box, row: Chunk) -> range:
-    """The numbers of those parts of a row that a box reaches along its dimension."""
+    """Return the numbers of the row's parts that the box may overlap along the row's dimension."""
     if row.count == 1:
         return range(1)
     step = row.lengths[row.dim]
@@ -162,7 +164,7 @@ def _aligned(at: int) -> int:
 
 
 def local_part(tensor: Tensor, part: Part) -> Tensor:
-    """The bytes of a part as this rank has them: a shard of a DTensor, or the whole tensor."""
+    """Return this rank's data of a part: a shard of a DTensor, or the whole tensor."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if tuple(local.shape) != part.lengths:
         raise ValueError(f"{part.name}: planned for {part.lengths}, but it is {tuple(local.shape)} here")
@@ -170,7 +172,7 @@ def local_part(tensor: Tensor, part: Part) -> Tensor:
 
 
 def narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """A box of a tensor."""
+    """Return the box of the tensor at these offsets."""
     for dim, (begin, length) in enumerate(zip(offsets, lengths, strict=False)):  # a 0-d tensor has no dimension
         tensor = tensor.narrow(dim, begin, length)
     return tensor

@@ -1,9 +1,8 @@
-"""Writing checkpoints behind the training: a thread, a group of its own, at most one in flight.
+"""Write checkpoints in a background thread with a process group of its own, at most one at a time.
 
-The recipe: the first rank makes a draft and names it, every rank writes its file into it and tells what it wrote; who
-acts for a disk writes the manifest and gives the draft its final name. On disks apart each has a draft of that name and
-the same manifest, and none gets its final name before all are ready. Whatever goes wrong is an Outcome: training goes
-on.
+Rank 0 makes a draft folder and names it; every rank writes its file there and reports its digest; the rank that acts
+for a disk writes the manifest and renames the draft. Where nodes share no disk each has a draft of that name with the
+same manifest, and none is renamed before all are ready. Every failure becomes an Outcome, and training goes on.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ _ABANDONED_S = 0.2  # for a save that comes to nothing: other ranks wait meanwhi
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """A folder of checkpoints, whose start may write there, and how many are kept."""
+    """A checkpoint directory, the token of the start that may write there, and how many checkpoints are kept."""
 
     folder: Path
     claim: Claim
@@ -72,7 +71,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The first rank's word on a checkpoint, from which every disk gets the same manifest."""
+    """What rank 0 sends about a new checkpoint, from which every disk gets the same manifest."""
 
     draft: str  # its name
     nonce: str
@@ -92,7 +91,7 @@ class _File:
 
 
 class Saver:
-    """Saves to one shelf. Every rank of the team makes the same calls in the same order."""
+    """Saves to one checkpoint directory; every rank of the group makes the same calls in the same order."""
 
     def __init__(
         self,
@@ -124,28 +123,28 @@ class Saver:
         self._contents: dict[int, tuple[str, frozenset[str], float]] = {}  # here: nonce, names, when it was saved
 
     def believe(self, step: int, *, finite: bool) -> None:
-        """A checkpoint of this shelf was verified: it counts among those that are kept."""
+        """Count a verified checkpoint among those that are kept."""
         (self._good if finite else self._spoilt).add(step)
 
     @property
     def believed(self) -> dict[int, bool]:
-        """Checkpoints that were verified, or written, by this start, and whether their weights are finite."""
+        """The checkpoints that this start has verified or written, and whether their weights are finite."""
         return dict.fromkeys(self._good, True) | dict.fromkeys(self._spoilt, False)
 
     def plan(self, contents: Contents) -> WritePlan:
-        """The plan for this state: the last one while the state has the same shape on all ranks."""
+        """Return the plan for this state, made anew only when some rank's state has changed its shape."""
         stale = self._plan is None or self._plan.signature != signature(contents.tensors)
         if self._team.greatest(stale)[0] or self._plan is None:
             self._plan = make_plan(contents.tensors, self._team)
         return self._plan
 
     def reserve(self, contents: Contents) -> None:
-        """Plan and have the memory ready before the first save needs it; no use where that one is under way already."""
+        """Plan and allocate memory before the first save, unless a save is under way."""
         if self._thread is None:  # the same on all ranks, and only then is the team's group free
             self._staging.reserve(self.plan(contents).size)
 
     def save(self, step: int, contents: Contents, info: Mapping[str, Value], *, best: bool = False) -> None:
-        """Copy the state and write it behind; returns as soon as the state may change. Waits for the one before."""
+        """Copy the state and write it in the background; wait for the save before first."""
         self.wait()
         self._pieces = 0
         plan = self.plan(contents)
@@ -164,7 +163,7 @@ class Saver:
         return self._thread is not None and self._thread.is_alive() and not self._awaits_copies
 
     def wait(self) -> Outcome | None:
-        """How the last save ended, once it has. `while_waiting` is called as long as more and more is written."""
+        """Wait for the last save and return how it ended; call `while_waiting` as long as it makes progress."""
         if self._thread is not None:
             seen = 0
             while self._thread.is_alive():
@@ -176,10 +175,10 @@ class Saver:
         return self.last
 
     def abandon(self, limit_s: float = _ABANDONED_S) -> None:
-        """Wait for the thread of a save whose groups are broken for `limit_s`, and then leave it.
+        """Wait up to `limit_s` for a save whose process groups are broken, then leave its thread alone.
 
-        gloo may never wake who begins to send as the connection is closed. Whenever that thread goes on, its save is of
-        a start that is not the newest any more, so that it comes to nothing.
+        gloo may never wake a sender whose connection is closed. If that thread goes on later, its start is no longer
+        the newest and its save is refused.
         """
         if self._thread is not None:
             self._thread.join(limit_s)
@@ -226,7 +225,7 @@ class Saver:
         return Outcome(order.step, self._shelf.folder / folder_name(order.step), finite=manifest.finite)
 
     def _agreed(self, outcome: Outcome) -> Outcome:
-        """What went wrong on one of those that act for a disk, or this."""
+        """Return the first problem of a rank that acts for a disk, or this outcome."""
         said = self._team.exchange(outcome) if self._team.apart else [self._team.tell(outcome)]
         problems = [one for one in said if one.problem]
         return next((one for one in problems if one.fenced), problems[0]) if problems else outcome
@@ -281,7 +280,7 @@ class Saver:
         )
 
     def _prepare(self, draft: Path, manifest: Manifest, files: list[_File]) -> Outcome:
-        """All but the final name."""
+        """Do everything but the final rename."""
         if not self._team.leads:
             return Outcome(manifest.step)
         shelf, team = self._shelf, self._team
@@ -299,7 +298,6 @@ class Saver:
         return Outcome(manifest.step)
 
     def _place(self, draft: Path, manifest: Manifest) -> Outcome:
-        """The final name."""
         try:
             if self._team.leads:
                 commit.place(draft, manifest, self._shelf.claim, self._shelf.run_dir)
@@ -315,7 +313,7 @@ class Saver:
                 log.warning("%s stays behind: %s", draft, error)
 
     def _tidy(self, order: Order) -> None:
-        """What follows a commit; if it fails, the checkpoint is there all the same."""
+        """Keep the best and delete old checkpoints after a commit, which stands even if this fails."""
         try:
             if order.best:
                 self.keep_best(order.step, order.info)
@@ -331,7 +329,7 @@ class Saver:
             log.warning("after the checkpoint of step %d: %s", order.step, error)
 
     def _near_enough_copies(self, step: int) -> list[Stock]:
-        """Return what the disks have, once second copies are as near as they have to be. All ranks call it."""
+        """Return what the disks have once second copies are recent enough; all ranks call it."""
         lag, waits = self._copy_lag, True
         try:
             while waits:
@@ -358,7 +356,7 @@ class Saver:
         return stocks
 
     def _stock(self, newest: int) -> Stock | None:
-        """What this disk has of which checkpoint; None where it cannot be read. Manifests are read once."""
+        """Return which files of which checkpoints this disk has, or None if unreadable; manifests are read once."""
         stock, folder = dict[Save, Parts](), self._shelf.folder
         try:
             known, self._contents = self._contents, {}
@@ -378,7 +376,7 @@ class Saver:
         return manifest.nonce, frozenset(file.name for file in manifest.files), manifest.saved_unix_s
 
     def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
-        """Keep a committed checkpoint apart as the best one, in the place of the one before. All ranks call it."""
+        """Keep a committed checkpoint in place of the previous best; all ranks call it."""
         shelf, older, problem = self._shelf, list[Path](), None
         if self._team.apart:
             info = self._team.tell(info)
@@ -403,6 +401,6 @@ def _failed(step: int, error: BaseException) -> Outcome:
 
 
 def _said(error: BaseException) -> str:
-    """What foreseen errors say is enough; of others the kind has to be told too."""
+    """Return the error's message, with its class unless it is one of the expected ones."""
     foreseen = isinstance(error, (Fenced, OSError, CheckpointDamaged))
     return str(error) if foreseen else f"{type(error).__name__}: {error}"

@@ -1,8 +1,8 @@
-"""What ranks have of each tensor, in few words however many they are: joined on the way up a tree of ranks.
+"""Describe which rank has what of each tensor briefly, merged on the way up a tree of ranks.
 
 Ranks that shard a model evenly have parts that follow each other, and ranks that replicate it have the same ones. Both
-are told as one Share, so that what a thousand ranks have is hardly longer than what one has. Whatever is not that
-regular stays as it is: nothing is lost, the word is only longer.
+are described by one Share, so that the description of a thousand ranks is hardly longer than that of one. Irregular
+parts stay as they are.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _FEW = 40
 
 
 class Share(msgspec.Struct, array_like=True):
-    """A row of parts along one dimension, and who has them; and the same row, in the same way, on other ranks."""
+    """A row of parts along one dimension, the ranks that have them, and the ranks that have copies of the row."""
 
     first: int  # the place of the rank that has the first part
     offsets: tuple[int, ...]
@@ -31,7 +31,7 @@ class Share(msgspec.Struct, array_like=True):
 
 
 class Brought(msgspec.Struct, array_like=True):
-    """One tensor of the unsharded state and what there is of it."""
+    """One tensor of the unsharded state, and the shares of it that ranks have."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ _DECODER = msgspec.msgpack.Decoder(dict[str, Brought])
 
 
 def bring(tensors: Mapping[str, Tensor], place: int) -> dict[str, Brought]:
-    """What one rank has."""
+    """Return what one rank has."""
     found: dict[str, Brought] = {}
     for item in default_planner.create_default_local_save_plan(dict(tensors), is_coordinator=True).items:
         data = item.tensor_data
@@ -57,15 +57,17 @@ def bring(tensors: Mapping[str, Tensor], place: int) -> dict[str, Brought]:
 
 
 def encode(brought: Mapping[str, Brought]) -> bytes:
+    """Return the description as bytes."""
     return msgspec.msgpack.encode(brought)
 
 
 def decode(data: bytes) -> dict[str, Brought]:
+    """Return the description in `data`."""
     return _DECODER.decode(data)
 
 
 def join(several: Iterable[bytes]) -> bytes:
-    """What some ranks have, told in the order of their places, as one word."""
+    """Return the merged descriptions of several ranks, given in the order of their places."""
     whole: dict[str, Brought] = {}
     for one in several:
         for name, brought in decode(one).items():
@@ -91,7 +93,7 @@ def _joined(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
 def _folded(
     shares: list[Share], end: Callable[[Share], tuple[int, ...]], add: Callable[[Share, Share], bool]
 ) -> list[Share]:
-    """Each share becomes a part of an earlier one that ends where it begins, if it can."""
+    """Return the shares, each merged into an earlier one that ends where it begins if possible."""
     kept: list[Share] = []
     ending: dict[Box, Share] = {}
     for share in shares:
@@ -113,7 +115,7 @@ def _add_copy(share: Share, other: Share) -> bool:
 
 
 def _end(dim: int, share: Share) -> tuple[int, ...]:
-    """Where a part would begin that goes on with it."""
+    """Return the offsets of a part that would follow the share along `dim`."""
     many = share.count if share.dim == dim else 1
     begin = share.offsets[dim] + many * share.lengths[dim]
     return (*share.offsets[:dim], begin, *share.offsets[dim + 1 :])
@@ -130,7 +132,7 @@ def _extend(dim: int, share: Share, other: Share) -> bool:
 
 
 def _across(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
-    """A row that goes all across, and that others like it may follow: its parts begin longer rows."""
+    """Return the parts of a row that spans the whole dimension and may be followed by others, else the row itself."""
     whole = share.count * share.lengths[dim] == shape[dim]
     if share.count == 1 or share.dim != dim or dim == 0 or not whole or share.lengths[0] == shape[0]:
         return (share,)
@@ -138,7 +140,7 @@ def _across(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
 
 
 def singles(share: Share) -> list[Share]:
-    """Each part of a row by itself, with its copies."""
+    """Return each part of a row by itself, with its copies."""
     found = []
     for number in range(share.count):
         begin = share.offsets[share.dim] + number * share.lengths[share.dim] if share.offsets else 0
@@ -149,8 +151,10 @@ def singles(share: Share) -> list[Share]:
 
 
 def told_apart(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
-    """The shares, and for each which ranks may begin its row. What lies over others, as where copies are no even
-    pattern, is divided into its parts, of which each comes once."""
+    """Return the shares, and for each the ranks that may begin its row.
+
+    Overlapping shares, as with irregular copies, are divided into their parts, each of which comes once.
+    """
     boxes = [(share.offsets, _across_all(share)) for share in shares]
     if len(shares) <= _FEW and not any(_meet(*pair) for pair in combinations(boxes, 2)):
         return [(share, _firsts(share)) for share in shares]
@@ -165,7 +169,7 @@ def _firsts(share: Share) -> range:
 
 
 def _across_all(share: Share) -> tuple[int, ...]:
-    """The lengths of all parts of a row together."""
+    """Return the lengths of all parts of a row together."""
     return tuple(n * share.count if dim == share.dim else n for dim, n in enumerate(share.lengths))
 
 

@@ -1,4 +1,4 @@
-"""Copying the state out of the way of the next step, into memory that is used again for every save."""
+"""Copy the state into reused memory, so that the next step may change it while it is written."""
 
 import threading
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from trainer.checkpoint_files.direct import PAGE_BYTES
 
 
 class Staging:
-    """One buffer of host memory; pinned where there is a GPU, so that it is filled at the speed of the bus."""
+    """One buffer of host memory, pinned if there is a GPU so that it fills at the speed of the bus."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -20,14 +20,14 @@ class Staging:
         self._reserving: threading.Thread | None = None
 
     def reserve(self, size: int) -> None:
-        """Get the memory ready behind the training: the first touch of a page costs far more than copying into it."""
+        """Allocate the memory in the background, as the first touch of a page costs far more than copying into it."""
         self._settle()
         if self._buffer.numel() < size:
             self._reserving = threading.Thread(target=self._allocate, args=(size,), name="reserve", daemon=True)
             self._reserving.start()
 
     def fill(self, plan: WritePlan, tensors: Mapping[str, Tensor]) -> None:
-        """Copy this rank's parts. When it returns the tensors may change; the bytes are there after `filled()`."""
+        """Copy this rank's parts; the tensors may change afterwards, and the bytes are complete after `filled()`."""
         self._settle()
         if self._buffer.numel() < plan.size:
             self._allocate(plan.size)
@@ -41,7 +41,7 @@ class Staging:
             self._copied.record(torch.cuda.current_stream(self._device))
 
     def filled(self, size: int) -> memoryview:
-        """The first bytes of the buffer, once they have all arrived."""
+        """Wait for the copy and return the first `size` bytes of the buffer."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
@@ -60,13 +60,13 @@ class Staging:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a flat tensor of bytes."""
+    """Return the memory of a flat tensor of bytes."""
     view: memoryview = tensor.numpy().data
     return view
 
 
 def is_finite(staged: memoryview, part: Part) -> bool:
-    """Whether all numbers of a part are, where it lies among the bytes that were copied."""
+    """Return whether all numbers of a staged part are finite."""
     if not (part.dtype.is_floating_point or part.dtype.is_complex) or part.dtype.itemsize == 1 or not part.size:
         return True  # whole numbers are; of types of one byte some have no such words
     numbers = torch.frombuffer(staged, dtype=torch.uint8, count=part.size, offset=part.at).view(part.dtype)

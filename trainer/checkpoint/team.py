@@ -1,4 +1,7 @@
-"""The ranks that write one checkpoint together, who acts for which disk, and the words that they exchange meanwhile."""
+"""The ranks that write one checkpoint together, which of them acts for which disk, and their messages.
+
+Messages go along a tree, so that in a world of a thousand ranks none has more than a few dozen peers and connections.
+"""
 
 import datetime as dt
 import os
@@ -22,7 +25,7 @@ _FAREWELL = dt.timedelta(seconds=3)  # to say so: whoever does not take it in ti
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Ranks with a gloo group of their own, which nothing else uses; a team of one has none."""
+    """Ranks with a gloo group of their own, which nothing else uses; a group of one rank has none."""
 
     group: dist.ProcessGroup | None
     ranks: tuple[int, ...]  # in the world
@@ -32,28 +35,30 @@ class Team:
 
     @property
     def is_first(self) -> bool:
+        """Whether this rank has place 0."""
         return self.me == 0
 
     @property
     def apart(self) -> bool:
-        """Whether the files of a checkpoint are spread over disks."""
+        """Whether the files of a checkpoint are spread over several disks."""
         return self.leaders is not None
 
     @property
     def leader(self) -> int:
-        """The place of who claims, commits and removes on this rank's disk."""
+        """The place of the rank that takes tokens, commits and removes on this rank's disk."""
         return 0 if self.leaders is None else self.leaders[self.me]
 
     @property
     def leads(self) -> bool:
+        """Whether this rank acts for its disk."""
         return self.me == self.leader
 
     def near(self, place: int) -> bool:
-        """Whether a rank writes on the same disk as this one."""
+        """Return whether the rank at `place` writes on the same disk as this one."""
         return self.leaders is None or self.leaders[place] == self.leader
 
     def tell(self, word: T) -> T:
-        """What the first one says."""
+        """Return on all ranks what the first one passes."""
         if self.group is None:
             return word
         said = self._told() if self.me else pickle.dumps(word)
@@ -63,19 +68,21 @@ class Team:
         return told
 
     def exchange(self, word: T) -> list[T]:
-        """What each one says, to all."""
+        """Return on all ranks what each of them passes."""
         words = self.join(pickle.dumps([word]), _in_a_row)
         said: list[T] = _unpacked(self.tell(words or b""))
         return said
 
     def greatest(self, *numbers: int) -> list[int]:
-        """For each place, the greatest number that one of them brings."""
+        """Return for each position the greatest number that any rank passes."""
         found = self.join(pickle.dumps(numbers), _greatest)
         return list(_unpacked(self.tell(found or b"")))
 
     def join(self, word: bytes, joined: Callable[[Sequence[bytes]], bytes]) -> bytes | None:
-        """The words of all as one, for the first one; None for the others. `joined` is given the words of ranks that
-        follow each other, so that nobody gets more than a few. A `tell` has to follow."""
+        """Return all messages merged on the first rank, and None on the others; a `tell` has to follow.
+
+        `joined` merges the messages of neighbouring ranks, so that no rank receives more than a few.
+        """
         lost: Exception | None = None
         for level in self.below:
             words = [word]
@@ -96,7 +103,7 @@ class Team:
         return None
 
     def _hand_up(self, word: bytes | None) -> None:
-        """None: it is lost; then it comes back down as that."""
+        """Send the message up the tree; None means it was lost, and the loss then comes back down."""
         if self.me == 0:
             self._pass_on(None)
             return
@@ -116,7 +123,7 @@ class Team:
             raise
 
     def _pass_on(self, word: bytes | None) -> RuntimeError | None:
-        """Down the tree, to all who are there; what went wrong, if anything did."""
+        """Send the message down the tree to all who answer, and return the last error."""
         lost = None
         for place in (place for level in reversed(self.below) for place in level):
             try:
@@ -125,12 +132,9 @@ class Team:
                 lost = error
         return lost
 
-    # Words go along a tree, in which each one stands for the places from its own on: in a world of a thousand nobody
-    # has more than a few dozen peers, and so hardly more connections where the group makes them when they are needed.
-
     @property
     def below(self) -> list[list[int]]:
-        """The places that speak to this one, nearest first."""
+        """The places that send to this one, level by level, nearest first."""
         levels, step = [], 1
         while step < len(self.ranks) and self.me % (step * self.fan) == 0:
             level = range(self.me + step, min(self.me + step * self.fan, len(self.ranks)), step)
@@ -140,6 +144,7 @@ class Team:
 
     @property
     def above(self) -> int:
+        """The place that this one sends to."""
         step = self.fan
         while self.me % step == 0:
             step *= self.fan
@@ -159,7 +164,7 @@ class Team:
                 dist.send(torch.frombuffer(piece, dtype=torch.uint8), dst=self.ranks[place], group=self.group)
 
     def _heard(self, place: int) -> bytes:
-        """Raises RuntimeError, as all of gloo does, where there is no word."""
+        """Return the message from `place`. Raises RuntimeError, as gloo does, if there is none."""
         frame = bytearray(_FRAME)
         self.receive(memoryview(frame), place)
         (size,) = _LENGTH.unpack_from(frame)
@@ -171,11 +176,11 @@ class Team:
         return bytes((frame + rest)[_LENGTH.size : _LENGTH.size + size])
 
     def send(self, view: memoryview) -> None:
-        """Bytes to the first one, who receives them."""
+        """Send bytes to the first rank."""
         dist.send(torch.frombuffer(view, dtype=torch.uint8), dst=self.ranks[0], group=self.group)
 
     def receive(self, view: memoryview, place: int) -> None:
-        """Bytes that the rank at this place sends."""
+        """Receive bytes from the rank at `place`."""
         dist.recv(torch.frombuffer(view, dtype=torch.uint8), src=self.ranks[place], group=self.group)
 
 
@@ -192,7 +197,7 @@ def _greatest(words: Sequence[bytes]) -> bytes:
 
 
 def nodes(world: World) -> list[str]:
-    """The node of each rank; all ranks call it."""
+    """Return the node of each rank; all ranks call it."""
     # Two nodes of a run may share a machine: its name alone would not tell them apart.
     here = f"{os.uname().nodename}/{os.environ.get('LAUNCH_NODE') or world.node}"
     if world.control is None:
@@ -203,6 +208,6 @@ def nodes(world: World) -> list[str]:
 
 
 def disk_leaders(world: World) -> tuple[int, ...]:
-    """Where each node has a disk of its own: for each rank, the first one on its node. All ranks call it."""
+    """Return for each rank the first rank on its node; all ranks call it."""
     found = nodes(world)
     return tuple(found.index(node) for node in found)

@@ -1,4 +1,4 @@
-"""Nested values to JSON and back, exactly. Data only: what would need pickle is refused by name."""
+"""Convert nested values to JSON and back exactly; what would need pickle is refused by name."""
 
 import base64
 import datetime as dt
@@ -29,7 +29,7 @@ _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, n
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As it is written into a manifest."""
+    """Return the type's name in a manifest. Raises TrainerError if it cannot be kept."""
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise TrainerError(f"checkpoint: a tensor of type {name} cannot be kept")
@@ -37,22 +37,23 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
+    """Return torch's type of this name."""
     dtype: torch.dtype = _DTYPES[name]
     return dtype
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank has a part of it: a DTensor."""
+    """Return whether the tensor is a DTensor, of which each rank has a part."""
     return hasattr(tensor, "to_local")
 
 
 def to_json(value: Any, where: str, tensors: dict[str, Tensor]) -> bytes:
-    """The value as JSON; its larger and its sharded tensors go into `tensors`, named by their place under `where`."""
+    """Return the value as JSON; large and sharded tensors go into `tensors`, named by their place under `where`."""
     return json.dumps(_encode(value, where, tensors), separators=(",", ":"), allow_nan=False).encode()
 
 
 def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
-    """The value again; `tensor` gives those that were not inline. Raises CheckpointDamaged."""
+    """Return the value that `to_json` wrote; `tensor` gives those not inline. Raises CheckpointDamaged."""
     try:
         return _decode(json.loads(data), tensor)
     except _NOT_OURS as error:
@@ -60,7 +61,7 @@ def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def tensor_of(words: dict[str, Any]) -> str | None:
-    """In a document that was not decoded: the name of the tensor that stands here, where one does."""
+    """Return the name of the tensor that stands here in an undecoded document, or None."""
     return words["v"] if words.get(_TAG) == "tensor" else None
 
 
@@ -203,8 +204,10 @@ def _decode_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _named_tuple(module: str, name: str, fields: list[str]) -> type[tuple[Any, ...]]:
-    """Return the class of a named tuple, or one with the same fields if its module, which is not imported for this, has
-    none of that name any more. No code of the class runs."""
+    """Return the class of a named tuple, or a new one with the same fields if its module is not loaded.
+
+    No module is imported and no code of the class runs.
+    """
     kind = vars(sys.modules[module]).get(name) if module in sys.modules else None
     if isinstance(kind, type) and issubclass(kind, tuple) and getattr(kind, "_fields", None) == tuple(fields):
         return kind

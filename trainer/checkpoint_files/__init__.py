@@ -1,1 +1,1 @@
-"""Checkpoints as files: names, manifest, commit, fence, retention, verification. Never imports torch."""
+"""Checkpoints as files: names, manifest, commit, fence, retention and verification; never imports torch."""

@@ -1,4 +1,4 @@
-"""What is in a checkpoints folder, and whether it is whole."""
+"""List the checkpoints in a folder, and check that they are whole."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A committed checkpoint; nothing in it has been looked at."""
+    """A committed checkpoint, whose contents have not been looked at."""
 
     kind: Kind
     step: int
@@ -26,7 +26,7 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """All committed ones, oldest first, the best ones after the others. None where there is no folder."""
+    """Return all committed checkpoints in `folder`, oldest first, then the best ones; empty if there is no folder."""
     found = []
     for name in names_in(folder):
         parsed = parse_folder_name(name)
@@ -36,20 +36,20 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that could be resumed from, oldest first."""
+    """Return the steps that a training can resume from, oldest first."""
     return [entry.step for entry in entries(folder) if entry.kind == "step"]
 
 
 def set_aside(folder: Path) -> list[Path]:
-    """What was found damaged, now or at an earlier start."""
+    """Return the folders of checkpoints that were found damaged, by this start or an earlier one."""
     return sorted(folder / name for name in names_in(folder) if is_bad(name))
 
 
 def read_manifest(entry: Entry, *, partial: bool = False) -> Manifest:
-    """The manifest, checked against itself, its folder's name, and names and sizes of the files beside it.
+    """Return the manifest, checked against its own checksum, its folder's name, and the files' names and sizes.
 
-    `partial`: of one that was written on disks apart, files may be missing here. Raises CheckpointDamaged, or
-    CheckpointPartial; the bytes of the files are not read.
+    With `partial`, files of a checkpoint that nodes without a shared disk wrote may be missing here. The bytes of the
+    files are not read. Raises CheckpointDamaged, or CheckpointPartial.
     """
     with _told_if_gone(entry):
         with unreadable_is_damaged(entry.path / MANIFEST):
@@ -68,13 +68,13 @@ def read_manifest(entry: Entry, *, partial: bool = False) -> Manifest:
 
 
 def missing(path: Path, manifest: Manifest) -> list[str]:
-    """The names of the files that are not in the folder."""
+    """Return the names of the manifest's files that are not in the folder."""
     found = set(names_in(path))
     return [file.name for file in manifest.files if file.name not in found]
 
 
 def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> None:
-    """Make sure that in a folder there are exactly the manifest and its files, but those `away`, in their sizes."""
+    """Raise CheckpointDamaged unless the folder holds exactly the manifest and its files, except those `away`."""
     wanted = {file.name for file in manifest.files if file.name not in away} | {MANIFEST}
     found = set(names_in(path))
     if missing := sorted(wanted - found):
@@ -90,7 +90,7 @@ def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> N
 
 
 def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None] = lambda: None) -> Manifest:
-    """As read_manifest, and every byte of every file is read and compared."""
+    """Return the manifest as `read_manifest` does, after comparing every byte of every file."""
     manifest = read_manifest(entry, partial=partial)
     with _told_if_gone(entry):
         away = missing(entry.path, manifest) if partial else []
@@ -102,7 +102,7 @@ def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None
 
 @contextlib.contextmanager
 def _told_if_gone(entry: Entry) -> Iterator[None]:
-    """Who looks at the folder of a run that goes on may find one pruned under its eyes: that is no damage."""
+    """Report a checkpoint that is pruned while it is read as removed, not as damaged."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, CheckpointDamaged) as error:
@@ -114,7 +114,7 @@ def _told_if_gone(entry: Entry) -> Iterator[None]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """None where there is no folder."""
+    """Return the names in `folder`, or an empty list if it does not exist."""
     try:
         return os.listdir(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which of the checkpoints that are there is meant by who wants weights. Changes nothing on disk."""
+"""Choose the checkpoint whose weights somebody wants; changes nothing on disk."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,10 @@ _Found = TypeVar("_Found")
 
 
 def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> list[Entry]:
-    """Those that will do, the first choice first. `folder` holds checkpoints, or is one, or is FOLDER/best."""
+    """Return the checkpoints that will do, the best choice first.
+
+    `folder` holds checkpoints, or is one itself, or is FOLDER/best.
+    """
     folder, best = named_best(folder, best=best)
     parsed = parse_folder_name(folder.name)
     if parsed is not None and folder.is_dir():
@@ -25,7 +28,7 @@ def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> 
 
 
 def named_best(folder: Path, *, best: bool = False) -> tuple[Path, bool]:
-    """Where `checkpoints/best` is no folder, it stands for the best one in `checkpoints`."""
+    """Return the folder and whether its best checkpoint is meant; `checkpoints/best` need not be a folder."""
     return (folder.parent, True) if folder.name == BEST and not folder.exists() else (folder, best)
 
 
@@ -33,9 +36,9 @@ def first_whole(
     folder: Path, use: Callable[[Entry], _Found], told: Callable[[str], None], step: int | None = None, *,
     best: bool = False,
 ) -> _Found:  # fmt: skip
-    """What `use` makes of the first one that it does not find damaged; of others `told` hears.
+    """Return what `use` makes of the first candidate that it does not find damaged; pass the others to `told`.
 
-    Of one that was asked for by its step the damage is raised: CheckpointDamaged. TrainerError where there is none.
+    Raises CheckpointDamaged if the checkpoint of the given step is damaged, and TrainerError if there is none.
     """
     elsewhere: CheckpointPartial | None = None
     folder, best = named_best(folder, best=best)

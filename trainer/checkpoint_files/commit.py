@@ -1,7 +1,7 @@
-"""From a draft to a checkpoint: it exists when its folder has its final name, and not a moment before.
+"""Turn a draft into a checkpoint: it exists from the moment its folder has its final name.
 
-All renames stay inside the checkpoints folder. Only one rank a disk calls what is here; the others write their files
-into the draft that is named to them.
+All renames stay inside the checkpoint directory. Only one rank per disk calls these functions; the others write their
+files into the draft that it names.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from trainer.errors import CheckpointDamaged
 
 
 def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> Claim:
-    """Claim the folder and make every commit under way elsewhere impossible. Raises Fenced."""
+    """Claim the folder and invalidate every commit under way elsewhere. Raises Fenced."""
     mine = fence.claim(folder, attempt, generation)
     for name in os.listdir(folder):
         if is_draft(name):
@@ -45,16 +45,16 @@ def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> 
 
 
 def begin(folder: Path, step: int, mine: Claim, run_dir: Path | None = None) -> Path:
-    """A new draft. Raises Fenced."""
+    """Return a new draft. Raises Fenced."""
     draft = folder / draft_name(step, mine.attempt, new_nonce())
     _begin(draft, mine, run_dir)
     return draft
 
 
 def enter(draft: Path) -> None:
-    """Have a draft that was named on another disk: whichever of this disk's ranks comes first makes it.
+    """Make a draft that was named on another disk, unless another rank of this disk has made it.
 
-    The one that acts for the disk asks the fence after that.
+    The rank that acts for the disk checks the fence after that.
     """
     with contextlib.suppress(FileExistsError):
         draft.mkdir(mode=0o700)
@@ -62,10 +62,10 @@ def enter(draft: Path) -> None:
 
 
 def publish(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, kind: Kind = "step") -> Path:
-    """Write the manifest, and give the draft its final name. It is a checkpoint when this returns.
+    """Write the manifest and give the draft its final name; return the checkpoint's folder.
 
-    Raises Fenced, OSError, or CheckpointDamaged where the files in the draft are not those of the manifest; nothing is
-    left of the draft then, as far as the disk still obeys.
+    Raises Fenced, OSError, or CheckpointDamaged if the draft's files are not those of the manifest; the draft is then
+    removed as far as the disk allows.
     """
     prepare(draft, manifest, mine, run_dir)
     return place(draft, manifest, mine, run_dir, kind)
@@ -74,7 +74,7 @@ def publish(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None =
 def prepare(
     draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, away: Collection[str] = ()
 ) -> None:
-    """Write the manifest and have all of the draft on disk. `away`: files that are on other disks."""
+    """Write the manifest and sync all of the draft to disk; files in `away` are on other disks."""
     with _at_risk(draft, mine, run_dir):
         data = encode(manifest)
         decode(data)  # what nobody could load must not be acknowledged
@@ -86,7 +86,7 @@ def prepare(
 
 
 def place(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, kind: Kind = "step") -> Path:
-    """Give a prepared draft its final name."""
+    """Give a prepared draft its final name, and return it."""
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)
     with _at_risk(draft, mine, run_dir):
@@ -106,7 +106,7 @@ def place(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = N
 
 
 def take_back(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None) -> None:
-    """Another disk could not do its part: what was prepared or placed here goes again. Raises Fenced, OSError."""
+    """Remove what was prepared or placed here, after another disk has failed. Raises Fenced, OSError."""
     final = draft.parent / folder_name(manifest.step)
     remove([draft])
     fence.check(draft.parent, mine, run_dir)  # a newer start may have loaded it already: then it stays
@@ -116,7 +116,7 @@ def take_back(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None
 
 
 def give_way(entry: Entry, mine: Claim, run_dir: Path | None = None) -> None:
-    """Set aside what only some disks have of a step, so that it can be saved again. Raises Fenced, OSError."""
+    """Set aside an incomplete checkpoint, so that its step can be saved again. Raises Fenced, OSError."""
     if os.path.lexists(entry.path):
         fence.check(entry.path.parent, mine, run_dir)
         set_aside(entry)
@@ -125,9 +125,10 @@ def give_way(entry: Entry, mine: Claim, run_dir: Path | None = None) -> None:
 def publish_best(
     source: Entry, mine: Claim, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> Path:
-    """Keep a committed checkpoint apart as the best one; the files are shared where the disk can. Older ones go.
+    """Keep a committed checkpoint as the best one and remove the previous best; return its folder.
 
-    `info` is noted with it: that it is the best may be known only after it was saved.
+    The files are hard links where the disk allows. `info` is added to the manifest, as a checkpoint may turn out to be
+    the best only after it was saved.
     """
     older = place_best(source, mine, run_dir, info)
     remove(older)
@@ -137,7 +138,7 @@ def publish_best(
 def place_best(
     source: Entry, mine: Claim, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> list[Path]:
-    """As publish_best, but the older ones stay. Returns them: they may go when all disks have come so far."""
+    """Do as publish_best but keep the previous ones; return those, to be removed when all disks are done."""
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
     away = missing(source.path, manifest)
@@ -162,7 +163,7 @@ def place_best(
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Take checkpoints away: out of sight at once and durably, then their bytes."""
+    """Remove checkpoints: rename them durably first, then delete their bytes."""
     folders = set()
     for path in paths:
         discard(path)
@@ -172,7 +173,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def set_aside(entry: Entry) -> Path:
-    """Rename a damaged checkpoint, so that nobody takes it for one again but it can be looked at."""
+    """Rename a damaged checkpoint, so that nobody loads it but it can be inspected; return its new path."""
     aside = entry.path.parent / bad_name(entry.path.name)
     os.rename(entry.path, aside)
     sync_folder(entry.path.parent)
@@ -180,7 +181,7 @@ def set_aside(entry: Entry) -> Path:
 
 
 def discard(path: Path) -> None:
-    """Rename to trash; what has gone already is gone."""
+    """Rename `path` to trash, unless it has gone already."""
     try:
         os.rename(path, path.parent / trash_name(path.name))
     except FileNotFoundError:
@@ -189,7 +190,7 @@ def discard(path: Path) -> None:
 
 
 def empty_trash(folder: Path) -> None:
-    """Delete what was discarded, by this start or one before it."""
+    """Delete what this start or an earlier one has discarded."""
     for name in os.listdir(folder):
         if is_trash(name):
             path = folder / name
@@ -233,7 +234,7 @@ def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
 
 @contextlib.contextmanager
 def _at_risk(draft: Path, mine: Claim, run_dir: Path | None) -> Iterator[None]:
-    """A draft that failed must not hold the space that the next one needs; and it may not be the disk's fault."""
+    """Remove the draft after an error, so that the next one has space. Raises Fenced if a newer start did it."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Weights as a checkpoint of torch.distributed.checkpoint (DCP), written piece by piece, without torch."""
+"""Write weights as a checkpoint of torch.distributed.checkpoint (DCP), piece by piece, without torch."""
 
 from pathlib import Path
 from typing import IO, cast
@@ -14,7 +14,7 @@ _FILES = "torch.distributed.checkpoint.filesystem"
 
 
 def write_dcp(folder: Path, weights: Weights) -> None:
-    """Each tensor is one part, whole: who loads it takes what his rank has of it. Tied ones are there by all names."""
+    """Write each tensor as one chunk, of which a loading rank takes its part; tied tensors keep all their names."""
     places = {}
     with (folder / _DATA).open("xb") as file:
         for name in weights.tensors:
@@ -25,7 +25,7 @@ def write_dcp(folder: Path, weights: Weights) -> None:
 
 
 class _FromHere:
-    """What is left of a file, as a file of its own: an archive counts from where it begins."""
+    """The rest of a file as a file of its own, since an archive counts offsets from its own beginning."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._begin = file, file.tell()

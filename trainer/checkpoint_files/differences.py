@@ -1,4 +1,4 @@
-"""What differs between two checkpoints: tensors, byte by byte, and all else that is kept. Needs no torch."""
+"""Compare two checkpoints, tensor by tensor and value by value; needs no torch."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ _NO_PLACE = object()
 
 @dataclass(frozen=True, slots=True)
 class OtherTensor:
-    """A tensor that is not the same in both: where first, and what stands there in one and in the other."""
+    """A tensor that differs: the first place, and the two values there."""
 
     name: str
     index: tuple[int, ...]
@@ -36,7 +36,7 @@ class OtherTensor:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Between two checkpoints."""
+    """What differs between two checkpoints."""
 
     tensors: int  # that there are
     different: tuple[str, ...]  # the names of those that differ, in the order of the first checkpoint
@@ -45,7 +45,7 @@ class Differences:
 
 
 def differences(one: Entry, other: Entry) -> Differences:
-    """Raises CheckpointDamaged, and CheckpointPartial where not all of it is on this disk."""
+    """Return what differs. Raises CheckpointDamaged, or CheckpointPartial if some of it is not on this disk."""
     with _Opened(one) as here, _Opened(other) as there:
         names = [*dict.fromkeys([*here.manifest.tensors, *there.manifest.tensors])]
         found = [(name, where) for name in names if (where := _of_tensor(name, here, there)) is not None]
@@ -77,7 +77,7 @@ class _Opened:
             read_exactly(self._files[file], view, at)
 
     def document(self, name: str) -> Any:
-        """What it says as JSON, not decoded any further; nothing where there is none."""
+        """Return the parsed JSON document, or _NO_PLACE if there is none."""
         tree = self.manifest.trees.get(name)
         if tree is None:
             return _NO_PLACE
@@ -109,7 +109,7 @@ def _first_in(name: str, entry: TensorEntry, mine: bytes, theirs: bytes, before:
 
 
 def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Where the element of this number is, row by row."""
+    """Return the indexes of element `number` in row-major order."""
     found: list[int] = []
     for length in reversed(shape):
         number, at = divmod(number, length)
@@ -118,7 +118,7 @@ def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _value(data: bytes, dtype: str) -> str:
-    """As a person reads it; where Python knows no such number, its bytes."""
+    """Return one value as text, or its bytes in hex where Python has no such number type."""
     if dtype == "bfloat16":  # the upper half of a single
         data, dtype = b"\0\0" + data, "float32"
     code = _CODES.get(dtype)
@@ -140,7 +140,7 @@ def _of_documents(here: _Opened, there: _Opened) -> Iterator[str]:
 
 
 def _other_leaves(one: Any, other: Any, path: str) -> Iterator[str]:
-    """What is tagged stands for one value."""
+    """Yield the paths of values that differ; a tagged object counts as one value."""
     if one == other and type(one) is type(other):
         return
     if isinstance(one, dict) and isinstance(other, dict) and _TAG not in one and _TAG not in other:

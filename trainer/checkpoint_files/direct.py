@@ -1,4 +1,4 @@
-"""Writing past the page cache: of a large file that nobody reads soon, filling the cache costs more than the disk."""
+"""Write large files past the page cache, which costs more to fill than the disk when nobody reads them soon."""
 
 import ctypes
 import errno
@@ -15,10 +15,10 @@ _PIECE_BYTES = 32 << 20
 def write_direct(
     fd: int, view: memoryview, at: int, hashed: Callable[[memoryview], object], after_piece: Callable[[], None]
 ) -> int:
-    """Write as much of the view as can go straight to the disk; gives how much that was.
+    """Write as much of the view as can go straight to the disk, and return how many bytes that was.
 
-    0 for what is small, does not lie on whole pages in memory and in the file, or where the file system wants none of
-    it. What is written is handed to `hashed` in a thread beside: a core has nothing to do while the disk works.
+    Returns 0 for a small or unaligned view, or if the file system does not support it. `hashed` gets the bytes in a
+    second thread, as the CPU is idle while the disk works.
     """
     size = len(view) - len(view) % PAGE_BYTES
     if len(view) < DIRECT_BYTES or at % PAGE_BYTES or view.readonly or _address(view) % PAGE_BYTES:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: exclusive creation, hashing while writing, fsync of file and folder."""
+"""Write and read files that are whole or absent: exclusive creation, hashing, fsync of file and folder."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ _BAD_DISK = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that is on disk."""
+    """Size and digest of a file that is on disk."""
 
     size: int
     digest: str
@@ -34,9 +34,9 @@ class Written:
 def write_new(
     path: Path, parts: Iterable[bytes | memoryview], after_piece: Callable[[], None] = lambda: None
 ) -> Written:
-    """Write a file that must not exist yet; on disk when this returns. Its name is durable after `sync_folder`.
+    """Write a file that must not exist yet, synced to disk; its name is durable only after `sync_folder`.
 
-    After an error the file must not be tried again: the kernel may have marked pages clean that never reached the disk.
+    Do not retry a file after an error: the kernel may have marked pages clean that never reached the disk.
     """
     digest, size = xxhash.xxh3_128(), 0
     fd = os.open(path, _CREATE, 0o600)
@@ -71,7 +71,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder for the user alone, and those above it; durable."""
+    """Make a folder for the user alone, and its parents, durably."""
     if not path.is_dir():
         if not path.parent.is_dir():
             make_folder(path.parent)
@@ -87,7 +87,7 @@ def make_folder(path: Path) -> None:
 
 
 def read_small(path: Path) -> bytes:
-    """All of a small file."""
+    """Return the contents of a small file. Raises CheckpointDamaged if it is too large."""
     with os.fdopen(open_to_read(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > _SMALL_LIMIT:
@@ -96,7 +96,7 @@ def read_small(path: Path) -> bytes:
 
 
 def open_to_read(path: Path) -> int:
-    """A file descriptor of a regular file; a link, a folder or a device in its place is damage."""
+    """Return the descriptor of a regular file. Raises CheckpointDamaged for a link, folder or device in its place."""
     try:
         fd = os.open(path, _READ)
     except OSError as error:
@@ -110,10 +110,10 @@ def open_to_read(path: Path) -> int:
 
 
 def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, memoryview]]) -> None:
-    """Read each byte of a file once, fill the places with what it has from there on, and make sure that all of it is
-    what was written: what was compared is what is in the places. Raises CheckpointDamaged, and then they hold anything.
+    """Read a file once, fill `places` from it, and compare its digest.
 
-    Places come in the order of the file; the next one is asked for when the one before is full.
+    Each place is an offset with the memory to fill, in the order of the file; the next one is asked for when the one
+    before is full. Raises CheckpointDamaged, and then the memory holds anything.
     """
     with unreadable_is_damaged(path), opened(path) as fd:
         found = os.fstat(fd).st_size
@@ -131,12 +131,12 @@ def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, me
 
 
 def hash_file(path: Path, size: int, digest: str) -> None:
-    """Read every byte of a file and compare. Raises CheckpointDamaged."""
+    """Read every byte of a file and compare its digest. Raises CheckpointDamaged."""
     read_into(path, size, digest, ())
 
 
 class _Reading:
-    """A file on the way from its first byte to its last."""
+    """A file that is read from its first byte to its last, hashed on the way."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.at, self.hashed = 0, xxhash.xxh3_128()
@@ -163,7 +163,7 @@ class _Reading:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """The descriptor of a regular file, to be read."""
+    """Open a regular file for reading in this context."""
     fd = open_to_read(path)
     try:
         yield fd
@@ -172,7 +172,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_exactly(fd: int, view: memoryview, at: int) -> memoryview:
-    """Fill the view with what is there from this byte on. Raises CheckpointDamaged where less is."""
+    """Fill the view from offset `at` and return it. Raises CheckpointDamaged if the file is too short."""
     done = 0
     while done < len(view):
         got = os.preadv(fd, [view[done:]], at + done)
@@ -184,7 +184,7 @@ def read_exactly(fd: int, view: memoryview, at: int) -> memoryview:
 
 @contextlib.contextmanager
 def unreadable_is_damaged(path: Path) -> Iterator[None]:
-    """Of a checkpoint, what the disk cannot give back is damage like any other: there is an older one to go to."""
+    """Raise CheckpointDamaged for what the disk cannot read back: an older checkpoint may be sound."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A checkpoint's weights as others keep them, in a file or a folder, whole or not at all. Needs no torch."""
+"""Export a checkpoint's weights to formats of other libraries, whole or not at all; needs no torch."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ _OURS = re.compile(
 
 
 class Form(Enum):
-    """What is written; the value is how names of it end."""
+    """A format that can be written; the value lists the endings of its names."""
 
     SAFETENSORS = (".safetensors",)
     TORCH = (".pt", ".pth")
@@ -41,12 +41,13 @@ class Form(Enum):
 
     @property
     def is_folder(self) -> bool:
+        """Whether a folder is written rather than a file."""
         return self in (Form.DCP, Form.FOLDER)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How weights are to be given out."""
+    """The options of an export."""
 
     dtype: str | None = None  # what floating-point tensors become; None: as they were saved
     model: str | None = None  # of several that are kept
@@ -57,7 +58,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written."""
+    """What an export has written."""
 
     target: Path
     kind: Kind
@@ -72,9 +73,9 @@ def export(
     folder: str | Path, target: str | Path, *, step: int | None = None, best: bool = False, dtype: str | None = None,
     model: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False, averaged: bool = True,
 ) -> Written:  # fmt: skip
-    """Write the weights of the newest whole checkpoint, of the best one, or of that of a step.
+    """Write the weights of the newest whole checkpoint, of the best one, or of `step`.
 
-    The target's ending says as what: `.safetensors`, `.pt`, `.dcp`, or none for a Hugging Face folder. Raises
+    The target's ending chooses the format: `.safetensors`, `.pt`, `.dcp`, or none for a Hugging Face folder. Raises
     TrainerError.
     """
     shape, target = Shape(dtype, model, most_bytes_per_file, overwrite, averaged), Path(target)
@@ -83,7 +84,7 @@ def export(
 
 
 def check(target: Path, shape: Shape) -> Form:
-    """Raise BadSettings for what cannot be written; FileExistsError where it is there already."""
+    """Return the format. Raises BadSettings for what cannot be written, and FileExistsError for an existing target."""
     form = next((form for form in Form if target.suffix in form.value), None)
     if form is None or not target.name:
         raise BadSettings(
@@ -104,7 +105,7 @@ def check(target: Path, shape: Shape) -> Form:
 
 
 def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, str]) -> Written:
-    """Those of this one, every byte of which is compared first. `notes` go into the metadata of safetensors."""
+    """Export this checkpoint after comparing every byte; `notes` go into the metadata of safetensors."""
     form = check(target, shape)
     manifest = catalog.read_manifest(entry)
     manifest = with_averages(manifest) if shape.averaged else manifest
@@ -154,7 +155,6 @@ def _write_folder(folder: Path, weights: Weights, notes: Mapping[str, str], most
 
 
 def _sync(draft: Path) -> None:
-    """On disk, whatever happens then."""
     for path in sorted(draft.iterdir()) if draft.is_dir() else [draft]:
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -163,7 +163,7 @@ def _sync(draft: Path) -> None:
 
 
 def _take_its_place(draft: Path, target: Path) -> None:
-    """A folder cannot be exchanged in one step: what was there has another name for a moment, and then is gone."""
+    """Replace the target; a folder cannot be exchanged atomically, so the old one is renamed and then deleted."""
     if not target.is_dir():
         draft.rename(target)
         return

@@ -1,7 +1,7 @@
-"""FENCE: which start of the run may write checkpoints. An older one that still lives is refused.
+"""Decide which start of a run may write checkpoints, by a fencing token in the file FENCE; older starts are refused.
 
-Whoever starts claims the folder and then renames all drafts of others away: a commit that is under way elsewhere either
-was published before, and counts, or its rename finds nothing. A draft made after that meets the new claim.
+A start takes a token and then renames all drafts of others away: a commit that is under way elsewhere was either
+published before, and counts, or its rename finds nothing. A draft that is made later meets the new token.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _LOCK_LIMIT_S = 30.0
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One start of the run; a later one is greater in (attempt, generation, count)."""
+    """The fencing token of one start; that of a later start is greater in (attempt, generation, count)."""
 
     attempt: int
     generation: int
@@ -38,10 +38,10 @@ _claim = msgspec.json.Decoder(Claim)
 def claim(
     folder: Path, attempt: int | None = None, generation: int = 0, *, lock_limit_s: float = _LOCK_LIMIT_S
 ) -> Claim:
-    """Become the one that may write. Raises Fenced where a newer attempt or generation has claimed it, and TrainerError
-    where another process has held the lock for `lock_limit_s`.
+    """Take a new token for this start and return it.
 
-    Without an attempt's number (outside of launch) whoever comes last is the newest.
+    Raises Fenced if a newer attempt or generation has one, and TrainerError if another process has held the lock for
+    `lock_limit_s`. Without an attempt number (outside of launch) the last start is the newest.
     """
     with _alone(folder, lock_limit_s):
         before = _set_aside_if_damaged(folder)
@@ -63,7 +63,7 @@ def claim(
 
 
 def check(folder: Path, mine: Claim, run_dir: Path | None = None) -> None:
-    """Raise Fenced where somebody newer has claimed the folder, or the run's own fence names a newer attempt."""
+    """Raise Fenced if a newer start has taken a token, or the run's own fence names a newer attempt."""
     newest = read_claim(folder)
     if newest != mine:
         by = f"attempt {newest.attempt}, generation {newest.generation}" if newest else "somebody"
@@ -73,7 +73,7 @@ def check(folder: Path, mine: Claim, run_dir: Path | None = None) -> None:
 
 
 def read_claim(folder: Path) -> Claim | None:
-    """The newest claim; None where there is none. Raises CheckpointDamaged."""
+    """Return the newest token, or None if there is none. Raises CheckpointDamaged."""
     try:
         return _claim.decode(read_small(folder / FENCE))
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def _set_aside_if_damaged(folder: Path) -> Claim | None:
 
 
 def _run_attempt(run_dir: Path) -> int:
-    """The newest attempt of the run, as launch writes it down; 0 where it does not."""
+    """Return the run's newest attempt as launch wrote it, or 0 if it did not."""
     try:
         text = read_small(run_dir / FENCE)
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def _run_attempt(run_dir: Path) -> int:
 
 @contextlib.contextmanager
 def _alone(folder: Path, limit_s: float) -> Iterator[None]:
-    """Between reading the claim and replacing it nobody else may; the kernel drops a killed holder's lock."""
+    """Hold the lock under which the token is read and replaced; the kernel releases a killed holder's lock."""
     fd = os.open(folder / FENCE_LOCK, _LOCK, 0o600)
     try:
         _lock(fd, folder, limit_s)

@@ -1,4 +1,4 @@
-"""Floating-point numbers from one type to another, rounded as torch rounds them: to the nearest, ties to even."""
+"""Convert floating-point numbers between types, rounding as torch does: to nearest, ties to even."""
 
 import importlib.util
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ def convert(data: bytes, source: str, target: str) -> bytes:
 
 
 def _to_bfloat16(numbers: "np.ndarray") -> "np.ndarray":
-    """Cut off the lower halves after half of what they can hold was added, or a little less if the result is even."""
+    """Round to nearest even by adding just under half of the dropped bits' range before cutting them off."""
     import numpy as np  # late: likewise
 
     bits = numbers.view("<u4")

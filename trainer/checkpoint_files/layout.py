@@ -1,4 +1,4 @@
-"""Every name in a checkpoints folder. Touches no disk."""
+"""Every name in a checkpoint directory; touches no disk."""
 
 import os
 import re
@@ -20,11 +20,12 @@ _DRAFT, _TRASH, _BAD = ".tmp-", ".trash-", ".bad-"
 
 
 def folder_name(step: int, kind: Kind = "step") -> str:
+    """Return the name of a committed checkpoint's folder."""
     return f"{kind}-{step:08d}"
 
 
 def parse_folder_name(name: str) -> tuple[Kind, int] | None:
-    """Kind and step of a committed checkpoint's folder; None for everything else."""
+    """Return kind and step of a committed checkpoint's folder, or None for any other name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -34,61 +35,66 @@ def parse_folder_name(name: str) -> tuple[Kind, int] | None:
 
 
 def draft_name(step: int, attempt: int, nonce: str) -> str:
-    """A checkpoint that is being written."""
+    """Return the name of a checkpoint that is being written."""
     return f"{_DRAFT}{step}-a{attempt}-{nonce}"
 
 
 def copy_name(name: str) -> str:
-    """What is being copied, file or folder: a draft too, but never one that a save has prepared."""
+    """Return a draft's name for a file or folder that is being copied, which no save uses."""
     return f"{_DRAFT}copy-{_shortened(name)}-{new_nonce()}"
 
 
 def waiting_name(name: str, digest: str) -> str:
-    """The folder where a copy is made of what cannot have its name yet, for another checkpoint has it: a draft too."""
+    """Return a draft's name for a copy that must wait, since another checkpoint has its final name."""
     return f"{_DRAFT}copy-{_shortened(name)}-{digest}"
 
 
 def is_draft(name: str) -> bool:
+    """Return whether this is a draft of a save or a copy."""
     return name.startswith(_DRAFT)
 
 
 def is_save(name: str) -> bool:
-    """Whether it is the draft of a save, as against one of a copy."""
+    """Return whether this is the draft of a save, not of a copy."""
     return _SAVE.fullmatch(name) is not None
 
 
 def trash_name(name: str) -> str:
-    """Where something goes right before it is deleted."""
+    """Return the name that something gets just before it is deleted."""
     return f"{_TRASH}{_shortened(name)}-{new_nonce()}"
 
 
 def is_trash(name: str) -> bool:
+    """Return whether this is about to be deleted."""
     return name.startswith(_TRASH)
 
 
 def bad_name(name: str) -> str:
-    """Where a damaged checkpoint is set aside."""
+    """Return the name under which a damaged checkpoint is set aside."""
     return f"{_BAD}{_shortened(name)}-{new_nonce()}"
 
 
 def is_bad(name: str) -> bool:
+    """Return whether this is a damaged checkpoint that was set aside."""
     return name.startswith(_BAD)
 
 
 def data_name(rank: int) -> str:
-    """The file of one rank."""
+    """Return the name of one rank's file."""
     return f"rank-{rank:05d}.data"
 
 
 def is_data_name(name: str) -> bool:
+    """Return whether this is the name of a rank's file."""
     found = _DATA.fullmatch(name)
     return found is not None and data_name(int(found[1])) == name
 
 
 def new_nonce() -> str:
+    """Return a random name part."""
     return os.urandom(6).hex()
 
 
 def _shortened(name: str) -> str:
-    """Of a name that is not ours it may be any: what is added must not make it longer than a name can be."""
+    """Return a foreign name cut short, so that what is added cannot make it too long for the file system."""
     return name.lstrip(".")[:48]

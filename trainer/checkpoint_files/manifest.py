@@ -1,4 +1,4 @@
-"""MANIFEST.json: what a checkpoint consists of, down to the last byte. Data only, and checked before it is believed."""
+"""MANIFEST.json: everything a checkpoint consists of, as data that is checked before it is trusted."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,10 +40,10 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A rectangular part of a tensor, and where its bytes are; or a row of parts, as equal ranks have them.
+    """A rectangular part of a tensor and where its bytes are, or a row of such parts as equal ranks have them.
 
-    The parts of a row are of one size and lie at the same place of their files: the next one is in the file `stride`
-    further, and follows the one before it along `dim`. So a thousand shards are one line of the manifest.
+    The parts of a row have one size and lie at the same offset of their files: the next part is `stride` files further
+    and follows along `dim`. A thousand shards are one line of the manifest this way.
     """
 
     file: Size  # index into `files`
@@ -56,10 +56,11 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
     @property
     def files(self) -> range:
+        """The numbers of the files that hold the parts."""
         return range(self.file, self.file + self.count * self.stride, self.stride)
 
     def part(self, number: int) -> "Chunk":
-        """One part of a row."""
+        """Return one part of a row."""
         begin = self.offsets[self.dim] + number * self.lengths[self.dim] if self.offsets else 0
         return Chunk(self.file + number * self.stride, self.at, _put(self.offsets, self.dim, begin), self.lengths)
 
@@ -82,7 +83,7 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON document inside a file: all that is not a tensor."""
+    """A JSON document inside a file, holding everything that is not a tensor."""
 
     file: Size
     at: Size
@@ -90,7 +91,7 @@ class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of it."""
+    """Everything a checkpoint consists of."""
 
     step: Step
     world_size: Size
@@ -108,6 +109,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def size_bytes(self) -> int:
+        """The size of all files together."""
         return sum(file.size for file in self.files)
 
 
@@ -116,12 +118,13 @@ _manifest = msgspec.json.Decoder(Manifest)
 
 
 def encode(manifest: Manifest) -> bytes:
+    """Return the manifest as bytes with its checksum."""
     body = msgspec.json.encode(manifest)
     return _PREFIX + _digest(body) + _MIDDLE + body + b"}\n"
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest, if every byte of it is as it was written and it makes sense. Raises CheckpointDamaged."""
+    """Return the manifest if its checksum is right and it is consistent. Raises CheckpointDamaged."""
     begin = len(_PREFIX) + _DIGEST_HEX
     body = data[begin + len(_MIDDLE) : -2]
     wanted = _PREFIX + _digest(body) + _MIDDLE + body + b"}\n"
@@ -139,7 +142,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def chunk_bytes(entry: TensorEntry, chunk: Chunk) -> int:
-    """Of one part."""
+    """Return the size of one part in bytes."""
     return math.prod(chunk.lengths) * ITEM_BYTES[entry.dtype]
 
 
@@ -182,7 +185,7 @@ def _tensor_problem(manifest: Manifest, entry: TensorEntry, room: Callable[[Chun
 
 
 def _lengths(row: Chunk) -> tuple[int, ...]:
-    """Of all parts of a row together, which are one box."""
+    """Return the lengths of the box that all parts of a row make together."""
     return row.lengths if row.count == 1 else _put(row.lengths, row.dim, row.count * row.lengths[row.dim])
 
 
@@ -191,7 +194,7 @@ def _put(numbers: tuple[int, ...], at: int, number: int) -> tuple[int, ...]:
 
 
 def _least_room(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
-    """The size of the smallest file of a row; rows of the same files are many."""
+    """Return a function that gives the size of the smallest file of a row, remembered per range of files."""
     sizes, known = [file.size for file in files], dict[range, int]()
 
     def room(row: Chunk) -> int:
@@ -203,10 +206,10 @@ def _least_room(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
 
 
 def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
-    """As many elements as the whole has, but some twice, would leave others as they happened to be.
+    """Return what is wrong if parts overlap, which would leave other elements uninitialised.
 
-    The parts of a sharded tensor come apart by straight cuts; those that do not are compared with each other, if they
-    are few: time is bounded whatever a manifest says.
+    The parts of a sharded tensor can be separated by straight cuts; the rest are compared pairwise if they are few, so
+    that the time is bounded whatever a manifest says.
     """
     groups = [[Chunk(0, 0, row.offsets, _lengths(row)) for row in rows if 0 not in row.lengths]]
     for _ in range(_MOST_CUTS):
@@ -218,7 +221,7 @@ def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
 
 
 def _apart(group: list[Chunk]) -> list[list[Chunk]]:
-    """Divided by all straight cuts across the first dimension that has any."""
+    """Return the group divided by all straight cuts across the first dimension that has any."""
     dimensions = range(len(group[0].offsets) if group else 0)
     cuts = (_cut(group, dimension) for dimension in dimensions)
     return next((parts for parts in cuts if len(parts) > 1), [group])

@@ -1,7 +1,7 @@
-"""Checkpoints on disks apart: what of each is on this disk, and taking in what is missing from another.
+"""List what one disk has of checkpoints that nodes without a shared disk wrote, and receive missing files.
 
-For whoever brings the files together: it may do so while ranks train. Which checkpoint counts is decided over all
-disks: one whose folder has its final name on at least one of them, and whose files are all on some of them.
+Launch copies the files and may do so while ranks train. A checkpoint counts if its folder has its final name on at
+least one disk and each of its files is on some disk.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from trainer.errors import CheckpointDamaged
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What this disk has of one checkpoint. Names and sizes were looked at, no bytes."""
+    """What this disk has of one checkpoint, by names and sizes of its files."""
 
     step: int
     kind: Kind
@@ -48,7 +48,7 @@ class Held:
 
 
 def inventory(folder: Path) -> list[Held]:
-    """What has a sound manifest, oldest first, the best ones after the others, prepared drafts last."""
+    """Return everything with a sound manifest, oldest first, then the best ones, then prepared drafts."""
     found = []
     for name in names_in(folder):
         parsed = parse_folder_name(name)
@@ -59,7 +59,7 @@ def inventory(folder: Path) -> list[Held]:
 
 
 def whole_over(disks: Iterable[Sequence[Held]], kind: Kind = "step") -> list[Held]:
-    """The checkpoints of which some disk has each file and at least one has it committed, oldest first."""
+    """Return the checkpoints that are committed on some disk and whose files are all on some disk, oldest first."""
     of_save: dict[tuple[int, str], list[Held]] = {}
     for held in (held for disk in disks for held in disk if held.kind == kind):
         of_save.setdefault((held.step, held.digest), []).append(held)
@@ -72,12 +72,12 @@ def whole_over(disks: Iterable[Sequence[Held]], kind: Kind = "step") -> list[Hel
 
 
 def read_manifest(folder: Path, step: int, kind: Kind = "step") -> bytes:
-    """The manifest of a committed checkpoint, as `receive` wants it. Raises OSError, CheckpointDamaged."""
+    """Return the manifest of a committed checkpoint as `receive` takes it. Raises OSError, CheckpointDamaged."""
     return read_small(folder / folder_name(step, kind) / MANIFEST)
 
 
 def open_file(folder: Path, step: int, name: str, kind: Kind = "step") -> BinaryIO:
-    """A rank's file of a committed checkpoint, to be copied. Raises OSError, CheckpointDamaged."""
+    """Open a rank's file of a committed checkpoint. Raises OSError, CheckpointDamaged."""
     if not is_data_name(name):
         raise CheckpointDamaged(f"{name!r}: expected the name of a rank's file")
     return os.fdopen(open_to_read(folder / folder_name(step, kind) / name), "rb", buffering=0)
@@ -86,10 +86,10 @@ def open_file(folder: Path, step: int, name: str, kind: Kind = "step") -> Binary
 def receive(
     folder: Path, manifest: bytes, name: str, chunks: Iterable[bytes | memoryview], kind: Kind = "step"
 ) -> None:
-    """Take in a copy of one file, with the checkpoint's manifest. All on disk and compared when this returns.
+    """Write a copy of one file and the checkpoint's manifest, synced and compared when this returns.
 
-    Raises CheckpointDamaged where it is not what the manifest says, FileExistsError where another checkpoint of this
-    step is here, OSError; then nothing of the file is left.
+    Raises CheckpointDamaged if it is not what the manifest says, FileExistsError if another checkpoint of this step is
+    here, and OSError; nothing of the file is left then.
     """
     whole = decode(manifest)
     file = next((file for file in whole.files if file.name == name), None)
@@ -109,9 +109,9 @@ def receive(
 
 
 def promote(folder: Path, step: int, nonce: str) -> None:
-    """Another disk has committed what is a prepared draft here: now it is here too. May be said again.
+    """Commit a prepared draft that another disk has committed; calling it again does nothing.
 
-    Raises FileNotFoundError where there is no such draft, FileExistsError where another checkpoint of this step is.
+    Raises FileNotFoundError if there is no such draft, and FileExistsError if another checkpoint of this step is here.
     """
     final = folder / folder_name(step)
     held = [held for held in inventory(folder) if (held.step, held.nonce, held.kind) == (step, nonce, "step")]
@@ -125,12 +125,12 @@ def promote(folder: Path, step: int, nonce: str) -> None:
 
 
 def set_aside(folder: Path, step: int, kind: Kind = "step") -> Path:
-    """Out of the way of another checkpoint of the same step that is to be here; where it is now."""
+    """Rename a checkpoint to make room for another one of the same step, and return its new path."""
     return commit.set_aside(Entry(kind, step, folder / folder_name(step, kind)))
 
 
 def _look(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
-    """None for what is damaged, goes away meanwhile, or is a draft that nobody has prepared."""
+    """Return what is here, or None if it is damaged, goes away meanwhile, or is an unprepared draft."""
     try:
         data = read_small(path / MANIFEST)
         manifest = decode(data)
@@ -156,7 +156,7 @@ def _look(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
 
 
 def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
-    """The checkpoint's folder; it is made, or a prepared draft becomes it, where it is not there yet."""
+    """Return the checkpoint's folder, made or promoted from a prepared draft if need be."""
     final = folder / folder_name(manifest.step, kind)
     if not os.path.lexists(final):
         drafts = [held for held in inventory(folder) if not held.committed and held.step == manifest.step]
@@ -195,7 +195,7 @@ def _has(final: Path, data: bytes) -> bool:
 
 
 def _at_most(file: FileEntry, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Whoever sends more than was announced does not fill the disk."""
+    """Yield the chunks. Raises CheckpointDamaged once they exceed the announced size, before they fill the disk."""
     left = file.size
     for chunk in chunks:
         left -= memoryview(chunk).nbytes

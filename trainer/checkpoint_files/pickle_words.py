@@ -1,4 +1,4 @@
-"""The few words of pickle that tensors and what DCP notes of them need: only ever written here, never read."""
+"""Write the few pickle opcodes that tensors and DCP metadata need; nothing here reads a pickle."""
 
 import struct
 from collections.abc import Iterable, Mapping
@@ -7,44 +7,48 @@ PROTOCOL, STOP, NO = b"\x80\x02", b".", b"\x89"
 
 
 def name_of(module: str, name: str) -> bytes:
+    """Return a reference to a module's function or class."""
     return f"c{module}\n{name}\n".encode()
 
 
 def row(*parts: bytes) -> bytes:
-    """A tuple."""
+    """Return a tuple."""
     return b"(" + b"".join(parts) + b"t"
 
 
 def sequence(parts: Iterable[bytes]) -> bytes:
-    """A list."""
+    """Return a list."""
     return b"](" + b"".join(parts) + b"e"
 
 
 def table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A dict."""
+    """Return a dict."""
     return b"}(" + b"".join(key + value for key, value in items) + b"u"
 
 
 def called(what: bytes, *arguments: bytes) -> bytes:
+    """Return a call of `what`."""
     return what + row(*arguments) + b"R"
 
 
 def made(kind: bytes, state: bytes) -> bytes:
-    """An object that is not called into being: its state is put into it."""
+    """Return an object that is made without a call and gets `state`."""
     return kind + b")\x81" + state + b"b"
 
 
 def record(kind: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """One whose state are its fields."""
+    """Return an object whose state is a dict of fields."""
     return made(kind, table((text(name), value) for name, value in fields.items()))
 
 
 def text(value: str) -> bytes:
+    """Return a str."""
     data = value.encode()
     return b"X" + struct.pack("<I", len(data)) + data
 
 
 def number(value: int) -> bytes:
+    """Return an int."""
     if value < 1 << 31:
         return b"J" + struct.pack("<i", value)
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
@@ -52,4 +56,5 @@ def number(value: int) -> bytes:
 
 
 def numbers(values: Iterable[int]) -> bytes:
+    """Return a tuple of ints."""
     return row(*map(number, values))

@@ -1,4 +1,4 @@
-"""Which checkpoints may go. Pure."""
+"""Decide which checkpoints may be deleted; pure functions."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ class Save(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The names of its files, by whether this disk has them."""
+    """The names of a checkpoint's files, by whether this disk has them."""
 
     here: frozenset[str]
     away: frozenset[str]
@@ -29,12 +29,12 @@ def expired(
     spared: Collection[int] = frozenset(),
     spoilt: Collection[int] = frozenset(),
 ) -> list[int]:
-    """All that are older than the `keep` newest good ones. While there are fewer good ones than that, `keep` others
-    that are older than these stay as well: a run that is cut short again and again would fill its disk else.
+    """Return the steps that are older than the `keep` newest good ones.
 
-    Good is what was verified when it was loaded, or hashed as it was written: one that nobody has looked at since an
-    earlier start does not count, and goes when enough good ones are newer than it. What is spared stays. Spoilt are
-    those whose weights are not finite: they push no other one out, and of them alone the `keep` newest stay.
+    While there are fewer good ones, `keep` others that are older stay as well, or a run that is cut short again and
+    again would fill its disk. Good are those that were verified when loaded or hashed when written; one of an earlier
+    start does not count until then. `spared` ones stay. `spoilt` ones have weights that are not finite: they displace
+    no other, and the `keep` newest of them stay.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")
@@ -46,11 +46,11 @@ def expired(
 
 
 def spared(disks: Sequence[Stock]) -> set[int]:
-    """Of checkpoints whose files are spread over disks: those that stay, however old they are.
+    """Return the steps that stay however old they are, of checkpoints that are spread over disks.
 
-    The newest that survives the loss of any one disk, the newest that is whole, and the oldest whole one after the
-    first of these: that one is getting its second copies, and were it to go as well, copies that take longer than
-    others take to be written would never be done.
+    These are the newest that survives the loss of any one disk, the newest whole one, and the oldest whole one after
+    the first of these: its second copies are under way, and would never finish if each such checkpoint were deleted
+    meanwhile.
     """
     whole = [step for step, count in _copies(disks).items() if count]
     if len(disks) < 2 or not whole:
@@ -61,12 +61,12 @@ def spared(disks: Sequence[Stock]) -> set[int]:
 
 
 def safest(disks: Sequence[Stock]) -> int | None:
-    """The newest step that survives the loss of any one disk."""
+    """Return the newest step that survives the loss of any one disk, or None."""
     return max((step for step, count in _copies(disks).items() if count > 1), default=None)
 
 
 def _copies(disks: Sequence[Stock]) -> dict[int, int]:
-    """By step: on how many disks that file of it is which the fewest have."""
+    """Return for each step the number of disks that have its rarest file."""
     of_save: dict[Save, list[Parts]] = {}
     for stock in disks:
         for save, parts in stock.items():

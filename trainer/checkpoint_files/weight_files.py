@@ -1,4 +1,4 @@
-"""Weights as files that others read: safetensors, and what torch.load takes. Written piece by piece, without torch."""
+"""Write weights as safetensors or for torch.load, piece by piece, without torch."""
 
 import json
 import struct
@@ -32,9 +32,9 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # of an archive: the same weights are the same b
 def write_safetensors(
     file: IO[bytes], weights: Weights, notes: Mapping[str, str], names: Iterable[str] | None = None
 ) -> None:
-    """`notes`: text that goes into the file's metadata. `names`: of those tensors that go into this one of several.
+    """Write the tensors, or those in `names`, with `notes` in the metadata.
 
-    Raises TrainerError for a type that the format has not.
+    Raises TrainerError for a type that the format does not have.
     """
     for one in weights.tensors.values():
         if one.dtype not in SAFE:
@@ -47,7 +47,7 @@ def write_safetensors(
 
 
 def _header(ordered: Iterable[Weight], notes: Mapping[str, str]) -> bytes:
-    """Its length, then JSON; filled up with spaces, so that the tensors begin at a multiple of eight."""
+    """Return the length and the JSON header, padded so that the tensors begin at a multiple of eight."""
     words: dict[str, object] = {"__metadata__": dict(notes)}
     at = 0
     for one in ordered:
@@ -59,7 +59,7 @@ def _header(ordered: Iterable[Weight], notes: Mapping[str, str]) -> bytes:
 
 
 def split(tensors: Iterable[Weight], most_bytes: int) -> list[list[str]]:
-    """The names of those that go together into files of not more, but where one tensor alone is larger."""
+    """Return the names grouped into files of at most `most_bytes`, unless one tensor alone is larger."""
     files: list[list[str]] = []
     held = 0
     for one in tensors:
@@ -72,7 +72,7 @@ def split(tensors: Iterable[Weight], most_bytes: int) -> list[list[str]]:
 
 
 def index(files: Mapping[str, Sequence[str]], weights: Weights) -> bytes:
-    """Which tensor is in which of several files, as transformers looks it up."""
+    """Return the index of several files, as transformers reads it."""
     size = sum(one.size for one in weights.tensors.values())
     homes = {tensor: file for file, names in files.items() for tensor in names}
     words = {"metadata": {"total_size": size}, "weight_map": dict(sorted(homes.items()))}
@@ -82,7 +82,7 @@ def index(files: Mapping[str, Sequence[str]], weights: Weights) -> bytes:
 def write_torch(file: IO[bytes], weights: Weights, *, zip64_from: int = _ZIP64_FROM) -> None:
     """Write a dict of tensors by name, as torch.save does; torch.load(weights_only=True) reads it.
 
-    Tensors of at least `zip64_from` bytes are declared as a zip does sizes of more than 4 GB.
+    Tensors of at least `zip64_from` bytes are declared in zip's format for sizes of more than 4 GB.
     """
     keys = {tensor: str(number) for number, tensor in enumerate(weights.tensors)}
     named = {**{tensor: tensor for tensor in weights.tensors}, **weights.tied}
@@ -93,7 +93,7 @@ def write_torch(file: IO[bytes], weights: Weights, *, zip64_from: int = _ZIP64_F
 
 
 def write_torch_tensor(file: IO[bytes], weights: Weights, name: str) -> None:
-    """One tensor alone, as torch.save writes it."""
+    """Write one tensor, as torch.save does."""
     _write_archive(file, _tensor(weights.tensors[name], "0"), weights, {name: "0"}, _ZIP64_FROM)
 
 
@@ -110,7 +110,7 @@ def _write_archive(file: IO[bytes], words: bytes, weights: Weights, keys: Mappin
 
 
 def _put(archive: zipfile.ZipFile, zip64_from: int, name: str, pieces: Iterable[bytes], size: int) -> None:
-    """An entry whose bytes begin at a multiple of 64, so that they can be mapped into memory as they lie."""
+    """Write an entry whose bytes begin at a multiple of 64, so that they can be memory-mapped."""
     entry, large = zipfile.ZipInfo(f"weights/{name}", _EPOCH), size >= zip64_from
     entry.external_attr, entry.file_size = 0o600 << 16, size
     before = 30 + len(entry.filename.encode()) + (20 if large else 0) + 4
@@ -123,7 +123,7 @@ def _put(archive: zipfile.ZipFile, zip64_from: int, name: str, pieces: Iterable[
 
 
 def strides(shape: Sequence[int]) -> list[int]:
-    """Of a tensor whose last dimension is the densest."""
+    """Return the strides of a contiguous tensor."""
     found = [1]
     for length in reversed(shape[1:]):
         found.insert(0, found[0] * max(1, length))

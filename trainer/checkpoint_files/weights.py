@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, each tensor as one row of bytes, whatever ranks had parts of it. Needs no torch."""
+"""Read the weights of a checkpoint, each tensor as one stream of bytes, however it was sharded; needs no torch."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ _MOST_WORDS = 1 << 28
 
 
 class Place(NamedTuple):
-    """Bytes of a file, by its number in the manifest."""
+    """A range of bytes of a file, by the file's number in the manifest."""
 
     file: int
     at: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor as it is given out."""
+    """One tensor as it is exported."""
 
     name: str
     dtype: str
@@ -40,15 +40,15 @@ class Weight:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its size in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 class Weights:
-    """The parameters and buffers of one model in a committed checkpoint; `with` it, its files are open."""
+    """The parameters and buffers of one model in a committed checkpoint; use it in a `with` block."""
 
     def __init__(self, folder: Path, manifest: Manifest, model: str | None = None, dtype: str | None = None) -> None:
-        """`model`: which one, where several were kept. `dtype`: what floating-point tensors become."""
+        """Choose `model` where several were kept, and the `dtype` that floating-point tensors become."""
         self._folder, self._manifest = folder, manifest
         self._entries = entries_of(manifest, model)
         self._files: dict[int, int] = {}
@@ -74,7 +74,7 @@ class Weights:
         self._opened.close()
 
     def verify(self, after_file: Callable[[], None] = lambda: None) -> None:
-        """Read every byte of the files in which they are, and compare. Raises CheckpointDamaged."""
+        """Compare every byte of the files that hold the weights. Raises CheckpointDamaged."""
         for number in self._files:
             file = self._manifest.files[number]
             hash_file(self._folder / file.name, file.size, file.digest)
@@ -82,7 +82,7 @@ class Weights:
         self.tied = self._tied()
 
     def data(self, name: str) -> Iterator[bytes]:
-        """The tensor's bytes, row by row, as many at a time as memory takes easily."""
+        """Yield the tensor's bytes in order, a few megabytes at a time."""
         entry, wanted = self._entries[name], self.tensors[name].dtype
         for piece in pieces(entry, self._read):
             yield piece if wanted == entry.dtype else convert(piece, entry.dtype, wanted)
@@ -92,7 +92,6 @@ class Weights:
             read_exactly(self._files[file], view, at)
 
     def _tied(self) -> dict[str, str]:
-        """As the trainer has noted them; of checkpoints of before it did, none."""
         tree = self._manifest.trees.get(_SHARED)
         if tree is None or tree.size > _MOST_WORDS:
             return {}
@@ -112,19 +111,19 @@ class Weights:
 
 
 def name_of_average(name: str) -> str:
-    """Of `model/NAME`: where the average of this parameter is kept."""
+    """Return the name of the average of parameter `model/NAME`."""
     return _OF_AVERAGE + name.removeprefix(_OF_MODEL)
 
 
 def averaged(manifest: Manifest) -> Manifest:
-    """As if those weights of which there is an average were that."""
+    """Return the manifest with each weight replaced by its average, where there is one."""
     tensors = manifest.tensors
     instead = {name: tensors.get(name_of_average(name), entry) for name, entry in tensors.items()}
     return msgspec.structs.replace(manifest, tensors=instead)
 
 
 def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, TensorEntry]:
-    """The tensors of a model by their names in it. Raises TrainerError where it is not clear which one is meant."""
+    """Return a model's tensors by their names in it. Raises TrainerError if it is unclear which model is meant."""
     kept = {
         name.removeprefix(_OF_MODEL): entry for name, entry in manifest.tensors.items() if name.startswith(_OF_MODEL)
     }
@@ -144,8 +143,10 @@ def _prefix(model: str | None) -> str:
 
 
 def pieces(entry: TensorEntry, read: Callable[[int, memoryview, int], None]) -> Iterator[bytes]:
-    """Its bytes in the order of its elements, in pieces of one size but for the last; of parts that are scattered many
-    make up one. `read` fills a view with what is in a file, by its number in the manifest, from a byte on."""
+    """Yield the tensor's bytes in the order of its elements, in pieces of one size but for the last.
+
+    `read` fills a view from a file, by the file's number in the manifest, from an offset on.
+    """
     buffer = memoryview(bytearray(_PIECE_BYTES))
     held = 0
     for file, at, size in places(entry):
@@ -165,7 +166,7 @@ def pieces(entry: TensorEntry, read: Callable[[int, memoryview, int], None]) -> 
 
 
 def places(entry: TensorEntry) -> Iterator[Place]:
-    """All of its bytes in the order of its elements, row-major; what lies one behind the other in a file is one."""
+    """Yield where the tensor's bytes are, in the order of its elements; neighbouring ranges are joined."""
     last: Place | None = None
     for place in _places(entry):
         if last is not None and (last.file, last.at + last.size) == (place.file, place.at):
@@ -184,8 +185,10 @@ def _places(entry: TensorEntry) -> Iterator[Place]:
 
 
 def _block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], item: int) -> Iterator[Place]:
-    """What is left of the tensor below some indexes of the dimensions before `dim`; with each part, where that begins
-    in its file."""
+    """Yield the ranges of the tensor below some indexes of the dimensions before `dim`.
+
+    Each part comes with the offset in its file where that block begins.
+    """
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim:]) == tuple(shape[dim:]):
         yield Place(chunk.file, at, math.prod(shape[dim:]) * item)
@@ -201,7 +204,7 @@ def _block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], i
 
 
 def _slab(parts: Sequence[tuple[Chunk, int]], dim: int, rows: int, shape: Sequence[int], item: int) -> Iterator[Place]:
-    """Rows of which the same parts have something."""
+    """Yield the ranges of rows that the same parts share."""
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim + 1 :]) == tuple(shape[dim + 1 :]):
         yield Place(chunk.file, at, rows * _row(chunk, dim, item))
@@ -211,5 +214,4 @@ def _slab(parts: Sequence[tuple[Chunk, int]], dim: int, rows: int, shape: Sequen
 
 
 def _row(chunk: Chunk, dim: int, item: int) -> int:
-    """Bytes from one index of a dimension to the next."""
     return math.prod(chunk.lengths[dim + 1 :]) * item

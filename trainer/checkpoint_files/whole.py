@@ -1,15 +1,13 @@
-"""From which steps a training can go on: those of which each part is with somebody who is here. Pure.
+"""Decide from which steps a training can go on: those of which each part is held somewhere; a pure function.
 
-| what somebody may have | its parts |
+| what is held | its parts |
 |---|---|
 | the weights of a step, where each rank has all of them | one |
 | shards of them that some ranks have alike | each shard |
-| a share of the optimizer, in the memory of a node | that of each rank, and the weights |
 | a snapshot, in the memory of a node, or its copy on the next one | that of each rank |
 | a checkpoint, on disks apart | that of each disk |
 
-The newest counts. Where ranks that live, or the memory of their nodes, have a step whole, that is the newest there is;
-then come snapshots, and checkpoints unless their step is as new.
+The newest step counts: that of the surviving ranks first, then snapshots, then checkpoints unless they are as new.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -19,7 +17,7 @@ Step = TypeVar("Step", bound=Hashable)
 
 
 def whole(who_has: Iterable[Mapping[Any, Collection[Step]]]) -> set[Step]:
-    """By who is here: of which steps it has which part. A part counts that is named, even where nobody has it."""
+    """Return the steps of which every named part is held by somebody; a part that nobody has counts as missing."""
     found: dict[Any, set[Step]] = {}
     for one in who_has:
         for part, steps in one.items():

@@ -1,1 +1,1 @@
-"""Ranks that go on in their processes when another one is replaced: what they note, say and hand over."""
+"""How surviving ranks continue in place when another one is replaced."""

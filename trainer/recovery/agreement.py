@@ -1,15 +1,15 @@
-"""From where a training goes on after a rank was replaced. Pure.
+"""Agree on the step from which a training goes on after a rank was replaced; pure functions.
 
-A step is done where its update is in the weights. Ranks of a training with whole replicas are at most one step apart:
-nobody can finish a step before all have given their gradients to it. The most advanced weights count. What a rank had
-noted that was lost with its node comes from the rank that keeps a copy of it.
+A step is done once its update is in the weights. With whole replicas ranks are at most one step apart, since none can
+finish a step before all have contributed their gradients; the most advanced weights count. The rank state that was lost
+with a node comes from the rank that keeps a copy of it.
 
-Where shards have copies, the newest step counts of which each shard is on some rank that lives, and who is at another
-one takes its shard from that rank. Only where there is no such step all go back to what was saved.
+Where shards have copies, the newest step counts of which each shard is on some living rank, and ranks at another step
+take their shard from there. If there is no such step, all go back to what was saved.
 
-Where a node is lost and nobody has its place, the ranks that are left are fewer, and may have other numbers. They go on
-from where any start on so many ranks would from a checkpoint of that step. Of those that are gone only their part of
-the step's losses is wanted, which who keeps their notes has.
+If a node is lost and not replaced, fewer ranks are left and may have other numbers. They go on as any start on so many
+ranks would from a checkpoint of that step. Of lost ranks only their part of the step's losses is needed, from the rank
+that keeps a copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from trainer.checkpoint_files.whole import whole
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What one rank says when the ranks meet again."""
+    """What one rank reports when the ranks meet again."""
 
     life: str  # of which start of the training its notes and its weights are
     step: int | None  # that its weights are of; None: it is new, or in the middle of an update
@@ -32,7 +32,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The same on all ranks."""
+    """From where to go on; the same on all ranks."""
 
     step: int
     source: int  # a rank that has what is one for all
@@ -43,12 +43,12 @@ class Agreement:
 
 
 def keeper_of(rank: int, ranks_per_node: int) -> int | None:
-    """Who has a copy of what that rank notes: one of the node before its own; None: nobody."""
+    """Return the rank of the node before that keeps a copy of this rank's state, or None on the first node."""
     return rank - ranks_per_node if rank >= ranks_per_node else None
 
 
 def agree(said: Sequence[Standing], ranks_per_node: int | None = None) -> Agreement | str:
-    """By rank; or why there is no way to go on exactly. None: all are on one node."""
+    """Return the agreement, or why exact continuation is impossible; without `ranks_per_node` all are on one node."""
     if any(one.was is not None and one.was != (rank, len(said)) for rank, one in enumerate(said)):
         return _among_others(said, ranks_per_node or len(said))
     found = _newest(said)
@@ -72,7 +72,7 @@ def agree(said: Sequence[Standing], ranks_per_node: int | None = None) -> Agreem
 
 
 def _among_others(said: Sequence[Standing], ranks_per_node: int) -> Agreement | str:
-    """The ranks that did the step were others, or more."""
+    """Agree where other ranks, or more of them, did the last step."""
     before = {(one.was[1], one.life) for one in said if one.was is not None}
     if len(before) > 1:
         return "some ranks had not met the others when one more was lost"

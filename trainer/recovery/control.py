@@ -1,4 +1,4 @@
-"""The wire from launch to a rank: the word that a rank was replaced, or that more join, and where ranks meet anew."""
+"""Receive launch's message that a rank was replaced, or that more join, and where ranks meet again."""
 
 import os
 import select
@@ -14,7 +14,7 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class MeetAnew(msgspec.Struct, frozen=True):
-    """This process is a rank of a new generation."""
+    """The message that makes this process a rank of a new generation."""
 
     generation: int
     log: str
@@ -26,10 +26,10 @@ _words = msgspec.json.Decoder(MeetAnew)
 
 
 class Control:
-    """Launch's words to this rank."""
+    """The pipes that launch writes to this rank."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Open the pipes. Raises OSError."""
         self._urgent = os.open(path, _FLAGS)
         try:
             self._at_step_end = os.open(f"{path}.step-end", _FLAGS)
@@ -39,7 +39,7 @@ class Control:
         self._rest = {self._urgent: b"", self._at_step_end: b""}
 
     def wait(self, within_s: float) -> MeetAnew | None:
-        """The newest word of both kinds; None where none comes in time, or what comes is none."""
+        """Return the newest message of both pipes, or None if none that can be decoded comes in time."""
         end = time.monotonic() + within_s
         while not any(b"\n" in rest for rest in self._rest.values()):
             left_s = end - time.monotonic()
@@ -56,14 +56,15 @@ class Control:
 
     @property
     def has_message_for_step_end(self) -> bool:
-        """Whether there is one that can wait for the end of a step."""
+        """Whether there is a message that can wait for the end of a step."""
         return bool(self._ready(0, self._at_step_end))
 
     def fileno(self) -> int:
-        """Where there is something to read once there is a word that cannot."""
+        """Return the descriptor that is readable once there is a message that cannot wait."""
         return self._urgent
 
     def close(self) -> None:
+        """Close the pipes."""
         for fd in self._rest:
             os.close(fd)
 
@@ -78,7 +79,7 @@ class Control:
         return [fd for fd, _ in waiting.poll(1000 * within_s)]
 
     def _read(self, fd: int) -> bool:
-        """False: launch's end is gone."""
+        """Read what is there; return False if launch's end is closed."""
         data = os.read(fd, _READ_BYTES)
         self._rest[fd] += data
         return data != b""
@@ -92,7 +93,7 @@ def _newest(lines: bytes) -> MeetAnew | None:
 
 
 def take_place(word: MeetAnew) -> None:
-    """Be that rank: its variables, and its log for what is printed from now on, where that was its log so far."""
+    """Become that rank: set its variables, and append to its log if output went to the previous one."""
     os.environ.update(word.environment)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

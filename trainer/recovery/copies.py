@@ -1,10 +1,10 @@
-"""Copies of what ranks note, in the memory of another node: the notes of a node that is lost are lost with it.
+"""Keep copies of ranks' states in the memory of another node, as those of a lost node are lost with it.
 
-    a rank of node g    note(k) ─ send it ───► backward ─ has all of it been sent? ─ update
-    its keeper, of g-1  note(k) ─ receive it ─► backward ─ has all of it come? ───── update
+    a rank of node g    state(k) ─ send it ────► backward ─ has all of it been sent? ─ update
+    its keeper, of g-1  state(k) ─ receive it ─► backward ─ has all of it come? ───── update
 
-So a keeper that has done a step has what its charge noted of it. Ranks of the first node have no keeper: launch's
-coordinator lives there, and nobody goes on in place without it.
+A keeper that has done a step therefore has its charge's state of it. Ranks of the first node have no keeper: launch's
+coordinator runs there, and no rank continues in place without it.
 """
 
 import struct
@@ -25,7 +25,7 @@ _TAG = 1
 
 @dataclass(slots=True)
 class Copies:
-    """Those that one rank keeps, and the way there of what it notes itself."""
+    """The copies that one rank keeps, and the transfer of its own state to its keeper."""
 
     world: World
     kept: dict[int, bytes] = field(default_factory=dict)  # by step, what its charge has noted
@@ -33,7 +33,10 @@ class Copies:
     _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
     def exchange(self, step: int, note: bytes) -> None:
-        """All ranks at the same step: begin to send one's own and to receive the charge's. Empty: there is none."""
+        """Begin to send this rank's state and to receive the charge's; all ranks call it at the same step.
+
+        An empty `note` means there is none.
+        """
         world, each = self.world, self.world.local_size
         charge = world.rank + each
         if charge < world.size:
@@ -47,7 +50,7 @@ class Copies:
                 self._send(data[_FRAME_BYTES:], keeper)
 
     def finish(self) -> None:
-        """Until both are through. Raises RuntimeError where the other rank is gone."""
+        """Wait until both transfers are done. Raises RuntimeError if the other rank is gone."""
         if self._coming is not None:
             work, frame = self._coming
             work.wait()
@@ -58,7 +61,7 @@ class Copies:
         self._going.clear()
 
     def meet_anew(self, world: World) -> None:
-        """In new groups. What has come before is kept."""
+        """Use new process groups; the copies received so far are kept."""
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:

@@ -1,6 +1,6 @@
-"""The memory of another process on this node, read as it lies there (process_vm_readv): half the time of a connection.
+"""Read the memory of another process on this node (process_vm_readv), in half the time of a connection.
 
-The system may forbid it, as containers do: then it is an OSError, and the bytes have to be sent.
+The system may forbid it, as containers do; then OSError is raised and the bytes have to be sent.
 """
 
 import ctypes
@@ -26,8 +26,10 @@ class _Piece(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where tensors lie in a process. Process numbers may mean another one, in another container, of which a fork has
-    the same addresses: the mark is nowhere else.
+    """Where tensors are in a process's memory.
+
+    A process number may mean another process in another container, and a fork has the same addresses: a random mark
+    tells them apart.
     """
 
     pid: int
@@ -38,7 +40,7 @@ class Places:
 
 @contextmanager
 def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
-    """These lie still, for that process to read them. They are contiguous, and on the processor."""
+    """Let process `by` read these contiguous CPU tensors in this context, during which they must not change."""
     mark = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8)
     _let_read(by)
     try:
@@ -71,7 +73,7 @@ def _check_mark(places: Places) -> None:
 
 
 def _read(pid: int, pieces: Sequence[tuple[int, int, int]]) -> None:
-    """Each to an address, from one, so many bytes."""
+    """Read pieces given as (target address, source address, size)."""
     left = [*reversed(pieces)]
     while left:
         now = left[: -_AT_ONCE - 1 : -1]
@@ -95,13 +97,13 @@ def _vector(pieces: Iterable[tuple[int, int]]) -> tuple[ctypes.Array[_Piece], ct
 
 
 def _let_read(pid: int) -> None:
-    """Where the system lets only a process's parents read it (Yama). One that knows no such rule refuses: no matter."""
+    """Allow a process to read this one where Yama allows only its parents; systems without the rule are ignored."""
     with suppress(OSError):
         _system("prctl")(ctypes.c_int(_PR_SET_PTRACER), *map(ctypes.c_ulong, (pid, 0, 0, 0)))
 
 
 def _system(name: str) -> Callable[..., int]:
-    """Raises OSError where there is no such function."""
+    """Return a function of the C library. Raises OSError if there is no such function."""
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, name):
         raise OSError(errno.ENOSYS, f"this system has no {name}")

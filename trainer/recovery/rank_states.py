@@ -1,8 +1,8 @@
-"""What is one rank's alone after each step, in files in memory that outlive the process.
+"""Keep what is one rank's alone after each step in files in memory that outlive the process.
 
-A rank notes it once its last forward pass of a step is through: before its gradients are out, and so before any rank
-can have finished that step. It is what it will be after the step, for neither the backward pass nor the update draws
-random numbers (that is compared).
+A rank writes its state after the last forward pass of a step: before its gradients are sent, and so before any rank can
+have finished that step. It is the state after the step, as neither the backward pass nor the update draws random
+numbers (that is verified).
 """
 
 import ctypes
@@ -46,17 +46,21 @@ _decoded = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
 
 class NumpyDraws:
-    """NumPy's global generator. To ask it for its state takes longer than all else that is noted of a step, and hardly
-    any step draws from it: so its memory is looked at first. A normal number that was kept for the next call is not in
-    there: whoever puts a state back says `forget`."""
+    """NumPy's global generator, read only if its memory has changed.
+
+    Asking it for its state takes longer than the rest of a step's bookkeeping, and hardly any step draws from it. A
+    normal number kept for the next call is not in that memory, so call `forget` after restoring a state.
+    """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
+        """Read the state again at the next call."""
         self._memory, self._state = b"", ("", b"", 0, 0, 0.0)
 
     def state(self) -> tuple[str, bytes, int, int, float]:
+        """Return the generator's state."""
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # the global one, that user code draws from
         memory = b""
         if isinstance(generator, np.random.MT19937):
@@ -73,17 +77,18 @@ numpy_draws = NumpyDraws()
 
 
 def drawn_now() -> Drawn:
+    """Return the current state of all generators."""
     return Drawn(random.getstate(), numpy_draws.state(), *torch_state())
 
 
 def torch_state() -> tuple[bytes, bytes]:
-    """Of the CPU and of this process's GPU, which is not waited for: the program itself counts what is drawn there."""
+    """Return the generators of the CPU and of this process's GPU, which is not synchronised."""
     gpu = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else b""
     return torch.get_rng_state().numpy().tobytes(), gpu
 
 
 def draw_on(drawn: Drawn) -> None:
-    """Put the generators back."""
+    """Restore the generators."""
     numpy_draws.forget()
     kind, keys, *rest = drawn.numpy
     random.setstate(drawn.python)
@@ -94,9 +99,9 @@ def draw_on(drawn: Drawn) -> None:
 
 
 class RankStateFile:
-    """The notes of a rank's last few steps, each in a file in memory that only the rank writes and its successor reads.
+    """A rank's states after its last few steps, each in a file in memory that its successor reads.
 
-    A file takes the place of the one of an older step at once, so that what a killed rank was writing is not there.
+    A file replaces that of an older step atomically, so that nothing half-written is left by a kill.
     """
 
     def __init__(self, path: Path, life: str, kept: dict[int, bytes]) -> None:
@@ -104,20 +109,20 @@ class RankStateFile:
 
     @classmethod
     def begin(cls, path: Path, life: str) -> "RankStateFile":
-        """Start without notes: what is there goes. Raises OSError."""
+        """Return an empty one after removing existing files. Raises OSError."""
         file = cls(path, life, {})
         file.remove()
         return file
 
     @classmethod
     def found(cls, path: Path) -> "RankStateFile | None":
-        """Return the notes of the rank whose place is taken, or None if there are none."""
+        """Return the states of the rank that this one replaces, or None if there are none."""
         found = [one for slot in range(KEPT) if (one := _read(_file(path, slot))) is not None]
         lives = {life for life, _, _ in found}
         return cls(path, lives.pop(), {step: data for _, step, data in found}) if len(lives) == 1 else None
 
     def write(self, step: int, data: bytes) -> bool:
-        """Keep a note's bytes. Return False if there is no memory for them."""
+        """Keep a state's bytes; return False if there is no memory for them."""
         target = _file(self.path, step % KEPT)
         draft = target.with_suffix(".new")
         try:
@@ -135,16 +140,16 @@ class RankStateFile:
         return True
 
     def read(self, step: int) -> RankState | None:
-        """Return the note of that step, or None if there is none."""
+        """Return the state after that step, or None if there is none."""
         data = self._kept.get(step)
         return None if data is None else decoded(data)
 
     def steps(self) -> tuple[int, ...]:
-        """Return the steps that there are notes of."""
+        """Return the steps whose states are there."""
         return tuple(sorted(self._kept))
 
     def remove(self) -> None:
-        """Raises OSError."""
+        """Remove the files. Raises OSError."""
         for slot in range(KEPT):
             _file(self.path, slot).unlink(missing_ok=True)
 
@@ -161,7 +166,7 @@ def _read(path: Path) -> tuple[str, int, bytes] | None:
 
 
 def bytes_of(tensors: list[Tensor]) -> bytes:
-    """All of them in a row."""
+    """Return the bytes of all tensors in a row."""
     if not tensors:
         return b""
     flat = torch.cat([one.detach().contiguous().reshape(-1).view(torch.uint8) for one in tensors])
@@ -170,7 +175,7 @@ def bytes_of(tensors: list[Tensor]) -> bytes:
 
 @torch.no_grad()
 def put_bytes(data: bytes, tensors: list[Tensor]) -> None:
-    """What `bytes_of` gave, into tensors of the same shapes."""
+    """Copy what `bytes_of` returned into tensors of the same shapes."""
     if not tensors:
         return
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Weights, optimizer and all that is one for all ranks, from those that have them to those that need them."""
+"""Send weights, optimizer and shared state from the ranks that have them to those that need them."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _IMMUTABLE = frozenset((bool, int, float, str, bytes, type(None)))
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that is small and one for all ranks, right after an update: what follows it may have changed some since."""
+    """The small shared state right after an update, since code that follows may change it."""
 
     step: int
     objects: Mapping[str, Any]
@@ -41,6 +41,7 @@ class Snapshot:
     def of(
         cls, step: int, objects: Mapping[str, Stateful], optimizers: Mapping[str, Optimizer], loop: Mapping[str, Any]
     ) -> "Snapshot":
+        """Return a snapshot of the objects, the optimizers' groups and the loop."""
         groups = {
             key: [{name: value for name, value in group.items() if name != "params"} for group in one.param_groups]
             for key, one in optimizers.items()
@@ -49,7 +50,7 @@ class Snapshot:
         return cls(step, _copied(states), _copied(groups), _copied(dict(loop)))
 
     def put_back(self, subjects: Subjects) -> None:
-        """On a rank that has the weights and the optimizer's state of that step."""
+        """Restore it on a rank that has the weights and the optimizer's state of that step."""
         names = ModelNames(subjects.models)
         for key, optimizer in subjects.optimizers.items():
             OptimizerNames(key, optimizer, names).set_groups(copy.deepcopy(self.groups[key]))
@@ -58,7 +59,7 @@ class Snapshot:
 
 
 def _copied(value: Any) -> Any:
-    """As copy.deepcopy, which takes five times as long for what mostly comes: it is done in each step."""
+    """Copy the value as copy.deepcopy does, five times as fast for common types, since each step does it."""
     kind = type(value)
     if kind in _IMMUTABLE:
         return value
@@ -74,7 +75,7 @@ def _copied(value: Any) -> Any:
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """The source's word: a document, and which tensors come beside it, in this order: name, type, shape."""
+    """The document that the source sends, and the tensors that follow it: name, type, shape."""
 
     document: bytes
     alike: list[tuple[str, str, list[int]]]  # on all ranks that have the step, each of which gives a stripe
@@ -82,7 +83,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Replica:
-    """What one rank has of a training in which each has all of it."""
+    """One rank's copy of a training of which each rank has all."""
 
     def __init__(self, subjects: Subjects, snapshot: Snapshot) -> None:
         names = ModelNames(subjects.models)
@@ -111,7 +112,7 @@ class Replica:
         self._word = Shared(document, _described(self._alike), _described(self._own))
 
     def give(self, agreed: Agreement, world: World) -> None:
-        """To each rank that takes it, this one's stripe; the source gives the rest too."""
+        """Send each taking rank this rank's stripe; the source also sends the rest."""
         is_source = world.rank == agreed.source
         alike: dict[tuple[int, ...], list[int]] = {}
         for taker in agreed.takers:
@@ -131,7 +132,7 @@ class Replica:
 
 
 class Taker(Reader):
-    """A rank that needs it: reads from a peer as from a checkpoint."""
+    """A rank that needs the state, and reads it from its peers as from a checkpoint."""
 
     def __init__(self, agreed: Agreement, subjects: Subjects, world: World) -> None:
         said: list[Any] = [None]
@@ -147,7 +148,7 @@ class Taker(Reader):
         self._documents[of_rank(world.rank)] = memoryview(to_json(own, "", {}))  # what is its own, a rank has noted
 
     def take(self) -> dict[str, Any]:
-        """Into the model, the optimizers and all objects; where the loop stands."""
+        """Receive the state into the model, the optimizers and all objects; return the loop's position."""
         self.prepare()
         alike = {name: self._place(name, dtype, shape) for name, dtype, shape in self._word.alike}
         own = {name: self._place(name, dtype, shape) for name, dtype, shape in self._word.own}
@@ -166,7 +167,7 @@ class Taker(Reader):
         return loop
 
     def _place(self, name: str, dtype: str, shape: list[int]) -> Tensor:
-        """Where it belongs; or memory to take it from there."""
+        """Return the target's own memory if it fits, or new memory to copy from."""
         target = self._targets.by_name.get(name)
         if target is not None and target.device.type == "cpu" and target.is_contiguous():
             value = target.detach()
@@ -180,6 +181,6 @@ def _described(tensors: Mapping[str, Tensor]) -> list[tuple[str, str, list[int]]
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Where they lie, if they lie in order."""
+    """Return the tensor's bytes without a copy if it is contiguous."""
     value = tensor.detach()
     return bytes_of(value if value.is_contiguous() else value.cpu().contiguous())

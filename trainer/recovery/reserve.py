@@ -1,4 +1,4 @@
-"""A process in reserve, with `recovery: {reserve: 1}`: begun as a rank is, it waits to hear which one it is."""
+"""Keep a process in reserve (`recovery: {reserve: 1}`) that is started like a rank and waits to become one."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ _LONGEST_S = 2e6  # what a poll can wait, 23 days
 
 
 def become_a_rank(launched: Launched) -> None:
-    """Wait for launch's word, and be that rank from then on: in its variables, and in its log."""
+    """Wait for launch's message and become that rank, with its variables and its log."""
     if launched.reserve is None:
         return
     control, wire = Control(launched.reserve.with_suffix(".control")), Wire(launched.reserve)

@@ -1,7 +1,6 @@
-"""Tensors from one rank to others: the large ones from where they lie to where they belong, the small ones together.
+"""Send tensors from one rank to others: large ones without copies, small ones together.
 
-On one node a rank reads them out of the other's memory, where the system lets it; else, and from other nodes, they are
-sent.
+On one node a rank reads them from the other's memory if the system allows it; otherwise they are sent.
 """
 
 import logging
@@ -21,7 +20,7 @@ _LARGE_BYTES = 1 << 20  # a tensor of so many is a message of its own; fewer in 
 
 
 def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
-    """Each to its ranks, all at once. What is on a GPU by way of the host."""
+    """Send each list of tensors to its ranks, all at once; those on a GPU go by way of the host."""
     sent: list[tuple[dist.Work | None, Tensor]] = []
     for ranks, tensors in parcels:
         values = [one.detach().cpu().contiguous() for one in tensors]
@@ -41,7 +40,7 @@ def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World
 
 
 def receive(parcels: Mapping[int, Sequence[Tensor]], world: World) -> None:
-    """From these ranks at once, into these, which are contiguous, and are given there in this order."""
+    """Receive from all these ranks at once into contiguous tensors, in the order in which they are sent."""
     coming: list[dist.Work | None] = []
     together: list[tuple[list[Tensor], Tensor]] = []
     for rank, given in parcels.items():
@@ -61,13 +60,13 @@ def receive(parcels: Mapping[int, Sequence[Tensor]], world: World) -> None:
 
 
 def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Both sides say the same."""
+    """Return whether the receiver should read the sender's memory; both sides compute the same."""
     near = rank // world.local_size == world.rank // world.local_size
     return near and sum(one.nbytes for one in tensors) >= _LARGE_BYTES
 
 
 def _was_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """By that rank, which asks for it. False: it has to be sent."""
+    """Let that rank read the tensors, and return whether it did."""
     said: list[Any] = [None]
     dist.recv_object_list(said, src=rank, group=world.control)
     with readable(tensors, by=said[0]) as places:
@@ -77,7 +76,7 @@ def _was_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def _has_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """From that rank, which waits meanwhile."""
+    """Read the tensors from that rank's memory, which waits meanwhile; return whether it worked."""
     dist.send_object_list([os.getpid()], dst=rank, group=world.control)
     said: list[Any] = [None]
     dist.recv_object_list(said, src=rank, group=world.control)
@@ -92,7 +91,7 @@ def _has_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """Where they lie."""
+    """Return a flat view of the tensor's bytes."""
     return tensor.view(-1).view(torch.uint8)
 
 
@@ -105,6 +104,6 @@ def _by_size(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _wait(work: dist.Work | None) -> None:
-    """None: this rank is not in the group."""
+    """Wait for the operation; None means that this rank is not in the group."""
     if work is not None:
         work.wait()

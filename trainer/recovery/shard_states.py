@@ -1,8 +1,7 @@
-"""One rank's part of a training whose shards have copies (hsdp): after a step, out of the model, and into another one.
+"""Keep one rank's part of a training whose shards have copies (hsdp), and put it into a new model.
 
-Who has lost the ranks that it gathered its parameters with makes its model anew. What it has of the step that was done
-last is kept meanwhile where it lies: its own shards of parameters and optimizer, and all that is small and one for all.
-A rank that is new gets the part of one that has the shards with the same number.
+A rank that has lost members of its shard group makes its model anew. Meanwhile it keeps its own shards of parameters
+and optimizer of the last step, and the shared state, in place. A new rank gets the part of one that has the same shard.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,19 +25,19 @@ State = dict[str, Any]  # of a parameter: tensors, and plain values
 
 
 class CannotHandOver(Exception):
-    """The optimizer keeps something sharded otherwise than its parameters."""
+    """Raised where the optimizer keeps something that is not sharded as its parameters are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """In the place of a tensor of the optimizer that is sharded as its parameter is: this rank's piece of it."""
+    """A piece of an optimizer's tensor that is sharded as its parameter is."""
 
     piece: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """After the step of its snapshot."""
+    """One rank's part after the step of its snapshot."""
 
     snapshot: Snapshot
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # by name: this rank's pieces
@@ -46,10 +45,11 @@ class ShardState:
 
     @property
     def step(self) -> int:
+        """The step."""
         return self.snapshot.step
 
     def put_back(self, subjects: Subjects) -> None:
-        """Into a model and optimizers that were made anew, on a mesh of the same shape."""
+        """Put it into a model and optimizers that were made anew, on a mesh of the same shape."""
         names = ModelNames(subjects.models)
         with torch.no_grad():
             for name, parameter in names.parameters().items():
@@ -66,7 +66,7 @@ class ShardState:
         self.snapshot.put_back(subjects)
 
     def give(self, ranks: Sequence[int], world: World) -> None:
-        """To each of these."""
+        """Send it to each of these ranks."""
         empty = {name: torch.empty_like(one, device="meta") for name, one in self.weights.items()}
         states = {
             key: {name: {part: _described(value) for part, value in state.items()} for name, state in some.items()}
@@ -78,7 +78,7 @@ class ShardState:
 
     @classmethod
     def take(cls, rank: int, world: World) -> "ShardState":
-        """What that rank gives."""
+        """Return what that rank sends."""
         said: list[Any] = [None]
         dist.recv_object_list(said, src=rank, group=world.control)
         described: ShardState = said[0]
@@ -92,7 +92,7 @@ class ShardState:
         return taken
 
     def _tensors(self) -> Iterator[Tensor]:
-        """All of them, in one order on both sides."""
+        """Yield all tensors in the same order on both sides."""
         yield from self.weights.values()
         for some in self.states.values():
             for state in some.values():
@@ -105,15 +105,14 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a rank's part is taken from, by any thread: in the middle of a pass, too, when the model has others'
-    parameters in the place of its own."""
+    """The tensors that a rank's part is taken from, by any thread, even during a pass that has gathered parameters."""
 
     weights: Mapping[str, Tensor]  # by name: this rank's pieces, which an update changes in place
     optimizers: Mapping[str, tuple[Optimizer, Mapping[str, Tensor]]]  # and the parameters of each, by name
 
     @classmethod
     def of(cls, subjects: Subjects) -> "Source":
-        """Between two steps."""
+        """Return the tensors of these objects; call it between two steps."""
         names = ModelNames(subjects.models)
         weights = {name: _piece(one) for name, one in names.parameters().items()}
         optimizers = {
@@ -123,7 +122,7 @@ class Source:
         return cls(weights, optimizers)
 
     def part(self, snapshot: Snapshot) -> ShardState:
-        """Where it lies: nothing is copied. Raises CannotHandOver."""
+        """Return the part without copying anything. Raises CannotHandOver."""
         states = {
             key: {
                 name: {kind: _kept(kind, value, parameter) for kind, value in optimizer.state[parameter].items()}
@@ -136,7 +135,7 @@ class Source:
 
 
 def _piece(tensor: Tensor) -> Tensor:
-    """What this rank has of it, where it lies."""
+    """Return the local shard of the tensor without copying."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
@@ -152,7 +151,7 @@ def _kept(name: str, value: Any, parameter: Tensor) -> Any:
 
 
 def _beside(value: Any, parameter: Tensor) -> Any:
-    """Sharded as that parameter is, where it was. Not the tensor that is kept: it may have to be put back again."""
+    """Return the value sharded as the parameter if it was; a copy, since the original may be put back again."""
     if isinstance(value, Sharded):
         made = torch.empty_like(parameter, dtype=value.piece.dtype, requires_grad=False)
         _piece(made).copy_(value.piece)

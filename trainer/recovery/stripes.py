@@ -1,4 +1,4 @@
-"""Who gives which bytes to a rank that needs the state which several ranks have alike. Pure.
+"""Divide the bytes that several ranks have alike among them, for a rank that needs them; pure functions.
 
 tensors, by name     | a ...... | b | c ............... |
 stripes of givers    | first ...... | second ... | third |
@@ -13,7 +13,7 @@ _LEAST_BYTES = 1 << 20  # of a stripe: less is not worth the messages of one mor
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of one of the tensors."""
+    """A range of bytes of one of the tensors."""
 
     tensor: int
     begin: int
@@ -21,15 +21,16 @@ class Piece:
 
 
 def givers_of(taker: int, takers: Collection[int], size: int, ranks_per_node: int) -> list[int]:
-    """The ranks that give to it: those of its own node, of which no byte crosses the network; else all that have it."""
+    """Return the ranks that send to the taker: those of its own node that have the state, else all that have it."""
     givers = [rank for rank in range(size) if rank not in takers]
     near = [rank for rank in givers if rank // ranks_per_node == taker // ranks_per_node]
     return near or givers
 
 
 def stripes(sizes: Sequence[int], givers: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
-    """Return by giver what it gives of tensors of these sizes: as much as any other giver, in stripes of at least
-    `least_bytes`; so where all of it is little, one gives everything and the others nothing.
+    """Return what each giver sends of tensors of these sizes: equal shares of at least `least_bytes`.
+
+    If all of it is little, one sends everything and the others nothing.
     """
     ends = [*accumulate(sizes, initial=0)]
     total, places = ends[-1], [*enumerate(pairwise(ends))]

@@ -1,4 +1,4 @@
-"""Weights that others have trained, into a model: from every kind of file in which they are kept."""
+"""Load weights that others have trained, from every usual kind of file."""
 
 from trainer.weights.loading import Taken, load_weights
 

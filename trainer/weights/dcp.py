@@ -159,7 +159,7 @@ def _state(record: object, name: str) -> object:
 
 
 def _size(size: object) -> tuple[int, ...]:
-    """The numbers of a torch.Size."""
+    """Return the numbers of a torch.Size."""
     found = expect(Record, size)
     if found.name != "torch Size" or len(found.arguments) != 1:
         raise NotPlain("a size that is no torch.Size")

@@ -1,4 +1,4 @@
-"""Files of safetensors and of torch.save, mapped into memory: what is not asked for is not read."""
+"""Open safetensors and torch.save files as memory maps, of which only what is asked for is read."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _HINT = "\nhint: torch.save(model.state_dict(), FILE) writes what can be read wi
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Tensors by name, each whole and on the CPU; it may be a view of the file."""
+    """Tensors by name, each whole and on the CPU; a tensor may be a view of the file."""
 
     shapes: Mapping[str, tuple[int, ...]]
     tensor: Callable[[str], Tensor]
@@ -71,7 +71,7 @@ def open_torch(path: Path) -> Source:
 
 
 def _is_archive(path: Path) -> bool:
-    """Return whether the file begins as torch's archives do. zipfile.is_zipfile raises for some damaged ones."""
+    """Return whether the file begins as torch's archives do; zipfile.is_zipfile raises for some damaged ones."""
     with path.open("rb") as file:
         return file.read(len(_ARCHIVE)) == _ARCHIVE
 
@@ -99,7 +99,7 @@ def _tensors(found: Any) -> dict[str, Tensor]:
 
 
 def read_index(path: Path) -> list[Path]:
-    """The files beside it in which its tensors are."""
+    """Return the files that hold the tensors of an index. Raises TrainerError."""
     try:
         names = sorted({*_index.decode(path.read_bytes()).weight_map.values()})
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

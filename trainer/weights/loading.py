@@ -1,4 +1,4 @@
-"""Which tensor of a source goes where in a model, and putting it there, one whole tensor at a time."""
+"""Match the tensors of a source to those of a model, and copy them one whole tensor at a time."""
 
 import logging
 import re
@@ -22,7 +22,7 @@ _OF_MODEL, _SHOWN = "model/", 5
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of a model's tensors, and of those that were there for it."""
+    """Which of a model's tensors were loaded, and which of the source's were not used."""
 
     taken: tuple[str, ...]
     left: Mapping[str, str]  # of the model, which stay as they are: why
@@ -48,12 +48,12 @@ def load_weights(
     best: bool = False,
     part: str | None = None,
 ) -> Taken:
-    """Put weights into a model, wrapped and sharded or not: all ranks call it, and each takes what it has of them.
+    """Load weights into a model, wrapped and sharded or not; all ranks call it, and each takes its part.
 
-    `path`: a file of safetensors or torch.save, a folder of Hugging Face, of DCP, or of checkpoints, of which `step`,
-    `best` and `part` (of several models) say which. `rename`: regular expressions of names there, and what becomes of
-    what they match. `leave`: regular expressions of names in the model that stay as they are, such as a new head's.
-    `strict`: TrainerError, before anything is changed, where something else stays, or is not used.
+    `path` is a safetensors or torch.save file, or a folder of Hugging Face, DCP, or checkpoints; of the last, `step`,
+    `best` and `part` (of several models) choose one. `rename` maps regular expressions of names there to their
+    replacements. `leave` lists regular expressions of names in the model that stay as they are, such as a new head's.
+    With `strict`, TrainerError is raised before anything changes if some other tensor stays, or is not used.
     """
     names = ModelNames({"": model})
     tensors = names.parameters() | names.elsewhere() | names.buffers()  # so that all ranks find the same problems
@@ -83,7 +83,7 @@ _WISHED = "to be left"
 
 
 def _homes(there: Iterable[str], known: set[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """By names in the model the names of the source. A prefix that some wrapper gave to all is none of theirs."""
+    """Return the source's names by names in the model, without a prefix that a wrapper gave to all of them."""
     found: dict[str, str] = {}
     for name in there:
         now = clean(name)

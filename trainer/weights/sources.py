@@ -1,4 +1,4 @@
-"""What a path holds: tensors by name, each read when it is asked for. No file is ever believed or run."""
+"""Open whatever a path holds as tensors by name; no file is trusted or run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,7 +26,7 @@ _OF_HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Of a folder of checkpoints: which one, and which model of it."""
+    """Which checkpoint of a folder is meant, and which model of it."""
 
     step: int | None = None
     best: bool = False
@@ -35,7 +35,7 @@ class Which:
 
 @contextmanager
 def opened(path: Path, which: Which, told: Callable[[str], None]) -> Iterator[Source]:
-    """Open the weights at `path`. Raises TrainerError where there are none, or they cannot be read."""
+    """Open the weights at `path`. Raises TrainerError if there are none, or they cannot be read."""
     with ExitStack() as stack:
         try:
             source = _open(path, which, told, stack)
@@ -72,7 +72,7 @@ def _joined(parts: list[Source]) -> Source:
 
 
 def _open_ours(entry: Entry, which: Which, stack: ExitStack) -> Source:
-    """Every byte is compared before any is given out."""
+    """Return the weights of a checkpoint after comparing every byte."""
     weights = Weights(entry.path, averaged(catalog.read_manifest(entry)), which.part)
     with ExitStack() as held:
         held.enter_context(weights)
