@@ -70,7 +70,7 @@ def save_kept(folder, step, **documents):
 
 
 def claim(folder, attempt=1):
-    return fence.read_claim(folder) or commit.take_over(folder, attempt)
+    return fence.read_token(folder) or commit.take_over(folder, attempt)
 
 
 def keep_best(folder, step):

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer.checkpoint import planning, shares
-from trainer.checkpoint.shares import Brought, Share
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.save_group import SaveGroup
+from trainer.checkpoint.shares import Share, TensorShares
 from trainer.checkpoint_files import catalog, commit, fence
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import data_name, folder_name
@@ -57,7 +57,7 @@ def reckoned(layers, rank, ranks):
     """What a rank brings, as FSDP shards it: by rows, the last ranks having fewer or none."""
     found = {}
     for name, shape in names(layers):
-        one = found[name] = Brought("float32", shape, [])
+        one = found[name] = TensorShares("float32", shape, [])
         if not shape:
             one.shares.append(Share(rank, (), ()))
             continue
@@ -101,10 +101,10 @@ def up_the_tree(words, ranks):
     """The first rank's word; and of the rank that has most to do, its bytes and seconds."""
     busy, heard = [0.0] * ranks, [0] * ranks
     for place in reversed(range(ranks)):
-        for level in Team(None, tuple(range(ranks)), place).below:
+        for level in SaveGroup(None, tuple(range(ranks)), place).children:
             clock = Clock()
             got = [words[other] for other in level]
-            words[place] = shares.join([words[place], *got])
+            words[place] = shares.merge([words[place], *got])
             busy[place] += clock.lap()
             heard[place] += sum(map(len, got))
     return words[0], max(heard), critical(busy, ranks)
@@ -114,7 +114,7 @@ def critical(busy, ranks):
     """A rank's word is ready when those of the ranks below are and it has joined them."""
     ready = list(busy)
     for place in reversed(range(ranks)):
-        waits = [ready[other] for level in Team(None, tuple(range(ranks)), place).below for other in level]
+        waits = [ready[other] for level in SaveGroup(None, tuple(range(ranks)), place).children for other in level]
         ready[place] += max(waits, default=0.0)
     return ready[0]
 
@@ -123,7 +123,7 @@ def measure(folder, ranks, layers):
     me = ranks // 2
     tensors = sharded(layers, me, ranks)
     clock = Clock()
-    mine = shares.encode(shares.bring(tensors, me))
+    mine = shares.encode(shares.local_shares(tensors, me))
     bring_s = clock.lap()
     planning.signature(tensors)
     again_s = clock.lap()
@@ -164,7 +164,7 @@ def measure(folder, ranks, layers):
 
 def committed(folder, ranks, entries, clock):
     """The manifest in its final place, beside files that claim their sizes and hold nothing."""
-    claim = fence.claim(folder)
+    claim = fence.take_token(folder)
     draft = commit.begin(folder, 1, claim)
     files = []
     for rank in range(ranks):

@@ -14,7 +14,7 @@ import msgspec
 
 from trainer.checkpoint.blocks import OF_TRAINING, Read, blocks, blocks_of
 from trainer.checkpoint.contents import SHARED, optimizer_of_rank
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.save_group import SaveGroup
 from trainer.checkpoint.tree import tensor_of
 from trainer.checkpoint_files.catalog import Entry, missing, read_manifest, verify
 from trainer.checkpoint_files.durable import hash_file, open_to_read, read_exactly
@@ -50,23 +50,23 @@ def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> 
 
 
 def fingerprint_together(
-    entry: Entry, team: Team, still_here: Callable[[], None], word_every_s: float = _WORD_EVERY_S
+    entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], word_every_s: float = _WORD_EVERY_S
 ) -> str:
     """Return the same digest on all ranks, which call this together.
 
     `still_here` is called on each of them every `word_every_s` seconds meanwhile.
     """
-    return (_of_disks_apart if team.apart else _of_one_disk)(entry, team, still_here, word_every_s)
+    return (_of_disks_apart if save_group.separate_disks else _of_one_disk)(entry, save_group, still_here, word_every_s)
 
 
-def _of_one_disk(entry: Entry, team: Team, still_here: Callable[[], None], word_every_s: float) -> str:
+def _of_one_disk(entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], word_every_s: float) -> str:
     """Share the files and blocks among the ranks, and have rank 0 combine the digests."""
-    manifest, problem = team.tell(_read_manifest(entry) if team.is_first else (None, ""))
+    manifest, problem = save_group.broadcast(_read_manifest(entry) if save_group.is_first else (None, ""))
     if manifest is None:
         raise CheckpointDamaged(problem)
     digests: dict[int, bytes] = {}
-    problem, going, work = "", True, _turns(entry, manifest, team, digests)
-    while team.greatest(int(going))[0]:
+    problem, going, work = "", True, _turns(entry, manifest, save_group, digests)
+    while save_group.maximum(int(going))[0]:
         end = time.monotonic() + word_every_s
         try:
             while going := next(work, False):
@@ -75,8 +75,8 @@ def _of_one_disk(entry: Entry, team: Team, still_here: Callable[[], None], word_
         except (CheckpointDamaged, OSError) as error:
             problem, going = str(error), False
         still_here()
-    _raise_first(team.exchange(problem))
-    told = team.join(msgspec.msgpack.encode(digests), _merged)
+    _raise_first(save_group.all_gather(problem))
+    told = save_group.reduce(msgspec.msgpack.encode(digests), _merged)
     mark = ""
     if told is not None:
         try:
@@ -85,7 +85,7 @@ def _of_one_disk(entry: Entry, team: Team, still_here: Callable[[], None], word_
                 mark = _mark(manifest, msgspec.msgpack.decode(told, type=dict[int, bytes]), _values(manifest, read))
         except (CheckpointDamaged, OSError) as error:
             problem = str(error)
-    mark, problem = team.tell((mark, problem))
+    mark, problem = save_group.broadcast((mark, problem))
     _raise_first([problem])
     return mark
 
@@ -97,13 +97,13 @@ def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
         return None, str(error)
 
 
-def _turns(entry: Entry, manifest: Manifest, team: Team, digests: dict[int, bytes]) -> Iterator[bool]:
+def _turns(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dict[int, bytes]) -> Iterator[bool]:
     """Do one rank's share, part by part."""
-    many = len(team.ranks)
-    for file in manifest.files[team.me :: many]:
+    many = len(save_group.ranks)
+    for file in manifest.files[save_group.me :: many]:
         hash_file(entry.path / file.name, file.size, file.digest)
         yield True
-    mine = list(enumerate(blocks(manifest)))[team.me :: many]
+    mine = list(enumerate(blocks(manifest)))[save_group.me :: many]
     for number, block in mine:
         with _opened(entry, manifest, {need.chunk.file for need in block.needs()}) as files:
             digests[number] = block.digest(partial(_read, files))
@@ -121,7 +121,7 @@ def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> N
     read_exactly(files[number], view, at)
 
 
-def _telling(team: Team, still_here: Callable[[], None], word: object, every_s: float) -> Callable[[], None]:
+def _telling(save_group: SaveGroup, still_here: Callable[[], None], word: object, every_s: float) -> Callable[[], None]:
     """Return a function for rank 0 that calls `still_here` and sometimes sends `word` for the others to do so too."""
     told_at = time.monotonic()
 
@@ -129,38 +129,38 @@ def _telling(team: Team, still_here: Callable[[], None], word: object, every_s: 
         nonlocal told_at
         still_here()
         if time.monotonic() >= told_at + every_s:
-            team.tell(word)
+            save_group.broadcast(word)
             told_at = time.monotonic()
 
     return after_part
 
 
-def _of_disks_apart(entry: Entry, team: Team, still_here: Callable[[], None], word_every_s: float) -> str:
+def _of_disks_apart(entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], word_every_s: float) -> str:
     """Have rank 0 ask the other ranks for the bytes that its own disk lacks."""
     manifest, problem, held = None, "", set[int]()
-    if team.leads:
+    if save_group.acts_for_disk:
         try:
             manifest = verify(entry, partial=True, after_file=still_here)
             away = missing(entry.path, manifest)
             held = {number for number, file in enumerate(manifest.files) if file.name not in away}
         except (CheckpointDamaged, OSError) as error:
             problem = str(error)
-    told = team.exchange((problem, held))
+    told = save_group.all_gather((problem, held))
     _raise_first(problem for problem, _ in told)
     with _opened(entry, manifest) if manifest else contextlib.nullcontext(dict[int, int]()) as files:
-        if team.is_first and manifest is not None:
-            after_block = _telling(team, still_here, _NOTHING, word_every_s)
-            mark, problem = _ask(manifest, files, team, [held for _, held in told], after_block)
+        if save_group.is_first and manifest is not None:
+            after_block = _telling(save_group, still_here, _NOTHING, word_every_s)
+            mark, problem = _ask(manifest, files, save_group, [held for _, held in told], after_block)
         else:
-            mark, problem = _give(files, team, still_here)
-    _raise_first(team.exchange(problem))
+            mark, problem = _give(files, save_group, still_here)
+    _raise_first(save_group.all_gather(problem))
     return mark
 
 
 def _ask(
     manifest: Manifest,
     files: Mapping[int, int],
-    team: Team,
+    save_group: SaveGroup,
     held: Sequence[set[int]],
     after_block: Callable[[], None],
 ) -> tuple[str, str]:
@@ -170,8 +170,8 @@ def _ask(
         if number in files:
             read_exactly(files[number], view, at)
         elif view:
-            team.tell(_Wanted(givers[number], number, at, len(view)))
-            team.receive(view, givers[number])
+            save_group.broadcast(_Wanted(givers[number], number, at, len(view)))
+            save_group.receive(view, givers[number])
 
     mark = problem = ""
     givers = {number: place for place, numbers in reversed(list(enumerate(held))) for number in numbers}
@@ -181,23 +181,23 @@ def _ask(
         mark = _of_all(manifest, read, after_block)
     except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for a word
         problem = f"{type(error).__name__}: {error}"
-    team.tell(mark)
+    save_group.broadcast(mark)
     return mark, problem
 
 
-def _give(files: Mapping[int, int], team: Team, still_here: Callable[[], None]) -> tuple[str, str]:
+def _give(files: Mapping[int, int], save_group: SaveGroup, still_here: Callable[[], None]) -> tuple[str, str]:
     """Send the bytes that rank 0 asks for until it sends the fingerprint; unreadable bytes are sent as zeros."""
     problem = ""
     wanted: _Wanted | str = ""
-    while isinstance(wanted := team.tell(wanted), _Wanted):
+    while isinstance(wanted := save_group.broadcast(wanted), _Wanted):
         still_here()
-        if wanted.giver == team.me:
+        if wanted.giver == save_group.me:
             view = memoryview(bytearray(wanted.size))
             try:
                 read_exactly(files[wanted.file], view, wanted.at)
             except (CheckpointDamaged, OSError) as error:
                 problem = str(error)
-            team.send(view)
+            save_group.send(view)
     return wanted, problem
 
 

@@ -21,7 +21,7 @@ from trainer.checkpoint.generators import restore_generators, seed_all
 from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames, home_of, sharded_again
 from trainer.checkpoint.planning import Need, needs
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.save_group import SaveGroup
 from trainer.checkpoint.tree import dtype_of, from_json, is_sharded, to_json
 from trainer.checkpoint_files.durable import hash_file, read_into
 from trainer.checkpoint_files.manifest import Manifest, TensorEntry, Value
@@ -129,13 +129,13 @@ class Reader:
             file = self.manifest.files[number]
             hash_file(self.path / file.name, file.size, file.digest)
 
-    def apply(self, team: Team | None = None) -> None:
-        """Put the rest into the objects; with `team`, take the shared state from its first rank.
+    def apply(self, save_group: SaveGroup | None = None) -> None:
+        """Put the rest into the objects; with `save_group`, take the shared state from its first rank.
 
         Raises TrainerError if an optimizer is not the one that was saved.
         """
-        if team is not None:
-            self._take_word(team)
+        if save_group is not None:
+            self._take_word(save_group)
         shared = self._document(SHARED)
         mine = self._document(of_rank(self._me.rank)) if self._me else None
         for key, optimizer in self._optimizers.items():
@@ -164,7 +164,7 @@ class Reader:
     def _compare(self) -> None:
         saved = {name: entry for name, entry in self.manifest.tensors.items() if name.startswith("model/")}
         own = self._targets.models
-        live = own | self._names.elsewhere()  # those may be missing in what a node keeps for its own ranks
+        live = own | self._names.stand_ins()  # those may be missing in what a node keeps for its own ranks
         problems = [f"{name} is not in it" for name in own if name not in saved]
         problems += [f"{name} is not in the model" for name in saved if name not in live]
         problems += [
@@ -196,11 +196,11 @@ class Reader:
             for name, entry in wanted.items()
         }
 
-    def _take_word(self, team: Team) -> None:
+    def _take_word(self, save_group: SaveGroup) -> None:
         """Take the shared state from rank 0, as each node has kept its own first rank's."""
         kept = self._targets.kept
         mine = {name: tensor for name, tensor in kept.items() if not is_sharded(tensor) and name.startswith(_OF_ALL)}
-        document, tensors = team.tell((bytes(self._documents[SHARED]), mine))
+        document, tensors = save_group.broadcast((bytes(self._documents[SHARED]), mine))
         self._documents[SHARED] = memoryview(document)
         kept |= tensors
 

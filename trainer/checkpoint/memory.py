@@ -13,16 +13,14 @@ import torch.distributed as dist
 
 from trainer.checkpoint.contents import Contents
 from trainer.checkpoint.planning import make_plan
-from trainer.checkpoint.saving import Saver, Shelf
-from trainer.checkpoint.team import Team, nodes
+from trainer.checkpoint.save_group import SaveGroup, nodes
+from trainer.checkpoint.saving import CheckpointDirectory, Saver, try_take_over
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
-from trainer.checkpoint_files.durable import make_folder
-from trainer.checkpoint_files.fence import Claim
 from trainer.checkpoint_files.layout import folder_name, new_nonce
 from trainer.checkpoint_files.manifest import Manifest
 from trainer.connections import made_here
-from trainer.errors import CheckpointDamaged, Fenced, TrainerError
+from trainer.errors import CheckpointDamaged, Fenced
 from trainer.wire import Every, Launched
 from trainer.world import World
 
@@ -38,7 +36,7 @@ class MemoryTier:
     folder: Path
     limit_bytes: int | None
     saver: Saver
-    node: Team
+    node: SaveGroup
     keep: int
     copies: int = 0  # of another node's, of about the same size
     enabled: bool | None = None  # None: nobody has looked yet whether a snapshot fits
@@ -61,15 +59,15 @@ class MemoryTier:
         """Return the catalog entry of a step."""
         return Entry("step", step, self.folder / folder_name(step))
 
-    def fits(self, contents: Contents, world_team: Team) -> bool:
+    def fits(self, contents: Contents, world_group: SaveGroup) -> bool:
         """Return whether all snapshots and one that is being written fit the limit; all nodes agree."""
         if self.enabled is None:
             mine = make_plan(contents.tensors, self.node).size + sum(map(len, contents.documents.values()))
-            needed = (self.keep + 1 + self.copies) * sum(self.node.exchange(mine))
+            needed = (self.keep + 1 + self.copies) * sum(self.node.all_gather(mine))
             # What older snapshots take is given back as newer ones come.
             free = shutil.disk_usage(self.folder).free + _size_of(self.folder)
             limit = min(free, self.limit_bytes or free)
-            refused = world_team.greatest(int(needed > limit))[0] > 0
+            refused = world_group.maximum(int(needed > limit))[0] > 0
             if needed > limit and self.node.is_first:
                 log.warning(
                     "no snapshots in memory: %s would need %d MB, allowed are %d MB\n"
@@ -79,7 +77,7 @@ class MemoryTier:
             self.enabled = not refused
         return self.enabled
 
-    def forget_after(self, step: int) -> None:
+    def remove_after(self, step: int) -> None:
         """Remove snapshots of steps after `step`, which the training will repeat."""
         if self.node.is_first:
             newer = [self.entry(one).path for one in catalog.steps(self.folder) if one > step]
@@ -87,7 +85,7 @@ class MemoryTier:
 
 
 def open_memory_tier(
-    launched: Launched, world: World, team: Team, *, asynchronous: bool, on_commit: Callable[[int], None]
+    launched: Launched, world: World, save_group: SaveGroup, *, asynchronous: bool, on_commit: Callable[[int], None]
 ) -> MemoryTier | None:
     """Return the node's tier, taken over for this start, or None if it is off or some node cannot have one.
 
@@ -97,52 +95,45 @@ def open_memory_tier(
     if every == Every():
         return None
     folder = launched.memory_dir
-    everywhere = all(team.exchange(folder is not None))  # a node without a usable /dev/shm was told of no folder
+    everywhere = all(
+        save_group.all_gather(folder is not None)
+    )  # a node without a usable /dev/shm was told of no folder
     if folder is None or not everywhere:
         return None
-    node = _node_team(world)
+    node = _node_save_group(world)
     keep = 1 if len(node.ranks) == world.size else 2  # nodes may be one snapshot apart when one of them falls
     copied = launched.memory_copied and keep > 1
     keep += copied  # and a copy is one more behind, where another one is on its way
-    claim, problem, fenced = _claim(folder, launched) if node.is_first else (None, "", False)
-    claim = node.tell(claim)
-    said = [one for one in team.exchange((problem, fenced)) if one[0]]
+    token, problem, fenced = (
+        try_take_over(folder, launched.attempt, launched.generation) if node.is_first else (None, "", False)
+    )
+    token = node.broadcast(token)
+    said = [one for one in save_group.all_gather((problem, fenced)) if one[0]]
     if any(fenced for _, fenced in said):
         raise Fenced(said[0][0])
-    if claim is None or said:
-        if team.is_first:
+    if token is None or said:
+        if save_group.is_first:
             log.warning("no snapshots in memory: %s", said[0][0])
         return None
-    shelf = Shelf(folder, claim, keep, start=team.tell(new_nonce()))
-    saver = Saver(shelf, node, world, whole=False, asynchronous=asynchronous, on_commit=on_commit)
+    directory = CheckpointDirectory(folder, token, keep, start=save_group.broadcast(new_nonce()))
+    saver = Saver(directory, node, world, whole=False, asynchronous=asynchronous, on_commit=on_commit)
     return MemoryTier(every, folder, launched.memory_limit_bytes, saver, node, keep, _COPIES if copied else 0)
-
-
-def _claim(folder: Path, launched: Launched) -> tuple[Claim | None, str, bool]:
-    """Return the fencing token, or None with the problem and whether it is that a newer start has one."""
-    try:
-        make_folder(folder)
-        return commit.take_over(folder, launched.attempt, launched.generation), "", False
-    except Fenced as error:
-        return None, str(error), True
-    except (OSError, TrainerError) as error:
-        return None, str(error), False
 
 
 def _size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("step-*/*"))
 
 
-def _node_team(world: World) -> Team:
+def _node_save_group(world: World) -> SaveGroup:
     """Return the save group of this node's ranks; all ranks make all groups in the same order."""
     if world.control is None:
-        return Team(None, (0,), 0)
+        return SaveGroup(None, (0,), 0)
     found = nodes(world)
-    mine = Team(None, (world.rank,), 0)
+    mine = SaveGroup(None, (world.rank,), 0)
     for name in dict.fromkeys(found):
         ranks = [rank for rank, node in enumerate(found) if node == name]
         with made_here.watching():
             group = dist.new_group(ranks, backend="gloo")
         if world.rank in ranks and len(ranks) > 1 and isinstance(group, dist.ProcessGroup):
-            mine = Team(group, tuple(ranks), ranks.index(world.rank))
+            mine = SaveGroup(group, tuple(ranks), ranks.index(world.rank))
     return mine

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.checkpoint.contents import Subjects
-from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.loading import Reader
 from trainer.checkpoint.names import ModelNames
+from trainer.checkpoint.stand_ins import is_here
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.choice import first_whole

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from trainer.checkpoint.elsewhere import is_here
+from trainer.checkpoint.stand_ins import is_here
 from trainer.errors import TrainerError
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and of activation checkpointing
@@ -50,7 +50,7 @@ class ModelNames:
             if is_here(parameter)
         }
 
-    def elsewhere(self) -> dict[str, Tensor]:
+    def stand_ins(self) -> dict[str, Tensor]:
         """Return the stand-ins for parameters that only other ranks have."""
         return {
             self.of_parameter[id(parameter)]: parameter

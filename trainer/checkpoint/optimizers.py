@@ -10,8 +10,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
 
-from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.names import ModelNames
+from trainer.checkpoint.stand_ins import is_here
 from trainer.errors import TrainerError
 
 log = logging.getLogger("trainer")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import shares
-from trainer.checkpoint.shares import Brought, Share
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.save_group import SaveGroup
+from trainer.checkpoint.shares import Share, TensorShares
 from trainer.checkpoint.tree import dtype_of
 from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, TensorEntry, chunk_bytes
 from trainer.errors import TrainerError
@@ -62,11 +62,13 @@ def signature(tensors: Mapping[str, Tensor]) -> int:
     return hash(tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
 
 
-def make_plan(tensors: dict[str, Tensor], team: Team) -> WritePlan:
+def make_plan(tensors: dict[str, Tensor], save_group: SaveGroup) -> WritePlan:
     """Agree on which rank writes what; all ranks call it with what they have, and rank 0 decides."""
-    brought = team.join(shares.encode(shares.bring(tensors, team.me)), shares.join)
-    decided = msgspec.msgpack.encode(decide(shares.decode(brought), len(team.ranks))) if brought is not None else b""
-    return plan_of(decode(team.tell(decided)), team.me, signature(tensors))
+    brought = save_group.reduce(shares.encode(shares.local_shares(tensors, save_group.me)), shares.merge)
+    decided = (
+        msgspec.msgpack.encode(decide(shares.decode(brought), len(save_group.ranks))) if brought is not None else b""
+    )
+    return plan_of(decode(save_group.broadcast(decided)), save_group.me, signature(tensors))
 
 
 def decode(decided: bytes) -> dict[str, TensorEntry]:
@@ -93,7 +95,7 @@ def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
                 yield Part(name, part.offsets, part.lengths, dtype_of(entry.dtype), part.at, size)
 
 
-def decide(brought: Mapping[str, Brought], ranks: int) -> dict[str, TensorEntry]:
+def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorEntry]:
     """Give each part one writing rank and a place in its file; where there is a choice, the one with least to write.
 
     Long rows come first, so that their parts are at the same places in all files, and large parts before small ones.
@@ -103,7 +105,7 @@ def decide(brought: Mapping[str, Brought], ranks: int) -> dict[str, TensorEntry]
     todo = [
         (share.count, math.prod(share.lengths) * ITEM_BYTES.get(one.dtype, 0), name, share, firsts)
         for name, one in brought.items()
-        for share, firsts in shares.told_apart(one.shares)
+        for share, firsts in shares.separated(one.shares)
     ]
     for count, size, name, share, firsts in sorted(todo, key=lambda each: each[:2], reverse=True):
         choice = len(firsts) > 1 and size > _SMALL
@@ -127,7 +129,7 @@ def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> li
     """Return everything needed to fill these tensors, which have the shapes of the saved ones."""
     return [
         need
-        for name, own in shares.bring(tensors, 0).items()
+        for name, own in shares.local_shares(tensors, 0).items()
         for share in own.shares
         for row in saved[name].rows
         for need in needed(name, (share.offsets, share.lengths), row)

@@ -18,36 +18,36 @@ import msgspec
 from trainer.checkpoint.contents import Contents
 from trainer.checkpoint.copy_lag import CopyLag, bytes_in
 from trainer.checkpoint.planning import WritePlan, make_plan, signature
+from trainer.checkpoint.save_group import SaveGroup
 from trainer.checkpoint.staging import Staging, is_finite
-from trainer.checkpoint.team import Team
 from trainer.checkpoint_files import catalog, commit, fence
 from trainer.checkpoint_files.catalog import Entry
-from trainer.checkpoint_files.durable import sync_folder, write_new
-from trainer.checkpoint_files.fence import Claim
+from trainer.checkpoint_files.durable import make_folder, sync_folder, write_new
+from trainer.checkpoint_files.fence import FencingToken
 from trainer.checkpoint_files.layout import data_name, folder_name, new_nonce
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, TreeEntry, Value
 from trainer.checkpoint_files.retention import Parts, Save, Stock, expired, spared
-from trainer.errors import CheckpointDamaged, Fenced
+from trainer.errors import CheckpointDamaged, Fenced, TrainerError
 from trainer.world import World
 
 log = logging.getLogger("trainer")
-_COPIES_LOOK_S = 0.2  # a copy takes longer, where it is waited for
+_COPIES_POLL_S = 0.2  # a copy takes longer, where it is waited for
 _ABANDONED_S = 0.2  # for a save that comes to nothing: other ranks wait meanwhile
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class CheckpointDirectory:
     """A checkpoint directory, the token of the start that may write there, and how many checkpoints are kept."""
 
     folder: Path
-    claim: Claim
+    token: FencingToken
     keep: int
     run_dir: Path | None = None  # whose own fence is asked too
     start: str = ""  # the same for all shelves of one start of a run: which snapshots belong together
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SaveRequest:
     """One checkpoint to be written; the bytes of the plan's parts are in the staging buffer."""
 
     step: int
@@ -95,66 +95,67 @@ class Saver:
 
     def __init__(
         self,
-        shelf: Shelf,
-        team: Team,
+        directory: CheckpointDirectory,
+        save_group: SaveGroup,
         world: World,
         *,
         whole: bool = True,  # False: the state of these ranks alone
         asynchronous: bool = True,
         on_commit: Callable[[int], None] = lambda _step: None,
         while_waiting: Callable[[], None] = lambda: None,
-        look_s: float = 1.0,  # how often who waits for a save looks how far it is
+        poll_s: float = 1.0,  # how often who waits for a save looks how far it is
         copy_lag: CopyLag | None = None,  # None: no save waits for second copies
-        in_a_hurry: Callable[[], bool] = lambda: False,  # whether the training is about to end
+        is_ending: Callable[[], bool] = lambda: False,  # whether the training is about to end
     ) -> None:
         self.failures = 0  # in a row
         self.last: Outcome | None = None
-        self._shelf, self._team, self._world, self._whole = shelf, team, world, whole
+        self._directory, self._save_group, self._world, self._whole = directory, save_group, world, whole
         self._asynchronous, self._on_commit = asynchronous, on_commit
-        self._while_waiting, self._look_s = while_waiting, look_s
-        self._copy_lag, self._in_a_hurry = copy_lag, in_a_hurry
+        self._while_waiting, self._poll_s = while_waiting, poll_s
+        self._copy_lag, self._is_ending = copy_lag, is_ending
         self._awaits_copies = False
+        self._best_pending = False
         self._staging = Staging(world.device)
         self._plan: WritePlan | None = None
         self._thread: threading.Thread | None = None
         self._pieces = 0  # written of the save under way
-        self._good: set[int] = set()
-        self._spoilt: set[int] = set()  # saved by this start, with weights that are not finite
+        self._finite: set[int] = set()
+        self._not_finite: set[int] = set()  # saved by this start, with weights that are not finite
         self._contents: dict[int, tuple[str, frozenset[str], float]] = {}  # here: nonce, names, when it was saved
 
-    def believe(self, step: int, *, finite: bool) -> None:
+    def add_verified(self, step: int, *, finite: bool) -> None:
         """Count a verified checkpoint among those that are kept."""
-        (self._good if finite else self._spoilt).add(step)
+        (self._finite if finite else self._not_finite).add(step)
 
     @property
-    def believed(self) -> dict[int, bool]:
+    def verified(self) -> dict[int, bool]:
         """The checkpoints that this start has verified or written, and whether their weights are finite."""
-        return dict.fromkeys(self._good, True) | dict.fromkeys(self._spoilt, False)
+        return dict.fromkeys(self._finite, True) | dict.fromkeys(self._not_finite, False)
 
     def plan(self, contents: Contents) -> WritePlan:
         """Return the plan for this state, made anew only when some rank's state has changed its shape."""
         stale = self._plan is None or self._plan.signature != signature(contents.tensors)
-        if self._team.greatest(stale)[0] or self._plan is None:
-            self._plan = make_plan(contents.tensors, self._team)
+        if self._save_group.maximum(stale)[0] or self._plan is None:
+            self._plan = make_plan(contents.tensors, self._save_group)
         return self._plan
 
     def reserve(self, contents: Contents) -> None:
         """Plan and allocate memory before the first save, unless a save is under way."""
-        if self._thread is None:  # the same on all ranks, and only then is the team's group free
+        if self._thread is None:  # the same on all ranks, and only then is the save group free
             self._staging.reserve(self.plan(contents).size)
 
     def save(self, step: int, contents: Contents, info: Mapping[str, Value], *, best: bool = False) -> None:
         """Copy the state and write it in the background; wait for the save before first."""
         self.wait()
-        self._pieces = 0
+        self._pieces, self._best_pending = 0, best
         plan = self.plan(contents)
         self._staging.fill(plan, contents.tensors)
-        order = Order(step, plan, dict(contents.documents), dict(info), best, contents.weights)
+        request = SaveRequest(step, plan, dict(contents.documents), dict(info), best, contents.weights)
         if not self._asynchronous:
-            self._carry_out(order)
+            self._run_save(request)
             return
         # A daemon: a rank that fails elsewhere must not be held by a save that waits for its peers.
-        self._thread = threading.Thread(target=self._carry_out, args=(order,), name=f"save-{step}", daemon=True)
+        self._thread = threading.Thread(target=self._run_save, args=(request,), name=f"save-{step}", daemon=True)
         self._thread.start()
 
     @property
@@ -162,12 +163,21 @@ class Saver:
         """Whether a save is being written."""
         return self._thread is not None and self._thread.is_alive() and not self._awaits_copies
 
+    def is_best_pending(self, save_group: SaveGroup) -> bool:
+        """Return whether some rank still writes the best model; all ranks call it.
+
+        A snapshot would record that model as saved, and one resumed from it would not save it again.
+        """
+        if self._best_pending:
+            self._best_pending = save_group.maximum(int(self.busy))[0] > 0
+        return self._best_pending
+
     def wait(self) -> Outcome | None:
         """Wait for the last save and return how it ended; call `while_waiting` as long as it makes progress."""
         if self._thread is not None:
             seen = 0
             while self._thread.is_alive():
-                self._thread.join(self._look_s)
+                self._thread.join(self._poll_s)
                 if self._pieces != seen:
                     seen = self._pieces
                     self._while_waiting()
@@ -187,92 +197,96 @@ class Saver:
     def _count_piece(self) -> None:
         self._pieces += 1
 
-    def _carry_out(self, order: Order) -> None:
+    def _run_save(self, request: SaveRequest) -> None:
         try:
-            outcome = self._write(order)
+            outcome = self._write(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not be lost with the thread
-            outcome = _failed(order.step, error)
+            outcome = _failed(request.step, error)
         if outcome.path is not None:
             self.failures = 0
-            self.believe(order.step, finite=outcome.finite)
+            self.add_verified(request.step, finite=outcome.finite)
             if outcome.finite:
-                self._on_commit(order.step)
-            elif self._team.is_first:
-                log.warning("the weights of step %d are not finite: nobody will go on from there", order.step)
+                self._on_commit(request.step)
+            elif self._save_group.is_first:
+                log.warning("the weights of step %d are not finite: nobody will go on from there", request.step)
         else:
             self.failures += 1
-            if self._team.is_first:
-                log.warning("checkpoint of step %d was not written: %s", order.step, outcome.problem)
+            if self._save_group.is_first:
+                log.warning("checkpoint of step %d was not written: %s", request.step, outcome.problem)
         self.last = outcome
         if outcome.path is not None:
-            self._tidy(order)  # nobody waits for it: all know by now that the checkpoint is there
+            self._clean_up(request)  # nobody waits for it: all know by now that the checkpoint is there
 
-    def _write(self, order: Order) -> Outcome:
-        begun = self._team.tell(self._begin(order) if self._team.is_first else Outcome(order.step))
+    def _write(self, request: SaveRequest) -> Outcome:
+        begun = self._save_group.broadcast(self._begin(request) if self._save_group.is_first else Outcome(request.step))
         if isinstance(begun, Outcome):
             return begun
-        draft = self._shelf.folder / begun.draft
-        files = self._team.exchange(self._write_file(draft, order))
-        manifest = self._manifest(begun, files, order)
-        outcome = self._agreed(self._prepare(draft, manifest, files))
+        draft = self._directory.folder / begun.draft
+        files = self._save_group.all_gather(self._write_file(draft, request))
+        manifest = self._manifest(begun, files, request)
+        outcome = self._agree(self._prepare(draft, manifest, files))
         if not outcome.problem:
             # From here on a disk may have it that another one lacks. A rank that hears no more of the others leaves
             # all as it is: they may have acknowledged it, and whoever brings the disks together needs the draft.
-            outcome = self._agreed(self._place(draft, manifest))
+            outcome = self._agree(self._place(draft, manifest))
         if outcome.problem:
             self._take_back(draft, manifest)
             return outcome
-        return Outcome(order.step, self._shelf.folder / folder_name(order.step), finite=manifest.finite)
+        return Outcome(request.step, self._directory.folder / folder_name(request.step), finite=manifest.finite)
 
-    def _agreed(self, outcome: Outcome) -> Outcome:
+    def _agree(self, outcome: Outcome) -> Outcome:
         """Return the first problem of a rank that acts for a disk, or this outcome."""
-        said = self._team.exchange(outcome) if self._team.apart else [self._team.tell(outcome)]
+        said = (
+            self._save_group.all_gather(outcome)
+            if self._save_group.separate_disks
+            else [self._save_group.broadcast(outcome)]
+        )
         problems = [one for one in said if one.problem]
         return next((one for one in problems if one.fenced), problems[0]) if problems else outcome
 
     # Whatever goes wrong on one rank becomes a word to the others, who wait for it.
 
-    def _begin(self, order: Order) -> _Begun | Outcome:
-        claim = self._shelf.claim
+    def _begin(self, request: SaveRequest) -> _Begun | Outcome:
+        token = self._directory.token
         try:
-            info = msgspec.json.encode(order.info)
-            draft = commit.begin(self._shelf.folder, order.step, claim, self._shelf.run_dir)
-            return _Begun(draft.name, self._shelf.start or new_nonce(), claim.attempt, time.time(), info)
+            info = msgspec.json.encode(request.info)
+            draft = commit.begin(self._directory.folder, request.step, token, self._directory.run_dir)
+            return _Begun(draft.name, self._directory.start or new_nonce(), token.attempt, time.time(), info)
         except (Fenced, Exception) as error:  # noqa: BLE001 - see above
-            return _failed(order.step, error)
+            return _failed(request.step, error)
 
-    def _write_file(self, draft: Path, order: Order) -> _File:
-        name = data_name(self._team.ranks[self._team.me])
-        at, documents = order.plan.size, []
-        for key, text in order.documents.items():
+    def _write_file(self, draft: Path, request: SaveRequest) -> _File:
+        name = data_name(self._save_group.ranks[self._save_group.me])
+        at, documents = request.plan.size, []
+        for key, text in request.documents.items():
             documents.append((key, at, len(text)))
             at += len(text)
         try:
-            if self._team.apart:
+            if self._save_group.separate_disks:
                 commit.enter(draft)
-            staged = self._staging.filled(order.plan.size)
-            finite = all(is_finite(staged, part) for part in order.plan.parts if part.name in order.weights)
-            parts: tuple[bytes | memoryview, ...] = (staged, *order.documents.values())
+            staged = self._staging.filled(request.plan.size)
+            finite = all(is_finite(staged, part) for part in request.plan.parts if part.name in request.weights)
+            parts: tuple[bytes | memoryview, ...] = (staged, *request.documents.values())
             written = write_new(draft / name, parts, self._count_piece)
             sync_folder(draft)  # on a shared file system each client has names of its own to make durable
         except Exception as error:  # noqa: BLE001 - see above
-            return _File(None, problem=f"rank {self._world.rank}: {_said(error)}")
+            return _File(None, problem=f"rank {self._world.rank}: {_message_of(error)}")
         return _File(FileEntry(name, written.size, written.digest), tuple(documents), finite)
 
-    def _manifest(self, begun: _Begun, files: list[_File], order: Order) -> Manifest:
+    def _manifest(self, begun: _Begun, files: list[_File], request: SaveRequest) -> Manifest:
         return Manifest(
-            step=order.step,
+            step=request.step,
             world_size=self._world.size,
             nonce=begun.nonce,
             files=tuple(file.entry for file in files if file.entry is not None),
-            tensors=order.plan.tensors,
+            tensors=request.plan.tensors,
             trees={
                 name: TreeEntry(number, at, size)
                 for number, file in enumerate(files)
                 for name, at, size in file.documents
             },
-            ranks=None if self._whole else self._team.ranks,
-            apart=self._team.apart,
+            ranks=None if self._whole else self._save_group.ranks,
+            apart=self._save_group.separate_disks,
             finite=all(file.finite for file in files),
             attempt=begun.attempt,
             saved_unix_s=begun.saved_unix_s,
@@ -281,62 +295,64 @@ class Saver:
 
     def _prepare(self, draft: Path, manifest: Manifest, files: list[_File]) -> Outcome:
         """Do everything but the final rename."""
-        if not self._team.leads:
+        if not self._save_group.acts_for_disk:
             return Outcome(manifest.step)
-        shelf, team = self._shelf, self._team
-        away = [data_name(rank) for place, rank in enumerate(team.ranks) if not team.near(place)]
+        directory, save_group = self._directory, self._save_group
+        away = [
+            data_name(rank) for place, rank in enumerate(save_group.ranks) if not save_group.shares_disk_with(place)
+        ]
         try:
-            if team.apart or any(file.problem for file in files):
-                fence.check(shelf.folder, shelf.claim, shelf.run_dir)
+            if save_group.separate_disks or any(file.problem for file in files):
+                fence.check(directory.folder, directory.token, directory.run_dir)
             if problem := "; ".join(file.problem for file in files if file.problem):
                 raise OSError(problem)
-            if team.apart and manifest.step not in self._good:
-                commit.give_way(self._entry(manifest.step), shelf.claim, shelf.run_dir)
-            commit.prepare(draft, manifest, shelf.claim, shelf.run_dir, away)
+            if save_group.separate_disks and manifest.step not in self._finite:
+                commit.give_way(self._entry(manifest.step), directory.token, directory.run_dir)
+            commit.prepare(draft, manifest, directory.token, directory.run_dir, away)
         except (Fenced, Exception) as error:  # noqa: BLE001 - see above
             return _failed(manifest.step, error)
         return Outcome(manifest.step)
 
     def _place(self, draft: Path, manifest: Manifest) -> Outcome:
         try:
-            if self._team.leads:
-                commit.place(draft, manifest, self._shelf.claim, self._shelf.run_dir)
+            if self._save_group.acts_for_disk:
+                commit.place(draft, manifest, self._directory.token, self._directory.run_dir)
         except (Fenced, Exception) as error:  # noqa: BLE001 - see above
             return _failed(manifest.step, error)
         return Outcome(manifest.step)
 
     def _take_back(self, draft: Path, manifest: Manifest) -> None:
-        if self._team.leads:
+        if self._save_group.acts_for_disk:
             try:
-                commit.take_back(draft, manifest, self._shelf.claim, self._shelf.run_dir)
+                commit.take_back(draft, manifest, self._directory.token, self._directory.run_dir)
             except (Fenced, OSError) as error:
                 log.warning("%s stays behind: %s", draft, error)
 
-    def _tidy(self, order: Order) -> None:
+    def _clean_up(self, request: SaveRequest) -> None:
         """Keep the best and delete old checkpoints after a commit, which stands even if this fails."""
         try:
-            if order.best:
-                self.keep_best(order.step, order.info)
-            stays = spared(self._near_enough_copies(order.step)) if self._team.apart else set[int]()
-            if self._team.leads:
+            if request.best:
+                self.keep_best(request.step, request.info)
+            stays = spared(self._await_copies(request.step)) if self._save_group.separate_disks else set[int]()
+            if self._save_group.acts_for_disk:
                 # What is good is on all disks, so that all let the same ones go.
-                steps = catalog.steps(self._shelf.folder)
-                self._good &= set(steps)
-                old = expired(steps, self._good, self._shelf.keep, stays, self._spoilt)
-                commit.remove(self._shelf.folder / folder_name(step) for step in old)
+                steps = catalog.steps(self._directory.folder)
+                self._finite &= set(steps)
+                old = expired(steps, self._finite, self._directory.keep, stays, self._not_finite)
+                commit.remove(self._directory.folder / folder_name(step) for step in old)
         except (Fenced, OSError, CheckpointDamaged, RuntimeError) as error:
             # Fenced, or another rank is gone: the next commit says so to all.
-            log.warning("after the checkpoint of step %d: %s", order.step, error)
+            log.warning("after the checkpoint of step %d: %s", request.step, error)
 
-    def _near_enough_copies(self, step: int) -> list[Stock]:
+    def _await_copies(self, step: int) -> list[Stock]:
         """Return what the disks have once second copies are recent enough; all ranks call it."""
         lag, waits = self._copy_lag, True
         try:
             while waits:
-                stock = self._stock(step) if self._team.leads else {}
-                size = bytes_in(self._shelf.folder) if lag is not None and self._team.leads else 0
+                stock = self._stock(step) if self._save_group.acts_for_disk else {}
+                size = bytes_in(self._directory.folder) if lag is not None and self._save_group.acts_for_disk else 0
                 saved_at = {step: saved for step, (_, _, saved) in self._contents.items()}
-                told = self._team.exchange((stock, size, saved_at, self._in_a_hurry()))
+                told = self._save_group.all_gather((stock, size, saved_at, self._is_ending()))
                 if any(stock is None for stock, _, _, _ in told):
                     raise OSError("nothing goes while a disk cannot be read")
                 stocks = [stock for stock, _, _, _ in told if stock]
@@ -344,20 +360,22 @@ class Saver:
                     break
                 known = {step: saved for _, _, times, _ in told for step, saved in times.items()}
                 copied = sum(size for _, size, _, _ in told)
-                waits = self._team.tell(lag.waits(stocks, copied, known) if self._team.is_first else False)
+                waits = self._save_group.broadcast(
+                    lag.waits(stocks, copied, known) if self._save_group.is_first else False
+                )
                 if waits:
                     self._awaits_copies = True
                     self._pieces += 1  # it goes on: who waits for it says so
                     if not self._asynchronous:
                         self._while_waiting()
-                    time.sleep(_COPIES_LOOK_S)
+                    time.sleep(_COPIES_POLL_S)
         finally:
             self._awaits_copies = False
         return stocks
 
     def _stock(self, newest: int) -> Stock | None:
         """Return which files of which checkpoints this disk has, or None if unreadable; manifests are read once."""
-        stock, folder = dict[Save, Parts](), self._shelf.folder
+        stock, folder = dict[Save, Parts](), self._directory.folder
         try:
             known, self._contents = self._contents, {}
             for step in catalog.steps(folder):
@@ -377,15 +395,15 @@ class Saver:
 
     def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         """Keep a committed checkpoint in place of the previous best; all ranks call it."""
-        shelf, older, problem = self._shelf, list[Path](), None
-        if self._team.apart:
-            info = self._team.tell(info)
+        directory, older, problem = self._directory, list[Path](), None
+        if self._save_group.separate_disks:
+            info = self._save_group.broadcast(info)
         try:
-            if self._team.leads:
-                older = commit.place_best(self._entry(step), shelf.claim, shelf.run_dir, info)
+            if self._save_group.acts_for_disk:
+                older = commit.place_best(self._entry(step), directory.token, directory.run_dir, info)
         except (Fenced, Exception) as error:  # noqa: BLE001 - nobody may be left waiting
             problem = error
-        failed = self._team.apart and any(self._team.exchange(problem is not None))
+        failed = self._save_group.separate_disks and any(self._save_group.all_gather(problem is not None))
         if problem is not None:
             raise problem
         if failed:
@@ -393,14 +411,25 @@ class Saver:
         commit.remove(older)
 
     def _entry(self, step: int) -> Entry:
-        return Entry("step", step, self._shelf.folder / folder_name(step))
+        return Entry("step", step, self._directory.folder / folder_name(step))
+
+
+def try_take_over(folder: Path, attempt: int | None, generation: int) -> tuple[FencingToken | None, str, bool]:
+    """Return this start's token for the folder, or None with the problem and whether a newer start has one."""
+    try:
+        make_folder(folder)
+        return commit.take_over(folder, attempt, generation), "", False
+    except Fenced as error:
+        return None, str(error), True
+    except (OSError, TrainerError) as error:
+        return None, str(error), False
 
 
 def _failed(step: int, error: BaseException) -> Outcome:
-    return Outcome(step, problem=_said(error), fenced=isinstance(error, Fenced))
+    return Outcome(step, problem=_message_of(error), fenced=isinstance(error, Fenced))
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """Return the error's message, with its class unless it is one of the expected ones."""
     foreseen = isinstance(error, (Fenced, OSError, CheckpointDamaged))
     return str(error) if foreseen else f"{type(error).__name__}: {error}"

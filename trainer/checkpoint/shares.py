@@ -27,10 +27,10 @@ class Share(msgspec.Struct, array_like=True):
     stride: int = 1  # from the rank of one part to that of the next one
     dim: int = 0
     copies: int = 1
-    apart: int = 0  # from a rank to the one that has a copy of the same part
+    copy_stride: int = 0  # from a rank to the one that has a copy of the same part
 
 
-class Brought(msgspec.Struct, array_like=True):
+class TensorShares(msgspec.Struct, array_like=True):
     """One tensor of the unsharded state, and the shares of it that ranks have."""
 
     dtype: str
@@ -38,17 +38,17 @@ class Brought(msgspec.Struct, array_like=True):
     shares: list[Share]
 
 
-_DECODER = msgspec.msgpack.Decoder(dict[str, Brought])
+_DECODER = msgspec.msgpack.Decoder(dict[str, TensorShares])
 
 
-def bring(tensors: Mapping[str, Tensor], place: int) -> dict[str, Brought]:
+def local_shares(tensors: Mapping[str, Tensor], place: int) -> dict[str, TensorShares]:
     """Return what one rank has."""
-    found: dict[str, Brought] = {}
+    found: dict[str, TensorShares] = {}
     for item in default_planner.create_default_local_save_plan(dict(tensors), is_coordinator=True).items:
         data = item.tensor_data
         if data is None:
             raise TypeError(f"{item.index.fqn}: expected a tensor")
-        brought = Brought(str(data.properties.dtype).removeprefix("torch."), tuple(data.size), [])
+        brought = TensorShares(str(data.properties.dtype).removeprefix("torch."), tuple(data.size), [])
         # An empty shard of an uneven split has nothing to say.
         if data.chunk.sizes.numel() or not data.size.numel():
             brought.shares.append(Share(place, tuple(data.chunk.offsets), tuple(data.chunk.sizes)))
@@ -56,41 +56,41 @@ def bring(tensors: Mapping[str, Tensor], place: int) -> dict[str, Brought]:
     return found
 
 
-def encode(brought: Mapping[str, Brought]) -> bytes:
+def encode(brought: Mapping[str, TensorShares]) -> bytes:
     """Return the description as bytes."""
     return msgspec.msgpack.encode(brought)
 
 
-def decode(data: bytes) -> dict[str, Brought]:
+def decode(data: bytes) -> dict[str, TensorShares]:
     """Return the description in `data`."""
     return _DECODER.decode(data)
 
 
-def join(several: Iterable[bytes]) -> bytes:
+def merge(several: Iterable[bytes]) -> bytes:
     """Return the merged descriptions of several ranks, given in the order of their places."""
-    whole: dict[str, Brought] = {}
+    whole: dict[str, TensorShares] = {}
     for one in several:
         for name, brought in decode(one).items():
             known = whole.setdefault(name, brought)
             if known is not brought:
                 known.shares += brought.shares
     for brought in whole.values():
-        brought.shares = _joined(brought.shares, brought.shape)
+        brought.shares = _merged(brought.shares, brought.shape)
     return encode(whole)
 
 
-def _joined(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
+def _merged(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
     before = 0
     while 1 < len(shares) != before:
         before = len(shares)
-        shares = _folded(shares, lambda share: share.offsets, _add_copy)
+        shares = _merged_neighbours(shares, lambda share: share.offsets, _add_copy)
         for dim in range(len(shape)):
-            shares = _folded(shares, partial(_end, dim), partial(_extend, dim))
-            shares = [one for share in shares for one in _across(share, dim, shape)]
+            shares = _merged_neighbours(shares, partial(_end, dim), partial(_extend, dim))
+            shares = [one for share in shares for one in _split_full_row(share, dim, shape)]
     return shares
 
 
-def _folded(
+def _merged_neighbours(
     shares: list[Share], end: Callable[[Share], tuple[int, ...]], add: Callable[[Share, Share], bool]
 ) -> list[Share]:
     """Return the shares, each merged into an earlier one that ends where it begins if possible."""
@@ -106,11 +106,15 @@ def _folded(
 
 
 def _add_copy(share: Share, other: Share) -> bool:
-    apart = share.apart if share.copies > 1 else other.first - share.first
+    copy_stride = share.copy_stride if share.copies > 1 else other.first - share.first
     row = (share.count, share.stride, share.dim) == (other.count, other.stride, other.dim)
-    if not row or other.first != share.first + share.copies * apart or (other.copies > 1 and other.apart != apart):
+    if (
+        not row
+        or other.first != share.first + share.copies * copy_stride
+        or (other.copies > 1 and other.copy_stride != copy_stride)
+    ):
         return False
-    share.copies, share.apart = share.copies + other.copies, apart
+    share.copies, share.copy_stride = share.copies + other.copies, copy_stride
     return True
 
 
@@ -124,14 +128,14 @@ def _end(dim: int, share: Share) -> tuple[int, ...]:
 def _extend(dim: int, share: Share, other: Share) -> bool:
     stride = share.stride if share.count > 1 else other.first - share.first
     rows = all(one.count == 1 or (one.stride, one.dim) == (stride, dim) for one in (share, other))
-    copies = (share.copies, share.apart) == (other.copies, other.apart)
+    copies = (share.copies, share.copy_stride) == (other.copies, other.copy_stride)
     if not rows or not copies or stride < 1 or other.first != share.first + share.count * stride:
         return False
     share.count, share.stride, share.dim = share.count + other.count, stride, dim
     return True
 
 
-def _across(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
+def _split_full_row(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
     """Return the parts of a row that spans the whole dimension and may be followed by others, else the row itself."""
     whole = share.count * share.lengths[dim] == shape[dim]
     if share.count == 1 or share.dim != dim or dim == 0 or not whole or share.lengths[0] == shape[0]:
@@ -146,16 +150,16 @@ def singles(share: Share) -> list[Share]:
         begin = share.offsets[share.dim] + number * share.lengths[share.dim] if share.offsets else 0
         offsets = (*share.offsets[: share.dim], begin, *share.offsets[share.dim + 1 :]) if share.offsets else ()
         first = share.first + number * share.stride
-        found.append(Share(first, offsets, share.lengths, copies=share.copies, apart=share.apart))
+        found.append(Share(first, offsets, share.lengths, copies=share.copies, copy_stride=share.copy_stride))
     return found
 
 
-def told_apart(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
+def separated(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
     """Return the shares, and for each the ranks that may begin its row.
 
     Overlapping shares, as with irregular copies, are divided into their parts, each of which comes once.
     """
-    boxes = [(share.offsets, _across_all(share)) for share in shares]
+    boxes = [(share.offsets, _row_lengths(share)) for share in shares]
     if len(shares) <= _FEW and not any(_meet(*pair) for pair in combinations(boxes, 2)):
         return [(share, _firsts(share)) for share in shares]
     holders: dict[Box, list[int]] = {}
@@ -165,10 +169,10 @@ def told_apart(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
 
 
 def _firsts(share: Share) -> range:
-    return range(share.first, share.first + share.copies * max(1, share.apart), max(1, share.apart))
+    return range(share.first, share.first + share.copies * max(1, share.copy_stride), max(1, share.copy_stride))
 
 
-def _across_all(share: Share) -> tuple[int, ...]:
+def _row_lengths(share: Share) -> tuple[int, ...]:
     """Return the lengths of all parts of a row together."""
     return tuple(n * share.count if dim == share.dim else n for dim, n in enumerate(share.lengths))
 

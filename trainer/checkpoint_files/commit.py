@@ -16,7 +16,7 @@ import msgspec
 from trainer.checkpoint_files import fence
 from trainer.checkpoint_files.catalog import Entry, check_files, entries, missing, read_manifest
 from trainer.checkpoint_files.durable import PIECE_BYTES, Written, open_to_read, sync_folder, write_new
-from trainer.checkpoint_files.fence import Claim
+from trainer.checkpoint_files.fence import FencingToken
 from trainer.checkpoint_files.layout import (
     MANIFEST,
     Kind,
@@ -33,21 +33,21 @@ from trainer.checkpoint_files.manifest import FileEntry, Manifest, Value, decode
 from trainer.errors import CheckpointDamaged
 
 
-def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> Claim:
+def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> FencingToken:
     """Claim the folder and invalidate every commit under way elsewhere. Raises Fenced."""
-    mine = fence.claim(folder, attempt, generation)
+    token = fence.take_token(folder, attempt, generation)
     for name in os.listdir(folder):
         if is_draft(name):
             discard(folder / name)
     empty_trash(folder)
-    fence.check(folder, mine)
-    return mine
+    fence.check(folder, token)
+    return token
 
 
-def begin(folder: Path, step: int, mine: Claim, run_dir: Path | None = None) -> Path:
+def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = None) -> Path:
     """Return a new draft. Raises Fenced."""
-    draft = folder / draft_name(step, mine.attempt, new_nonce())
-    _begin(draft, mine, run_dir)
+    draft = folder / draft_name(step, token.attempt, new_nonce())
+    _begin(draft, token, run_dir)
     return draft
 
 
@@ -61,21 +61,23 @@ def enter(draft: Path) -> None:
     draft.chmod(0o700)  # whatever the umask
 
 
-def publish(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, kind: Kind = "step") -> Path:
+def publish(
+    draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None, kind: Kind = "step"
+) -> Path:
     """Write the manifest and give the draft its final name; return the checkpoint's folder.
 
     Raises Fenced, OSError, or CheckpointDamaged if the draft's files are not those of the manifest; the draft is then
     removed as far as the disk allows.
     """
-    prepare(draft, manifest, mine, run_dir)
-    return place(draft, manifest, mine, run_dir, kind)
+    prepare(draft, manifest, token, run_dir)
+    return place(draft, manifest, token, run_dir, kind)
 
 
 def prepare(
-    draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, away: Collection[str] = ()
+    draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None, away: Collection[str] = ()
 ) -> None:
     """Write the manifest and sync all of the draft to disk; files in `away` are on other disks."""
-    with _at_risk(draft, mine, run_dir):
+    with _at_risk(draft, token, run_dir):
         data = encode(manifest)
         decode(data)  # what nobody could load must not be acknowledged
         write_new(draft / MANIFEST, [data])
@@ -85,12 +87,14 @@ def prepare(
             sync_folder(draft.parent)
 
 
-def place(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, kind: Kind = "step") -> Path:
+def place(
+    draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None, kind: Kind = "step"
+) -> Path:
     """Give a prepared draft its final name, and return it."""
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)
-    with _at_risk(draft, mine, run_dir):
-        fence.check(folder, mine, run_dir)
+    with _at_risk(draft, token, run_dir):
+        fence.check(folder, token, run_dir)
         if os.path.lexists(final) and os.path.lexists(draft):  # else it may be this one, by another's hand
             raise FileExistsError(errno.EEXIST, "a checkpoint of this step exists already", str(final))
         _rename(draft, final, kind, manifest)
@@ -98,45 +102,45 @@ def place(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = N
         sync_folder(folder)
     except OSError:  # it is whole, but a power cut might take it back
         with contextlib.suppress(OSError, CheckpointDamaged):
-            fence.check(folder, mine, run_dir)  # a newer start may have loaded it already: then it stays
+            fence.check(folder, token, run_dir)  # a newer start may have loaded it already: then it stays
         with contextlib.suppress(OSError):
             remove([final])
         raise
     return final
 
 
-def take_back(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None) -> None:
+def take_back(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
     """Remove what was prepared or placed here, after another disk has failed. Raises Fenced, OSError."""
     final = draft.parent / folder_name(manifest.step)
     remove([draft])
-    fence.check(draft.parent, mine, run_dir)  # a newer start may have loaded it already: then it stays
+    fence.check(draft.parent, token, run_dir)  # a newer start may have loaded it already: then it stays
     with contextlib.suppress(CheckpointDamaged):  # nothing is there, or another one
         if read_manifest(Entry("step", manifest.step, final), partial=True) == manifest:
             remove([final])
 
 
-def give_way(entry: Entry, mine: Claim, run_dir: Path | None = None) -> None:
+def give_way(entry: Entry, token: FencingToken, run_dir: Path | None = None) -> None:
     """Set aside an incomplete checkpoint, so that its step can be saved again. Raises Fenced, OSError."""
     if os.path.lexists(entry.path):
-        fence.check(entry.path.parent, mine, run_dir)
+        fence.check(entry.path.parent, token, run_dir)
         set_aside(entry)
 
 
 def publish_best(
-    source: Entry, mine: Claim, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
+    source: Entry, token: FencingToken, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> Path:
     """Keep a committed checkpoint as the best one and remove the previous best; return its folder.
 
     The files are hard links where the disk allows. `info` is added to the manifest, as a checkpoint may turn out to be
     the best only after it was saved.
     """
-    older = place_best(source, mine, run_dir, info)
+    older = place_best(source, token, run_dir, info)
     remove(older)
     return source.path.parent / folder_name(source.step, "best")
 
 
 def place_best(
-    source: Entry, mine: Claim, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
+    source: Entry, token: FencingToken, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> list[Path]:
     """Do as publish_best but keep the previous ones; return those, to be removed when all disks are done."""
     folder = source.path.parent
@@ -147,18 +151,18 @@ def place_best(
     # Listed before the fence is asked: what a newer start keeps later is not among them.
     older = [entry.path for entry in entries(folder) if entry.kind == "best" and entry.path != best.path]
     if _is_ours(best.path, "best", manifest):
-        fence.check(folder, mine, run_dir)
+        fence.check(folder, token, run_dir)
     else:
         draft = folder / copy_name(best.path.name)
-        _begin(draft, mine, run_dir)
-        with _at_risk(draft, mine, run_dir):
+        _begin(draft, token, run_dir)
+        with _at_risk(draft, token, run_dir):
             for file in (file for file in manifest.files if file.name not in away):
                 _link_or_copy(source.path, draft, file)
             if os.path.lexists(best.path):  # damaged, or of a past that was given up
-                fence.check(folder, mine, run_dir)
+                fence.check(folder, token, run_dir)
                 set_aside(best)
-            prepare(draft, manifest, mine, run_dir, away)
-            place(draft, manifest, mine, run_dir, kind="best")
+            prepare(draft, manifest, token, run_dir, away)
+            place(draft, manifest, token, run_dir, kind="best")
     return older
 
 
@@ -200,11 +204,11 @@ def empty_trash(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _begin(draft: Path, mine: Claim, run_dir: Path | None) -> None:
+def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
     draft.mkdir(mode=0o700)
-    with _at_risk(draft, mine, run_dir):
+    with _at_risk(draft, token, run_dir):
         draft.chmod(0o700)  # whatever the umask
-        fence.check(draft.parent, mine, run_dir)  # after it is there: whoever claims from now on takes it away
+        fence.check(draft.parent, token, run_dir)  # after making it: a later start removes it
 
 
 def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
@@ -233,7 +237,7 @@ def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
 
 
 @contextlib.contextmanager
-def _at_risk(draft: Path, mine: Claim, run_dir: Path | None) -> Iterator[None]:
+def _at_risk(draft: Path, token: FencingToken, run_dir: Path | None) -> Iterator[None]:
     """Remove the draft after an error, so that the next one has space. Raises Fenced if a newer start did it."""
     try:
         yield
@@ -242,5 +246,5 @@ def _at_risk(draft: Path, mine: Claim, run_dir: Path | None) -> Iterator[None]:
             remove([draft])
         if isinstance(error, (OSError, CheckpointDamaged)):
             # A newer start takes drafts away, at any moment: then that is what the error is about.
-            fence.check(draft.parent, mine, run_dir)
+            fence.check(draft.parent, token, run_dir)
         raise

@@ -92,7 +92,7 @@ def read_small(path: Path) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > _SMALL_LIMIT:
             raise CheckpointDamaged(f"{path}: expected at most {_SMALL_LIMIT} bytes, got {size}")
-        return file.read(size + 1)  # by one more, so that its end is seen and not believed
+        return file.read(size + 1)  # by one more, so that its end is seen and not trusted
 
 
 def open_to_read(path: Path) -> int:

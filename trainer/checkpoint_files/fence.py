@@ -23,7 +23,7 @@ _NO_LOCKS_HERE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _LOCK_LIMIT_S = 30.0
 
 
-class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FencingToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fencing token of one start; that of a later start is greater in (attempt, generation, count)."""
 
     attempt: int
@@ -32,12 +32,12 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nonce: str
 
 
-_claim = msgspec.json.Decoder(Claim)
+_decoder = msgspec.json.Decoder(FencingToken)
 
 
-def claim(
+def take_token(
     folder: Path, attempt: int | None = None, generation: int = 0, *, lock_limit_s: float = _LOCK_LIMIT_S
-) -> Claim:
+) -> FencingToken:
     """Take a new token for this start and return it.
 
     Raises Fenced if a newer attempt or generation has one, and TrainerError if another process has held the lock for
@@ -46,45 +46,45 @@ def claim(
     with _alone(folder, lock_limit_s):
         before = _set_aside_if_damaged(folder)
         if before is None:
-            mine = Claim(attempt or 0, generation, 1, new_nonce())
+            token = FencingToken(attempt or 0, generation, 1, new_nonce())
         elif attempt is None:
-            mine = Claim(before.attempt, max(generation, before.generation), before.count + 1, new_nonce())
+            token = FencingToken(before.attempt, max(generation, before.generation), before.count + 1, new_nonce())
         elif (before.attempt, before.generation) > (attempt, generation):
             raise Fenced(f"{folder}: attempt {before.attempt}, generation {before.generation} has taken over")
         else:
-            mine = Claim(attempt, generation, before.count + 1, new_nonce())
+            token = FencingToken(attempt, generation, before.count + 1, new_nonce())
         draft = folder / FENCE_DRAFT
-        with contextlib.suppress(FileNotFoundError):  # a killed claimer's, or whatever else it may be
+        with contextlib.suppress(FileNotFoundError):  # left by a killed start
             os.rename(draft, folder / trash_name(draft.name))
-        write_new(draft, [msgspec.json.encode(mine)])
+        write_new(draft, [msgspec.json.encode(token)])
         os.rename(draft, folder / FENCE)
         sync_folder(folder)
-    return mine
+    return token
 
 
-def check(folder: Path, mine: Claim, run_dir: Path | None = None) -> None:
+def check(folder: Path, token: FencingToken, run_dir: Path | None = None) -> None:
     """Raise Fenced if a newer start has taken a token, or the run's own fence names a newer attempt."""
-    newest = read_claim(folder)
-    if newest != mine:
+    newest = read_token(folder)
+    if newest != token:
         by = f"attempt {newest.attempt}, generation {newest.generation}" if newest else "somebody"
-        raise Fenced(f"{folder}: {by} has taken over; this start (attempt {mine.attempt}) may not write any more")
-    if run_dir is not None and _run_attempt(run_dir) > mine.attempt:
-        raise Fenced(f"{run_dir}: attempt {_run_attempt(run_dir)} has taken over from attempt {mine.attempt}")
+        raise Fenced(f"{folder}: {by} has taken over; this start (attempt {token.attempt}) may not write any more")
+    if run_dir is not None and _run_attempt(run_dir) > token.attempt:
+        raise Fenced(f"{run_dir}: attempt {_run_attempt(run_dir)} has taken over from attempt {token.attempt}")
 
 
-def read_claim(folder: Path) -> Claim | None:
+def read_token(folder: Path) -> FencingToken | None:
     """Return the newest token, or None if there is none. Raises CheckpointDamaged."""
     try:
-        return _claim.decode(read_small(folder / FENCE))
+        return _decoder.decode(read_small(folder / FENCE))
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointDamaged(f"{folder / FENCE}: not a claim: {error}") from error
+        raise CheckpointDamaged(f"{folder / FENCE}: not a fencing token: {error}") from error
 
 
-def _set_aside_if_damaged(folder: Path) -> Claim | None:
+def _set_aside_if_damaged(folder: Path) -> FencingToken | None:
     try:
-        return read_claim(folder)
+        return read_token(folder)
     except CheckpointDamaged:
         os.rename(folder / FENCE, folder / bad_name(FENCE))
         return None

@@ -44,7 +44,7 @@ def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str
     elif not snapshots.note_anew(loop, agreed.step):
         raise cannot("what ranks have noted takes too much room in memory")
     snapshots.copy_anew(loop, agreed.step)
-    loop.checkpointer.go_on(agreed.step)
+    loop.checkpointer.continue_from(agreed.step)
     values = (_with_part if snapshots.loads else _with_weights)(loop, snapshots, agreed)
     _put_back(loop, snapshots, agreed.step, values)
     step_samples: int | None = values["step_samples"]

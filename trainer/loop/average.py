@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.names import ModelNames
+from trainer.checkpoint.stand_ins import is_here
 from trainer.checkpoint_files.weights import name_of_average
 from trainer.errors import BadSettings
 from trainer.strategies.finite import plain

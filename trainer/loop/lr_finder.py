@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.generators import restore_generators, state_of_generators
+from trainer.checkpoint.stand_ins import is_here
 from trainer.errors import TrainerError
 from trainer.loop.schedule import set_group
 

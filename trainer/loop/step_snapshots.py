@@ -52,7 +52,7 @@ class StepSnapshots:
     drawn: Drawn | None = None  # what was noted last of this rank's random generators
     was: tuple[int, int] | None = None  # which rank, and of how many, it is in its notes
     validated: tuple[int, dict[str, float]] = (-1, {})  # the step of the last validation, and what it found
-    believed: dict[int, bool] = field(default_factory=dict)  # checkpoints that this process has verified, or written
+    verified: dict[int, bool] = field(default_factory=dict)  # checkpoints that this process has verified, or written
     resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
 
     def begin(self, loop: Loop) -> None:

@@ -150,7 +150,7 @@ class Survivor:
         else:
             self.active = True
             self.messages.watch()
-            loop.checkpointer.when_first_saved = self._say
+            loop.checkpointer.on_first_save = self._say
         every = self.launched.memory_every
         where = f"the newest snapshot in memory: one is made every {every}" if every else "the newest checkpoint"
         loop.training.say(f"a killed rank will have all go back in their processes, to {where}")
@@ -187,7 +187,7 @@ class Survivor:
 
     def step_over(self, loop: Loop) -> None:
         """With all that follows it: where others wait to join, all leave together."""
-        if self.active and loop.checkpointer.all_leave:
+        if self.active and loop.checkpointer.all_regroup:
             loop.checkpointer.wait()
             raise dist.DistBackendError("other ranks wait to be met")
 
@@ -234,7 +234,7 @@ class Survivor:
 
     def _be_told(self, loop: Loop) -> None:
         """Of each step from now on."""
-        loop.survivor, loop.updating, loop.checkpointer.leaves_for_others = self, self.updating, self._others_wait
+        loop.survivor, loop.updating, loop.checkpointer.would_regroup = self, self.updating, self._others_wait
 
     def _check_arrived(self) -> None:
         """What goes into the update under way, from all ranks."""
@@ -272,7 +272,7 @@ class Survivor:
                 self.was_at = loop.progress.step if self.active else self.was_at
                 self.snapshots.validated = loop.progress.validated, loop.progress.values
                 loop.checkpointer.abandon()
-                self.snapshots.believed |= loop.checkpointer.believed
+                self.snapshots.verified |= loop.checkpointer.verified
             self.active, self.arrives = False, True
             take_place(word)
             os.environ["LAUNCH_JOINS"] = "1"
@@ -317,7 +317,7 @@ class Survivor:
         self.messages.open(self.launched.control)
         self._be_told(loop)
         self.snapshots.go_on_from(loop, self.step_samples)
-        self._believe(loop, loop.progress.step)
+        self._add_verified(loop, loop.progress.step)
         self._have_arrived(loop)
 
     def have_loaded(self, loop: Loop) -> None:
@@ -328,7 +328,7 @@ class Survivor:
         if loaded is None:
             why = f"{self.goes_back_because}; " if self.goes_back_because else ""
             raise cannot(f"{why}nothing was saved so far")
-        self._believe(loop, loaded.step)
+        self._add_verified(loop, loaded.step)
         lost = max(0, max(gathered(self.was_at, loop.training.world)) - loaded.step)
         where = "memory" if loaded.from_memory else "a checkpoint"
         why = f" ({self.goes_back_because})" if self.goes_back_because else ""
@@ -337,9 +337,9 @@ class Survivor:
             self.wire.report(went_back_to=loaded.step, lost_steps=lost, why=self.goes_back_because)
         loop.training.say(f"goes on in place after step {loaded.step}, from {where}; {again}{why}")
 
-    def _believe(self, loop: Loop, step: int) -> None:
+    def _add_verified(self, loop: Loop, step: int) -> None:
         """In checkpoints of this step and before: what is newer is of a past that did not happen."""
-        loop.checkpointer.believe({one: finite for one, finite in self.snapshots.believed.items() if one <= step})
+        loop.checkpointer.add_verified({one: finite for one, finite in self.snapshots.verified.items() if one <= step})
 
     def _have_arrived(self, loop: Loop) -> None:
         os.environ.pop("LAUNCH_JOINS", None)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.checkpoint.elsewhere import is_here
+from trainer.checkpoint.stand_ins import is_here
 from trainer.strategies.finite import plain
 from trainer.world import World
 

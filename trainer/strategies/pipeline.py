@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from trainer.checkpoint.elsewhere import elsewhere
+from trainer.checkpoint.stand_ins import stand_in
 from trainer.errors import BadSettings
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.blocks import blocks_of
@@ -355,7 +355,7 @@ def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None
         for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() might be a property's
             if parameter is not None and id(parameter) in others:
                 if id(parameter) not in known:
-                    known[id(parameter)] = elsewhere(parameter, device)
+                    known[id(parameter)] = stand_in(parameter, device)
                 part._parameters[name] = known[id(parameter)]  # noqa: SLF001 - for the same reason
 
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._pytree import tree_map_only
 
-from trainer.checkpoint.elsewhere import is_here
+from trainer.checkpoint.stand_ins import is_here
 from trainer.errors import BadSettings
 from trainer.strategies.agreement import take_from_first
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.checkpoint.team import disk_leaders
+from trainer.checkpoint.save_group import disk_leaders
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.choice import named_best
 from trainer.checkpoint_files.layout import parse_folder_name

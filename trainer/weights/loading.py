@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.names import ModelNames, clean
+from trainer.checkpoint.stand_ins import is_here
 from trainer.errors import BadSettings, TrainerError
 from trainer.weights.sources import Which, opened
 
@@ -56,7 +56,7 @@ def load_weights(
     With `strict`, TrainerError is raised before anything changes if some other tensor stays, or is not used.
     """
     names = ModelNames({"": model})
-    tensors = names.parameters() | names.elsewhere() | names.buffers()  # so that all ranks find the same problems
+    tensors = names.parameters() | names.stand_ins() | names.buffers()  # so that all ranks find the same problems
     targets = {name.removeprefix(_OF_MODEL): tensor for name, tensor in tensors.items()}
     aliases = {other.removeprefix(_OF_MODEL): kept.removeprefix(_OF_MODEL) for other, kept in names.tied().items()}
     with opened(Path(path), Which(step, best, part), log.warning) as source:

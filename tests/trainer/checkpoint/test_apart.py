@@ -197,7 +197,7 @@ def save_with_faults(folder, call, node):
         checkpointer.save(step)
         outcome = checkpointer.wait()
         # A rank is told before who acts for its disk has taken all back.
-        checkpointer._team.exchange(None)
+        checkpointer._save_group.all_gather(None)
         found.append((outcome.path is not None, "No space" in outcome.problem, catalog.steps(folder), drafts(folder)))
     return found
 
@@ -278,7 +278,7 @@ def test_what_not_all_disks_have_is_passed_over_and_gives_way(tmp_path):
 def test_a_newer_start_on_any_of_the_disks_ends_all_ranks(tmp_path):
     base = tmp_path / "apart"
     run_apart(train, base, Recipe("ddp", every="8 steps", steps=8))
-    fence.claim(disk(base, 1), 7)
+    fence.take_token(disk(base, 1), 7)
     ranks = start_apart(fenced_by_attempt, base, Recipe("ddp"))
     assert ranks.outcomes() == [("exited", EXIT_FENCED)] * 4
 
@@ -293,7 +293,7 @@ def overtaken_on_one_disk(folder, recipe):
     checkpointer = training.checkpointer(folder)
     checkpointer.load()
     if training.world.rank == 2:
-        fence.claim(folder)
+        fence.take_token(folder)
     checkpointer.save(1, wait=True)
     return checkpointer.wait().fenced, catalog.steps(folder)
 
@@ -316,10 +316,10 @@ def keep_bests(folder, fail):
             commit.place_best = refuse if world.rank == 2 else commit.place_best
         checkpointer.save(step, {"accuracy": world.rank + step / 10}, best=step in (1, 3, 4))
     checkpointer.wait()
-    checkpointer._team.exchange(None)
+    checkpointer._save_group.all_gather(None)
     if not fail:
         checkpointer.save(4, {"late": 1.0 + world.rank}, best=True)  # found to be the best after it was saved
-        checkpointer._team.exchange(None)
+        checkpointer._save_group.all_gather(None)
     return catalog.steps(folder)
 
 

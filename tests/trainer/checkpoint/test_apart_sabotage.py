@@ -14,17 +14,17 @@ HERE = Path(__file__).parent
 PYTEST = [sys.executable, "-P", "-m", "pytest", "-q", "-n0", "-x", "-p", "no:cacheprovider", "--timeout", "100"]
 SABOTAGES = {
     "acknowledged before it has its final name": (
-        "checkpoint/saving.py", "        outcome = self._agreed(self._prepare(draft, manifest, files))\n",
-        "        outcome = self._agreed(self._prepare(draft, manifest, files))\n        self._on_commit(order.step)\n",
+        "checkpoint/saving.py", "        outcome = self._agree(self._prepare(draft, manifest, files))\n",
+        "        outcome = self._agree(self._prepare(draft, manifest, files))\n        self._on_commit(order.step)\n",
         "killed_in_mid_commit and before-None-place",
     ),
     "no disk waits for the others to be ready": (
-        "checkpoint/saving.py", "        outcome = self._agreed(self._prepare(draft, manifest, files))\n",
+        "checkpoint/saving.py", "        outcome = self._agree(self._prepare(draft, manifest, files))\n",
         "        outcome = self._prepare(draft, manifest, files)\n",
         "killed_in_mid_commit and before-1-prepare",
     ),
     "no disk waits for the others to have done it": (
-        "checkpoint/saving.py", "            outcome = self._agreed(self._place(draft, manifest))\n",
+        "checkpoint/saving.py", "            outcome = self._agree(self._place(draft, manifest))\n",
         "            outcome = self._place(draft, manifest)\n",
         "one_node_cannot_write and place",
     ),
@@ -33,7 +33,7 @@ SABOTAGES = {
         "one_node_cannot_write and place",
     ),
     "what not all disks have stays in the way": (
-        "checkpoint/saving.py", "if team.apart and manifest.step not in self._good:", "if False:",
+        "checkpoint/saving.py", "if save_group.separate_disks and manifest.step not in self._finite:", "if False:",
         "not_all_disks_have",
     ),
     "the best one before goes at once": (

@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.sizes import SEED, one_in
 from trainer.checkpoint import Checkpointer
 from trainer.checkpoint_files import catalog, commit
-from trainer.checkpoint_files.fence import read_claim
+from trainer.checkpoint_files.fence import read_token
 from trainer.checkpoint_files.layout import folder_name
 from trainer.errors import EXIT_FENCED, EXIT_RESUME_ME, BadSettings, Fenced, SaveFailed, TrainerError
 from trainer.world import World, join
@@ -235,7 +235,7 @@ def test_an_older_attempt_is_refused(tmp_path):
     assert catalog.steps(folder) == kept
     # And one that starts too late does not even begin.
     assert Ranks(begin_only, 2, folder, older).outcomes() == [("exited", EXIT_FENCED)] * 2
-    claim = read_claim(folder)
+    claim = read_token(folder)
     assert claim is not None and claim.attempt == 2
 
 
@@ -664,22 +664,22 @@ def test_who_goes_on_takes_the_folder_over_after_the_next_step_or_to_save(tmp_pa
     before.load()
     if kept:
         before.save(4, wait=True)
-    claimed = read_claim(tmp_path)
+    claimed = read_token(tmp_path)
     there = [4] if kept else []
     with Checkpointer(tmp_path, model=model, every="2 steps") as calm:
         calm.go_on(5)
         assert calm.wait() is None
         assert not calm.after_step(5)
-        assert read_claim(tmp_path) == claimed
+        assert read_token(tmp_path) == claimed
         assert not calm.after_step(6)
-        assert read_claim(tmp_path) != claimed
+        assert read_token(tmp_path) != claimed
         calm.wait()
         assert catalog.steps(tmp_path) == [*there, 6]
-    claimed = read_claim(tmp_path)
+    claimed = read_token(tmp_path)
     with Checkpointer(tmp_path, model=model, every="2 steps") as due:
         due.go_on(8)
         assert not due.after_step(8)
-        assert read_claim(tmp_path) != claimed
+        assert read_token(tmp_path) != claimed
         due.wait()
         assert catalog.steps(tmp_path) == [*there, 6, 8]
     written = (tmp_path / folder_name(8)).stat().st_ctime_ns
@@ -691,19 +691,19 @@ def test_who_goes_on_takes_the_folder_over_after_the_next_step_or_to_save(tmp_pa
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_what_was_believed_before_ranks_met_anew_counts_among_those_that_are_kept(tmp_path, knows):
+def test_what_was_verified_before_ranks_met_again_counts_among_those_that_are_kept(tmp_path, knows):
     model = nn.Linear(2, 1)
     before = Checkpointer(tmp_path, model=model, every="10 steps", keep=3)
     before.load()
     for step in (1, 2, 3):
         before.save(step, wait=True)
-    assert before.believed == {1: True, 2: True, 3: True}
+    assert before.verified == {1: True, 2: True, 3: True}
     with Checkpointer(tmp_path, model=model, every="10 steps", keep=3) as after:
         after.go_on(4)
         if knows:
-            after.believe(before.believed)
+            after.add_verified(before.verified)
         after.save(5, wait=True)
-        assert after.believed.keys() == ({1, 2, 3, 5} if knows else {5})
+        assert after.verified.keys() == ({1, 2, 3, 5} if knows else {5})
         assert catalog.steps(tmp_path) == ([2, 3, 5] if knows else [1, 2, 3, 5])
 
 

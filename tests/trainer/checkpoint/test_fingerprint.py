@@ -130,7 +130,7 @@ def words_of_each(folder):
     checkpointer.save(1, wait=True)
     words = []
     every_part_s = 0.0  # as if each took a second
-    mark = fingerprint_together(checkpointer._entry(1), checkpointer._team, lambda: words.append(1), every_part_s)
+    mark = fingerprint_together(checkpointer._entry(1), checkpointer._save_group, lambda: words.append(1), every_part_s)
     checkpointer.close()
     return mark, len(words)
 
@@ -170,12 +170,12 @@ def end_beside_damage(folder):
     checkpointer = Training.begin(Recipe("ddp")).checkpointer(folder)
     checkpointer.load()
     checkpointer.save(1, wait=True)
-    if checkpointer._team.me == 1:
+    if checkpointer._save_group.me == 1:
         path = folder / folder_name(1) / data_name(1)
         path.write_bytes(bytes(path.stat().st_size))
-    checkpointer._team.exchange("damaged")  # who reads while it is written finds it too short
+    checkpointer._save_group.all_gather("damaged")  # who reads while it is written finds it too short
     with pytest.raises(CheckpointDamaged, match="checksum"):
-        fingerprint_together(checkpointer._entry(1), checkpointer._team, lambda: None)
+        fingerprint_together(checkpointer._entry(1), checkpointer._save_group, lambda: None)
     checkpointer.close()
     return True
 

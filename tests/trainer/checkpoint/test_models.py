@@ -9,9 +9,9 @@ from small_trainings import Recipe, Rich, Training
 from torch import nn
 
 from trainer.checkpoint import load_model
-from trainer.checkpoint.elsewhere import elsewhere
 from trainer.checkpoint.models import put_weights, whole_weights
 from trainer.checkpoint.names import ModelNames
+from trainer.checkpoint.stand_ins import stand_in
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name
 from trainer.checkpoint_files.weight_files import write_torch
@@ -139,7 +139,7 @@ def test_another_model(kept):
 
 def test_of_a_model_in_stages_no_rank_has_all_weights():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
-    model[1].weight = elsewhere(model[1].weight, torch.device("cpu"))
+    model[1].weight = stand_in(model[1].weight, torch.device("cpu"))
     assert ModelNames({"": model}).parameters().keys() == {"model/0.weight", "model/0.bias", "model/1.bias"}
     assert model[1].weight.shape == (2, 3) and model[1].weight.untyped_storage().nbytes() == 4
     with pytest.raises(TrainerError, match="the model is in stages"):

@@ -8,15 +8,15 @@ from small_trainings import Recipe, Training
 
 from trainer.checkpoint.contents import gather
 from trainer.checkpoint.planning import local_part, make_plan, signature
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.save_group import SaveGroup
 from trainer.checkpoint_files.manifest import ITEM_BYTES, chunk_bytes
 from trainer.errors import TrainerError
 
-ALONE = Team(None, (0,), 0)
+ALONE = SaveGroup(None, (0,), 0)
 
 
 def team_of(world):
-    return Team(world.control, tuple(range(world.size)), world.rank)
+    return SaveGroup(world.control, tuple(range(world.size)), world.rank)
 
 
 def plan_of(recipe):

@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.checkpoint import Checkpointer, saving
 from trainer.checkpoint.contents import Contents
-from trainer.checkpoint.saving import Saver, Shelf
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.save_group import SaveGroup
+from trainer.checkpoint.saving import CheckpointDirectory, Saver
 from trainer.checkpoint_files import catalog, commit
-from trainer.checkpoint_files.fence import claim
+from trainer.checkpoint_files.fence import take_token
 from trainer.checkpoint_files.layout import MANIFEST, folder_name
 from trainer.errors import Fenced
 from trainer.world import World, join
@@ -53,8 +53,8 @@ class Slow:
     def __init__(self, folder, **options):
         folder.mkdir(exist_ok=True)
         self.gate, self.arrived = threading.Semaphore(0), threading.Semaphore(0)
-        shelf = Shelf(folder, claim(folder), keep=2)
-        self.saver = Saver(shelf, Team(None, (0,), 0), ALONE, on_commit=self._wait, **options)
+        directory = CheckpointDirectory(folder, take_token(folder), keep=2)
+        self.saver = Saver(directory, SaveGroup(None, (0,), 0), ALONE, on_commit=self._wait, **options)
 
     def _wait(self, _step):
         self.arrived.release()
@@ -119,7 +119,7 @@ def test_who_waits_for_a_save_speaks_only_while_it_goes_on(tmp_path, monkeypatch
     write_new = saving.write_new
     monkeypatch.setattr(saving, "write_new", write)
     said = []
-    slow = open_gates(Slow(tmp_path, while_waiting=lambda: (said.append(1), spoke.release()), look_s=0.01))
+    slow = open_gates(Slow(tmp_path, while_waiting=lambda: (said.append(1), spoke.release()), poll_s=0.01))
     slow.save(1, torch.ones(4))
     waiting = threading.Thread(target=slow.saver.wait)
     waiting.start()
@@ -150,7 +150,7 @@ def test_those_that_nobody_has_verified_do_not_count_as_kept(tmp_path):
     first.saver.wait()
     # Another start has loaded step 1 and knows nothing of step 2.
     second = open_gates(Slow(tmp_path))
-    second.saver.believe(1, finite=True)
+    second.saver.add_verified(1, finite=True)
     second.save(3, torch.ones(4))
     second.saver.wait()
     assert catalog.steps(tmp_path) == [1, 2, 3]
@@ -185,7 +185,7 @@ def test_a_fenced_start_keeps_nothing_any_more(tmp_path):
     slow = open_gates(Slow(tmp_path))
     slow.save(1, torch.ones(4))
     slow.saver.wait()
-    claim(tmp_path)
+    take_token(tmp_path)
     slow.save(2, torch.ones(4), best=True)
     outcome = slow.saver.wait()
     assert outcome is not None and outcome.fenced and outcome.path is None
@@ -228,7 +228,7 @@ def test_no_draft_outlives_a_save_that_failed(tmp_path):
 
 
 def test_a_rank_that_dies_in_mid_save_leaves_nothing_visible(tmp_path):
-    mine = claim(tmp_path)
+    mine = take_token(tmp_path)
     draft = commit.begin(tmp_path, 5, mine)
     (draft / "rank-00000.data").write_bytes(b"half")
     assert catalog.steps(tmp_path) == [] and not (draft / MANIFEST).exists()

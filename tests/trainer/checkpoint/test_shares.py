@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.sizes import SCALE
 from trainer.checkpoint import shares
 from trainer.checkpoint.planning import decide, needed, plan_of
-from trainer.checkpoint.shares import Brought, Share
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.save_group import SaveGroup
+from trainer.checkpoint.shares import Share, TensorShares
 from trainer.checkpoint_files.manifest import ITEM_BYTES, chunk_bytes
 
 
@@ -17,8 +17,8 @@ def joined(words):
     """As a tree of ranks joins them."""
     ranks = tuple(range(len(words)))
     for place in reversed(ranks):
-        for level in Team(None, ranks, place).below:
-            words[place] = shares.join([words[place], *(words[other] for other in level)])
+        for level in SaveGroup(None, ranks, place).children:
+            words[place] = shares.merge([words[place], *(words[other] for other in level)])
     return shares.decode(words[0])
 
 
@@ -29,7 +29,7 @@ def everyone(share):
             offsets = list(share.offsets)
             if offsets:
                 offsets[share.dim] += number * share.lengths[share.dim]
-            rank = share.first + copy * share.apart + number * share.stride
+            rank = share.first + copy * share.copy_stride + number * share.stride
             yield rank, tuple(offsets), share.lengths
 
 
@@ -59,7 +59,7 @@ def meshed(order, sizes, shape):
 
 def words_of(boxes, shape, name="w"):
     return [
-        shares.encode({name: Brought("float32", shape, [] if box is None else [Share(rank, *box)])})
+        shares.encode({name: TensorShares("float32", shape, [] if box is None else [Share(rank, *box)])})
         for rank, box in enumerate(boxes)
     ]
 
@@ -103,7 +103,7 @@ def test_a_thousand_ranks_take_few_words():
 def test_each_part_is_written_once_and_found_again_by_whoever_needs_it(mesh, cuts):
     order, sizes, shape = mesh
     boxes = meshed(order, sizes, shape)
-    both = [shares.join(pair) for pair in zip(words_of(boxes, shape), words_of(boxes, shape, "v"), strict=True)]
+    both = [shares.merge(pair) for pair in zip(words_of(boxes, shape), words_of(boxes, shape, "v"), strict=True)]
     entries = decide(joined(both), len(boxes))
     cells = {name: set() for name in entries}
     for rank in range(len(boxes)):
@@ -137,7 +137,7 @@ def test_what_all_have_is_shared_out_by_size():
     sizes = [1000, 100, 100, 500, 500, 100, 1000, 2000]
     boxes = {f"w{number}": ((0,), (size,)) for number, size in enumerate(sizes)}
     words = [
-        shares.encode({name: Brought("uint8", box[1], [Share(rank, *box)]) for name, box in boxes.items()})
+        shares.encode({name: TensorShares("uint8", box[1], [Share(rank, *box)]) for name, box in boxes.items()})
         for rank in range(3)
     ]
     entries = decide(joined(words), 3)
@@ -153,7 +153,7 @@ def test_single_numbers_lie_where_all_read_anyway():
     """Of a thousand ranks each would have to read the files of all others, for a step's number here and there."""
     boxes = {f"step{number}": ((), ()) for number in range(20)}
     words = [
-        shares.encode({name: Brought("float32", (), [Share(rank, *box)]) for name, box in boxes.items()})
+        shares.encode({name: TensorShares("float32", (), [Share(rank, *box)]) for name, box in boxes.items()})
         for rank in range(9)
     ]
     assert {row.file for entry in decide(joined(words), 9).values() for row in entry.rows} == {0}

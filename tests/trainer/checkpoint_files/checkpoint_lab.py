@@ -18,7 +18,7 @@ from typing import Self
 from tests.lab.requirements import need, skip_or_fail
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.durable import sync_folder, write_new
-from trainer.checkpoint_files.fence import Claim
+from trainer.checkpoint_files.fence import FencingToken
 from trainer.checkpoint_files.layout import data_name, folder_name, is_draft, is_trash, new_nonce
 from trainer.checkpoint_files.manifest import Chunk, FileEntry, Manifest, TensorEntry, TreeEntry
 from trainer.errors import EXIT_FENCED, CheckpointDamaged, Fenced, TrainerError
@@ -59,7 +59,7 @@ def write_rank(draft: Path, step: int, rank: int, size: int = 3000) -> FileEntry
     return FileEntry(name, written.size, written.digest)
 
 
-def save(folder: Path, step: int, mine: Claim, run_dir: Path | None = None, size: int = 3000) -> Path:
+def save(folder: Path, step: int, mine: FencingToken, run_dir: Path | None = None, size: int = 3000) -> Path:
     """One save as the Checkpointer makes it."""
     draft = commit.begin(folder, step, mine, run_dir)
     try:
@@ -230,7 +230,7 @@ class Stage:
     """A folder as it is when an operation begins, and as often as wanted."""
 
     template: Path
-    mine: Claim
+    mine: FencingToken
     known: frozenset[int]  # steps that are there, all acknowledged
 
     def fresh(self, folder: Path) -> Path:

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from checkpoint_lab import Claim, commit
+from checkpoint_lab import FencingToken, commit
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def folder(memory) -> Path:
 
 
 @pytest.fixture
-def mine(folder) -> Claim:
+def mine(folder) -> FencingToken:
     return commit.take_over(folder)
 
 

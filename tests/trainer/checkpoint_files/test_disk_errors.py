@@ -115,7 +115,7 @@ def test_take_over(memory, strace):
     commit.begin(stage.template, 2, stage.mine)
 
     def check(folder, acknowledged):
-        assert fence.read_claim(folder) is not None
+        assert fence.read_token(folder) is not None
         check_sound(folder, {1}, {1})
 
     fail_everywhere(memory, stage, commit.take_over, check)
@@ -125,7 +125,7 @@ def test_a_file_system_without_locks_can_be_claimed(folder, strace):
     for error in ("ENOLCK", "EOPNOTSUPP", "ENOSYS"):
         assert strike(lambda: commit.take_over(folder), "-e", f"inject=flock:error={error}").code == 0
     assert strike(lambda: commit.take_over(folder), "-e", "inject=flock:error=EIO").code == OS_ERROR + errno.EIO
-    assert fence.read_claim(folder).count == 3
+    assert fence.read_token(folder).count == 3
     assert FENCE_LOCK in os.listdir(folder)
 
 

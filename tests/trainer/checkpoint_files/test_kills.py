@@ -108,10 +108,10 @@ def test_take_over(memory):
     draft.rename(stage.template / ".trash-gone")
 
     def check(folder):
-        newest = fence.read_claim(folder)
+        newest = fence.read_token(folder)
         assert newest is not None and newest.count in (stage.mine.count, stage.mine.count + 1)
         check_sound(folder, {1}, {1})
-        assert fence.read_claim(folder).count > newest.count
+        assert fence.read_token(folder).count > newest.count
 
     assert kill_everywhere(memory, stage, commit.take_over, check) > 50
 

@@ -9,7 +9,7 @@ from checkpoint_lab import calls_of, left_over, manifest_of, payload, points, st
 from tests.lab.requirements import need
 from trainer.checkpoint_files import catalog, commit, partial
 from trainer.checkpoint_files.catalog import Entry
-from trainer.checkpoint_files.fence import claim
+from trainer.checkpoint_files.fence import take_token
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name
 from trainer.checkpoint_files.manifest import encode
 from trainer.errors import CheckpointDamaged, CheckpointPartial, Fenced
@@ -245,7 +245,7 @@ def test_what_another_disk_could_not_do_goes_again(two, tmp_path):
 def test_a_newer_start_keeps_what_the_older_one_would_take_back(two, tmp_path):
     made = manifest(tmp_path, 5)
     save(two, made)
-    claim(two[0].folder)
+    take_token(two[0].folder)
     with pytest.raises(Fenced):
         commit.take_back(two[0].folder / ".tmp-5", made, two[0].mine)
     assert catalog.steps(two[0].folder) == [5]

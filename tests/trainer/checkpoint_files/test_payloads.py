@@ -96,7 +96,7 @@ def look_at(folder) -> None:
             for file in manifest.files:
                 read_into(entry.path / file.name, file.size, file.digest, [(0, memoryview(bytearray(file.size)))])
     with contextlib.suppress(CheckpointDamaged):
-        fence.read_claim(folder)
+        fence.read_token(folder)
     mine = commit.take_over(folder)
     for entry in catalog.entries(folder):
         try:

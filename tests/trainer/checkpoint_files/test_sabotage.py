@@ -52,12 +52,12 @@ SABOTAGES = {
         "test_damage.py", "mutation",
     ),
     "the fence is not asked before the rename": (
-        "commit.py", "        fence.check(folder, mine, run_dir)\n        if os.path.lexists(final)",
+        "commit.py", "        fence.check(folder, token, run_dir)\n        if os.path.lexists(final)",
         "        if os.path.lexists(final)",
         "test_two_starts.py", "launch",
     ),
     "the fence is not asked for a draft": (
-        "commit.py", "        fence.check(draft.parent, mine, run_dir)  # after", "        draft.stat()  # after",
+        "commit.py", "        fence.check(draft.parent, token, run_dir)  # after", "        draft.stat()  # after",
         "test_commit.py", "next_start",
     ),
     "drafts of an older start are left": (

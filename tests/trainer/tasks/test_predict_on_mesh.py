@@ -7,7 +7,7 @@ import signal
 import pytest
 from ranks import Ranks, spawn_ranks
 
-from trainer.checkpoint.elsewhere import is_here
+from trainer.checkpoint.stand_ins import is_here
 from trainer.errors import TrainerError
 from trainer.tasks import gpt, predict
 from trainer.tasks.shards import Answers

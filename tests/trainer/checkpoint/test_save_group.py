@@ -7,7 +7,7 @@ import time
 import pytest
 from ranks import Ranks, spawn_ranks
 
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.save_group import SaveGroup
 from trainer.world import barrier, cpu_group, join
 
 
@@ -21,12 +21,14 @@ def speak(late):
     if late:  # as `join` has it where there are many ranks
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
     world = join()
-    team = Team(cpu_group(), tuple(range(world.size)), world.rank, fan=2)
+    save_group = SaveGroup(cpu_group(), tuple(range(world.size)), world.rank, fan=2)
     word = {"rank": world.rank, "long": "x" * 500 * world.rank}
-    said = team.exchange(word)
-    told = team.tell([world.rank, "y" * 5000])
-    most = team.greatest(world.rank, -world.rank, 3)
-    whole = team.join(pickle.dumps([world.rank]), lambda words: pickle.dumps([pickle.loads(one) for one in words]))
+    said = save_group.all_gather(word)
+    told = save_group.broadcast([world.rank, "y" * 5000])
+    most = save_group.maximum(world.rank, -world.rank, 3)
+    whole = save_group.reduce(
+        pickle.dumps([world.rank]), lambda words: pickle.dumps([pickle.loads(one) for one in words])
+    )
     barrier(world)
     return said, told, most, whole and pickle.loads(whole), sockets()
 
@@ -55,12 +57,12 @@ def test_many_ranks_have_fewer_connections(found):
 def lose(who):
     """One of them leaves in mid-word, and the others do not: what they hear of it."""
     world = join()
-    team = Team(cpu_group(), tuple(range(world.size)), world.rank, fan=2)
-    team.exchange(None)
+    save_group = SaveGroup(cpu_group(), tuple(range(world.size)), world.rank, fan=2)
+    save_group.all_gather(None)
     if world.rank == who:
         os._exit(1)
     try:
-        team.exchange(None)
+        save_group.all_gather(None)
     except RuntimeError:
         return "lost"
 
@@ -75,9 +77,9 @@ def test_where_one_is_lost_nobody_waits_for_a_word(who):
 def speak_of_a_loss_to_who_does_not_hear():
     """The other rank takes no word before this one has given up."""
     world = join(device="cpu")
-    team = Team(cpu_group(), (0, 1), world.rank)
+    save_group = SaveGroup(cpu_group(), (0, 1), world.rank)
     began = time.monotonic()
-    lost = team._pass_on(None) if world.is_first else None
+    lost = save_group._send_down(None) if world.is_first else None
     barrier(world)
     return type(lost), time.monotonic() - began
 
@@ -92,9 +94,9 @@ def test_to_say_that_one_is_lost_takes_seconds_at_most():
 def test_nobody_hears_many_and_everybody_is_heard():
     for size in (1, 2, 8, 9, 63, 64, 65, 513, 1024):
         ranks = tuple(range(size))
-        teams = [Team(None, ranks, me) for me in ranks]
-        heard = [[place for level in team.below for place in level] for team in teams]
+        save_groups = [SaveGroup(None, ranks, me) for me in ranks]
+        heard = [[place for level in save_group.children for place in level] for save_group in save_groups]
         assert sorted(place for places in heard for place in places) == list(range(1, size))
-        assert all(teams[place].above == me for me, places in enumerate(heard) for place in places)
+        assert all(save_groups[place].parent == me for me, places in enumerate(heard) for place in places)
         assert max(map(len, heard)) <= 7 * 4
-        assert all(len(level) <= 7 for team in teams for level in team.below)
+        assert all(len(level) <= 7 for save_group in save_groups for level in save_group.children)

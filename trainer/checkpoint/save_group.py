@@ -17,21 +17,21 @@ import torch.distributed as dist
 from trainer.world import World
 
 T = TypeVar("T")
-_FRAME = 1024  # bytes that are sent in any case: most words fit in, and need no second message
+_FRAME = 1024  # bytes of the first part of a message: most fit in and need no second part
 _LENGTH = struct.Struct("<Q")
-_LOST = (1 << 64) - 1  # in the place of a length: there is no word, for whoever should have brought it is lost
-_FAREWELL = dt.timedelta(seconds=3)  # to say so: whoever does not take it in time has it from the end of the connection
+_LOST = (1 << 64) - 1  # in place of a length: there is no message, as its sender is lost
+_LOSS_NOTICE_TIMEOUT = dt.timedelta(seconds=3)  # a peer that does not receive it in time sees the connection end
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class SaveGroup:
     """Ranks with a gloo group of their own, which nothing else uses; a group of one rank has none."""
 
     group: dist.ProcessGroup | None
     ranks: tuple[int, ...]  # in the world
-    me: int  # place among them
-    leaders: tuple[int, ...] | None = None  # disks apart: the place of who acts for each one's; None: there is one disk
-    fan: int = 8  # so many hear one of them
+    me: int  # this rank's place among them
+    leaders: tuple[int, ...] | None = None  # no shared disk: for each rank the place of the one that acts for its disk
+    fan: int = 8  # children on each level of the tree
 
     @property
     def is_first(self) -> bool:
@@ -39,101 +39,101 @@ class Team:
         return self.me == 0
 
     @property
-    def apart(self) -> bool:
+    def separate_disks(self) -> bool:
         """Whether the files of a checkpoint are spread over several disks."""
         return self.leaders is not None
 
     @property
-    def leader(self) -> int:
+    def disk_leader(self) -> int:
         """The place of the rank that takes tokens, commits and removes on this rank's disk."""
         return 0 if self.leaders is None else self.leaders[self.me]
 
     @property
-    def leads(self) -> bool:
+    def acts_for_disk(self) -> bool:
         """Whether this rank acts for its disk."""
-        return self.me == self.leader
+        return self.me == self.disk_leader
 
-    def near(self, place: int) -> bool:
+    def shares_disk_with(self, place: int) -> bool:
         """Return whether the rank at `place` writes on the same disk as this one."""
-        return self.leaders is None or self.leaders[place] == self.leader
+        return self.leaders is None or self.leaders[place] == self.disk_leader
 
-    def tell(self, word: T) -> T:
+    def broadcast(self, message: T) -> T:
         """Return on all ranks what the first one passes."""
         if self.group is None:
-            return word
-        said = self._told() if self.me else pickle.dumps(word)
-        if lost := self._pass_on(said):
+            return message
+        data = self._receive_down() if self.me else pickle.dumps(message)
+        if lost := self._send_down(data):
             raise lost
-        told: T = _unpacked(said)
+        told: T = _unpickle(data)
         return told
 
-    def exchange(self, word: T) -> list[T]:
+    def all_gather(self, message: T) -> list[T]:
         """Return on all ranks what each of them passes."""
-        words = self.join(pickle.dumps([word]), _in_a_row)
-        said: list[T] = _unpacked(self.tell(words or b""))
-        return said
+        messages = self.reduce(pickle.dumps([message]), _concatenate)
+        data: list[T] = _unpickle(self.broadcast(messages or b""))
+        return data
 
-    def greatest(self, *numbers: int) -> list[int]:
+    def maximum(self, *numbers: int) -> list[int]:
         """Return for each position the greatest number that any rank passes."""
-        found = self.join(pickle.dumps(numbers), _greatest)
-        return list(_unpacked(self.tell(found or b"")))
+        found = self.reduce(pickle.dumps(numbers), _elementwise_maximum)
+        return list(_unpickle(self.broadcast(found or b"")))
 
-    def join(self, word: bytes, joined: Callable[[Sequence[bytes]], bytes]) -> bytes | None:
-        """Return all messages merged on the first rank, and None on the others; a `tell` has to follow.
+    def reduce(self, message: bytes, merge: Callable[[Sequence[bytes]], bytes]) -> bytes | None:
+        """Return all messages merged on the first rank, and None on the others; a `broadcast` has to follow.
 
-        `joined` merges the messages of neighbouring ranks, so that no rank receives more than a few.
+        `merge` joins the messages of neighbouring ranks, so that no rank receives more than a few.
         """
         lost: Exception | None = None
-        for level in self.below:
-            words = [word]
-            for place in level:  # all of them, whatever went wrong: nobody is left with a word to say
+        for level in self.children:
+            messages = [message]
+            for place in level:  # all of them, whatever went wrong: no rank may be left sending
                 try:
-                    words.append(self._heard(place))
+                    messages.append(self._receive_message(place))
                 except RuntimeError as error:
                     lost = error
             try:
-                word = joined(words) if lost is None else b""
-            except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for a word
+                message = merge(messages) if lost is None else b""
+            except Exception as error:  # noqa: BLE001 - the others wait for a message, whatever the error is
                 lost = error
         if self.me == 0 and lost is None:
-            return word
-        self._hand_up(word if lost is None else None)
+            return message
+        self._send_up(message if lost is None else None)
         if lost is not None:
             raise lost
         return None
 
-    def _hand_up(self, word: bytes | None) -> None:
+    def _send_up(self, message: bytes | None) -> None:
         """Send the message up the tree; None means it was lost, and the loss then comes back down."""
         if self.me == 0:
-            self._pass_on(None)
+            self._send_down(None)
             return
         try:
-            self._say(word, self.above)
+            self._send_message(message, self.parent)
         except RuntimeError:
-            self._pass_on(None)
+            self._send_down(None)
             raise
-        if word is None:
-            self._told()
+        if message is None:
+            self._receive_down()
 
-    def _told(self) -> bytes:
+    def _receive_down(self) -> bytes:
         try:
-            return self._heard(self.above)
+            return self._receive_message(self.parent)
         except RuntimeError:
-            self._pass_on(None)
+            self._send_down(None)
             raise
 
-    def _pass_on(self, word: bytes | None) -> RuntimeError | None:
+    def _send_down(self, message: bytes | None) -> RuntimeError | None:
         """Send the message down the tree to all who answer, and return the last error."""
         lost = None
-        for place in (place for level in reversed(self.below) for place in level):
+        for place in (place for level in reversed(self.children) for place in level):
             try:
-                self._say(word, place)
+                self._send_message(message, place)
             except RuntimeError as error:
                 lost = error
         return lost
 
     @property
-    def below(self) -> list[list[int]]:
+    def children(self) -> list[list[int]]:
         """The places that send to this one, level by level, nearest first."""
         levels, step = [], 1
         while step < len(self.ranks) and self.me % (step * self.fan) == 0:
@@ -143,33 +143,33 @@ class Team:
         return levels
 
     @property
-    def above(self) -> int:
+    def parent(self) -> int:
         """The place that this one sends to."""
         step = self.fan
         while self.me % step == 0:
             step *= self.fan
         return self.me - self.me % step
 
-    def _say(self, word: bytes | None, place: int) -> None:
-        frame = bytearray(_LENGTH.pack(_LOST) if word is None else _LENGTH.pack(len(word)) + word)
+    def _send_message(self, message: bytes | None, place: int) -> None:
+        frame = bytearray(_LENGTH.pack(_LOST) if message is None else _LENGTH.pack(len(message)) + message)
         frame += bytes(max(0, _FRAME - len(frame)))
-        if word is None:
+        if message is None:
             # A send that gloo takes just as its connection is cut is never over, and no error of its.
             work = dist.isend(torch.frombuffer(frame, dtype=torch.uint8), dst=self.ranks[place], group=self.group)
             if work is not None:
-                work.wait(_FAREWELL)
+                work.wait(_LOSS_NOTICE_TIMEOUT)
             return
         for piece in (frame[:_FRAME], frame[_FRAME:]):
             if piece:
                 dist.send(torch.frombuffer(piece, dtype=torch.uint8), dst=self.ranks[place], group=self.group)
 
-    def _heard(self, place: int) -> bytes:
+    def _receive_message(self, place: int) -> bytes:
         """Return the message from `place`. Raises RuntimeError, as gloo does, if there is none."""
         frame = bytearray(_FRAME)
         self.receive(memoryview(frame), place)
         (size,) = _LENGTH.unpack_from(frame)
         if size == _LOST:
-            raise RuntimeError("another rank was lost, or failed, while ranks spoke of a checkpoint")
+            raise RuntimeError("another rank was lost, or failed, while ranks exchanged messages about a checkpoint")
         rest = bytearray(max(0, size + _LENGTH.size - _FRAME))
         if rest:
             self.receive(memoryview(rest), place)
@@ -184,16 +184,16 @@ class Team:
         dist.recv(torch.frombuffer(view, dtype=torch.uint8), src=self.ranks[place], group=self.group)
 
 
-def _unpacked(word: bytes) -> Any:
-    return pickle.loads(word)  # noqa: S301 # nosec B301 - ranks of one run believe each other, as all of torch does
+def _unpickle(message: bytes) -> Any:
+    return pickle.loads(message)  # noqa: S301 # nosec B301 - ranks of one run trust each other, as all of torch does
 
 
-def _in_a_row(words: Sequence[bytes]) -> bytes:
-    return pickle.dumps([one for word in words for one in _unpacked(word)])
+def _concatenate(messages: Sequence[bytes]) -> bytes:
+    return pickle.dumps([one for message in messages for one in _unpickle(message)])
 
 
-def _greatest(words: Sequence[bytes]) -> bytes:
-    return pickle.dumps([max(each) for each in zip(*(_unpacked(word) for word in words), strict=True)])
+def _elementwise_maximum(messages: Sequence[bytes]) -> bytes:
+    return pickle.dumps([max(each) for each in zip(*(_unpickle(message) for message in messages), strict=True)])
 
 
 def nodes(world: World) -> list[str]:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 
-def elsewhere(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+def stand_in(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     """Return a stand-in for a parameter that this rank does not have."""
     nothing = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
     found = nn.Parameter(nothing, requires_grad=parameter.requires_grad)
-    found.has_its_numbers_elsewhere = True  # type: ignore[attr-defined] # a tensor takes any attribute
+    found.is_stand_in = True  # type: ignore[attr-defined] # a tensor takes any attribute
     return found
 
 
 def is_here(tensor: Tensor) -> bool:
     """Return whether this rank has the tensor's numbers, or a part of them."""
-    return not getattr(tensor, "has_its_numbers_elsewhere", False)
+    return not getattr(tensor, "is_stand_in", False)

@@ -1,0 +1,169 @@
+"""Find the newest whole state of a training, in memory or on disk, and load it on all ranks."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from trainer.checkpoint.contents import Subjects
+from trainer.checkpoint.loading import Loaded, Reader, read_patiently
+from trainer.checkpoint.memory import MemoryTier
+from trainer.checkpoint.save_group import SaveGroup
+from trainer.checkpoint_files import catalog, commit
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.layout import folder_name
+from trainer.checkpoint_files.manifest import Manifest
+from trainer.checkpoint_files.whole import whole
+from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
+from trainer.world import World
+
+log = logging.getLogger("trainer")
+# Another disk may have copies of what was set aside here.
+_NONE_ON_ALL_DISKS = "on all disks; the next start looks for copies of them"
+_NONE_AND_SPOILT = "any more, and parts of a damaged one are in the model; the next start begins anew"
+
+
+class NewestState:
+    """Loads the newest state that is whole on all ranks; every rank makes the same calls."""
+
+    def __init__(self, folder: Path, subjects: Subjects, world: World, save_group: SaveGroup) -> None:
+        self._folder, self._subjects, self._world, self._save_group = folder, subjects, world, save_group
+        self._spoilt = False  # a damaged checkpoint was read into the objects: they are no longer what they began as
+
+    def load(self, memory: MemoryTier | None) -> Loaded | None:
+        """Load the newest state into the objects and return it, or None if there is none."""
+        loaded = None if memory is None else self._load_from_memory(memory)
+        return loaded or self._load_from_disk()
+
+    def _load_from_disk(self) -> Loaded | None:
+        passed_over: set[int] = set()
+        while True:
+            found = self._newest(passed_over)
+            if found is None:
+                if self._spoilt:
+                    why = _NONE_ON_ALL_DISKS if self._save_group.separate_disks else _NONE_AND_SPOILT
+                    raise TrainerError(f"{self._folder}: no checkpoint is sound {why}")
+                return None
+            entry, manifest = found
+            reader = Reader(entry.path, manifest, self._subjects, self._world)
+            reader.prepare()
+            results = self._save_group.all_gather(read_patiently(reader.read))
+            problems = [problem for problem, _ in results if problem]
+            if not problems:
+                reader.apply()
+                return Loaded(
+                    entry.step,
+                    entry.path,
+                    manifest.world_size,
+                    from_memory=False,
+                    info=manifest.info,
+                    finite=manifest.finite,
+                    averages=reader.averages,
+                )
+            self._spoilt = True
+            passed_over.add(entry.step)
+            near = self._save_group.shares_disk_with
+            damaged = any(damaged for place, (_, damaged) in enumerate(results) if near(place))
+            if self._save_group.is_first or (self._save_group.acts_for_disk and damaged):
+                # Where another disk's part is sound it stays: the damaged one's may come back from a copy.
+                _reject(entry, "; ".join(dict.fromkeys(problems)), damaged)
+
+    def _newest_on_disk(self) -> int:
+        if self._save_group.separate_disks:
+            return max((step for step, _ in self._whole_everywhere(dict(self._whole(set())))), default=0)
+        return self._save_group.broadcast(
+            max(catalog.steps(self._folder), default=0) if self._save_group.is_first else 0
+        )
+
+    def _newest(self, passed_over: set[int]) -> tuple[Entry, Manifest] | None:
+        """Return the newest checkpoint that is whole on all disks, preferably a finite one."""
+        if not self._save_group.separate_disks:
+            manifest = self._save_group.broadcast(self._newest_finite(self._whole(passed_over)))
+        else:
+            mine = dict(self._whole(passed_over))
+            everywhere = sorted(self._whole_everywhere(mine), reverse=True)
+            manifest = self._save_group.broadcast(
+                self._newest_finite((key, mine[key]) for key in everywhere if key in mine)
+            )
+            for step in catalog.steps(self._folder) if self._save_group.acts_for_disk else []:
+                if step > (manifest.step if manifest else -1) and step not in passed_over:
+                    log.warning("passing over the checkpoint of step %d: not all of it is on every node", step)
+        return None if manifest is None else (self._entry(manifest.step), manifest)
+
+    def _newest_finite(self, newest_first: Iterable[tuple[object, Manifest]]) -> Manifest | None:
+        """Return the first manifest with finite weights, else the first of all.
+
+        Newer ones are set aside once a finite one is found, as training goes through their steps again.
+        """
+        not_finite: list[Manifest] = []
+        for _, manifest in newest_first:
+            if manifest.finite:
+                for one in not_finite:
+                    _reject(self._entry(one.step), "its weights are not finite", damaged=True)
+                return manifest
+            not_finite.append(manifest)
+        return not_finite[0] if not_finite else None
+
+    def _whole(self, passed_over: set[int]) -> Iterator[tuple[tuple[int, str], Manifest]]:
+        """Yield the whole checkpoints on this disk by step and save, newest first, on the rank that acts for it."""
+        for step in reversed(catalog.steps(self._folder) if self._save_group.acts_for_disk else []):
+            if step not in passed_over:
+                entry = self._entry(step)
+                try:
+                    manifest = catalog.read_manifest(entry)
+                    yield (step, manifest.nonce), manifest
+                except CheckpointPartial as error:
+                    if not self._save_group.separate_disks:
+                        log.warning("passing over the checkpoint of step %d: %s", step, error)
+                except CheckpointDamaged as error:
+                    _reject(entry, str(error), damaged=True)
+                except OSError as error:
+                    _reject(entry, str(error), damaged=False)
+
+    def _whole_everywhere(self, mine: Mapping[tuple[int, str], Manifest]) -> set[tuple[int, str]]:
+        found = self._save_group.all_gather(set(mine) if self._save_group.acts_for_disk else None)
+        return whole({disk: keys} for disk, keys in enumerate(found) if keys is not None)
+
+    def _load_from_memory(self, memory: MemoryTier) -> Loaded | None:
+        newest_on_disk = self._newest_on_disk()
+        found = self._save_group.all_gather(memory.steps(self._world))
+        step, _ = max(whole({rank: steps} for rank, steps in enumerate(found)), default=(0, ""))
+        if step <= newest_on_disk:
+            return None
+        manifest = memory.manifest(step, self._world)
+        reader = Reader(memory.entry(step).path, manifest, self._subjects, self._world) if manifest else None
+        if reader is not None:
+            reader.prepare()
+        # With nothing on disk to overwrite what a damaged one leaves in the objects: compare before reading.
+        if newest_on_disk == 0 and not self._is_sound(
+            step, reader.compare if reader else None, "the training begins anew"
+        ):
+            return None
+        on_disk = "an older one" if newest_on_disk else "none"
+        sound = self._is_sound(step, reader.read if reader else None, f"the disk has {on_disk}")
+        if not sound or reader is None or manifest is None:
+            self._spoilt = True
+            return None
+        reader.apply(self._save_group if len(memory.node.ranks) < self._world.size else None)
+        path, size = memory.entry(step).path, manifest.world_size
+        return Loaded(step, path, size, from_memory=True, info=manifest.info, averages=reader.averages)
+
+    def _is_sound(self, step: int, read: Callable[[], None] | None, otherwise: str) -> bool:
+        """Return whether all ranks can read their parts of a snapshot in memory."""
+        problem, _ = read_patiently(read) if read is not None else ("it has gone", True)
+        problems = [one for one in self._save_group.all_gather(problem) if one]
+        if problems and self._save_group.is_first:
+            log.warning("the snapshot of step %d in memory is not whole: %s; %s", step, problems[0], otherwise)
+        return not problems
+
+    def _entry(self, step: int) -> Entry:
+        return Entry("step", step, self._folder / folder_name(step))
+
+
+def _reject(entry: Entry, problem: str, damaged: bool) -> None:
+    """Pass over a checkpoint; rename a damaged one, so that no later start reads it again."""
+    log.warning("falling back to the checkpoint before step %d: %s", entry.step, problem)
+    if damaged:
+        try:
+            log.warning("it was set aside as %s", commit.set_aside(entry))
+        except OSError as error:
+            log.warning("it could not be set aside: %s", error)
