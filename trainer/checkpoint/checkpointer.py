@@ -343,8 +343,7 @@ class Checkpointer:
         return False
 
     def _prepare(self) -> None:
-        """Once, after the first step, when optimizers have their state: find out now, not at the end, what cannot be
-        kept; plan, and have the memory ready in time."""
+        """Find out after the first step what cannot be kept, plan, and allocate memory for the first save."""
         self._prepared = True
         contents = gather(self._subjects, self._world)
         if self._asynchronous and self._every != Every():

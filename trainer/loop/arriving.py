@@ -1,6 +1,6 @@
-"""Where ranks have met anew after one was killed: they agree on a step, hand it on, and are where they go on from.
+"""Bring ranks that have met again after one was killed to the step from which they continue.
 
-standing of each ─► agree ─► notes that were lent ─► weights, optimizer, snapshot: given, in stripes, or put back
+standing of each ─► agree ─► rank states from copies ─► weights, optimizer, snapshot: sent in stripes, or restored
                  ─► buffers, generators, the step's losses ─► all are right after that step's update
 """
 
@@ -23,13 +23,14 @@ CANNOT = "the training cannot go on in place: "  # what an error begins with tha
 
 
 def cannot(why: str) -> dist.DistBackendError:
-    """Has launch start all ranks anew: it is no error of the user's."""
+    """Return the error that makes launch start all ranks anew, for what is no error of the user's."""
     return dist.DistBackendError(CANNOT + why)
 
 
 def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str:
-    """On all ranks, in new groups: be where the training goes on from. Gives the step, and how many samples it had; or
-    why there is no way but back to what was saved.
+    """Bring all ranks, in new groups, to the step from which the training goes on.
+
+    Returns the step and its number of samples, or why all ranks have to go back to what was saved.
     """
     world = loop.training.world
     snapshots.find(loop)
@@ -55,7 +56,7 @@ def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str
 
 
 def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
-    """Models stay, and each rank has all of the weights, or takes all of them. Gives where the loop stood."""
+    """Give or take whole weights, as each rank's model has all of them; return the loop's position."""
     world, subjects = loop.training.world, loop.checkpointer.subjects
     if world.rank in agreed.takers:
         snapshots.snapshot = None  # until it has all of it
@@ -76,9 +77,7 @@ def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> di
 
 
 def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
-    """Models were made anew: each rank puts its shards into its own, or those of another rank. Gives where the loop
-    stood.
-    """
+    """Put shards into models that were made anew, from this rank or another one; return the loop's position."""
     world = loop.training.world
     for giver in dict.fromkeys(one for one, _ in agreed.handed):
         takers = [rank for one, rank in agreed.handed if one == giver]
@@ -94,7 +93,7 @@ def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[
 
 
 def _lend(loop: Loop, snapshots: StepSnapshots, agreed: Agreement, life: str) -> None:
-    """To a rank whose notes were lost with its node: that of the step, from who kept it."""
+    """Send the state that was lost with its node to its rank, from the rank that keeps a copy."""
     world = loop.training.world
     for keeper, rank in agreed.lent:
         if world.rank == keeper and snapshots.copies is not None:
@@ -107,7 +106,7 @@ def _lend(loop: Loop, snapshots: StepSnapshots, agreed: Agreement, life: str) ->
 
 
 def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str, Any]) -> None:
-    """Weights, optimizer and objects are those of the step; now for where the loop stood, and what was noted of it."""
+    """Restore the loop's position and this rank's own state, after weights, optimizer and objects."""
     note = snapshots.notes.read(step) if snapshots.notes is not None else None
     if note is None:
         raise cannot(f"the note of step {step} is gone")
@@ -140,7 +139,7 @@ def _put_back_losses(loop: Loop, note: RankState) -> None:
 
 
 def draw_anew(loop: Loop) -> None:
-    """At the end of a step, as a start on other ranks does that goes on from a checkpoint of it."""
+    """Seed the generators at the end of a step as a start from its checkpoint on other ranks does."""
     world, step = loop.training.world, loop.progress.step
     seed_all(loop.training.settings.seed, world.share)
     if step:

@@ -1,4 +1,4 @@
-"""An average of the weights over the steps, which is steadier than they are: what is validated and handed over."""
+"""Average the weights over the steps; the average is steadier, and is what is validated and exported."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ _LEAST_BYTES = 4  # of a number: in fewer a small change of the average would be
 
 
 class Average:
-    """Of each parameter that is trained, as this rank has it: all of it, or its shard. Buffers are those of the model.
+    """The averages of the trained parameters that this rank has, whole or as shards.
 
-    An older step counts `decay` times as much as the one after it. In the first steps it counts less, or the first,
-    random weights would be in the average for long: step n has a share of at least 9 / (10 + n).
+    An older step counts `decay` times as much as the next one, and less in the first steps, or the random first weights
+    would stay in the average for long: step n has a share of at least 9 / (10 + n).
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -41,7 +41,7 @@ class Average:
 
     @torch.no_grad()
     def begin(self, known: Collection[str] = ()) -> int:
-        """From the weights as they are, but for those of `known` names. How many have begun."""
+        """Set the averages to the current weights, except those of `known` names; return how many were set."""
         begun = [name for name in self.tensors if name not in known]
         for name in begun:
             self.tensors[name].copy_(self._weights[name])
@@ -49,7 +49,10 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int, learned: bool | Tensor) -> None:
-        """After an optimizer step. `learned`: whether it has changed the weights; on a GPU it is not waited for."""
+        """Update the averages after an optimizer step; `learned` says whether it changed the weights.
+
+        On a GPU `learned` is a tensor, so that nothing waits for it.
+        """
         if learned is False:
             return
         share = 1 - min(self._decay, (1 + step) / (10 + step))
@@ -58,7 +61,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights; afterwards, to the bit, those that it had."""
+        """Give the model the averaged weights inside the context, and exactly its own ones afterwards."""
         exchanged: list[tuple[Tensor, Tensor]] = []  # of an exchange that fails on its way what was done is undone
         try:
             for pair in self._pairs():

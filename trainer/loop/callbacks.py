@@ -12,47 +12,48 @@ _OURS = "trainer."
 
 
 class Callback:
-    """Override what you need. All ranks call every hook, at the same step.
+    """Base class of callbacks: override what you need; all ranks call every hook, at the same step.
 
-    What state_dict() gives is kept in each checkpoint (the first rank's word counts) and comes back by
-    load_state_dict() before on_start().
+    What state_dict() returns on rank 0 is kept in each checkpoint and passed to load_state_dict() before on_start().
     """
 
     def on_start(self, training: Training) -> None:
-        """Everything is loaded; the first step of this start comes next."""
+        """Act when everything is loaded, before the first step of this start."""
 
     def on_step(self, training: Training) -> None:
-        """After each optimizer step."""
+        """Act after each optimizer step."""
 
     def on_log(self, training: Training, line: Line) -> None:
-        """Every `log_every` steps, with what is known of the step, in plain numbers."""
+        """Act every `log_every` steps on the plain numbers of the step."""
 
     def on_validation(self, training: Training, values: Values) -> None:
-        """After each validation, with the means over all samples."""
+        """Act after each validation on the means over all samples."""
 
     def on_test(self, training: Training, values: Values) -> None:
-        """After Trainer.test(), which is no part of a training: `training.step` is that of the weights."""
+        """Act after Trainer.test(), which is no part of a training: `training.step` is that of the weights."""
 
     def on_epoch(self, training: Training) -> None:
-        """After each epoch; `training.epoch` are done."""
+        """Act after each epoch; `training.epoch` of them are done."""
 
     def on_done(self, training: Training) -> None:
-        """Trained to the end, and saved; the ranks are still together."""
+        """Act when the training has ended and is saved, while the ranks are still together."""
 
     def on_end(self, training: Training) -> None:
-        """The loop has been left: done, stopped or failed; or, where ranks meet anew in their processes, to be gone on
-        with: on_start follows then.
+        """Act when the loop is left: done, stopped or failed.
+
+        Where ranks meet again and continue in place, on_start follows.
         """
 
     def state_dict(self) -> dict[str, Any]:
+        """Return what is kept in each checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what state_dict() gave."""
+        """Restore what state_dict() returned."""
 
 
 class Callbacks:
-    """Several as one, in their order."""
+    """Several callbacks as one, called in their order."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._named = _named(callbacks)
@@ -61,7 +62,7 @@ class Callbacks:
 
     @property
     def hear_of_ends(self) -> bool:
-        """One of them, of a script's own, does something when the loop is left."""
+        """Whether a callback of the user's own acts when the loop is left."""
         overriding = [type(one) for one in self._named.values() if type(one).on_end is not Callback.on_end]
         return any(not one.__module__.startswith(_OURS) for one in overriding)
 
@@ -107,7 +108,7 @@ class Callbacks:
 
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """By class; the second of a class as `Name#2`."""
+    """Return the callbacks by class name; the second of a class is `Name#2`."""
     found: dict[str, Callback] = {}
     for one in callbacks:
         name = type(one).__name__

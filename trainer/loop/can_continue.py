@@ -1,4 +1,4 @@
-"""Why a training could not go on in place, where a rank was killed, and all ranks have to be started anew."""
+"""Tell why a training cannot continue in place after a rank was killed, so that all ranks have to start anew."""
 
 import os
 import time
@@ -30,16 +30,15 @@ _NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
 
 
 class PlainState:
-    """Numbers and the like that modules, or a loss, keep in Python: no checkpoint has them, nor a rank that is new."""
+    """Numbers and text that modules, or a loss, keep in Python, which neither a checkpoint nor a new rank has."""
 
     def __init__(self) -> None:
         self._steps, self._last = 0, dict[str, str]()
 
     def changing(self, **modules: object) -> str:
-        """After a step, in one of the first few: what has changed since the one before, as `model.blocks.0.count`; ""
-        where nothing has.
+        """Return the name of a value that changed in one of the first steps, as `model.blocks.0.count`, or "".
 
-        Not since before the first step, in which a module may make what it keeps from then on.
+        The first step is not compared, as a module may make there what it keeps from then on.
         """
         if self._steps == _LOOKED_AT:
             return ""
@@ -57,7 +56,7 @@ class PlainState:
 
 
 def _objects_of(root: object) -> Iterator[tuple[str, object]]:
-    """A module's parts; or the object that a function is of, where it is of one."""
+    """Yield a module's parts, or the object that a method belongs to."""
     while isinstance(root, partial):
         root = root.func
     root = getattr(root, "__self__", root)
@@ -68,14 +67,14 @@ def _objects_of(root: object) -> Iterator[tuple[str, object]]:
 
 
 class Pace:
-    """Of the first steps: what part of them it takes to note what going on in place needs."""
+    """Measures what part of the first steps is spent on keeping what continuing in place needs."""
 
     def __init__(self) -> None:
         self._steps, self._began, self._spent = 0, 0.0, 0.0
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """The time of a processor, as another one's work on the machine is no cost of it."""
+        """Count this thread's CPU time in the context; time lost to other processes is no cost."""
         began = time.thread_time()
         try:
             yield
@@ -83,7 +82,7 @@ class Pace:
             self._spent += time.thread_time() - began
 
     def is_felt(self, now: float) -> bool:
-        """After a step: there were enough by now, and too much of them was spent on it."""
+        """Return, once after enough steps, whether too much of them was spent."""
         self._steps += 1
         if self._steps == _WARM:
             self._began, self._spent = now, 0.0
@@ -93,10 +92,10 @@ class Pace:
 def reasons(
     loop: Loop, settings: Settings, dataset: Any, launched: Launched, *, met_once: bool, loads: bool, made: bool
 ) -> Iterator[str]:
-    """Why what a step does could not be undone exactly, or not be handed to another rank.
+    """Yield why a step could not be undone exactly, or its state not be handed to another rank.
 
-    `met_once`: the ranks have met for this training, and can meet anew. `loads`: nothing is handed over, all go back to
-    what was saved. `made`: the model was, by a function.
+    `met_once`: the ranks have met for this training and can meet again. `loads`: nothing is handed over and all go back
+    to what was saved. `made`: a function made the model.
     """
     if launched.in_place_unasked and not _is_free(loop, loads=loads):
         yield "recovery.mode hot would have to ask for it"
@@ -116,8 +115,9 @@ def reasons(
 
 
 def _is_free(loop: Loop, *, loads: bool) -> bool:
-    """Going on in place loses no step, and costs next to nothing: no device is waited for; and no
-    callback, which may be any, hears of an end that is none.
+    """Return whether continuing in place loses no step and costs next to nothing.
+
+    No device is waited for, and no callback of the user's acts on an end that is none.
     """
     strategy, cpu = loop.strategy, loop.training.world.device.type == "cpu"
     small = sum(one.nbytes for one in strategy.buffers) <= _BUFFERS_BYTES

@@ -1,4 +1,4 @@
-"""When Python looks for circles of objects: at steps of a schedule, on all ranks at once."""
+"""Collect Python's garbage at steps of a schedule, on all ranks at once."""
 
 import gc
 
@@ -7,9 +7,9 @@ from trainer.loop.progress import Training
 
 
 class Collecting(Callback):
-    """Left to itself it looks on one rank now and on another one then, and all of them wait each time.
+    """Collects every so many steps instead of whenever Python does, which delays all ranks for one of them.
 
-    What is there before the first step stays, and is not looked at again.
+    Objects that exist before the first step are not examined again.
     """
 
     def __init__(self, every: int) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees: lines of a log, and a bar where there is a terminal. For the first rank."""
+"""Print log lines, and a progress bar on a terminal, on rank 0."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ _LEAST_S = 0.1  # between two looks of the bar
 
 
 class Console(Callback):
-    """Lines on `lines`, and on `screen` a bar if it is a terminal."""
+    """Prints lines to `lines`, and a bar to `screen` if it is a terminal."""
 
     def __init__(
         self,
@@ -30,6 +30,7 @@ class Console(Callback):
         self._loss = ""
 
     def say(self, text: str) -> None:
+        """Print a line."""
         self._clear()
         self._lines.write(text + "\n")
         self._lines.flush()
@@ -61,7 +62,7 @@ class Console(Callback):
 
 
 def logged(line: Line, total_steps: int | None) -> str:
-    """`step 10/140  loss 2.381  lr 0.0099  1234 samples/s`, and how many steps were left out, if any."""
+    """Return `step 10/140  loss 2.381  lr 0.0099  1234 samples/s`, with the number of skipped steps if any."""
     rate = line["samples_per_s"]
     shown = f"{rate:.3g}" if rate < 100 else f"{rate:.0f}"
     skipped = f"  skipped {line['skipped']}" if "skipped" in line else ""
@@ -69,6 +70,7 @@ def logged(line: Line, total_steps: int | None) -> str:
 
 
 def bar(step: int, total_steps: int | None) -> str:
+    """Return the progress bar."""
     if total_steps is None:
         return f"step {step}"
     full = _BAR_WIDTH * min(step, total_steps) // total_steps

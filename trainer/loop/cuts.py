@@ -1,5 +1,7 @@
-"""Where a training's pipeline was cut by time: kept beside its checkpoints and in each of them, so that no later start
-measures anew, and goes on with other stages in the middle of a run."""
+"""Keep where a pipeline was cut by measured time, beside the checkpoints and in each of them.
+
+A later start would otherwise measure again and go on with other stages in the middle of a run.
+"""
 
 import os
 from collections.abc import Callable
@@ -34,14 +36,14 @@ _file = msgspec.json.Decoder(_File)
 
 
 class KeptCuts:
-    """The cut of a training: the one of its newest checkpoint, else of its first start."""
+    """The cut of a training: that of its newest checkpoint, else of its first start."""
 
     def __init__(self, folder: Path, world: World, measure: Callable[[], Sample] | None) -> None:
-        """`measure`: None where a model is only asked, and its cut is of no consequence."""
+        """Take `measure` to get a sample, or None if the model is only evaluated and its cut does not matter."""
         self._folder, self._world, self._measure = folder, world, measure
 
     def kept(self) -> list[Kept]:
-        """What the ranks' disks have, in their order: all need not have the same."""
+        """Return the cuts on the ranks' disks in order of preference; they need not all be the same."""
         told = gathered((self._of_checkpoint(), self._of_file()), self._world)
         checkpoints = sorted((one for one, _ in told if one is not None), key=lambda one: -one[0])
         files = [one for _, one in told if one is not None]
@@ -50,9 +52,11 @@ class KeptCuts:
         return [with_times.get(tuple(one.begins), one) for one in noted] + files
 
     def sample(self) -> Sample | None:
+        """Return a sample to measure by, or None."""
         return None if self._measure is None else self._measure()
 
     def keep(self, cut: Cut) -> None:
+        """Write the cut beside the checkpoints."""
         if not self._world.is_first:
             return
         make_folder(self._folder)
@@ -83,7 +87,7 @@ class KeptCuts:
 
 
 def _manifest(entry: catalog.Entry) -> Manifest | None:
-    """None where it is damaged: whoever loads says so."""
+    """Return the manifest, or None if it is damaged, which is reported when it is loaded."""
     try:
         return catalog.read_manifest(entry, partial=True)
     except (CheckpointDamaged, OSError):
@@ -91,7 +95,7 @@ def _manifest(entry: catalog.Entry) -> Manifest | None:
 
 
 def first_sample(settings: Settings, world: World, loss: LossFunction, data: TrainData) -> Sample:
-    """A micro-batch of the first batch there is. All ranks call it; the data is where it was."""
+    """Return a micro-batch of the first batch, and leave the data where it was; all ranks call it."""
     place = data.state_dict()
     batches = data.epoch_batches()
     batch = next(batches, None)

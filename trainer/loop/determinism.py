@@ -1,4 +1,4 @@
-"""Operations that give the same each time."""
+"""Make torch's operations give the same result each time."""
 
 import os
 
@@ -6,7 +6,7 @@ import torch
 
 
 def be_deterministic() -> None:
-    """Operations that differ from run to run raise from now on, and kernels are chosen alike."""
+    """Make operations that differ from run to run raise, and kernels be chosen alike."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True)
     torch.backends.cudnn.benchmark = False

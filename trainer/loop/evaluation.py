@@ -1,4 +1,4 @@
-"""Means over all samples of a data set, exact however many ranks share it."""
+"""Compute means over all samples of a data set, exact however many ranks share it."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ Metrics = Callable[[nn.Module, Any], Mapping[str, Sum | tuple[Any, ...]]]
 class Shares:
     """The validation or test data of this rank.
 
-    Batches are cut before they are dealt out: each is the same, and so is what is calculated from it, to the last bit,
-    however many ranks there are.
+    Batches are cut before they are dealt out, so that each of them, and what is computed from it, is the same to the
+    last bit on any number of ranks.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Shares:
         collate: Callable[[list[Any]], Any] | None,
         most: int | None = None,
     ) -> None:
-        """`most`: so many batches are enough."""
+        """Take at most `most` batches."""
         open_data = partial(EvalData, workers=workers, collate=collate, pin_memory=world.device.type == "cuda")
         self._data: EvalData | None = None
         self._most = most
@@ -60,19 +60,21 @@ class Shares:
         self._open_any = partial(EvalData, dataset, batch_size=samples, collate=collate)
 
     def batches(self) -> Iterator[Batch]:
+        """Yield this rank's batches."""
         return iter(()) if self._data is None else islice(self._data.batches(), self._most)
 
     def filler(self) -> Batch:
-        """Some batch, for a rank that has none left and has to keep step."""
+        """Return some batch for a rank that has none left and has to keep step."""
         return replace(next(self._open_any().batches()), samples=0)
 
     def close(self) -> None:
+        """End the workers."""
         if self._data is not None:
             self._data.close()
 
 
 def _dealt_out(length: int, samples: int, world: World) -> list[int]:
-    """This rank's indices: every `world.shares`-th batch."""
+    """Return the indices of this rank: every `world.shares`-th batch."""
     firsts = range(world.share * samples, length, world.shares * samples)
     return [index for first in firsts for index in range(first, min(first + samples, length))]
 
@@ -100,14 +102,14 @@ class Evaluation:
         self._weights = average.in_place if average is not None else nullcontext
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
-        """`val_loss` or `test_loss`, and what else the user's functions say; the same on all ranks."""
+        """Return `val_loss` or `test_loss` and the user's metrics, the same on all ranks."""
         with self._weights(), self._without_trace():
             sums, objects = self._found(self._in_step(self._shares.batches()), after_batch)
             found = {**means(of_shares(sums.terms(), self._world)), **objects.values(self._world)}
         return {self._prefix + name: value for name, value in found.items()}
 
     def predict(self, answer: Callable[[nn.Module, Any], Any], after_batch: Callable[[], None]) -> list[Any]:
-        """Return what `answer(model, batch)` gives for each batch, in the order of the data; the same on all ranks."""
+        """Return what `answer(model, batch)` gives for each batch, in the order of the data, the same on all ranks."""
         mine: list[Any] = []
         with self._weights(), self._without_trace():
             for batch in self._in_step(self._shares.batches()):
@@ -120,7 +122,7 @@ class Evaluation:
         return [some[number] for number in range(len(of_each[0])) for some in of_each if number < len(some)]
 
     def names(self) -> list[str] | None:
-        """What values there will be, found out with a single batch; None of a stream, which would lose it."""
+        """Return the names of the values, found with a single batch, or None for a stream, which would lose it."""
         if self._shares.are_of_a_stream:
             return None
         with self._without_trace():
@@ -144,7 +146,7 @@ class Evaluation:
             restore_generators(generators, self._world.device)
 
     def close(self) -> None:
-        """End its workers."""
+        """End the workers."""
         self._shares.close()
 
     def _found(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
@@ -161,7 +163,6 @@ class Evaluation:
         return sums, objects
 
     def _values(self, data: Any, samples: int) -> Mapping[str, Sum | tuple[Any, ...]]:
-        """Of one batch, by name."""
         functions: list[Callable[[nn.Module, Any], Any]] = []
         if self._loss is not None:
             functions.append(partial(_losses, self._loss, samples))
@@ -187,7 +188,7 @@ class Evaluation:
         return sum_of(value, samples, floats_are_sums=sums)
 
     def _in_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """With fillers at the end where ranks meet in every forward pass, until all have had theirs."""
+        """Yield the batches, and fillers until all ranks are done if ranks meet in every forward pass."""
         if not self._strategy.is_sharded:
             yield from batches
             return
@@ -202,7 +203,7 @@ class Evaluation:
 
 
 class SeveralEvaluations:
-    """A pass over each of several sets of validation or test data, whose names are in those of the values."""
+    """A pass over each of several named sets of validation or test data."""
 
     def __init__(self, each: Sequence[Evaluation]) -> None:
         self._each = each
@@ -212,7 +213,7 @@ class SeveralEvaluations:
         return {name: value for one in self._each for name, value in one.run(after_batch).items()}
 
     def names(self) -> list[str] | None:
-        """Return what values there will be, or None if one of the sets is a stream."""
+        """Return the names of the values, or None if one of the sets is a stream."""
         found = [one.names() for one in self._each]
         return None if None in found else [name for names in found for name in names or ()]
 

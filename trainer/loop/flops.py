@@ -1,4 +1,4 @@
-"""How many floating-point operations a sample takes, and which share of what the devices can do that makes (MFU)."""
+"""Count the floating-point operations of a sample, and their share of the devices' peak (MFU)."""
 
 import time
 from collections.abc import Callable
@@ -27,31 +27,32 @@ _PEAKS = (
 
 
 def peak_tflops(device: str, precision: str) -> float | None:
-    """None: not known."""
+    """Return the device's peak at this precision, or None if it is not known."""
     column = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 3}[precision]
     words = device.split()
     return next((float(row[column]) for row in _PEAKS if _is_in(row[0], device, words)), None)
 
 
 def _is_in(name: str, device: str, words: list[str]) -> bool:
-    """As words, or the beginning of one (`A100-SXM4-80GB`): a `T4` is no `T400`."""
+    """Return whether the name is a word of the device's or begins one (`A100-SXM4-80GB`): `T4` is not in `T400`."""
     return any(word == name or word.startswith(f"{name}-") for word in words) or f" {name} " in f" {device} "
 
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """What was counted, and what all devices could do in a second, where that is known."""
+    """Operations per sample, and what all devices can do in a second if that is known."""
 
     per_sample: float
     peak_per_s: float | None = None
 
     def in_line(self, samples_per_s: float) -> dict[str, float]:
+        """Return the values for a line of metrics."""
         done = self.per_sample * samples_per_s
         return {"flops_per_s": done, **({} if self.peak_per_s is None else {"mfu": done / self.peak_per_s})}
 
 
 def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
-    """Those of a forward and backward pass of this rank that leaves no trace; what is recomputed counts once."""
+    """Return the operations of one forward and backward pass of this rank; what is recomputed counts once."""
     from torch.utils.flop_counter import FlopCounterMode  # late: only who asks for it
 
     eager: AbstractContextManager[None] = nullcontext()
@@ -73,7 +74,10 @@ def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
 def counted(
     strategy: Strategy, settings: Settings, samples: Callable[[], int], run: Callable[[], Tensor]
 ) -> tuple[Flops, str]:
-    """Over all ranks, which meet here; and what is to be said of it. `samples`: of the micro-batch that was run."""
+    """Return the operations over all ranks, which meet here, and the line to log.
+
+    `samples` gives the size of the micro-batch that was run.
+    """
     began = time.perf_counter()
     of_ranks = gathered((count(strategy, run), samples()), strategy.world)
     per_sample = sum(flops for flops, _ in of_ranks) / max(1, sum(some for _, some in of_ranks))

@@ -1,4 +1,4 @@
-"""Weights in and out of a Trainer's training: where it starts from, and what it leaves for others."""
+"""Load the weights that a training starts from, and export those that it leaves."""
 
 import logging
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _OF_HUGGING_FACE = ("config", "generation_config")
 
 
 def begin_with(start: StartFrom | None, loop: Loop) -> None:
-    """Put them into the model, which the strategy has wrapped and sharded by now."""
+    """Load the given weights into the model, which is wrapped and sharded by now."""
     if start is None:
         return
     module = loop.strategy.module
@@ -31,16 +31,14 @@ def begin_with(start: StartFrom | None, loop: Loop) -> None:
 
 
 def begin_average(loop: Loop) -> None:
-    """From the weights as they are, where the checkpoint has none, or there is no checkpoint."""
+    """Begin the average from the current weights, unless the checkpoint had one."""
     loaded = loop.checkpointer.loaded
     if loop.average is not None and loop.average.begin(loaded.averages if loaded else ()) and loaded is not None:
         loop.training.say("ema: the checkpoint has no average of the weights, which begins from them now")
 
 
 def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *, best: bool = False) -> None:
-    """Those of the newest whole checkpoint, of the best one, or of that of a step. Where there is none, and none was
-    asked for, those that a training begins with.
-    """
+    """Load the newest whole checkpoint, the best one, or that of a step; without any, the weights to start from."""
     folder, world, module = loop.checkpointer.folder, loop.training.world, loop.strategy.module
     if step is not None or best or from_first(world, lambda: bool(catalog.entries(folder))):
         loop.progress.step = load_model_together(module, folder, world, step, best=best)
@@ -52,7 +50,7 @@ def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *
 def hand_over(
     folder: Path, target: Path, world: World, module: nn.Module | None, shape: Shape, step: int | None, *, best: bool
 ) -> Written:
-    """All ranks call it; the first one writes. What Hugging Face's models know of themselves goes beside them."""
+    """Export on rank 0, with a Hugging Face model's configuration beside it; all ranks call it."""
 
     def write() -> Written:
         try:

@@ -1,4 +1,4 @@
-"""Launch's messages to one rank of a training, noticed also in the middle of a forward or backward pass."""
+"""Receive launch's messages to one rank, also in the middle of a forward or backward pass."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +11,7 @@ from trainer.recovery.control import Control, MeetAnew
 
 
 class LaunchMessages:
-    """The message that the ranks meet anew: waited for, or watched for while the rank trains."""
+    """The message that the ranks meet again: waited for, or watched for while the rank trains."""
 
     def __init__(self) -> None:
         self._control: Control | None = None
@@ -20,7 +20,7 @@ class LaunchMessages:
 
     @property
     def opened(self) -> bool:
-        """Whether launch can tell this rank anything."""
+        """Whether launch can send this rank messages."""
         return self._control is not None
 
     def open(self, path: Path | None) -> None:
@@ -44,9 +44,9 @@ class LaunchMessages:
     def watch(
         self, parameters: Iterable[nn.Parameter] | None = None, unless: Callable[[], bool] = lambda: False
     ) -> None:
-        """Cut the connections at a message: of a node that is only silent no operation fails by itself.
+        """Cut the connections at a message, since no operation fails by itself if a node is only silent.
 
-        With `parameters` passes over them are left too, by an error, except where `unless` says so.
+        With `parameters`, passes over them are left by an error too, except while `unless` returns True.
         """
 
         def check() -> None:
@@ -59,7 +59,7 @@ class LaunchMessages:
             self._lookout = made_here.cut_on(self._control.fileno(), self.leave_passes)
 
     def leave_passes(self) -> None:
-        """Called by the thread that has noticed a message: that of the training may be held up, or never be back."""
+        """Have passes left; the watching thread calls it, as the training's may be blocked."""
         if self._passes is not None:
             self._passes.leave()
 

@@ -1,4 +1,4 @@
-"""The loop itself: epochs, batches, micro-batches, and what happens at the end of a step."""
+"""The training loop: epochs, batches, micro-batches, and what happens at the end of a step."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -36,19 +36,26 @@ Info = dict[str, str | int | float | bool | None]
 
 
 class StepListener(Protocol):
-    """Hears of each step what it takes to go on in place when a rank was killed."""
+    """Keeps what is needed of each step to continue in place after a rank was killed."""
 
     step_samples: int | None  # of the step after which that is; None: before the first one
 
-    def note(self, loop: "Loop") -> None: ...
-    def updated(self, loop: "Loop", step_samples: int) -> None: ...
-    def step_ended(self, loop: "Loop") -> None: ...
-    def step_over(self, loop: "Loop") -> None: ...
+    def note(self, loop: "Loop") -> None:
+        """Keep this rank's own state after the last forward pass of a step."""
+
+    def updated(self, loop: "Loop", step_samples: int) -> None:
+        """Keep the shared state after the update."""
+
+    def step_ended(self, loop: "Loop") -> None:
+        """Act on the step after which the training continues, before it is saved."""
+
+    def step_over(self, loop: "Loop") -> None:
+        """Act when everything that follows a step is done."""
 
 
 @dataclass(slots=True)
 class Loop:
-    """A training put together: everything that takes part, and the order in which it does."""
+    """A training put together: everything that takes part, in the order in which it acts."""
 
     training: Training
     loss: LossFunction
@@ -101,7 +108,7 @@ class Loop:
             self.piped = Piped(self.strategy.pipeline)
 
     def run(self) -> int:
-        """Train until it is over: 0. Or 75: everything is saved, start me again."""
+        """Train to the end and return 0, or return 75 if asked to stop, with everything saved."""
         self.callbacks.on_start(self.training)
         try:
             if self._train():
@@ -115,7 +122,7 @@ class Loop:
             self.callbacks.on_end(self.training)
 
     def _train(self) -> bool:
-        """True: asked to stop, and all is saved."""
+        """Return whether a stop was asked for, with everything saved."""
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
         if self.survivor is not None:
@@ -134,14 +141,14 @@ class Loop:
         return False
 
     def _go_on_after_step(self, survivor: StepListener) -> bool:
-        """In place, after a step's update. True: asked to stop, and all is saved."""
+        """Continue in place after a step's update; return whether a stop was asked for."""
         if survivor.step_samples is None:
             survivor.step_ended(self)
             return False
         return self._end_step(survivor.step_samples, before_saving=lambda: survivor.step_ended(self))
 
     def _catch_up(self) -> None:
-        """What a start before this one was to do after its last step, which it saved before it validated."""
+        """Do what the start before this one had left to do after its last step, such as a validation."""
         limit, every = self.training.settings.max_time_s, self.training.settings.validate_every
         self.out_of_time = limit is not None and self.progress.seconds_before >= limit
         if self.data.samples_done == self.epoch_samples and self.progress.epoch == self.data.epoch:
@@ -152,7 +159,7 @@ class Loop:
             self._validate()
 
     def _train_epoch(self) -> bool:
-        """The rest of an epoch. True: asked to stop."""
+        """Train the rest of an epoch; return whether a stop was asked for."""
         begun, first = self.data.samples_done, self.progress.step
         self.left = None if self.epoch_samples is None else self.epoch_samples - begun
         for batch in self.data.epoch_batches():
@@ -184,7 +191,7 @@ class Loop:
         self.phases.lap("backward")
 
     def _through_stages(self, piped: Piped, batch: Batch) -> None:
-        """Forward and backward passes, which change places with each other."""
+        """Run forward and backward passes interleaved over the pipeline's stages."""
         data = self.place(batch.data)
         self.phases.lap("copy")
         answer = piped.train(self.loss, data, batch, self.count, known=self.gathers)
@@ -193,7 +200,7 @@ class Loop:
             self.losses.add(answer, batch)
 
     def answer(self, batch: Batch) -> Answer:
-        """A forward pass: what the user's function says."""
+        """Return what the user's function gives for a batch."""
         data = self.place(batch.data)
         try:
             if self.own_step is not None:
@@ -209,7 +216,7 @@ class Loop:
             ) from error
 
     def _own_work(self, model: nn.Module, data: Any) -> Any:
-        """Inside of DDP's forward pass, after the buffers of the first rank have come."""
+        """Call the loss inside DDP's forward pass, after rank 0's buffers have been broadcast."""
         self.phases.lap("copy")
         return self.loss(model, data)
 
@@ -234,7 +241,7 @@ class Loop:
         self.phases.lap("optimizer")
 
     def _is_spike(self) -> bool:
-        """Whether nothing is to be learned from the step under way. Ranks meet here, where it is asked at all."""
+        """Return whether the step must not be learned from; ranks meet here if spikes are looked for."""
         spikes, step, settings = self.spikes, self.progress.step + 1, self.training.settings
         if spikes is None:
             return False
@@ -250,13 +257,13 @@ class Loop:
         return True
 
     def _has_a_checkpoint(self) -> bool:
-        """To go back to; one that is under way is waited for."""
+        """Return whether there is a checkpoint to go back to, after waiting for one under way."""
         self.checkpointer.wait()
         folder = self.checkpointer.folder
         return from_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
 
     def _end_step(self, step_samples: int, before_saving: Callable[[], None] = lambda: None) -> bool:
-        """Everything that is due after an optimizer step. What it changes is in this step's checkpoint."""
+        """Do everything due after an optimizer step, save last, and return whether a stop was asked for."""
         self.steps += 1
         self.samples += step_samples
         if self.logs:
@@ -290,7 +297,7 @@ class Loop:
         self.callbacks.on_epoch(self.training)
 
     def _is_over(self, epochs: int | None = None) -> bool:
-        """Now, or with so many epochs done."""
+        """Return whether the training is over, now or after `epochs` epochs."""
         settings, progress = self.training.settings, self.progress
         epochs = progress.epoch if epochs is None else epochs
         return (
@@ -310,7 +317,7 @@ class Loop:
         return (isinstance(every, int) and step % every == 0) or self._is_over()
 
     def _validate(self, *, last: bool = False) -> None:
-        """`last`: nothing is trained after it, and an error in it loses nothing: all is saved before."""
+        """Validate; with `last`, nothing is trained afterwards, and all is saved before in case of an error."""
         never = self.training.settings.validate_every == "never"
         if never or self.evaluation is None or self.progress.validated == self.progress.step:
             return
@@ -333,7 +340,7 @@ class Loop:
         self.callbacks.on_validation(self.training, values)
 
     def still_here(self) -> None:
-        """After each part of what is no step and may take long."""
+        """Report life during long work that is no step."""
         self.checkpointer.still_at(self.progress.step)
 
     def _log(self) -> None:
@@ -363,7 +370,7 @@ class Loop:
         self._refuse_to_go_on()
 
     def _told(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
-        """The losses of the step, and what each rank says of itself. Ranks meet here, once."""
+        """Return the losses of the step and what each rank reports of itself; ranks meet here, once."""
         world, settings = self.training.world, self.training.settings
         meets = self.strategy.is_sharded or settings.sync_batchnorm or self.own_step is not None
         mine = [own_seconds(seconds, meets_in_forward=meets), peak_memory_gb(world.device)]
@@ -377,7 +384,7 @@ class Loop:
         return {**({"skipped": total} if total else {}), **({"spikes": spikes} if spikes else {})}
 
     def _refuse_to_go_on(self) -> None:
-        """Where one step after the other was left out. Raises NotFinite."""
+        """Raise NotFinite if too many steps in a row were left out."""
         settings, last = self.training.settings, self.progress.step
         _, in_a_row = self.strategy.skips.read()
         # fp16 begins with a scale that is meant to be too large, and halves it until it is not.
@@ -399,7 +406,7 @@ class Loop:
         self.callbacks.on_done(self.training)
 
     def try_step(self, batches: Iterator[Batch]) -> float:
-        """An optimizer step that counts for nothing, and its loss. For the learning-rate finder."""
+        """Do an optimizer step for the learning-rate finder, and return its loss."""
         self.gathers = True
         for batch in batches:
             self._micro_batch(batch)
@@ -411,5 +418,5 @@ class Loop:
 
 
 def noted(values: Mapping[str, float]) -> dict[str, float | str]:
-    """For a checkpoint's manifest: JSON has no word for NaN and infinity."""
+    """Return the values for a checkpoint's manifest, in which NaN and infinity are text."""
     return {name: value if math.isfinite(value) else repr(value) for name, value in values.items()}

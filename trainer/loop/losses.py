@@ -1,4 +1,4 @@
-"""What a loss function gives, and the loss of one optimizer step over its micro-batches and ranks."""
+"""Read what a loss function gives, and compute the loss of a step over its micro-batches and ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,14 +22,14 @@ LossFunction = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a loss function has given."""
+    """What a loss function has returned."""
 
     loss: Tensor  # a mean over the samples of the batch; with a count, a sum
     count: Count | None = None
     said: Said = field(default_factory=dict)  # means of the same things as the loss, or pairs of sum and count
 
     def sums(self, samples: int) -> dict[str, tuple[Count, Count]]:
-        """Sums and counts by name. What is a mean is one over as many things as the loss is about."""
+        """Return sums and counts by name; a plain mean counts as many things as the loss does."""
         count = samples if self.count is None else self.count
         pairs = {"loss": self.loss if self.count is None else (self.loss, count), **self.said}
         return {
@@ -39,7 +39,10 @@ class Answer:
 
 
 def answer_of(given: Any) -> Answer:
-    """`loss`; `loss, {...}`; `sum, count`; `sum, count, {...}`."""
+    """Return what a loss function gave as `loss`, `loss, {...}`, `sum, count` or `sum, count, {...}`.
+
+    Raises TrainerError for anything else.
+    """
     match plain(given):
         case Tensor() as loss:
             return _checked(Answer(loss))
@@ -57,7 +60,7 @@ def answer_of(given: Any) -> Answer:
 
 
 def _checked(answer: Answer) -> Answer:
-    """Refuse what is no single number, before it is added up or gone back from."""
+    """Return the answer. Raises TrainerError for what is no single number."""
     if answer.loss.numel() != 1:
         raise TrainerError(f"loss: expected one number, got {described(answer.loss)}\nhint: the mean over the batch")
     if isinstance(answer.count, Tensor) and answer.count.numel() != 1:
@@ -82,7 +85,7 @@ def refuse_no_number(what: str, value: Any) -> None:
 
 
 def by_name(given: Any) -> Mapping[str, Any]:
-    """Return what a metrics function gives, or raise TrainerError for anything but values by name."""
+    """Return what a metrics function gives. Raises TrainerError unless it is a dict of values by name."""
     if not isinstance(given, Mapping):
         raise TrainerError(
             f"metrics: expected a dict of values by name, got {described(given)}\nhint: return {{'accuracy': value}}"
@@ -91,12 +94,12 @@ def by_name(given: Any) -> Mapping[str, Any]:
 
 
 def described(value: Any) -> str:
-    """Return how a message calls a value that is of the wrong kind."""
+    """Return how a message names a value of the wrong kind."""
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def plain(given: Any) -> Any:
-    """Tensors that ranks have found together, as each has them for itself: of a model that is divided over ranks."""
+    """Return DTensors, which ranks have computed together, as the whole tensor on each rank."""
     if isinstance(given, Tensor):
         return given.full_tensor() if hasattr(given, "full_tensor") else given
     if isinstance(given, Mapping):
@@ -105,7 +108,7 @@ def plain(given: Any) -> Any:
 
 
 class StepLosses:
-    """Gathered only in steps that are logged, and read from the device only then."""
+    """Losses of a step, gathered and read from the device only in steps that are logged."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -115,16 +118,17 @@ class StepLosses:
         self.told: list[list[float]] = []  # what each rank had to say when they met last
 
     def add(self, answer: Answer, batch: Batch) -> None:
+        """Add a micro-batch."""
         self._names = ("loss", *answer.said)
         if batch.samples:  # one that only fills up has no part in it, whatever its loss is
             self._sums.append(answer.sums(batch.samples))
 
     def noted(self) -> tuple[tuple[str, ...], list[float]]:
-        """Names, and of each batch that was added the sum and the count of each of them."""
+        """Return the names, and sum and count of each of them for every batch that was added."""
         return self._names, read([one for sums in self._sums for pair in sums.values() for one in pair])
 
     def put_back(self, names: Sequence[str], numbers: Sequence[float], others: Sequence[Sequence[float]] = ()) -> None:
-        """What was noted, here and by `others` that are no more."""
+        """Restore what `noted` returned, and the losses of `others` that are gone."""
         self._names, width = tuple(names), 2 * len(names)
         tensors = [torch.tensor(number, dtype=torch.float64) for number in numbers]
         batches = [tensors[place : place + width] for place in range(0, len(tensors), width or 1)]
@@ -132,7 +136,7 @@ class StepLosses:
         self._others = [_added_up(one, width) for one in others]
 
     def take(self, say: Sequence[float] = ()) -> dict[str, float]:
-        """The means over all that the step is about, the same on all ranks. Ranks meet here, and may say more."""
+        """Return the means of the step, the same on all ranks, which meet here and may send `say` along."""
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
         width = 2 * len(self._names)
         rows = self._of_all([*_added_up(numbers, width), *say])
@@ -153,16 +157,16 @@ class StepLosses:
 
 
 def _added_up(numbers: Sequence[float], width: int) -> list[float]:
-    """By name the sum and the count of all batches, of each of which that many numbers are told."""
+    """Return sum and count by name over all batches."""
     batches = [numbers[place : place + width] for place in range(0, len(numbers), width or 1)]
     return [exact_sum(column) for column in zip(*batches, strict=True)] or [0.0] * width
 
 
 class StepCount:
-    """How many things the loss of the step under way is the sum of, where a loss function says so.
+    """Counts what the loss of the step is a sum of, where a loss function says so.
 
-    That is known when the last micro-batch of all ranks is. Until then gradients are of the sum over the samples of
-    the step, which is about as large, and then they are multiplied once.
+    The count is known only after the last micro-batch of all ranks. Until then gradients are those of the sum over the
+    step's samples, which is about as large, and then they are multiplied once.
     """
 
     def __init__(self, world: World) -> None:
@@ -170,19 +174,19 @@ class StepCount:
         self._count: Tensor | None = None
 
     def weighted(self, answer: Answer, batch: Batch) -> Tensor:
-        """What to go back from."""
+        """Count the micro-batch and return the loss to go back from."""
         self.add(answer, batch)
         return self.share_of(answer, batch)
 
     def share_of(self, answer: Answer, batch: Batch) -> Tensor:
-        """What a micro-batch, or a part of one, brings to the loss that is gone back from."""
+        """Return what a micro-batch, or a part of one, contributes to the loss to go back from."""
         if answer.count is None:
             return answer.loss if batch.scale == 1.0 else answer.loss * batch.scale
         # DDP and the shards take the mean over ranks.
         return answer.loss * (self._world.shares / batch.step_samples if batch.samples else 0.0)
 
     def add(self, answer: Answer, batch: Batch) -> None:
-        """Count what a micro-batch of the step under way is about."""
+        """Count what a micro-batch of the step is about."""
         if answer.count is None:
             return
         here = torch.as_tensor(answer.count, dtype=torch.float64, device=answer.loss.device).detach()
@@ -190,7 +194,7 @@ class StepCount:
         self._count = here if self._count is None else self._count + here
 
     def factor(self, step_samples: int) -> Tensor | None:
-        """What the gradients are to be multiplied by; without counts nothing. Ranks meet here."""
+        """Return what to multiply the gradients by, or None without counts; ranks meet here."""
         count, self._count = self._count, None
         if count is None:
             return None

@@ -1,4 +1,4 @@
-"""Looks for a good learning rate: raises it step by step until the loss runs away, and puts everything back."""
+"""Find a good learning rate: raise it step by step until the loss diverges, then restore everything."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ _SKIP_FIRST = 5  # the first steps say more about the data than about the rate
 
 
 class Kept(Protocol):
-    """Anything with a place or a state, as it is kept in a checkpoint."""
+    """An object with a state, as it is kept in a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Any) -> None: ...
@@ -31,7 +31,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What was tried, and the rate at which the loss fell most steeply."""
+    """The rates that were tried, and the one at which the loss fell most steeply."""
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
@@ -48,7 +48,7 @@ def learning_rate_finder(
 ) -> Sweep:
     """Sweep the rate from `lowest` to `highest` in equal ratios; groups keep their ratios to the first one.
 
-    `run_step` makes one optimizer step and gives its loss, the same on all ranks. To be called inside of `put_back`.
+    `run_step` does one optimizer step and returns its loss, the same on all ranks. Call this inside `put_back`.
     """
     ratios = [_ratio(group["lr"], optimizer.param_groups[0]["lr"]) for group in optimizer.param_groups]
     rates: list[float] = []
@@ -72,7 +72,7 @@ def learning_rate_finder(
 
 
 def steepest(rates: list[float], losses: list[float]) -> float:
-    """The rate at which the loss falls fastest over the logarithm of the rate."""
+    """Return the rate at which the loss falls fastest over the logarithm of the rate."""
     end = losses.index(min(losses)) + 1 if losses else 0
     falls = [
         ((losses[place + 1] - losses[place - 1]) / math.log(rates[place + 1] / rates[place - 1]), rates[place])
@@ -94,7 +94,7 @@ def _ratio(rate: float | Tensor, first: float | Tensor) -> float:
 def put_back(
     module: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, data: Kept, device: torch.device
 ) -> Iterator[None]:
-    """Whatever is done inside leaves no trace in model, optimizer, scaler, the data's place or a generator."""
+    """Restore model, optimizer, scaler, the data's position and the generators at the end of the context."""
     tensors = [*filter(is_here, module.parameters()), *module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     gradients = [None if one.grad is None else one.grad.clone() for one in module.parameters()]
@@ -121,7 +121,7 @@ def put_back(
 
 
 def _with_inner(optimizer: Optimizer) -> list[Optimizer]:
-    """ZeroRedundancyOptimizer keeps the state of this rank's share in an optimizer of its own."""
+    """Return the optimizer, and the one inside a ZeroRedundancyOptimizer that has this rank's state."""
     inner = getattr(optimizer, "optim", None)
     return [optimizer, inner] if isinstance(inner, Optimizer) else [optimizer]
 

@@ -1,4 +1,4 @@
-"""Metrics that keep a state of their own, as torchmetrics has them: updated batch by batch, then reduced over ranks."""
+"""Use metrics that keep state, as torchmetrics has them: update them by batch, then reduce over ranks."""
 
 import warnings
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ States = dict[str, State]  # of a metric and of those that it is made of, by the
 
 
 def is_of_object(found: object) -> bool:
-    """Whether it is a metric and what it is to be updated with, not a sum."""
+    """Return whether it is a metric object and what to update it with, rather than a sum."""
     return isinstance(found, tuple) and bool(found) and hasattr(found[0], "update") and hasattr(found[0], "compute")
 
 
 class MetricObjects:
-    """Those of one pass over the validation data."""
+    """The metric objects of one pass over the validation data."""
 
     def __init__(self) -> None:
         self._begun: set[str] = set()
@@ -29,10 +29,11 @@ class MetricObjects:
 
     @property
     def names(self) -> list[str]:
+        """The names of the values."""
         return list(self._parts)
 
     def update(self, name: str, metric: Any, *args: Any) -> None:
-        """With a batch; with the first one of the pass it begins anew."""
+        """Update a metric with a batch; it is reset at the first one of the pass."""
         if name not in self._begun:
             self._begun.add(name)
             _check(name, metric)
@@ -43,7 +44,10 @@ class MetricObjects:
         self._parts |= dict(_parts(name, metric))
 
     def values(self, world: World) -> dict[str, float]:
-        """The same on all ranks, which meet here: of each the first rank that has a state of it calculates."""
+        """Return the values, the same on all ranks, which meet here; for each one rank computes.
+
+        That is the first rank that has a state of the metric.
+        """
         of_each = of_shares({name: _states(metric) for name, metric in self._parts.items()}, world)
         mine: dict[str, float] = {}
         for name, metric in self._parts.items():
@@ -55,7 +59,7 @@ class MetricObjects:
 
 
 def _parts(name: str, metric: Any) -> Iterator[tuple[str, Any]]:
-    """A collection has items."""
+    """Yield the metric, or the parts of a collection."""
     if hasattr(metric, "items"):
         yield from ((f"{name}_{key}", one) for key, one in metric.items())
     else:
@@ -63,7 +67,7 @@ def _parts(name: str, metric: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check(name: str, metric: Any) -> None:
-    """What keeps its state in other ways would be calculated of nothing, or of one rank's data."""
+    """Raise TrainerError for a metric without known state, which would be computed of one rank's data."""
     for part, one in _parts(name, metric):
         if not any(held.metric_state for held in _held(one).values()):
             raise TrainerError(
@@ -73,14 +77,14 @@ def _check(name: str, metric: Any) -> None:
 
 
 def _held(metric: Any) -> dict[str, Any]:
-    """The metric itself, and those that it is made of, as `1 - metric` is of one."""
+    """Return the metric and those that it is composed of, such as `1 - metric`."""
     found = dict(metric.named_modules()) if isinstance(metric, nn.Module) else {}
     found = {name: part for name, part in found.items() if not isinstance(part, nn.ModuleDict)}  # no collections
     return {name: part for name, part in found.items() if hasattr(part, "metric_state")}
 
 
 def _reset(metric: Any) -> None:
-    """Not every metric resets those that it is made of."""
+    """Reset the metric and its parts, as not every metric resets those."""
     metric.reset()
     for part in _held(metric).values():
         part.reset()
@@ -117,7 +121,7 @@ def _computed(metric: Any, of_ranks: list[States]) -> Any:
 
 
 def _nobody_else() -> bool:
-    """What would ask all ranks once more has no others to ask."""
+    """Return False, so that a metric does not ask other ranks once more."""
     return False
 
 
@@ -127,7 +131,10 @@ def _set(part: Any, state: State) -> None:
 
 
 def _reduce(part: Any, states: list[State]) -> State:
-    """By the metric's own rules; what is kept in lists is put together in the order of ranks. Gives what was before."""
+    """Reduce the state by the metric's own rules, and return the state before.
+
+    Lists are concatenated in the order of ranks.
+    """
     key_of: dict[int, str] = {}
     for key, value in states[0].items():
         if isinstance(value, list):

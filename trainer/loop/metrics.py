@@ -1,4 +1,4 @@
-"""Metrics on disk: JSON lines, which a restart continues (read by trainer.metrics_files), and TensorBoard's files."""
+"""Write metrics as JSON lines, which a restart continues (trainer.metrics_files reads them), and for TensorBoard."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def metrics_folder(settings: Settings) -> Path:
-    """Where metrics go."""
+    """Return the folder for metrics."""
     if settings.out is not None:
         return Path(settings.out)
     run_dir = Launched.from_environment().run_dir
@@ -29,7 +29,7 @@ def metrics_folder(settings: Settings) -> Path:
 
 
 def numbers_of(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """All of a line but its step, parts as `seconds/data`."""
+    """Yield all numbers of a line but its step; nested ones are named `seconds/data`."""
     for name, value in line.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}/{part}", number) for part, number in numbers_of(value))
@@ -38,7 +38,7 @@ def numbers_of(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class JsonLines(Callback):
-    """Appends a line for each step that is logged, each validation and each test. For the first rank."""
+    """Appends a line for each logged step, each validation and each test, on rank 0."""
 
     def __init__(self, folder: Path, launched: Launched | None = None) -> None:
         self._folder, self._launched = folder, launched or Launched()
@@ -62,6 +62,7 @@ class JsonLines(Callback):
         self.on_end(training)
 
     def on_trace(self, training: Training, found: Mapping[str, float]) -> None:
+        """Append what a trace found."""
         self._write({"step": training.step, "traced": dict(found)})
 
     def on_end(self, _training: Training) -> None:
@@ -92,14 +93,14 @@ class JsonLines(Callback):
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as text."""
+    """Return the value with NaN and infinity as text, which JSON lacks."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard(Callback):
-    """Scalars for TensorBoard. For the first rank."""
+    """Writes scalars for TensorBoard, on rank 0."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What follows from a monitored value: to stop early, and to keep the best model apart."""
+"""Act on a monitored value: stop early, and keep the best model."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -12,14 +12,14 @@ from trainer.loop.progress import Training
 
 @dataclass(slots=True)
 class Best:
-    """The best value so far. NaN is never better."""
+    """The best value so far; NaN is never better."""
 
     mode: str  # min or max
     min_delta: float = 0.0
     value: float | None = None
 
     def take(self, value: float) -> bool:
-        """True where it is better than all before."""
+        """Return whether the value is better than all before, and remember it then."""
         if math.isnan(value):
             return False
         gain = math.inf if self.value is None else self.value - value if self.mode == "min" else value - self.value
@@ -57,7 +57,7 @@ class EarlyStopping(Callback):
 
 
 class BestModel(Callback):
-    """Has the checkpoint with the best value kept apart."""
+    """Keeps the checkpoint with the best value."""
 
     def __init__(
         self, save: Callable[[int, Mapping[str, float]], None], monitor: str = "val_loss", mode: str = "min"
@@ -86,10 +86,12 @@ class BestModel(Callback):
 
 
 def monitored(values: Values, name: str) -> float:
+    """Return the monitored value. Raises BadSettings if there is none of that name."""
     check_name(values, name)
     return values[name]
 
 
 def check_name(known: Iterable[str], name: str) -> None:
+    """Raise BadSettings for a name that is not among the known ones."""
     if name not in known:
         raise BadSettings(f"monitor: expected one of {', '.join(sorted(known))}, got {name!r}")

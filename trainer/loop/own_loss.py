@@ -1,4 +1,4 @@
-"""The loss that a model gives by itself, as those of Hugging Face do: `model(**batch).loss`."""
+"""Use the loss that a model computes itself, as Hugging Face's do: `model(**batch).loss`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,10 @@ _NEXT_TOKEN = ("CausalLM", "LMHead", "ForConditionalGeneration")  # in the names
 
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
-    """What the Trainer takes where it is given no `loss`.
+    """Return the model's own loss, which the Trainer uses when given no `loss`.
 
-    Such a loss is a mean over the labels that are not -100. Where each token has a label, they are counted, so that
-    accumulation, ranks and validation weigh each token alike, however they lie in the batches.
+    Such a loss is a mean over the labels that are not -100. Where each token has a label they are counted, so that
+    accumulation, ranks and validation weigh each token alike.
     """
     if not isinstance(batch, Mapping):
         raise TrainerError(
@@ -37,7 +37,7 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
 
 
 def _predicts_the_next(model: nn.Module) -> bool:
-    """Then the first label of each sequence has no part in the loss."""
+    """Return whether the model predicts the next token, so that the first label has no part in the loss."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     return any(word in kind.__name__ for kind in type(model).__mro__ for word in _NEXT_TOKEN)

@@ -1,4 +1,4 @@
-"""A training step that the user has written: with several losses and optimizers, as GANs want it."""
+"""Run a training step that the user has written, with several losses and optimizers, as for GANs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,27 +17,28 @@ StepFunction = Callable[[nn.Module, Any, Turns], Any]  # returns what a loss fun
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """The user's function, micro-batch by micro-batch."""
+    """The user's step function, called for each micro-batch."""
 
     function: StepFunction
     turns: Turns
 
     def run(self, model: nn.Module, data: Any, batch: Batch, number: int) -> Answer:
-        """Inside of the forward pass's context."""
+        """Return what the function gives for a micro-batch."""
         self.turns.begin(number, batch.scale, ends_step=batch.ends_step)
         return answer_of(self.function(model, data, self.turns))
 
     def end(self) -> Tensor | None:
-        """After the last micro-batch. The norm of the gradients, where they are clipped."""
+        """End the step after its last micro-batch; return the norm of the gradients if they are clipped."""
         return self.turns.end()
 
 
 def own_step_of(function: StepFunction | None, strategy: Strategy) -> OwnStep | None:
+    """Return the step function as an OwnStep, or None."""
     return None if function is None else OwnStep(function, Turns(strategy))
 
 
 def refuse_beside_own_step(settings: Settings) -> None:
-    """Raise BadSettings where something is asked for that only a step of the loop's own can do."""
+    """Raise BadSettings for settings that need the loop's own step."""
     refuse_to_turn(settings.strategy)
     for name in ("spike_factor", "lr_find", "count_flops"):
         if getattr(settings, name):

@@ -1,6 +1,6 @@
-"""Forward and backward passes, to be left where nothing that they compute will be kept: another rank was lost.
+"""Leave forward and backward passes whose results will not be kept because another rank was lost.
 
-They would fail by themselves, but only when ranks add up their gradients: with DDP at the end of a backward pass.
+They would fail by themselves, but only when ranks reduce their gradients: with DDP at the end of a backward pass.
 """
 
 import threading
@@ -19,17 +19,17 @@ _MOST = 32  # parameters: a call that is taken back costs half a microsecond in 
 
 
 class Passes:
-    """Those of the thread that makes this, and of a model with these parameters. `check` raises where they are left."""
+    """The passes of the current thread over these parameters; `check` raises to leave them."""
 
     def __init__(self, check: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:
         self._check, self._thread, self._parameters = check, threading.get_ident(), list(parameters)
         self._hooks: list[RemovableHandle] = []
 
     def leave(self) -> None:
-        """By another thread, in the middle of one: from now on `check` is called before each module's forward pass, and
-        where some of the parameters, evenly over the model, have their gradients. Before that it costs nothing.
+        """Have `check` called from now on before each module's forward pass and at some parameters' gradients.
 
-        Modules are left alone where something was compiled: it would be compiled anew, with the call in it.
+        Another thread calls this in the middle of a pass; before that it costs nothing. Modules get no hook if
+        something was compiled, as it would be compiled again with the hook in it.
         """
         if self._hooks:
             return
@@ -40,16 +40,15 @@ class Passes:
         self._hooks += [one.register_post_accumulate_grad_hook(self._at_gradient) for one in few]
 
     def close(self) -> None:
-        """Not while another thread may say `leave`."""
+        """Remove the hooks; no other thread may call `leave` meanwhile."""
         for one in self._hooks:
             one.remove()
         self._hooks.clear()
 
     def _at_gradient(self, _: Tensor) -> None:
-        """On GPUs in a thread of autograd's."""
         self._check()
 
     def _at_module(self, *_: Any) -> None:
-        """Threads that look after data or metrics may have modules of their own."""
+        """Check in the training's own thread only, as threads for data or metrics may have modules of their own."""
         if threading.get_ident() == self._thread:
             self._check()

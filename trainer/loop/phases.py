@@ -1,4 +1,4 @@
-"""Where the time of a step goes, measured without holding up a GPU."""
+"""Measure where the time of a step goes, without waiting for the GPU."""
 
 import time
 from collections import defaultdict
@@ -18,20 +18,20 @@ class Phases(Protocol):
     def lap(self, phase: str) -> None: ...
 
     def take(self) -> Spent:
-        """Since the last time it was asked: seconds per phase, and those of the clock on the wall without validation.
+        """Return the seconds per phase since the last call, and those that passed without validation.
 
-        On a GPU phases overlap (data is fetched while it works), so that their sum is more than the time that passed.
+        On a GPU phases overlap (data is fetched while it works), so that their sum exceeds the time that passed.
         """
 
     def so_far(self) -> Spent:
-        """What `take` would give now, without waiting for a GPU: all by the host's clock."""
+        """Return what `take` would return now, by the host's clock alone."""
 
     def go_on_from(self, spent: Spent) -> None:
-        """As if so much had passed already."""
+        """Count as if so much time had passed already."""
 
 
 class HostPhases:
-    """By this process's clock: all there is to know on a CPU."""
+    """Phases by this process's clock, which is all there is on a CPU."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -61,9 +61,9 @@ class HostPhases:
 
 
 class DevicePhases:
-    """By marks in the GPU's stream, read when it is asked for: only then does this process wait for the GPU.
+    """Phases by events in the GPU's stream, read only when asked for.
 
-    The host's own laps count for what the GPU has no part in: waiting for data, and checkpoints.
+    The host's laps count for what the GPU has no part in: waiting for data, and checkpoints.
     """
 
     _OF_HOST = ("data", "checkpoint", "other")
@@ -114,6 +114,7 @@ class DevicePhases:
 
 
 def phases_on(device: torch.device) -> Phases:
+    """Return the stopwatch for a device."""
     return DevicePhases(device) if device.type == "cuda" else HostPhases()
 
 

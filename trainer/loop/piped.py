@@ -1,9 +1,9 @@
-"""A user's loss function where the model is in stages: taken apart where it calls the model.
+"""Run a user's loss function over a pipeline by splitting it where it calls the model.
 
     loss(model, batch)  ─ up to the call ─►  what the first stage gets
     what the last stage gives  ─ as the call's answer ─►  loss(model, batch) to its end, on each part of the batch
 
-Each rank has the whole batch. What the function says is known where the last stage is, and told to all.
+Each rank has the whole batch. The last stage computes what the function returns and sends it to all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ Function = Callable[[nn.Module, Any], Any]
 
 
 class _Called(BaseException):
-    """What a function calls the model with, on its way out of it. No error that the function itself might catch."""
+    """Carries what a function calls the model with out of it; a BaseException, so that the function cannot catch it."""
 
     def __init__(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _Called(BaseException):
 
 
 class _StandIn(nn.Module):
-    """In the place of a model that is on several ranks."""
+    """Stands for a model that is spread over several ranks."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -75,14 +75,14 @@ class _Answering(_StandIn):
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What an Answer has, of which the numbers are told apart."""
+    """Which values an Answer has, without their numbers."""
 
     counts: bool
     pairs: tuple[tuple[str, bool], ...]  # names, and whether each is a sum and a count of its own
 
 
 class Piped:
-    """Batches through a pipeline."""
+    """Sends batches through a pipeline."""
 
     def __init__(self, pipeline: "Pipeline") -> None:
         self._pipeline = pipeline
@@ -90,8 +90,10 @@ class Piped:
         self._shape: _Shape | None = None  # of what the loss function says, known after the first batch
 
     def train(self, loss: LossFunction, data: Any, batch: Batch, count: StepCount, *, known: bool) -> Answer:
-        """Gradients of a batch, which `count` hears of. What the function says of all of it, if that is to be `known`;
-        else its count alone, if there is one."""
+        """Compute the gradients of a batch, count it, and return what the function gives.
+
+        With `known` that is the whole answer, else its count alone, if there is one.
+        """
         pipeline = self._pipeline
         inputs = self._inputs(loss, data, training=True)
         many = pipeline.micro_batches(len(inputs))
@@ -112,7 +114,7 @@ class Piped:
         return answer
 
     def ask(self, functions: Sequence[Function], data: Any) -> dict[str, Any]:
-        """Return what functions that give values by name say of a batch, without gradients, the same on all ranks.
+        """Return the named values of functions for a batch, without gradients, the same on all ranks.
 
         Functions that call the model with the same tensor share its pass.
         """
@@ -150,7 +152,7 @@ class Piped:
         return values
 
     def answered(self, function: Function, data: Any) -> Any:
-        """What a function says of a batch, without gradients, where the last stage is; None elsewhere."""
+        """Return what a function gives for a batch, without gradients, on the last stage; None elsewhere."""
         output = self._pipeline.ask(self._inputs(function, data, training=False))
         if output is None:
             return None
@@ -161,7 +163,7 @@ class Piped:
         return _called_with(function, data, self._pipeline.casting, self._device, training=training)
 
     def _told(self, said: list[Answer], *, known: bool) -> Answer:
-        """The parts put together, on all ranks."""
+        """Return the parts' answers put together, on all ranks."""
         pipeline = self._pipeline
         if self._shape is None:
             self._shape = cast("_Shape", pipeline.tell(_shape_of(said[0]) if said else None))
@@ -188,7 +190,7 @@ def _called_with(
     function: Function, data: Any, casting: Callable[[], AbstractContextManager[None]], device: torch.device, *,
     training: bool,
 ) -> Tensor:  # fmt: skip
-    """What it calls the model with, the same on all ranks: it may draw nothing before."""
+    """Return what the function calls the model with, the same on all ranks; it may draw nothing before."""
     before = state_of_generators(device)
     try:
         with casting():
@@ -212,7 +214,7 @@ def _called_with(
 
 
 def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -> Sample:
-    """The first of the parts into which a pipeline divides this batch, to measure by."""
+    """Return the first part into which a pipeline divides this batch, to measure by."""
 
     def casting() -> AbstractContextManager[None]:
         return autocasting(world.device, low_dtype(settings.precision))
@@ -228,7 +230,7 @@ def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -
 
 
 def _shape_of(answer: Answer) -> _Shape:
-    """With a count of its own, what is a mean is one over as many things, and so a sum and a count as well."""
+    """Return the shape; with a count, means become sums and counts as well."""
     counts = answer.count is not None
     return _Shape(
         counts, (("loss", counts), *((name, counts or isinstance(one, tuple)) for name, one in answer.said.items()))
@@ -244,7 +246,7 @@ def _number(value: Any, device: torch.device) -> Tensor:
 
 
 def _parts(data: Any, samples: int, many: int) -> list[Any]:
-    """The batch in equal parts. Raises TrainerError where something in it is not one of its samples each."""
+    """Return the batch in equal parts. Raises TrainerError if it holds something that is not one item per sample."""
     for leaf in tree_flatten(data)[0]:
         if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != samples:
             raise TrainerError(
@@ -266,7 +268,7 @@ def _kinds(*values: Any) -> str:
 
 
 def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether something was drawn from a generator."""
+    """Return whether something was drawn from a generator."""
     (_, keys, *rest), (_, keys_now, *rest_now) = before["numpy"], now["numpy"]
     pairs = zip([before["torch"], *before["devices"]], [now["torch"], *now["devices"]], strict=True)
     return (
@@ -278,12 +280,12 @@ def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def samples_at_once(settings: Settings, world: World) -> int:
-    """Of one rank in training."""
+    """Return the number of samples that one rank trains on at once."""
     return -(-settings.batch_size // (settings.accumulate * world.shares))
 
 
 def refuse_off_stages(settings: Settings, world: World) -> None:
-    """Raise BadSettings with all that a training in stages cannot do, and how its batch does not fit."""
+    """Raise BadSettings listing what a pipeline cannot do, and how its batch does not fit."""
     if world.stages > 1 and (problems := list(_problems(settings, world))):
         raise BadSettings("\n".join(problems))
 

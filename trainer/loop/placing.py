@@ -1,4 +1,4 @@
-"""Batches of any nesting to a device."""
+"""Move batches of any nesting to a device."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def placed(data: Any, device: torch.device, move: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """The same with every tensor on the device. `move` is how one gets there."""
+    """Return the data with every tensor on the device; `move` moves one."""
     if isinstance(data, Tensor):
         return data.to(device, non_blocking=True) if move is None else move(data)
     if isinstance(data, Mapping):
@@ -23,9 +23,9 @@ def placed(data: Any, device: torch.device, move: Callable[[Tensor], Tensor] | N
 
 
 class Placing:
-    """To a GPU on a stream of its own: so a batch travels while the GPU still works on those before it.
+    """Moves data to a GPU on a stream of its own, while the GPU still works on the batches before.
 
-    The stream that calculates waits for all of the batch and for nothing else.
+    The computing stream waits for the whole batch and for nothing else.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""A trace of some steps by torch.profiler, to be opened in a browser (Perfetto, chrome://tracing), and what it says."""
+"""Trace some steps with torch.profiler, for a browser (Perfetto, chrome://tracing), and summarise the trace."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ Tell = Callable[[Training, Mapping[str, float]], None]
 
 
 class MarkedPhases:
-    """A stopwatch whose laps are marks in a trace, too."""
+    """A stopwatch whose laps are also marks in a trace."""
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
@@ -47,7 +47,7 @@ def _mark(phase: str) -> None:
 class Profiler(Callback):
     """Traces the steps `first` to `last` of each rank into a file of its own.
 
-    Of a trace of all these steps `tell` is given where their time went, over all ranks: on each of them.
+    After a complete trace `tell` is called on each rank with where the time went over all ranks.
     """
 
     def __init__(self, first: int, last: int, folder: Path, tell: Tell = lambda *_: None) -> None:
@@ -69,7 +69,7 @@ class Profiler(Callback):
             self._finish(training, self._running)
 
     def _begin_if_due(self, step: int) -> None:
-        """The next step is the first to trace, or a later one after a restart."""
+        """Begin if the next step is the first to trace, or a later one after a restart."""
         if self._running is None and self._first <= step + 1 <= self._last:
             from torch.profiler import ProfilerActivity, profile, supported_activities  # late: nobody else needs it
 
@@ -88,7 +88,7 @@ class Profiler(Callback):
         return path
 
     def _tell_of(self, training: Training, path: Path) -> None:
-        """Ranks meet here. A part of the steps, as after a restart, is not told of."""
+        """Summarise the trace over all ranks, which meet here, unless a restart has cut it."""
         if self._begun == self._first - 1:
             mine = traced(json.loads(path.read_bytes())["traceEvents"])
             found = merged(gathered(mine, training.world), self._last - self._begun)

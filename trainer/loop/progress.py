@@ -1,4 +1,4 @@
-"""How far a training is: what is kept of it in each checkpoint, and what callbacks see of it."""
+"""Record how far a training is: what each checkpoint keeps of it, and what callbacks see."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,12 +27,12 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Of training, over all starts; what was lost by a kill is not in it."""
+        """The seconds of training over all starts, without what kills have lost."""
         return self._seconds + self._clock() - self._began
 
     @property
     def seconds_before(self) -> float:
-        """Those of the starts before this one, which all ranks know alike."""
+        """The seconds of earlier starts, which are the same on all ranks."""
         return self._seconds
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Training:
-    """A training that runs, as callbacks see it."""
+    """A running training as callbacks see it."""
 
     settings: Settings
     world: World
@@ -66,16 +66,18 @@ class Training:
 
     @property
     def step(self) -> int:
+        """The optimizer steps done."""
         return self.progress.step
 
     @property
     def epoch(self) -> int:
+        """The epochs done."""
         return self.progress.epoch
 
     def end(self, reason: str, *, stays: bool = True) -> None:
-        """Make this step the last. Every rank has to decide alike, at the same step.
+        """Make this step the last; every rank has to decide alike, at the same step.
 
-        It is over after a restart too; unless it does not stay, and whoever says so says it in `on_start` again.
+        The training is over after a restart too, unless `stays` is False and the caller decides again in `on_start`.
         """
         if not self.progress.ending:
             self.progress.ending, self.progress.ending_stays = reason, stays

@@ -1,4 +1,4 @@
-"""Passes before the first step that leave no trace: to count operations, to find a learning rate, to get ready."""
+"""Run passes before the first step that leave no trace: to count operations, find a rate, or warm up."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ log = logging.getLogger("trainer")
 
 
 def count_operations(loop: Loop, settings: Settings) -> Flops:
-    """Of a sample, before anything is loaded: what is loaded counts, and the data is where it was."""
+    """Return the operations of a sample, before anything is loaded; the data stays where it was."""
     place = loop.data.state_dict()
     used: list[Batch] = []
 
@@ -43,6 +43,7 @@ def count_operations(loop: Loop, settings: Settings) -> Flops:
 
 
 def find_rate(loop: Loop) -> None:
+    """Find a learning rate and start the schedule from it."""
     strategy, device = loop.strategy, loop.training.world.device
     schedule, *others = loop.schedules.each.values()
     if others:
@@ -70,7 +71,7 @@ def find_rate(loop: Loop) -> None:
 
 
 def touch(module: nn.Module) -> None:
-    """Have memory for weights that are still to come: a first touch costs more than what is put there."""
+    """Allocate memory for weights that are still to come, as a first touch costs more than filling it."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.zero_()
@@ -83,10 +84,10 @@ def try_first_pass(
     dataset: Any,
     collate: Callable[[list[Any]], Any] | None,
 ) -> None:
-    """By a process in reserve, on the processor: over the first samples, with a model that nobody uses after it.
+    """Run a first pass on the CPU in a reserve process, with a model that is thrown away.
 
-    Code is loaded then, and memory touched, for which a first pass takes longer than others. Of GPUs none is its own.
-    Samples are fetched by another process: the data set of this one is where it was.
+    It loads code and touches memory, for which a first pass takes longer than others. A process in reserve has no GPU.
+    Samples are fetched by another process, so that the data set stays where it was.
     """
     device = torch.device("cpu")
     on_gpu = torch.cuda.is_available() if settings.device is None else settings.device != "cpu"

@@ -1,4 +1,4 @@
-"""What the launcher is told of the metrics, for its status. For the first rank; outside of launch it is silent."""
+"""Report metrics to launch for its status, on rank 0; outside of launch it does nothing."""
 
 from trainer.loop.callbacks import Callback, Line, Values
 from trainer.loop.progress import Training
@@ -8,7 +8,7 @@ _SAID = ("loss", "lr", "samples_per_s", "mfu", "skipped")
 
 
 class Reports(Callback):
-    """Loss, rate and validation values on the progress wire."""
+    """Sends loss, rate and validation values to launch."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

@@ -1,4 +1,4 @@
-"""Whether a start goes on from a checkpoint, and what has been set otherwise since that one was saved."""
+"""Decide whether a start goes on from a checkpoint, and tell which settings have changed since."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ _HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # an opti
 
 
 def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: Launched) -> None:
-    """With `resume` never, where there is something to go on from. What launch starts again goes on all the same."""
+    """Raise BadSettings with `resume` never where there is a checkpoint, except when launch restarts the run."""
     if settings.resume != "never" or not _is_first_start(launched):
         return
     steps = from_first(world, lambda: [entry.step for entry in catalog.entries(folder) if entry.kind == "step"])
@@ -33,7 +33,7 @@ def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: L
 
 
 def refuse_to_begin(settings: Settings, folder: Path, found: bool, launched: Launched) -> None:
-    """With `resume` must, where there is nothing to go on from."""
+    """Raise BadSettings with `resume` must where there is no checkpoint."""
     if settings.resume == "must" and not found and _is_first_start(launched):
         raise BadSettings(f"resume: must, but {folder} has no checkpoint\nhint: resume=auto begins where there is none")
 
@@ -43,7 +43,7 @@ def _is_first_start(launched: Launched) -> bool:
 
 
 class Given:
-    """What the script sets of all that decides the numbers, as text by name. Kept to be compared with."""
+    """The settings that decide the numbers, as text by name, kept to be compared at a resume."""
 
     def __init__(self, settings: Settings, schedules: Schedules) -> None:
         self._takes_new = settings.hyperparameters == "given"
@@ -73,7 +73,7 @@ class Given:
 
 
 def _constants_of(name: str, schedule: Schedule) -> Iterator[tuple[str, str]]:
-    """Of an optimizer, group by group, and of its schedule."""
+    """Yield the constants of an optimizer, group by group, and of its schedule."""
     for number, group in enumerate(schedule.groups):
         place = f"{name}[{number}]" if number else name
         yield from ((f"optimizer{place}.{key}", repr(group[key])) for key in group if key not in _HOW)
@@ -81,7 +81,7 @@ def _constants_of(name: str, schedule: Schedule) -> Iterator[tuple[str, str]]:
 
 
 def _constants(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a scheduler was made with: all that has no part in where it is."""
+    """Yield what a scheduler was made with, without its position."""
     for key, value in state.items():
         if key == "_schedulers":  # of one made of several
             for number, inner in enumerate(value):

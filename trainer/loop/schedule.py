@@ -1,4 +1,4 @@
-"""The user's learning-rate scheduler, stepped once per optimizer step."""
+"""Step the user's learning-rate scheduler once per optimizer step."""
 
 import copy
 import warnings
@@ -17,7 +17,7 @@ MakeSchedule = Callable[[Optimizer, int | None], LRScheduler]
 
 
 class Schedule:
-    """Made anew where the rate that it starts from is found by the learning-rate finder."""
+    """One optimizer's scheduler, which can be made anew from another rate."""
 
     def __init__(self, make: MakeSchedule | None, optimizer: Optimizer, total_steps: int | None) -> None:
         self._make, self._optimizer, self._total_steps = make, optimizer, total_steps
@@ -32,16 +32,16 @@ class Schedule:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The optimizer's, as it was made; with a rate that was found since, if there is one."""
+        """The optimizer's groups as they were made, with the found rate if there is one."""
         return copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in self._before])
 
     @property
     def rate(self) -> float:
-        """That of the first group, as it is now."""
+        """The current rate of the first group."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def step(self) -> None:
-        """After each optimizer step."""
+        """Step the scheduler after an optimizer step."""
         if self._scheduler is None or self.needs_validation:
             return
         if self._stepped:
@@ -51,7 +51,7 @@ class Schedule:
         self._stepped = True
 
     def _go_on(self, steps: int) -> None:
-        """Before the optimizer has been stepped, which torch takes for a mistake."""
+        """Step without torch's warning that the optimizer has not been stepped yet."""
         if self._scheduler is None or self.needs_validation:
             return
         with warnings.catch_warnings():
@@ -61,15 +61,16 @@ class Schedule:
 
     @property
     def needs_validation(self) -> bool:
+        """Whether it goes by a monitored value."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
-        """After each validation: ReduceLROnPlateau goes by what is monitored, not by steps."""
+        """Step a ReduceLROnPlateau after a validation."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(monitored(values, monitor))
 
     def start_from(self, rate: float) -> None:
-        """The first group starts from `rate`, the others in their ratio to it."""
+        """Start the first group from `rate`, and the others in their ratio to it."""
         first = self._before[0]["lr"]
         for before in self._before:
             before["lr"] = rate * (before["lr"] / first if first else 1.0)
@@ -77,7 +78,7 @@ class Schedule:
 
     @property
     def follows_the_rate(self) -> bool:
-        """Whether it goes by the rate of the optimizer, and has none of its own, as OneCycleLR mostly does."""
+        """Whether it depends on the optimizer's rate, unlike OneCycleLR, which mostly has its own."""
         if self._make is None:
             return True
         before, rates = self.groups, []
@@ -90,7 +91,7 @@ class Schedule:
         return rates[0] != rates[1]
 
     def take_given(self) -> None:
-        """The script's word counts, not the checkpoint's; but for how far it is. After it was loaded."""
+        """Use the script's settings instead of the loaded ones, at the loaded position."""
         done = self._scheduler.last_epoch if self._scheduler is not None else 0
         if self.needs_validation:
             self._reset_groups()  # what it knows of the values before stays
@@ -117,7 +118,7 @@ class Schedule:
 
 
 def set_group(group: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Set options of a parameter group. A rate that is a tensor is read by captured graphs: it stays the same one."""
+    """Set options of a parameter group; a rate that is a tensor is filled, as captured graphs read it."""
     for key, value in values.items():
         if key == "lr" and isinstance(group.get("lr"), Tensor):
             group["lr"].fill_(value)

@@ -1,4 +1,4 @@
-"""The schedules of all optimizers: each has its own."""
+"""The schedules of all optimizers, one each."""
 
 import logging
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ MakeSchedules = MakeSchedule | Mapping[str, MakeSchedule]
 
 
 class Schedules:
-    """One function makes one for each; several by name are those of the optimizers with these names."""
+    """One schedule per optimizer, made by one function or by those of the same names."""
 
     def __init__(self, make: MakeSchedules | None, optimizers: Optimizers, total_steps: int | None) -> None:
         by_name = _by_name(make, optimizers)
@@ -21,26 +21,27 @@ class Schedules:
 
     @property
     def needs_validation(self) -> bool:
+        """Whether one of them goes by a monitored value."""
         return any(one.needs_validation for one in self.each.values())
 
     @property
     def rates(self) -> dict[str, float]:
-        """For the line of metrics: that of the first group of the first optimizer, and of each that has a name."""
+        """The rates for a line of metrics: the first optimizer's first group, and each named optimizer's."""
         rates = {name: one.rate for name, one in self.each.items()}
         return {"lr": next(iter(rates.values())), **{f"lr_{name}": rate for name, rate in rates.items() if name}}
 
     def step(self) -> None:
-        """After each optimizer step."""
+        """Step all of them after an optimizer step."""
         for one in self.each.values():
             one.step()
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
-        """After each validation."""
+        """Step those that go by a monitored value."""
         for one in self.each.values():
             one.validated(values, monitor)
 
     def take_given(self) -> None:
-        """The script's word counts, not the checkpoint's; but for how far it is."""
+        """Use the script's settings instead of the loaded ones, at the loaded position."""
         for one in self.each.values():
             one.take_given()
 
@@ -52,7 +53,7 @@ class Schedules:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Who was not there when it was saved begins anew, and is told of."""
+        """Restore them; one that was not saved begins anew, with a warning."""
         saved = _saved_by_name(state)
         for name, one in self.each.items():
             mine = saved.get(name, {})
@@ -63,7 +64,7 @@ class Schedules:
 
 
 def _saved_by_name(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """That of an only optimizer without a name was saved as it is, with numbers among its values."""
+    """Return the state by name; that of a single unnamed optimizer was saved without one."""
     several = bool(state) and all(isinstance(value, Mapping) for value in state.values())
     return state if several else {"": state}
 

@@ -1,4 +1,4 @@
-"""What a user may set about a training, as a dataclass and as options of a command line."""
+"""The settings of a training, as a dataclass and as options of a command line."""
 
 import argparse
 import dataclasses
@@ -91,7 +91,7 @@ def _validation_interval(text: str) -> int | str:
 
 
 def first_and_last(profile: str) -> tuple[int, int]:
-    """The steps that `10..12` means; ValueError where it means none."""
+    """Return the steps that `10..12` means. Raises ValueError if it means none."""
     found = _STEPS.fullmatch(profile)
     first, last = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= first <= last:
@@ -130,7 +130,7 @@ def _setting(default: Any, kind: Kind, says: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All there is to set. Values that cannot work are refused when it is made, all at once."""
+    """All settings of a training; impossible values raise BadSettings together when it is made."""
 
     max_epochs: int | None = _setting(None, _whole(1), "end after so many passes over the data")
     max_steps: int | None = _setting(None, _whole(1), "end after so many optimizer steps")
@@ -292,7 +292,7 @@ class Settings:
             raise BadSettings("\n".join(f"{name}: {problem}" for name, problem in found))
 
     def validation_samples(self, world_size: int) -> int:
-        """Of one validation batch of one rank: what fits into its memory in training does here too."""
+        """Return the size of one rank's validation batch, by default that of its training batches."""
         return self.validation_batch_size or math.ceil(self.batch_size / (self.accumulate * world_size))
 
 
@@ -300,7 +300,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 
 
 def near_miss(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the line of a message that suggests the known name that is most like this one, or "" if none is."""
+    """Return a hint with the known name that is most like this one, or "" if none is."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"\nhint: did you mean {near[0]}?" if near else ""
 
@@ -311,7 +311,7 @@ def _refuse_unknown(values: Iterable[str]) -> None:
 
 
 def _named_only(make: Callable[..., None]) -> Callable[..., None]:
-    """Have a dataclass refuse unknown fields as it refuses wrong values: by name, with what was meant."""
+    """Make a dataclass refuse unknown fields with BadSettings and a hint."""
 
     @wraps(make)
     def made(self: Settings, *args: Any, **values: Any) -> None:
@@ -327,7 +327,7 @@ Settings.__init__ = _named_only(Settings.__init__)  # type: ignore[method-assign
 
 
 def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """One option for each setting (`--batch-size`); `defaults` are those of this program."""
+    """Add one option per setting (`--batch-size`); `defaults` are those of this program."""
     _refuse_unknown(defaults)
     group = parser.add_argument_group("training")
     for name, field in _FIELDS.items():
@@ -340,7 +340,7 @@ def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
 
 
 def from_options(namespace: argparse.Namespace) -> Settings:
-    """The settings that a parsed command line asks for. Raises BadSettings with every problem of it."""
+    """Return the settings of a parsed command line. Raises BadSettings with all its problems."""
     values: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
     for name, field in _FIELDS.items():
@@ -373,7 +373,7 @@ def _unfit(value: Any, kind: Kind) -> str:
 
 
 def _problems(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Every setting that cannot work, with the reason."""
+    """Return every setting that cannot work, with the reason."""
     found = []
     for name, field in _FIELDS.items():
         value, kind = values[name], field.metadata["kind"]

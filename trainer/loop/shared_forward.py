@@ -1,4 +1,4 @@
-"""One forward pass for a loss and metrics that call the model with the same tensors."""
+"""Share one forward pass between a loss and metrics that call the model with the same tensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +21,9 @@ class _Pass:
 
 
 class SharedForward:
-    """What a model has given for one batch. The n-th pass of one function takes the place of the n-th of the next.
+    """The model's outputs for one batch; the n-th pass of each function is shared.
 
-    So a function that calls the model twice with the same tensors, as to draw twice, has two passes all the same.
+    A function that calls the model twice with the same tensors, as to draw twice, still gets two passes.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class SharedForward:
         self._number = 0
 
     def next_function(self) -> None:
-        """Another function is about to be called with the same batch."""
+        """Begin with another function for the same batch."""
         self._number = 0
 
     def take(self, forward: Any, *args: Any, **named: Any) -> Any:
-        """Return what the model gives, by `forward` if no function before has had it done."""
+        """Return the model's output, by `forward` unless an earlier function had it computed."""
         number, given = self._number, (args, named)
         self._number += 1
         if number < len(self._passes) and self._passes[number].is_of(given):
@@ -48,7 +48,7 @@ class SharedForward:
 
 @contextmanager
 def sharing_forward(model: nn.Module) -> Iterator[SharedForward]:
-    """Have the passes of a model shared among the functions of one batch, which `next_function` tells apart."""
+    """Share the model's passes among the functions of one batch, which `next_function` separates."""
     shared, forward = SharedForward(), model.forward
     # One that is compiled would be compiled anew for this, and of one of TorchScript it cannot be had.
     if getattr(model, "_compiled_call_impl", None) is not None or isinstance(model, torch.jit.ScriptModule):
@@ -66,7 +66,7 @@ def sharing_forward(model: nn.Module) -> Iterator[SharedForward]:
 
 
 def marks_of(value: Any) -> list[Any]:
-    """Return what tells the values in a tree: of a tensor where its numbers are, and how often they were changed."""
+    """Return what identifies the values in a tree: for a tensor its memory and its version."""
     leaves, form = tree_flatten(value)
     return [form, *map(_mark, leaves)]
 

@@ -1,4 +1,4 @@
-"""The data that a Trainer is given to learn from, and what a loader in its place has to be."""
+"""Make the training data that a Trainer is given, and refuse what is no data set."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +16,7 @@ from trainer.world import World
 
 
 def refuse_no_data_set(*, several: bool = False, **given: Any) -> None:
-    """Raise BadSettings where a data set is expected, and got something else. `several`: a dict of them will do."""
+    """Raise BadSettings for what is no data set; with `several`, a dict of them is allowed."""
     for name, data in given.items():
         if is_several(data):
             _refuse_by_name(name, data, several=several)
@@ -32,7 +32,7 @@ def refuse_no_data_set(*, several: bool = False, **given: Any) -> None:
 
 
 def is_several(data: object) -> bool:
-    """Return whether it is no data set, but a dict of them by name."""
+    """Return whether it is a dict of data sets by name."""
     return isinstance(data, Mapping) and all(isinstance(key, str) for key in data)
 
 
@@ -51,7 +51,7 @@ def _refuse_by_name(name: str, data: Mapping[str, Any], *, several: bool) -> Non
 
 
 def train_data(settings: Settings, dataset: Any, collate: Callable[[list[Any]], Any] | None, world: World) -> TrainData:
-    """What this rank learns from, as the settings say."""
+    """Return this rank's training data."""
     return TrainData(
         dataset,
         batch_size=settings.batch_size,
@@ -69,7 +69,7 @@ def train_data(settings: Settings, dataset: Any, collate: Callable[[list[Any]], 
 
 
 def epoch_samples(settings: Settings, dataset: Any, data: TrainData) -> int | None:
-    """Samples of a whole epoch; None: nobody knows before it is over."""
+    """Return the samples of a whole epoch, or None if they are known only at its end."""
     if is_iterable(dataset) or data.steps_per_epoch is None:
         return None
     return min(data.steps_per_epoch * settings.batch_size, len(dataset))

@@ -1,4 +1,4 @@
-"""Steps whose loss is far above those before: found before the optimizer has learned from them."""
+"""Find steps whose loss is far above the usual one, before the optimizer learns from them."""
 
 import math
 from collections import deque
@@ -13,7 +13,7 @@ _LEAST = 20  # of them, before it is one to go by
 
 
 class Spikes:
-    """The running median of the losses. What it finds follows from the losses alone, which all ranks know alike."""
+    """The running median of the losses, which all ranks know alike."""
 
     def __init__(self, factor: float) -> None:
         self.total = 0  # found so far
@@ -23,12 +23,14 @@ class Spikes:
 
     @property
     def usual(self) -> float | None:
-        """None as long as too few steps are known."""
+        """The median, or None while too few steps are known."""
         return median(self._losses) if len(self._losses) >= _LEAST else None
 
     def take(self, loss: float) -> bool:
-        """True: a spike, which has no part in the median. A loss that is no number is none: such steps are left out
-        by another rule."""
+        """Return whether the loss is a spike; a spike or NaN has no part in the median.
+
+        NaN is no spike, as another rule leaves such steps out.
+        """
         usual = self.usual
         if usual is not None and usual > 0 and loss > self._factor * usual:
             self.total += 1
@@ -40,7 +42,7 @@ class Spikes:
         return False
 
     def hopeless(self, where: str, limit: int) -> NotFinite:
-        """What to raise where there are too many of them."""
+        """Return the error to raise where there are too many spikes."""
         return NotFinite(
             f"{where}: the loss was over {self._factor:g} times its running median\n"
             "hint: a smaller learning rate, clip_norm, or a look at the data; "

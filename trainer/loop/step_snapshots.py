@@ -1,8 +1,8 @@
-"""What a rank keeps of each step, so that the training can go on right after it where a rank was killed.
+"""Keep what a rank needs of each step, so that the training can continue right after it when a rank was killed.
 
-notes      what is this rank's alone, in its node's memory, before its gradients are out
-copies     where a node may be lost: notes of a rank of another node, in this process
-snapshot   all that is small and one for all, in this process, after the update
+rank states  what is this rank's alone, in its node's memory, before its gradients are sent
+copies       where a node may be lost: the states of a rank of another node, in this process
+snapshot     the small shared state, in this process, after the update
 """
 
 import logging
@@ -36,7 +36,7 @@ _OF_LOOP = ("steps", "samples", "left", "info", "logs", "gathers", "rates", "mea
 
 @dataclass(slots=True)
 class StepSnapshots:
-    """One rank's, over all groups that it meets the others in."""
+    """What one rank keeps of its steps, over all groups in which it meets the others."""
 
     launched: Launched
     loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone
@@ -56,7 +56,7 @@ class StepSnapshots:
     resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
 
     def begin(self, loop: Loop) -> None:
-        """Start to note. Raises OSError."""
+        """Begin to keep rank states. Raises OSError."""
         numpy_draws.forget()  # what was loaded has put its state back
         self.snapshot = None
         self.let_go()
@@ -65,42 +65,44 @@ class StepSnapshots:
         self._know_source(loop)
 
     def let_go(self) -> None:
-        """Of what it has noted as another rank, as one of more, or till now."""
+        """Remove the rank states kept so far."""
         if self.notes is not None:
             self.notes.remove()
         self.notes = None
 
     @property
     def resizes(self) -> bool:
-        """What this rank has is enough for fewer or more ranks, and they can be."""
+        """Whether this rank's state is enough for fewer or more ranks, which are allowed."""
         return self.may_resize and self.hands_over
 
     @property
     def may_resize(self) -> bool:
-        """What the ranks of a node have is enough. Not unasked: a script may have made something of the number of
-        ranks, which is not asked again here.
+        """Whether the ranks of a node have enough state for another number of ranks.
+
+        Only where it was asked for, as a script may have used the number of ranks.
         """
         return self.launched.notes_copied and self.suffices and not self.launched.in_place_unasked
 
     @property
     def goes_back(self) -> bool:
-        """All load what was saved, which fewer ranks can too."""
+        """Whether all load what was saved, which fewer ranks can do too."""
         return self.loads and not self.hands_over  # it stays only once something was
 
     def find(self, loop: Loop) -> None:
-        """What the rank whose place is taken has left in this node's memory."""
+        """Find the states that the rank whose place is taken has left in this node's memory."""
         path = self._path(loop.training.world)
         if self.notes is None:
             self.notes = RankStateFile.found(path)
 
     @property
     def copies_notes(self) -> bool:
-        """Where that is all that would be lost with a node."""
+        """Whether rank states are copied to other nodes, being all that a node's loss would lose."""
         return self.launched.notes_copied and self.hands_over
 
     def note(self, loop: Loop, step: int, *, known: bool) -> bool:
-        """What is this rank's alone after that step. False where there is no room for it. `known`: else there is
-        nothing to note any more, and who keeps a copy hears that.
+        """Keep this rank's own state after that step; return False if there is no memory for it.
+
+        With `known` False there is nothing to keep any more, and the rank with the copy is told so.
         """
         data, fits = b"", True
         if self.notes is not None and known:
@@ -114,12 +116,12 @@ class StepSnapshots:
         return fits
 
     def copied(self) -> None:
-        """Nobody has done a step before all have what they keep of it for others."""
+        """Wait until the copies of this step have arrived, before any rank can finish it."""
         if self.copies is not None:
             self.copies.finish()
 
     def copy_anew(self, loop: Loop, step: int) -> None:
-        """In new groups: who keeps copies may be new too."""
+        """Copy the step's state in new groups, whose keepers may be new too."""
         if not self.copies_notes:
             return
         world = loop.training.world
@@ -132,15 +134,17 @@ class StepSnapshots:
         self.copied()
 
     def take_note(self, loop: Loop, life: str, step: int, data: bytes) -> bool:
-        """Take the note of that step, which was lost with its node, from the rank that kept a copy of it. Return False
-        if there is no memory for it. Raises OSError.
+        """Keep a state that was lost with its node and came from the rank that had a copy.
+
+        Returns False if there is no memory for it. Raises OSError.
         """
         self.notes = RankStateFile.begin(self._path(loop.training.world), life)
         return self.notes.write(step, data)
 
     def note_anew(self, loop: Loop, step: int) -> bool:
-        """The ranks are others from the end of this step on: note it as one of them, with what those knew of its losses
-        that are no more. False where there is no room for it. Raises OSError.
+        """Keep the step's state as one of another set of ranks, with the losses of those that are gone.
+
+        Returns False if there is no memory for it. Raises OSError.
         """
         world, before = loop.training.world, self.notes
         own = before.read(step) if before is not None and self.was is not None else None
@@ -158,17 +162,17 @@ class StepSnapshots:
         return self.notes.write(step, encoded(note))
 
     def _losses_kept(self, step: int) -> dict[int, list[float]]:
-        """By rank those of the step that another one has noted, of which this rank keeps a copy."""
+        """Return by rank the step's losses of which this rank keeps a copy."""
         if self.was is None or self.copies is None or step not in self.copies.kept:
             return {}
         return {self.was[0] + self.copies.world.local_size: decoded(self.copies.kept[step]).losses}
 
     def has_drawn(self) -> bool:
-        """Random numbers, since it was noted what the generators are."""
+        """Return whether random numbers were drawn since the generators were recorded."""
         return self.drawn is not None and (self.drawn.torch, self.drawn.gpu) != torch_state()
 
     def take_snapshot(self, loop: Loop, step_samples: int | None, spent: Spent | None = None) -> None:
-        """After an update of so many samples; None: before the first step. `spent`: where that is not of now."""
+        """Keep the shared state after an update of so many samples; None means before the first step."""
         values = {name: getattr(loop, name) for name in _OF_LOOP}
         norm = float(loop.norm) if loop.norm is not None and loop.logs else None  # else nobody looks at it
         values |= {"norm": norm, "step_samples": step_samples, "spent": spent or loop.phases.so_far()}
@@ -176,19 +180,19 @@ class StepSnapshots:
         self.snapshot = Snapshot.of(step, subjects.shared, subjects.optimizers, values)
 
     def go_on_from(self, loop: Loop, step_samples: int | None) -> None:
-        """Where the loop is now: what is newer is of a past that did not happen."""
+        """Start from where the loop is now, dropping newer state."""
         self.drawn = self.part = None
         self._know_source(loop)
         self.was = loop.training.world.rank, loop.training.world.size
         self.take_snapshot(loop, step_samples, loop.spent)
 
     def _know_source(self, loop: Loop) -> None:
-        """Between two steps."""
+        """Record the tensors that a part is taken from; call it between two steps."""
         if self.loads and self.hands_over:
             self.source = Source.of(loop.checkpointer.subjects)
 
     def take_part(self) -> None:
-        """Of a model that is about to be made anew. Where it is in the middle of an update it is of no use."""
+        """Keep the part of a model that is about to be made anew, unless it is in the middle of an update."""
         self.part = None
         if not self.updating and self.snapshot is not None and self.source is not None:
             try:
@@ -198,7 +202,7 @@ class StepSnapshots:
         self.source = None  # else all of the model would be kept
 
     def standing(self, loop: Loop) -> Standing:
-        """What this rank says when the ranks meet again."""
+        """Return what this rank reports when the ranks meet again."""
         life, notes = (self.notes.life, self.notes.steps()) if self.notes is not None else ("", ())
         kept = tuple(self.copies.kept) if self.copies is not None else ()
         if self.loads:
@@ -208,7 +212,7 @@ class StepSnapshots:
         return Standing(life, step, notes, kept=kept, was=self.was)
 
     def _life(self) -> str:
-        """Of a start of all ranks."""
+        """Return the name of this start of all ranks."""
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
     def _path(self, world: World) -> Path:
@@ -218,5 +222,5 @@ class StepSnapshots:
 
 
 def _has_buffers(loop: Loop) -> bool:
-    """Whether those of this rank belong to the state: all follow the first one's where ranks have all of the model."""
+    """Return whether this rank's buffers belong to the state; with whole replicas only rank 0's do."""
     return loop.training.world.is_first or loop.strategy.is_sharded

@@ -1,4 +1,4 @@
-"""What ranks tell each other with each line of metrics: the time of their own work, and their memory."""
+"""Share each rank's own time and memory with every line of metrics, and find slow ranks."""
 
 import statistics
 import sys
@@ -12,12 +12,12 @@ _MATTERS = 0.05  # of a step's time
 
 
 def own_seconds(seconds: Mapping[str, float], *, meets_in_forward: bool) -> float:
-    """Of the phases in which a rank waits for no other one: the slow one's delay is seen there, and nowhere else."""
+    """Return the seconds of the phases in which a rank waits for no other, where a slow one shows."""
     return sum(seconds.get(phase, 0.0) for phase in (("data",) if meets_in_forward else ("data", "forward")))
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """Since the start: of the tensors on a GPU; on a CPU of the whole process."""
+    """Return the peak memory since the start: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     import resource  # late: no rank is to have more of the standard library from its zygote than scripts have
@@ -26,7 +26,7 @@ def peak_memory_gb(device: torch.device) -> float:
 
 
 def in_line(told: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """For a line of metrics, of every rank's seconds and memory."""
+    """Return the values for a line of metrics from every rank's seconds and memory."""
     own = [seconds for seconds, _ in told]
     found: dict[str, Any] = {"memory_gb": max(memory for _, memory in told)}
     if len(own) > 1:
@@ -44,7 +44,7 @@ class Stragglers:
         self._told: set[int] = set()
 
     def take(self, line: Mapping[str, Any], step_s: float) -> str:
-        """What is to be said of it, once of each rank; else nothing."""
+        """Return the message about a slow rank, once for each rank, else ""."""
         slow = self._slow_one(line, step_s)
         self._lines = self._lines + 1 if slow == self._rank else 1
         self._rank = slow
@@ -60,7 +60,7 @@ class Stragglers:
         )
 
     def _slow_one(self, line: Mapping[str, Any], step_s: float) -> int:
-        """-1: nobody."""
+        """Return the slow rank, or -1."""
         if "slowest_rank" not in line:
             return -1
         own = line["own_seconds"]

@@ -1,4 +1,4 @@
-"""Sums and counts that become means, exact however many ranks share the samples."""
+"""Turn sums and counts into means, exact however many ranks share the samples."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ Terms = dict[str, tuple[list[float], list[float]]]  # sums and counts, one of ea
 
 
 class Sums:
-    """What this rank has found so far. Nothing is read from the device before the end."""
+    """The sums of this rank so far, read from the device only at the end."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Count]] = {}
@@ -30,14 +30,15 @@ class Sums:
         self._counts.setdefault(name, []).append(count)
 
     def terms(self) -> Terms:
+        """Return sums and counts by name, one of each per batch."""
         return {name: (read(sums), read(self._counts[name])) for name, sums in self._sums.items()}
 
 
 def sum_of(value: Sum, samples: int, *, floats_are_sums: bool = False) -> tuple[Count, Count]:
     """Return the sum and the count that a value over a batch stands for.
 
-    A whole number counts samples, as hits do; any other number is a mean over them, or in trainings that began when
-    it was one, a sum.
+    A whole number counts samples, as hits do; any other number is a mean over them, or a sum in trainings that began
+    when it was one.
     """
     if isinstance(value, tuple):
         return value
@@ -52,7 +53,7 @@ def is_float(value: Sum) -> bool:
 
 
 def read(values: Sequence[Count]) -> list[float]:
-    """All of them in one go: a single wait for the device."""
+    """Return all values as floats with a single wait for the device."""
     tensors = [torch.as_tensor(value).detach().double() for value in values]
     if not tensors:
         return []
@@ -64,13 +65,12 @@ def read(values: Sequence[Count]) -> list[float]:
 
 
 def _on_the_device(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Counts are mostly numbers of the host, sums are not."""
     device = next(tensor.device for tensor in tensors if tensor.device.type != "cpu")
     return [tensor.to(device) for tensor in tensors]
 
 
 def means(of_ranks: Iterable[Terms]) -> dict[str, float]:
-    """Rounded once, from the exact sum: how the batches were dealt out to ranks makes no difference."""
+    """Return the means, rounded once from the exact sums, so that the division among ranks does not matter."""
     sums: dict[str, list[float]] = {}
     counts: dict[str, list[float]] = {}
     for terms in of_ranks:
@@ -81,18 +81,18 @@ def means(of_ranks: Iterable[Terms]) -> dict[str, float]:
 
 
 def exact_sum(numbers: Iterable[float]) -> float:
-    """As math.fsum, but infinities and NaN add up as usual instead of raising."""
+    """Return math.fsum, except that infinities and NaN add up instead of raising."""
     known = list(numbers)
     return math.fsum(known) if all(map(math.isfinite, known)) else sum(known)
 
 
 def divided(total: float, count: float) -> float:
-    """The mean; of nothing it is NaN."""
+    """Return the mean, or NaN of nothing."""
     return total / count if count else math.nan
 
 
 def gathered(mine: Any, world: World) -> list[Any]:
-    """What every rank has, by rank."""
+    """Return what every rank has, by rank."""
     if world.control is None:
         return [mine]
     found: list[Any] = [None] * world.size
@@ -101,13 +101,13 @@ def gathered(mine: Any, world: World) -> list[Any]:
 
 
 def of_shares(mine: Any, world: World) -> list[Any]:
-    """What was found of every share of the samples: ranks that work on one have all found the same."""
+    """Return what was found for each share of the samples; ranks that work on one have the same."""
     found = gathered(mine, world)
     return [found[rank] for rank in world.of_shares]
 
 
 def sum_over_ranks(world: World, number: int) -> int:
-    """Of every share of the samples once. The same on all ranks, which meet here."""
+    """Return the sum over the shares of the samples, the same on all ranks, which meet here."""
     if world.control is None:
         return number
     total = torch.tensor(number if world.rank in world.of_shares else 0)

@@ -1,27 +1,25 @@
-"""A training that goes on in its processes when a rank was killed, with `recovery: {mode: hot}` under launch.
+"""Continue a training in its processes when a rank was killed, with `recovery: {mode: hot}` under launch.
 
-    step k:  forward ─ note(k) ─ backward, update ─ snapshot(k) ─ logging, validation, saving ─ step k+1 ...
-              what is this rank's alone               all that is small and one for all
+    step k:  forward ─ rank state(k) ─ backward, update ─ snapshot(k) ─ logging, validation, saving ─ step k+1 ...
+              what is this rank's alone                    the small shared state
 
-A rank was killed: the others fail in an operation that it had part in, leave the step, and wait for launch's word. Or
-they hear that word first, of a node that fell silent, and cut their connections, in which they would wait for it. They
-and the new rank meet in new groups, agree on the newest step that some of them have done, give its state to who lacks
-it, put back what they have noted of it, and go on right after its update. Gradients of a step that was not done are
-dropped. Where one more rank is killed meanwhile, launch has another word for them, and they meet once more. Whatever
-does not fit in there is told once, and then launch starts all ranks anew.
+When a rank is killed the others fail in an operation with it, leave the step, and wait for launch's message. For a node
+that only fell silent the message comes first, and they cut the connections in which they would wait. They and the new
+rank meet in new groups, agree on the newest step that some of them have done, send its state to the ranks that lack it,
+restore their own, and continue right after its update. Gradients of an unfinished step are dropped. If one more rank is
+killed meanwhile, launch sends another message and they meet once more. Whatever does not fit this is logged once, and
+then launch starts all ranks anew.
 
-Where a node is lost and no other takes its place, the ranks that are left end the step k and go on as fewer: samples
-are dealt out to them, and their random generators seeded, as a start on so many ranks does that begins with a
-checkpoint of step k. So both make the same of it. Where ranks of one more node join, all leave together after step k.
+If a node is lost and not replaced, the remaining ranks end step k and continue as fewer: samples are dealt out to them
+and their generators seeded as in a start on so many ranks from a checkpoint of step k, so that both give the same
+numbers. Where ranks of one more node join, all leave together after step k.
 
-Where the weights are dealt out too, those that live make their model anew, in their processes. With hsdp another rank
-has the shards of one that was killed, and gives them to the new one: all keep what they have of the newest step of
-which each shard is left, put it into their new model, and no step is lost. Where each node has all shards they may be
-fewer ranks then, or more, as with replicas.
+Where weights are sharded too, the survivors make their model anew in their processes. With hsdp another rank has the
+shards of a killed one and sends them to the new one: all keep their part of the newest step of which each shard is
+left, put it into the new model, and no step is lost. If each node has all shards, their number may then change.
 
-Where nobody has what was lost, as with zero1, zero2 and fsdp, or with hsdp where all ranks that had a shard were
-killed, all go back to the newest snapshot that the nodes have in memory, or to the newest checkpoint, and load it as
-the new rank does. They may be fewer then.
+If no rank has what was lost, as with zero1, zero2 and fsdp, or with hsdp after all ranks with a shard were killed, all
+go back to the newest snapshot in the nodes' memory, or to the newest checkpoint, and load it as the new rank does.
 """
 
 import logging
@@ -57,7 +55,7 @@ _LOST = "another rank was lost"  # what a team says that has lost one
 
 @dataclass(slots=True)
 class Survivor:
-    """One rank's part in it, over all groups that it meets the others in."""
+    """One rank's part in continuing in place, over all groups in which it meets the others."""
 
     wire: Wire
     member: Membership | None
@@ -73,7 +71,7 @@ class Survivor:
 
     @classmethod
     def of(cls, world: World, settings: Settings, *, made: bool) -> "Survivor":
-        """`made`: the model was, by a function."""
+        """Return the rank's part; `made` says whether a function made the model."""
         launched, loads = Launched.from_environment(), settings.strategy in PARTITIONED
         member = Membership.only_use(world)
         arrives = world.anew and member is not None
@@ -83,17 +81,18 @@ class Survivor:
 
     @property
     def loads(self) -> bool:
-        """Models are made anew where ranks meet anew, and what no other rank has is loaded."""
+        """Whether models are made anew when ranks meet again, and lost state is loaded."""
         return self.snapshots.loads
 
     @property
     def launched(self) -> Launched:
+        """The settings that launch gave this rank."""
         return self.snapshots.launched
 
     # -- in each step
 
     def begin(self, loop: Loop, settings: Settings, dataset: Any) -> None:
-        """Before the first step of a start: from now on another rank may be replaced."""
+        """Begin before the first step: from now on another rank may be replaced."""
         launched = self.launched
         if self.active or (launched.control is None and not launched.notes_copied):
             return
@@ -118,7 +117,7 @@ class Survivor:
             self._have_arrived(loop)
 
     def _is_able(self, loop: Loop, settings: Settings, dataset: Any) -> bool:
-        """It has what it takes; where not, that is said."""
+        """Return whether the training can continue in place, and log why not."""
         how = {"met_once": self.member is not None, "made": self.snapshots.made}
         why_not = partial(reasons, loop, settings, dataset, self.launched, **how)
         if self.loads:
@@ -138,11 +137,11 @@ class Survivor:
         return True
 
     def _may_be_handed(self, loop: Loop) -> bool:
-        """What this rank has of the parameters is on another rank too, or may be once there are more ranks."""
+        """Return whether another rank has this rank's parameters too, or may once there are more ranks."""
         return bool(loop.strategy.copies) or self.snapshots.may_resize
 
     def _begin_to_load(self, loop: Loop) -> None:
-        """Nothing has to be noted: what is saved has all that it takes. Without anything there is no way but anew."""
+        """Begin where all load what is saved; until something is, ranks can only start anew."""
         self.messages.open(self.launched.control)
         loop.updating = self._check_arrived
         if loop.checkpointer.loaded is not None:
@@ -156,18 +155,20 @@ class Survivor:
         loop.training.say(f"a killed rank will have all go back in their processes, to {where}")
 
     def note(self, loop: Loop) -> None:
-        """After the last forward pass of a step."""
+        """Keep the rank's own state after the last forward pass of a step."""
         self._note(loop, loop.progress.step + 1)
 
     def updating(self) -> None:
-        """From here on until `updated` the weights are of no step. Raises DistNetworkError where the gradients are not
-        what the ranks have made together: the others meet elsewhere.
+        """Mark the weights as being of no step until `updated`.
+
+        Raises DistNetworkError if the gradients are not what all ranks have computed together.
         """
         self.snapshots.copied()
         self._check_arrived()
         self.snapshots.updating = True
 
     def updated(self, loop: Loop, step_samples: int) -> None:
+        """Keep the state after the update, or end if the training turns out not to be exact."""
         if not self.active:
             return
         if self.snapshots.has_drawn():
@@ -180,19 +181,19 @@ class Survivor:
         self.snapshots.updating = False
 
     def step_ended(self, loop: Loop) -> None:
-        """The one after which it goes on, before it is saved."""
+        """Seed the generators anew if the ranks have changed, before the step is saved."""
         if self.snapshots.resized:
             draw_anew(loop)
             self.snapshots.resized = False
 
     def step_over(self, loop: Loop) -> None:
-        """With all that follows it: where others wait to join, all leave together."""
+        """Leave together with the other ranks if new ones wait to join."""
         if self.active and loop.checkpointer.all_regroup:
             loop.checkpointer.wait()
             raise dist.DistBackendError("other ranks wait to be met")
 
     def end(self, loop: Loop, why: str) -> None:
-        """No more: launch may start all ranks anew."""
+        """Stop keeping state: launch has to start all ranks anew from now on."""
         if self.active:
             self.active = False
             if self.snapshots.copies is None:  # else ranks of other nodes wait for its notes, if only to hear of none
@@ -203,7 +204,7 @@ class Survivor:
             self._say_not(loop, f"a killed rank will have all ranks started anew from now on: {why}")
 
     def close(self) -> None:
-        """The training is over; what comes after it in the script finds ranks that are alike."""
+        """End with the training; what follows in the script finds ranks that are alike."""
         if self.active:
             self.active = False
             self.messages.unwatch()
@@ -212,12 +213,12 @@ class Survivor:
             self.member.world = replace(self.member.world, anew=False)
 
     def _say_not(self, loop: Loop, text: str) -> None:
-        """To people who asked for it."""
+        """Log the text if the user asked for continuing in place."""
         if not self.launched.in_place_unasked:
             loop.training.say(text)
 
     def _take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
-        """What callbacks and schedules give is the script's own: an error in it would come with a checkpoint, later."""
+        """Keep the shared state, and end if the script's own state cannot be had."""
         if not self.active:
             return
         try:
@@ -233,11 +234,11 @@ class Survivor:
             self.end(loop, "what a rank has to note of a step takes too much room in memory")
 
     def _be_told(self, loop: Loop) -> None:
-        """Of each step from now on."""
+        """Listen to each step from now on."""
         loop.survivor, loop.updating, loop.checkpointer.would_regroup = self, self.updating, self._others_wait
 
     def _check_arrived(self) -> None:
-        """What goes into the update under way, from all ranks."""
+        """Raise DistNetworkError if the update's input from other ranks was cut off."""
         if self.member is not None:
             made_here.check_arrived(self.member.world.device)
 
@@ -252,9 +253,10 @@ class Survivor:
     # -- after a rank was killed
 
     def meet_anew(self, error: Exception, strategy: Strategy | None, loop: Loop | None) -> World:
-        """On a rank that lives: leave the step, or the meeting, and meet the others again. Raises the error where it is
-        another one, or where launch has no such word. `strategy`: what there is of it, which goes on unless it is to be
-        made anew.
+        """Leave the step, or the meeting, and meet the other ranks again.
+
+        Raises the error if it is not about another rank, or if launch sends no message. `strategy` is what there is of
+        it, and is kept unless it is to be made anew.
         """
         while True:
             able = self._may_meet and (self.loads or strategy is not None)
@@ -292,11 +294,11 @@ class Survivor:
 
     @property
     def _may_meet(self) -> bool:
-        """In the middle of an update there is no way but back."""
+        """Whether the ranks can meet again; in the middle of an update only by loading."""
         return (self.active or self.arrives) and (not self.snapshots.updating or self.loads)
 
     def arrive(self, loop: Loop) -> int | None:
-        """On all ranks, in new groups: be where the training goes on from. Gives the step; None where all load."""
+        """Bring this rank to where the training goes on; return the step, or None if all load."""
         try:
             if self.loads and not self._may_be_handed(loop):
                 return None
@@ -313,7 +315,7 @@ class Survivor:
         return step
 
     def go_on(self, loop: Loop) -> None:
-        """All is put back."""
+        """Continue after everything was restored."""
         self.messages.open(self.launched.control)
         self._be_told(loop)
         self.snapshots.go_on_from(loop, self.step_samples)
@@ -321,8 +323,10 @@ class Survivor:
         self._have_arrived(loop)
 
     def have_loaded(self, loop: Loop) -> None:
-        """On all ranks, where they load. Raises DistBackendError where there was nothing: the objects of a process that
-        stays are not what they began as, so that all have to start anew.
+        """Report where all went back to.
+
+        Raises DistBackendError if nothing was saved: the surviving processes' objects are no longer as they began, so
+        all have to start anew.
         """
         loaded = loop.checkpointer.loaded
         if loaded is None:
@@ -338,7 +342,7 @@ class Survivor:
         loop.training.say(f"goes on in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _add_verified(self, loop: Loop, step: int) -> None:
-        """In checkpoints of this step and before: what is newer is of a past that did not happen."""
+        """Tell the new Checkpointer which checkpoints up to this step were verified."""
         loop.checkpointer.add_verified({one: finite for one, finite in self.snapshots.verified.items() if one <= step})
 
     def _have_arrived(self, loop: Loop) -> None:
@@ -349,8 +353,9 @@ class Survivor:
 
 
 def _is_of_peers(error: Exception) -> bool:
-    """Whether it is about another rank that is gone, or was made of such a one by the user's own function. Once
-    launch's word is there any is. Other errors are the user's, and told of at once.
+    """Return whether the error is about a lost rank, or was raised in handling such a one.
+
+    Once launch has sent its message any error counts; others are the user's and raised at once.
     """
     told = _made_of(error)
     return not any(CANNOT in str(one) for one in told) and (made_here.given_up or any(map(_tells_of_a_loss, told)))
@@ -362,7 +367,7 @@ def _tells_of_a_loss(error: BaseException) -> bool:
 
 
 def _made_of(error: BaseException) -> list[BaseException]:
-    """It, and those in whose handling it was raised."""
+    """Return the error and those in whose handling it was raised."""
     told, one = [error], error.__cause__ or error.__context__
     while one is not None and one not in told:
         told.append(one)

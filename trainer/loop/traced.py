@@ -1,9 +1,8 @@
-"""Where the time of some steps went, read from the traces that torch's profiler made of them on each rank. Pure.
+"""Read from torch's profiler traces of all ranks where the time of some steps went; pure functions.
 
-A *collective* (all-reduce, all-gather, ...) goes on in the background. It is *in the open* while its rank computes
-nothing meanwhile, and hidden else. It ends on all ranks at about the same moment, so the rank that came to it last sees
-it take the shortest time: that is the time to transfer. What it takes longer on others is waiting for the slower one.
-No two clocks are compared.
+A collective (all-reduce, all-gather, ...) runs in the background. It is exposed while its rank computes nothing, and
+hidden otherwise. It ends on all ranks at about the same moment, so the rank that entered it last sees the shortest
+time, which is the transfer. Any longer time on other ranks is waiting for the slower one. No clocks are compared.
 """
 
 from collections import defaultdict
@@ -42,7 +41,7 @@ Span = tuple[float, float]  # seconds, from and to
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One, as one rank saw it."""
+    """One collective as one rank saw it."""
 
     name: str
     sent: int  # bytes that the rank gave
@@ -53,7 +52,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The steps of one rank. In the seconds of its phases are collectives in the open, and packing."""
+    """The steps of one rank; the seconds of its phases include exposed collectives and packing."""
 
     seconds: float
     phases: dict[str, float]
@@ -62,7 +61,7 @@ class Traced:
 
 
 def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
-    """What a trace says of all between its first and its last mark."""
+    """Return what a trace says of the time between its first and last mark."""
     whole = [one for one in events if one.get("ph") == "X" and "dur" in one]
     laps = sorted((_seconds(one["ts"]), one["name"][len(LAP) :]) for one in whole if one["name"].startswith(LAP))
     if len(laps) < 2:
@@ -91,7 +90,7 @@ def _on_cpu(whole: Sequence[Mapping[str, Any]], laps: Sequence[tuple[float, str]
 def _on_gpu(
     whole: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]], laps: Sequence[tuple[float, str]]
 ) -> Traced:
-    """Of the GPU's own time each phase has what was launched in it. What is left is the host's."""
+    """Give each phase the GPU time of what was launched in it; the rest is the host's."""
     asked = {
         _correlation(one): _seconds(one["ts"]) for one in whole if one.get("cat") in ("cuda_runtime", "cuda_driver")
     }
@@ -127,7 +126,7 @@ def _shown(
     laps: Sequence[tuple[float, str]],
     gap_s: float = _LEAST_GAP_S,
 ) -> list[tuple[Mapping[str, Any], list[Span]]]:
-    """Each collective, and when it was in the open. Of several at once the first has that time."""
+    """Return each collective and when it was exposed; of several at once the first has that time."""
     found, covered = [], laps[0][0]
     for call in sorted(calls, key=lambda one: float(one["ts"])):
         begin, end = _span(call)
@@ -147,13 +146,13 @@ def _collective(call: Mapping[str, Any], shown: Sequence[Span], phase: str) -> C
 
 
 def _middle(spans: Sequence[Span], call: Mapping[str, Any]) -> float:
-    """Of the longest time in the open; else of the collective."""
+    """Return the middle of the longest exposed span, else of the collective."""
     begin, end = max(spans, key=lambda one: one[1] - one[0], default=_span(call))
     return (begin + end) / 2
 
 
 def _phase_at(laps: Sequence[tuple[float, str]], at: float) -> str:
-    """The phase under way; after the last mark the last one."""
+    """Return the phase under way at a time."""
     return next((phase for end, phase in laps[1:] if at <= end), laps[-1][1])
 
 
@@ -171,7 +170,7 @@ def _sent(args: Mapping[str, Any]) -> int:
 
 
 def _computes(name: str) -> bool:
-    """Whether an operator does; nodes of autograd, in which a hook may wait, do so in operators of their own."""
+    """Return whether an operator computes; autograd nodes, in which a hook may wait, do so in operators."""
     compiled = name.startswith(("Torch-Compiled Region", "CompiledFunction"))
     return compiled or ("::" in name and not name.startswith(_NEVER_COMPUTES) and "wait_tensor" not in name)
 
@@ -189,7 +188,7 @@ def _seconds(microseconds: Any) -> float:
 
 
 def united(spans: Iterable[Span]) -> list[Span]:
-    """In order, without overlaps."""
+    """Return the spans in order and without overlaps."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -200,7 +199,7 @@ def united(spans: Iterable[Span]) -> list[Span]:
 
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """What of these is in none of the others; each list in order and without overlaps."""
+    """Return what of `spans` is in none of `others`; both are in order and without overlaps."""
     found: list[Span] = []
     place = 0
     for begin, end in spans:
@@ -218,7 +217,7 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
-    """The usual step over all ranks: seconds of one step for each kind of work, together `step`."""
+    """Return the seconds per step of each kind of work over all ranks, and of the whole `step`."""
     least = _least([one.collectives for one in ranks])
     sums: defaultdict[str, float] = defaultdict(float)
     for rank in ranks:
@@ -241,7 +240,7 @@ def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
 
 
 def said(found: Mapping[str, float]) -> str:
-    """For people: `a step of 0.62 s: 71 % compute, 14 % communication in the open (11.2 MB in 3 messages), ...`."""
+    """Return a summary such as `a step of 0.62 s: 71 % forward and backward, 14 % communication in the open`."""
     whole = found["step"] or 1.0
     shares = [f"{found[name] / whole:.0%} {_SAID[name]}" for name in _KINDS if round(found[name] / whole, 2)]
     sent = f" ({found['bytes'] / 1e6:.3g} MB in {found['messages']:.3g} messages)" if found["messages"] else ""
@@ -256,7 +255,7 @@ def _kind(phase: str) -> str:
 
 
 def _numbered(collectives: Iterable[Collective]) -> Iterable[tuple[int, Collective]]:
-    """Each with how many of its name and size came before: so it is found on other ranks, whatever group it is of."""
+    """Yield each collective with the count of equal ones before it, by which other ranks' are matched."""
     seen: defaultdict[tuple[str, int], int] = defaultdict(int)
     for one in collectives:
         yield seen[one.name, one.sent], one
@@ -264,7 +263,7 @@ def _numbered(collectives: Iterable[Collective]) -> Iterable[tuple[int, Collecti
 
 
 def _least(ranks: Sequence[Sequence[Collective]]) -> dict[tuple[str, int, int], float]:
-    """The shortest time that a rank saw each of them take; of those that all ranks saw."""
+    """Return the shortest time that any rank saw for each collective that all ranks saw."""
     times: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
     for collectives in ranks:
         for number, one in _numbered(collectives):

@@ -1,4 +1,4 @@
-"""Trainer: model, loss and data from the user, the rest done."""
+"""Trainer: model, loss and data are the user's, the rest is done."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,7 +75,7 @@ MakeOptimizer = Callable[[Any], Optimizer | Optimizers]  # of trainer.strategies
 
 
 class Trainer:
-    """One training. `fit()` goes on from the newest checkpoint, or begins."""
+    """One training; `fit()` goes on from the newest checkpoint, or begins."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Trainer:
         self._flops: Flops | None = None
 
     def fit(self, world: World | None = None) -> int:
-        """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
+        """Train to the end and return 0, or return 75 (EX_TEMPFAIL) if asked to stop, with everything saved."""
         with self._world(world) as met:
             wire = Wire.from_environment()
             wire.take_back_done()  # said by another training of this script
@@ -175,8 +175,9 @@ class Trainer:
                     restored = not here.anew and self._has_checkpoints()
 
     def _begin(self, loop: Loop, past: Mapping[str, Any] | None, survivor: Survivor) -> int | None:
-        """Everything up to the first step; `past`: the place in the data that the same fit() has come to before. None:
-        there are no weights, neither drawn nor loaded.
+        """Do everything up to the first step and return it, or None if there are no weights at all.
+
+        `past` is the position in the data that the same fit() has reached before.
         """
         loop.begin_in_place = lambda loop: survivor.begin(loop, self.settings, self._dataset)
         if survivor.arrives and (step := survivor.arrive(loop)) is not None:
@@ -198,13 +199,13 @@ class Trainer:
         return start
 
     def _check_that_it_leads_on(self, loop: Loop, starts: Sequence[int]) -> None:
-        """Not back to the same checkpoint again and again."""
+        """Raise NotFinite if the training goes back to the same checkpoint again and again."""
         limit = self.settings.skip_limit
         if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:
             raise loop.spikes.hopeless(f"{limit + 1} times after step {starts[-1]}", limit)
 
     def _has_checkpoints(self) -> bool:
-        """Whether some seem to be there, as far as this rank can see. To count operations weights are needed before."""
+        """Return whether this rank sees checkpoints; counting operations needs weights before they are loaded."""
         return bool(catalog.steps(self._folder)) and not (self.settings.count_flops and self._flops is None)
 
     @property
@@ -212,7 +213,7 @@ class Trainer:
         return Path(self.settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints")
 
     def _resume(self, loop: Loop, *, again: bool) -> int | None:
-        """Go on from the newest checkpoint, and say so. Its step, or 0; None where there is none, but should be."""
+        """Load the newest checkpoint and return its step, 0 without one, or None if weights are still missing."""
         launched, checkpointer, say = Launched.from_environment(), loop.checkpointer, loop.training.say
         if not again:
             refuse_to_resume(self.settings, checkpointer.folder, loop.training.world, launched)
@@ -230,7 +231,7 @@ class Trainer:
         return start
 
     def _check_monitors(self, loop: Loop) -> None:
-        """A value that nobody reports is told of before anything is trained in vain."""
+        """Raise BadSettings for a monitored value that nothing reports, before training in vain."""
         wanted = {one.monitor for one in self._callbacks if isinstance(one, (EarlyStopping, BestModel))}
         if self.settings.patience is not None or self.settings.keep_best or loop.schedules.needs_validation:
             wanted.add(self.settings.monitor)
@@ -240,9 +241,9 @@ class Trainer:
             check_name(names or (), name)
 
     def validate(self, world: World | None = None) -> dict[str, float]:
-        """What the newest checkpoint, or without one the model as it is, is worth on the validation data.
+        """Return the values of the newest checkpoint, or of the model as it is, on the validation data.
 
-        Changes nothing in the checkpoint folder: the training may go on meanwhile.
+        Changes nothing in the checkpoint folder, so the training may go on meanwhile.
         """
         with self._world(world) as here, self._loop(here) as loop:
             if loop.evaluation is None:
@@ -254,7 +255,7 @@ class Trainer:
     def model(self) -> nn.Module:
         """The model as it is now: after fit() with the weights of its last step, wrapped as the strategy has it.
 
-        Raises TrainerError while there is none, as `model` is a function that nobody has called yet.
+        Raises TrainerError while there is none, as `model` is a function that was not called yet.
         """
         module = self._built.module if self._built is not None else self._model
         if not isinstance(module, nn.Module):
@@ -294,10 +295,10 @@ class Trainer:
         best: bool = False,
         world: World | None = None,
     ) -> dict[str, float]:
-        """What the newest whole checkpoint, the best one, or that of a step is worth on data that had no part in the
-        training; without a checkpoint the model as it is. Values are named `test_loss`, … and written down at its step.
+        """Return the values on test data of the newest whole checkpoint, the best one, or that of a step.
 
-        Measured as a validation is, by the same loss and metrics. Changes nothing in the checkpoint folder.
+        Without a checkpoint the model as it is. Values are named `test_loss`, … and written at the checkpoint's step.
+        They are measured as a validation is, and nothing in the checkpoint folder changes.
         """
         refuse_no_data_set(several=True, data=data)
         if self._validated_loss is None and self._metrics is None:
@@ -317,9 +318,10 @@ class Trainer:
         most_bytes_per_file: int | None = None, overwrite: bool = False, averaged: bool = True,
         world: World | None = None,
     ) -> Written:  # fmt: skip
-        """Write the weights of the newest whole checkpoint, of the best one, or of that of a step, as `trainer.export`
-        does; with `ema` their average, unless it is not to be `averaged`. All ranks call it; the first one writes. A
-        folder has a Hugging Face model's configuration in it too.
+        """Write the weights of the newest whole checkpoint, the best one, or that of a step, as `trainer.export` does.
+
+        With `ema` that is their average, unless `averaged` is False. All ranks call it and the first one writes. A
+        folder gets a Hugging Face model's configuration too.
         """
         module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
         # What a dev run has made takes the place of nothing.
@@ -349,7 +351,7 @@ class Trainer:
             yield on_mesh(world, settings.mesh)
 
     def _make_undrawn(self) -> nn.Module | None:
-        """Where that can be done alone: its weights are going to be those of a checkpoint, or of other ranks."""
+        """Make the model without weights if they will come from a checkpoint or from other ranks."""
         alone = self.settings.strategy in REPLICAS and self.settings.mesh is None
         if self._made is None and alone and not isinstance(self._model, nn.Module):
             seed_all(self.settings.seed)  # whatever it draws for other things than weights is as on the others
@@ -357,7 +359,7 @@ class Trainer:
         return self._made
 
     def _get_ready(self) -> None:
-        """A process in reserve does what can be done before it is a rank."""
+        """Do in a reserve process what can be done before it is a rank."""
         generators = state_of_generators()
         module = self._make_undrawn()
         if module is not None and self._step is None:
@@ -370,7 +372,7 @@ class Trainer:
 
     @contextmanager
     def _loop(self, world: World, *, trains: bool = False, restored: bool = False) -> Iterator[Loop]:
-        """Everything put together, at the beginning: nothing is loaded yet. `restored`: but is going to be."""
+        """Put everything together, with nothing loaded yet; `restored` says that something will be."""
         settings = self.settings
         refuse_off_stages(settings, world)
         if settings.deterministic:
@@ -439,7 +441,7 @@ class Trainer:
             yield loop
 
     def _cuts(self, world: World, data: TrainData | None) -> KeptCuts | None:
-        """What it takes to cut the model by time; without data nothing is measured."""
+        """Return what is needed to cut the model by time; without data nothing is measured."""
         settings, loss = self.settings, self._loss
         if settings.pp_cut != BY_TIME or world.stages == 1:
             return None
@@ -447,7 +449,7 @@ class Trainer:
         return KeptCuts(self._folder, world, measure)
 
     def _strategy(self, world: World, cuts: KeptCuts | None, *, restored: bool) -> Strategy:
-        """A model that was given is wrapped once; one that is made is made each time, but where ranks meet anew."""
+        """Return the strategy: a given model is wrapped once, a made one each time, except when ranks meet again."""
         settings, built = self.settings, self._built
         goes_on = built is not None and built.world is world and world.anew
         if built is None or (not goes_on and (built.world != world or not isinstance(self._model, nn.Module))):
@@ -476,7 +478,7 @@ class Trainer:
     def _evaluations(
         self, training: Training, data: Any, prefix: str, average: Average | None = None
     ) -> Evaluation | SeveralEvaluations:
-        """Return a pass over the data, or over each of several sets, which have their names in those of the values."""
+        """Return a pass over the data, or over each of several named sets."""
         if not is_several(data):
             return self._evaluation(training, data, prefix, average)
         each = [self._evaluation(training, one, f"{prefix}{name}_", average) for name, one in data.items()]
@@ -490,7 +492,7 @@ class Trainer:
 
     @property
     def _validated_loss(self) -> LossFunction | None:
-        """None: a training by a step of one's own has none that was given."""
+        """The loss to validate by, or None for a step of the user's own without one."""
         return None if self._step is not None and self._loss is own_loss else self._loss
 
     def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:
@@ -550,7 +552,7 @@ class Trainer:
 
 
 def _draw(path: Path, picture: str, training: Training) -> None:
-    """For people: a training goes on without it."""
+    """Write the pipeline's picture; a failure is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(picture)
@@ -558,8 +560,7 @@ def _draw(path: Path, picture: str, training: Training) -> None:
         training.say(f"no picture of the pipeline: {error}")
 
 
-def _silence(*_: object) -> None:
-    """The other ranks say nothing."""
+def _silence(*_: object) -> None: ...
 
 
 def _phases(settings: Settings, world: World) -> Phases:

@@ -1,4 +1,4 @@
-"""Trainings made small, to see whether they work: on a few batches again and again, or of a few steps."""
+"""Make small trainings to try whether they work: on a few batches again and again, or of a few steps."""
 
 import dataclasses
 import shutil
@@ -21,7 +21,7 @@ _SUFFIX = ".fast-dev-run"
 
 
 def in_short(settings: Settings) -> Settings:
-    """What a training goes by that is a trial."""
+    """Return the settings of a trial."""
     if settings.overfit_batches is not None:
         settings = dataclasses.replace(settings, shuffle=False)
     if settings.fast_dev_run is not None:
@@ -39,7 +39,7 @@ def in_short(settings: Settings) -> Settings:
 
 
 def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> Dataset[Any] | DataLoader[Any]:
-    """Those that a training is to learn by heart; without such a wish all."""
+    """Return the batches to overfit on, or all data if that is not asked for."""
     if settings.overfit_batches is None:
         return data
     if is_loader(data):
@@ -56,7 +56,7 @@ def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> D
 
 
 def begin_anew(trainer: object, settings: Settings, world: World) -> None:
-    """A dev run goes on from nothing, and what it saves goes when its Trainer does. All ranks call it."""
+    """Make a dev run start from nothing, and remove what it saves with its Trainer; all ranks call it."""
     if settings.fast_dev_run is None or settings.checkpoint_dir is None:
         return
     if world.local_rank == 0:

@@ -1,4 +1,4 @@
-"""Parts of a training that are of another kind than a Trainer takes: each is refused by name before anything starts."""
+"""Refuse by name, before anything starts, parts of a training of a kind that a Trainer does not take."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ def refuse_wrong_kinds(
 
 
 def refuse_wrong_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raise BadSettings for what is no callback, and for a hook that is misspelt and would never be called."""
+    """Raise BadSettings for what is no callback, and for a misspelt hook that would never be called."""
     for one in callbacks:
         if isinstance(one, type):
             raise BadSettings(f"callbacks: expected objects, got the class {one.__name__}\nhint: {one.__name__}()")
@@ -71,7 +71,7 @@ def _own(callback: object) -> list[type]:
 
 
 def kind_of(value: object) -> str:
-    """Return how a message calls a value that is of the wrong kind."""
+    """Return how a message names a value of the wrong kind."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = type(value).__name__
