@@ -1,4 +1,4 @@
-"""Tensors that are rank 0's on all ranks: weights at the start, buffers before each training step."""
+"""Give all ranks rank 0's tensors: weights at the start, buffers before each training step."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,9 +10,9 @@ _MESSAGE_BYTES = 64 * 2**20
 
 
 def take_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Give every rank the values that rank 0 has. All ranks call it, with tensors of the same shapes.
+    """Give every rank the values that rank 0 has; all ranks call it, with tensors of the same shapes.
 
-    `group`: over all ranks, where it is another than that of gradients.
+    `group` is over all ranks, where it is not the one of the gradients.
     """
     with torch.no_grad():
         for some in _messages(tensors):
@@ -20,7 +20,7 @@ def take_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None =
 
 
 class PersistentBuffers:
-    """Buffers that belong to the state. Others (masks, tables) are made anew by each start and do not change."""
+    """Buffers that belong to the state; others (masks, tables) are made by each start and do not change."""
 
     def __init__(self, module: nn.Module) -> None:
         # Found once: to walk through a large model costs milliseconds, in every step. Not by state_dict(), which under
@@ -33,13 +33,13 @@ class PersistentBuffers:
         ]
 
     def tensors(self) -> list[Tensor]:
-        """As they are now, each once: a module may put others in their places."""
+        """Return the current buffers, each once, as a module may replace them."""
         found = (part._buffers[name] for part, name in self._places)  # noqa: SLF001 - getattr() might ask a descriptor
         return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
 
 
 def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """The larger the elements the earlier, so that each tensor begins at a multiple of its own element's size."""
+    """Yield tensors to send together, larger elements first so that each is aligned to its own size."""
     some: list[Tensor] = []
     size = 0
     for tensor in sorted(tensors, key=lambda tensor: -tensor.element_size()):

@@ -1,6 +1,6 @@
-"""Older ways to share out a training, which `launch scale` measures beside those of today.
+"""Older ways to divide a training, which `launch scale` measures beside those of today.
 
-An environment variable asks for one, because it is not an option of the Trainer's:
+An environment variable selects one, as they are no options of the Trainer:
 
     TRAINER_BASELINE=master    with strategy ddp: one rank gathers all gradients, updates, and sends its parameters
     TRAINER_BASELINE=dp=4      with strategy dp: nn.DataParallel over so many GPUs of one process
@@ -77,8 +77,8 @@ def lay_out(module: nn.Module, blocks: Sequence[nn.Module], many: int, first: to
     """Place the layers on `many` devices, as `.to("cuda:1")` in a model's own code does: naive model parallelism.
 
     Each device gets equally many blocks, and a layer outside of them goes with the block before it. The output is on
-    the first device, where the loss is. One device works at a time while the others wait: that is what is measured.
-    A CPU is one device; each part gets as many cores as a rank would, so that it is as fast as a rank.
+    the first device, where the loss is. One device works at a time while the others wait, which is what is measured. A
+    CPU is one device; each part gets as many cores as a rank would, so that it is as fast as a rank.
     """
     if first.type == "cuda":
         others = [index for index in range(torch.cuda.device_count()) if index != first.index]

@@ -1,4 +1,4 @@
-"""BatchNorm over the samples of all ranks, as if they were one batch."""
+"""Compute BatchNorm over the samples of all ranks, as if they were one batch."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _OF_TORCH = nn.BatchNorm1d.forward  # the same of all three
 
 
 def sync_batch_norm(module: nn.Module, world: World) -> None:
-    """In place; names of parameters and buffers stay as they are. All ranks call it."""
+    """Replace BatchNorm layers in place, keeping names of parameters and buffers; all ranks call it."""
     found = [(name, part) for name, part in module.named_modules() if isinstance(part, Norm)]
     if not found:
         raise BadSettings(f"sync_batchnorm: found no BatchNorm in {type(module).__name__}")
@@ -33,7 +33,7 @@ def sync_batch_norm(module: nn.Module, world: World) -> None:
 
 
 def _check(name: str, kind: type[Norm]) -> None:
-    """What a forward of its own does besides, as an activation after it, would be left out."""
+    """Raise BadSettings for a layer with a forward of its own, whose extra work would be left out."""
     if kind.forward is not _OF_TORCH and kind not in _made.values():
         raise BadSettings(
             f"sync_batchnorm: {name or 'the model'}: expected torch's own forward, got that of {kind.__qualname__}\n"
@@ -49,7 +49,6 @@ def _over_ranks(kind: type[Norm]) -> type[Norm]:
 
 
 def _normed(norm: Norm, x: Tensor) -> Tensor:
-    """A training batch, by mean and variance over all ranks."""
     values = x.float()
     dims, shape = [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
     count = _sum(torch.tensor(values.numel() / values.shape[1], device=x.device))
@@ -74,7 +73,7 @@ def _note(norm: Norm, mean: Tensor, variance: Tensor) -> None:
 
 
 class _Sum(torch.autograd.Function):
-    """Over all ranks; what each rank had part in is changed by what all ranks made of it."""
+    """The sum over all ranks, with its gradient."""
 
     @staticmethod
     def forward(_: Any, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The parts of a model that are sharded, recomputed and compiled each by itself."""
+"""Find the parts of a model that are sharded, recomputed and compiled separately."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ _SMALLEST_SHARE = 0.02  # of the largest block; smaller ones are not worth a mes
 
 
 def blocks_of(module: nn.Module, wanted: Choice = ()) -> list[nn.Module]:
-    """The wanted ones, by class, name or rule; else the children of containers that hold most of the parameters."""
+    """Return the wanted blocks, else the children of the containers that hold most of the parameters."""
     if wanted:
         return chosen(module, wanted)
     found = list(dict.fromkeys(_contained(module)))
@@ -24,7 +24,7 @@ def blocks_of(module: nn.Module, wanted: Choice = ()) -> list[nn.Module]:
 
 
 def without_shared_parameters(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Blocks all of whose parameters are theirs alone. Tied ones have to be sharded together, by the root."""
+    """Return the blocks that share no parameter; tied ones have to be sharded together, by the root."""
     everywhere = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
     return [block for block in blocks if _owns_all(block, everywhere)]
 
@@ -35,7 +35,7 @@ def _owns_all(block: nn.Module, everywhere: Counter[int]) -> bool:
 
 
 def _contained(module: nn.Module) -> Iterator[nn.Module]:
-    """What containers hold, outermost first."""
+    """Yield what containers hold, outermost first."""
     for child in module.children():
         if _only_contains(child) or type(module) not in _CONTAINERS:
             yield from _contained(child)
@@ -44,9 +44,9 @@ def _contained(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _only_contains(module: nn.Module) -> bool:
-    """A container of containers or blocks. One of single layers, as conv + norm + relu, makes a block.
+    """Return whether it is a container of containers or blocks.
 
-    A subclass of a container has a meaning of its own: it is a block, too.
+    One of single layers, as conv + norm + relu, is a block, and so is a subclass of a container.
     """
     if type(module) is nn.ModuleList:
         return True  # cannot be called
@@ -54,7 +54,7 @@ def _only_contains(module: nn.Module) -> bool:
 
 
 def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[nn.Module]:
-    """The parts that a user names, the outer ones. Raises BadSettings where a name fits none."""
+    """Return the parts that a user names, outermost only. Raises BadSettings if a name fits none."""
     if not callable(wanted):
         _refuse_strangers(module, wanted, setting)
     found: dict[str, nn.Module] = {}

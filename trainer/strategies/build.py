@@ -1,4 +1,4 @@
-"""Puts a strategy together: check, place, recompute, compile, wrap, then make the optimizer."""
+"""Build a strategy: check, place, recompute, compile, wrap, then make the optimizer."""
 
 import logging
 import math
@@ -53,14 +53,13 @@ def build(
     restored: bool = False,
     made: nn.Module | None = None,
 ) -> Strategy:
-    """All ranks call it, each with the same model, or with what makes it; rank 0's weights count.
+    """Return the strategy for a model, which is changed in place; all ranks call it and rank 0's weights count.
 
-    A module is changed in place. `own_step`: gradients are added up by `Turns`, part by part, in the user's order.
-    `tp_plan`: how layers are divided where `mesh` has ranks work together; left out, the model's own.
-    `cuts`: what it takes to cut a pipeline's stages by time.
-    `restored`: a checkpoint is about to replace the weights. If all ranks say so they are not drawn, where nothing else
-    depends on that, and the strategy is `undrawn`. A rank that is new among others gets theirs, and decides alone.
-    `made`: the model, where it has been made undrawn already.
+    `own_step`: gradients are reduced by `Turns`, part by part, in the user's order. `tp_plan`: how layers are divided
+    over ranks that work together, by default the model's own plan. `cuts`: what is needed to cut a pipeline by time.
+    `restored`: a checkpoint is about to replace the weights. If all ranks say so and nothing else depends on the
+    weights, they are not initialised, and the strategy is `undrawn`. A rank that joins others gets theirs and decides
+    alone. `made`: the model, if it has been made without weights already.
     """
     check(settings, world)
     if own_step and world.together > 1:
@@ -94,7 +93,10 @@ def _built(
     cuts: "Cuts | None" = None,
     undrawn: bool = False,
 ) -> Strategy:
-    """`undrawn`: weights of the model hold anything. Raises WeightsWanted, on all ranks, where that does not do."""
+    """Build the strategy; with `undrawn` the weights hold anything.
+
+    Raises WeightsWanted on all ranks if something depends on them.
+    """
     module, rows = _made(model, world, settings)
     if rows is None:
         _check_module(module)
@@ -138,13 +140,13 @@ def _built(
 
 
 def _optimized(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer | Optimizers | None:
-    """None where what it is depends on weights that are still to come."""
+    """Return the optimizer, or None if it depends on weights that are still to come."""
     return done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A model that is not trained, as this rank has it."""
+    """A model that is evaluated but not trained, as this rank has it."""
 
     module: nn.Module  # to call, and to load weights into
     pipeline: "Pipeline | None" = None  # the model is in stages: it is asked through this
@@ -158,10 +160,10 @@ def build_to_ask(
     tp_plan: "Plan | None" = None,
     cuts: "Cuts | None" = None,
 ) -> Asked:
-    """The model alone, for who does not train it: in stages, divided and sharded as the settings say, or whole.
+    """Return the model alone for evaluation: staged, divided and sharded as the settings say, or whole.
 
-    All ranks call it. What they have between them, they are to be asked together, and equally often. What a divided
-    model gives is whole on each rank.
+    All ranks call it. Where they share the model they must call it together and equally often. What a divided model
+    returns is whole on each rank.
     """
     if settings.strategy not in SHARDS and world.together == 1:
         return Asked((model if isinstance(model, nn.Module) else model()).to(world.device).eval())
@@ -182,7 +184,7 @@ def build_to_ask(
 
 
 def summary(strategy: Strategy) -> str:
-    """A line for the log: `fsdp, 2 x cpu, bf16, 11.2M parameters, 8 blocks`."""
+    """Return a line for the log: `fsdp, 2 x cpu, bf16, 11.2M parameters, 8 blocks`."""
     settings, world, pipeline = strategy.settings, strategy.world, strategy.pipeline
     size = shard_size(settings, world)
     parts = [
@@ -211,7 +213,7 @@ def summary(strategy: Strategy) -> str:
 def _made(
     model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
-    """The module; with this rank's rows of its parameters, where it has nothing but these."""
+    """Return the module, and this rank's rows of its parameters if it has only those."""
     if not settings.by_parts:
         return (model if isinstance(model, nn.Module) else model()), None
     if isinstance(model, nn.Module):
@@ -256,7 +258,7 @@ def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list
 def _compiled(
     module: nn.Module, blocks: list[nn.Module], settings: StrategySettings, pipeline: "Pipeline | None"
 ) -> list[nn.Module]:
-    """What is compiled each by itself; of a pipeline, this rank's: never a stage, whose parts FSDP2 has hooks on."""
+    """Return what is compiled separately; of a pipeline this rank's blocks, never a stage, which has FSDP2's hooks."""
     if pipeline is not None:
         here = {part for stage in pipeline.stages.values() for part in stage.modules()}
         return [block for block in blocks if block in here]
@@ -270,7 +272,7 @@ def _staged(
     rows: dict[str, Tensor] | None,
     cuts: "Cuts | None" = None,
 ) -> "Pipeline | None":
-    """Cut it into stages; None where each rank has all of it."""
+    """Cut the model into stages, or return None if each rank has all of it."""
     if world.stages == 1:
         return None
     from trainer.strategies.pipeline import staged  # late: meshes of ranks take a while to import
@@ -289,7 +291,7 @@ class _Division:
 def _divided(
     module: nn.Module, world: World, settings: StrategySettings, plan: "Plan | None", pipeline: "Pipeline | None"
 ) -> _Division | None:
-    """Divide its layers over the ranks that work on the same samples; None where each works on its own."""
+    """Divide the layers over the ranks that work on the same samples, or return None if each works alone."""
     if world.dividing == 1:
         if plan and not settings.mesh:
             raise BadSettings("tp_plan: expected with a mesh that has tp, got it without\nhint: mesh='tp=2'")

@@ -1,4 +1,4 @@
-"""Clipping of gradients by value; by norm where they lie in the host's memory, which messages of GPUs do not reach."""
+"""Clip gradients by value, and by norm in the host's memory, which GPU messages do not reach."""
 
 from collections.abc import Iterable
 
@@ -13,14 +13,17 @@ _LEAST = 1e-6  # as torch's own has it: no division by zero
 
 
 def clip_values(gradients: Iterable[Tensor], most: float) -> None:
-    """Each number of this rank's, in place: to `most` where it is greater, to `-most` where it is less."""
+    """Clip each number of this rank's gradients in place to between `-most` and `most`."""
     for numbers in alike(gradients).values():
         torch._foreach_clamp_min_(numbers, -most)
         torch._foreach_clamp_max_(numbers, most)
 
 
 def clip_offloaded(gradients: Iterable[Tensor], most: float | None, world: World, copies: int) -> Tensor:
-    """As clip_grad_norm_ does it: scale this rank's shards, and give the norm of all. `copies`: of each."""
+    """Scale this rank's shards as clip_grad_norm_ does, and return the norm of all.
+
+    `copies` is the number of copies of each shard.
+    """
     shards = [plain(gradient) for gradient in gradients]
     norms = [torch.linalg.vector_norm(shard, dtype=torch.double) for shard in shards]
     squares = torch.stack([torch.zeros((), dtype=torch.double), *norms]).square().sum()

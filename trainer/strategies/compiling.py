@@ -1,4 +1,4 @@
-"""torch.compile, in place: neither the model's type nor a name of its parameters changes."""
+"""Use torch.compile in place, without changing the model's type or the names of its parameters."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ _SHAPES = 64
 
 
 def compile_parts(parts: Sequence[nn.Module]) -> None:
-    """Each part is compiled for each shape that it meets; parts of one class share what fits them all."""
+    """Compile each part for each shape that it meets; parts of one class share what fits them all."""
     from torch._dynamo import config  # late: a second or more, and only some want it
 
     # torch counts for each class, not for each part: where parts differ by an attribute (their place in the model)
@@ -27,7 +27,7 @@ def compile_parts(parts: Sequence[nn.Module]) -> None:
 
 
 def told_of_eager_parts() -> bool:
-    """Look whether torch has left something uncompiled, and say so."""
+    """Return whether torch has left something uncompiled, and log it."""
     from torch._dynamo.utils import counters  # late: the same
 
     for kind in ("graph_break", "unimplemented"):
@@ -38,6 +38,6 @@ def told_of_eager_parts() -> bool:
 
 
 def has_compiled() -> bool:
-    """Anything in this process: a model, a part of one, or a function of the user's."""
+    """Return whether anything was compiled in this process: a model, a part of one, or a user's function."""
     dynamo = sys.modules.get("torch._dynamo.utils")  # imported by whoever compiles
     return dynamo is not None and bool(dynamo.counters.get("frames"))

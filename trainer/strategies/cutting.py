@@ -1,6 +1,6 @@
-"""Where a row of parts is cut into the stages of a pipeline: by layers, by measured time, or where a user says.
+"""Cut a sequence of parts into the stages of a pipeline: by layers, by measured time, or as the user says.
 
-Pure: who measures parts and who keeps a cut is told by `Cuts`.
+These are pure functions; `Cuts` measures parts and keeps a cut.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Rows = list[list[str]]  # the parts of each stage
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Stages, and how they came about."""
+    """The stages, and how they were found."""
 
     rows: Rows
     way: str = BY_LAYERS
@@ -29,22 +29,22 @@ class Cut:
 
     @property
     def begins(self) -> list[str]:
-        """The parts with which stages begin, but for the first."""
+        """The parts with which stages begin, except the first."""
         return [row[0] for row in self.rows[1:]]
 
     @property
     def shares(self) -> list[float]:
-        """Of the time of all stages, that of each."""
+        """Each stage's share of the time of all."""
         return [one / sum(self.seconds) for one in self.seconds]
 
     def told(self) -> str:
-        """`by measured time: embedding to blocks.0 47 %, blocks.1 to head 53 %`."""
+        """Return `by measured time: embedding to blocks.0 47 %, blocks.1 to head 53 %`."""
         better = self.otherwise is not None and self.otherwise > max(self.shares, default=1.0)
         beside = f"; by layers the slowest would have {self.otherwise:.0%}" if better else ""
         return f"{_IN_WORDS.get(self.way, 'as given')}: {', '.join(self._stages())}{beside}"
 
     def lines(self) -> list[str]:
-        """For a picture: how it was cut, and a line for each stage."""
+        """Return lines for a picture: how it was cut, and one for each stage."""
         rows = [f"stage {number}: {said}" for number, said in enumerate(self._stages())]
         return [f"cut {_IN_WORDS.get(self.way, 'as given')}", *rows]
 
@@ -75,22 +75,22 @@ class Sample:
 
 
 class Cuts(Protocol):
-    """What cutting by time needs. All ranks call it, and in the same order."""
+    """What cutting by time needs; all ranks make the same calls."""
 
     def kept(self) -> list[Kept]:
-        """What was found before, the same on all ranks; the first that fits is taken."""
+        """Return the cuts found before, the same on all ranks; the first that fits is used."""
 
     def sample(self) -> Sample | None:
-        """None: nothing is to be measured now."""
+        """Return a sample, or None if nothing is to be measured now."""
 
     def keep(self, cut: Cut) -> None:
-        """It was measured, and is what this training goes on with."""
+        """Keep a measured cut, with which this training goes on."""
 
 
 def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> Rows:
-    """Equally many layers for each stage, or one more for some; what is no layer goes with the one before it.
+    """Return stages with equally many layers, or one more in some; other parts go with the layer before them.
 
-    The first stage has what comes before the first layer. Raises BadSettings where there are too few.
+    The first stage has what comes before the first layer. Raises BadSettings if there are too few.
     """
     if len(layers) < stages:
         raise BadSettings(
@@ -108,7 +108,7 @@ def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> R
 
 
 def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
-    """Stages that begin with these parts, the first with the first. Raises BadSettings where they are none."""
+    """Return stages that begin with these parts. Raises BadSettings if they are no such parts."""
     if strangers := [name for name in begins if name not in parts]:
         raise BadSettings(
             f"pp_cut: expected layers, time, or parts with which stages begin, got {strangers[0]!r}\n"
@@ -128,9 +128,9 @@ def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
 
 
 def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequence[bool], stages: int) -> Rows:
-    """The slowest stage as fast as it can be; of such ways that in which the others are the most alike.
+    """Return the stages whose slowest is fastest, and among those the most even ones.
 
-    A stage needs a part with something to train. Raises BadSettings where there are fewer such parts than stages.
+    A stage needs a part with something to train. Raises BadSettings if there are fewer such parts than stages.
     """
     if sum(trained) < stages:
         raise BadSettings(
@@ -155,7 +155,7 @@ def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequenc
 def _cheapest(
     cost: Callable[[int, int], float], add: Callable[[float, float], float], many: int, stages: int
 ) -> tuple[float, list[int]]:
-    """What the cheapest way costs to cut a row of so many into stages, and where each but the first begins."""
+    """Return the least cost of cutting a sequence into stages, and where each but the first begins."""
     best = [cost(0, end) if end else inf for end in range(many + 1)]  # of the first so many, in one stage
     cut_at_: list[list[int]] = []
     for stage in range(1, stages):
@@ -184,10 +184,10 @@ def how_cut(
     cuts: Cuts | None,
     measure: Callable[[Sample], Sequence[float]],
 ) -> Cut:
-    """As the setting says. `measure`: seconds of each part, the same on all ranks.
+    """Return the cut that the setting asks for; `measure` gives each part's seconds, the same on all ranks.
 
-    What was measured once is gone by from then on: times differ from start to start, and a cut decides last bits of
-    norms, and who draws which numbers for dropout.
+    A measured cut is kept from then on: times differ between starts, and a cut decides the last bits of norms and which
+    rank draws which numbers for dropout.
     """
     if wanted == BY_LAYERS:
         return Cut(cut_by_layers(parts, layers, stages))
@@ -214,14 +214,14 @@ def _of_stages(rows: Rows, times: dict[str, float]) -> tuple[float, ...]:
 def _slowest_by_layers(
     parts: Sequence[str], layers: Sequence[str], stages: int, times: dict[str, float]
 ) -> float | None:
-    """None where it could not be cut so."""
+    """Return the slowest stage's share when cut by layers, or None if that is impossible."""
     if len(layers) < stages:
         return None
     return max(_of_stages(cut_by_layers(parts, layers, stages), times)) / sum(times.values())
 
 
 def _fitting(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows | None:
-    """None where it was another model, or another number of stages."""
+    """Return the stages, or None if the cut is of another model or number of stages."""
     try:
         return cut_at(parts, begins, stages)
     except BadSettings:

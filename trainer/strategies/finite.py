@@ -1,4 +1,4 @@
-"""Steps whose loss or gradients are not finite: found, left out and counted, without a wait for the device."""
+"""Find, leave out and count steps whose loss or gradients are not finite, without waiting for the device."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ from trainer.strategies.optimizers import parameters_in
 
 
 class Skips:
-    """How many steps were left out, in all and in a row. On a GPU the numbers stay there until somebody reads them."""
+    """How many steps were left out, in all and in a row; on a GPU the numbers stay there until read."""
 
     def __init__(self) -> None:
         self._total: int | Tensor = 0
@@ -21,13 +21,14 @@ class Skips:
         self.learned: bool | Tensor = False  # whether the last step was none of them
 
     def note(self, finite: bool | Tensor) -> None:
+        """Count a step, by whether it was finite."""
         self.learned = finite
         skipped = (~finite).long() if isinstance(finite, Tensor) else int(not finite)
         self._total = self._total + skipped
         self._in_a_row = (self._in_a_row + skipped) * skipped
 
     def read(self) -> tuple[int, int]:
-        """In all, and in a row until now."""
+        """Return how many were left out, in all and in a row until now."""
         return int(self._total), int(self._in_a_row)
 
     def state_dict(self) -> dict[str, int]:
@@ -39,8 +40,10 @@ class Skips:
 
 
 def first_gradient(loss: Tensor) -> Tensor | None:
-    """What a backward pass begins with: one, or NaN where the loss is not finite. So the gradients tell all there is to
-    tell, to all ranks that add them up."""
+    """Return what a backward pass begins with: None for one, or NaN if the loss is not finite.
+
+    All ranks that add up the gradients learn of it that way.
+    """
     if loss.numel() != 1:
         raise TrainerError(
             f"loss: expected one number, got a tensor of shape {tuple(loss.shape)}\nhint: the mean over the batch"
@@ -51,7 +54,7 @@ def first_gradient(loss: Tensor) -> Tensor | None:
 
 
 def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Whether all gradients are, on the device. `shared`: each rank has a part of them; ranks meet here, in `group`."""
+    """Return on the device whether all gradients are finite; with `shared`, ranks meet here in `group`."""
     flags = [_infinite(tensors, device) for (device, _), tensors in alike(gradients).items()]
     flag = flags[0] if flags else torch.zeros(())
     for other in flags[1:]:
@@ -62,12 +65,12 @@ def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.Process
 
 
 def _leaves_out_by_itself(optimizer: Optimizer) -> bool:
-    """Whether it takes a flag on the device that says to do nothing, as torch's fused ones do."""
+    """Return whether the optimizer takes a flag on the device that skips a step, as torch's fused ones do."""
     return getattr(optimizer, "_step_supports_amp_scaling", False) is True
 
 
 def step_where(finite: Tensor, optimizers: Collection[Optimizer]) -> bool | Tensor:
-    """Step the optimizers where the flag says so. Returns the flag as it is known: a GPU is not waited for."""
+    """Step the optimizers if the flag is set, and return the flag without waiting for a GPU."""
     if finite.device.type == "cpu":
         known = bool(finite)
         for optimizer in optimizers if known else ():
@@ -82,7 +85,7 @@ def step_where(finite: Tensor, optimizers: Collection[Optimizer]) -> bool | Tens
 
 
 def step_unless_told(finite: Tensor, optimizer: Optimizer) -> None:
-    """Of a fused optimizer, which does nothing at all where it is told of an infinity."""
+    """Step a fused optimizer, which does nothing if it is told of an infinity."""
     told = {"grad_scale": None, "found_inf": (~finite).float()}
     for name, value in told.items():
         setattr(optimizer, name, value)
@@ -92,7 +95,10 @@ def step_unless_told(finite: Tensor, optimizer: Optimizer) -> None:
 
 
 def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Of any other on a GPU: with gradients of zero. Weights stay finite; momentum and weight decay have their way."""
+    """Step any other optimizer on a GPU, with zero gradients if they are not finite.
+
+    Weights stay finite, while momentum and weight decay still act.
+    """
     for parameter in parameters:
         if parameter.grad is not None:
             plain(parameter.grad).masked_fill_(~finite, 0)
@@ -100,13 +106,13 @@ def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[T
 
 
 def multiply(gradients: Iterable[Tensor], factor: Tensor) -> None:
-    """In place, few kernels for all of them."""
+    """Multiply gradients in place, with few kernels."""
     for (device, _), tensors in alike(gradients).items():
         torch._foreach_mul_(tensors, factor.to(device))
 
 
 def alike(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
-    """This rank's numbers of them, by where and what they are."""
+    """Return this rank's numbers of the gradients by device and type."""
     found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         numbers = plain(gradient)
@@ -115,7 +121,7 @@ def alike(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype],
 
 
 def plain(gradient: Tensor) -> Tensor:
-    """This rank's numbers of it: of a shard, of a sparse or a complex gradient."""
+    """Return this rank's numbers of a sharded, sparse or complex gradient."""
     local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     if local.is_sparse:
         local = local._values()  # noqa: SLF001 - where they lie: values() is there only after coalesce(), a copy
@@ -123,7 +129,7 @@ def plain(gradient: Tensor) -> Tensor:
 
 
 def _infinite(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """1 where any number is not finite, else 0. One kernel for all of them: the one by which GradScaler looks."""
+    """Return 1 if any number is not finite, else 0, with the single kernel that GradScaler uses."""
     found, one = torch.zeros((), device=device), torch.ones((), device=device)
     if device.type == "meta":
         return found

@@ -1,4 +1,4 @@
-"""Gradients of several ranks added up by hand, where neither DDP nor FSDP2 does it."""
+"""Reduce gradients over ranks where neither DDP nor FSDP2 does it."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ from trainer.world import World
 def add_up(
     parameters: Sequence[nn.Parameter | Tensor], world: World, group: dist.ProcessGroup | None = None, ranks: int = 0
 ) -> None:
-    """The mean of the gradients over ranks, in one message; a rank that has none of a parameter counts as zero.
+    """Average the gradients over ranks in one message; a rank without a gradient counts as zero.
 
-    All ranks call it, with the same parameters. `group` of `ranks`: which of them add up, where it is not all.
+    All ranks call it with the same parameters. `group`, of `ranks` ranks, is given where it is not all of them.
     """
     ranks = ranks or world.size
     if ranks == 1:

@@ -1,7 +1,7 @@
-"""A mesh of ranks: `pp=2,dp=2,tp=2` is two copies of the training, each of which four ranks make together.
+"""Describe a mesh of ranks: `pp=2,dp=2,tp=2` is two copies of the training, of four ranks each.
 
-In this order: neighbouring ranks divide each layer (tp), so that they are on one node; next to them are those that work
-on other samples (dp); and stages of layers (pp), which have the least to say to each other, are farthest apart.
+Neighbouring ranks divide each layer (tp), so that they are on one node; next to them are those with other samples (dp);
+and pipeline stages (pp), which exchange the least, are farthest apart.
 """
 
 import re
@@ -19,7 +19,7 @@ Mesh = Mapping[str, int]
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """`dp=2,tp=2`; `tp=2` leaves dp to the number of ranks. ValueError where it is none."""
+    """Return the mesh in `dp=2,tp=2`; `tp=2` leaves dp to the number of ranks. Raises ValueError."""
     found = [_PART.fullmatch(part) for part in text.split(",")]
     pairs = [(match[1], int(match[2])) for match in found if match is not None]
     if len(pairs) < len(found) or len(dict(pairs)) < len(pairs):
@@ -28,12 +28,12 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_of(given: str | Mesh | None) -> Mesh:
-    """As a dict, however it was written; nothing where there is none."""
+    """Return the mesh as a dict, empty if there is none."""
     return parse_mesh(given) if isinstance(given, str) else dict(given or {})
 
 
 def is_mesh(value: object) -> bool:
-    """Whether it says how many ranks there are of each dimension."""
+    """Return whether the value names sizes of dimensions."""
     if isinstance(value, str):
         try:
             value = parse_mesh(value)
@@ -47,12 +47,12 @@ def is_mesh(value: object) -> bool:
 
 
 def together(mesh: Mesh) -> int:
-    """How many ranks work on the same samples."""
+    """Return how many ranks work on the same samples."""
     return mesh.get("pp", 1) * mesh.get("tp", 1)
 
 
 def problems_of(mesh: Mesh, ranks: int) -> Iterator[str]:
-    """What of it cannot be with so many ranks."""
+    """Yield what is impossible with so many ranks."""
     for name in mesh:
         if name in _OF_OTHERS:
             yield f"mesh: {name}: {_OF_OTHERS[name]} cannot be trained here yet\nhint: pp, dp and tp can"
@@ -66,12 +66,12 @@ def problems_of(mesh: Mesh, ranks: int) -> Iterator[str]:
 
 
 def _product(mesh: Mesh, *names: str) -> str:
-    """`pp=2 x tp=2`."""
+    """Return text such as `pp=2 x tp=2`."""
     return " x ".join(f"{name}={mesh[name]}" for name in names if name in mesh)
 
 
 def on_mesh(world: World, given: str | Mesh | None) -> World:
-    """The ranks as they work together on a mesh. Raises BadSettings with all that cannot be."""
+    """Return the world with its ranks on a mesh. Raises BadSettings with all problems."""
     mesh = mesh_of(given)
     if found := list(problems_of(mesh, world.size)):
         raise BadSettings("\n".join(found))

@@ -18,9 +18,9 @@ _NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
 def checked(made: Optimizer | Optimizers, module: nn.Module, world: World, *, own_step: bool = False) -> Optimizers:
-    """Return what the user's function has made, by name. Raises BadSettings where it cannot train the model.
+    """Return the optimizers that the user's function made, by name. Raises BadSettings if they cannot train the model.
 
-    `own_step`: the user's own function steps it.
+    `own_step`: the user's own function steps them.
     """
     optimizers = {"": made} if isinstance(made, Optimizer) else _named(made)
     if not own_step:
@@ -41,7 +41,7 @@ def checked(made: Optimizer | Optimizers, module: nn.Module, world: World, *, ow
 
 
 def _refuse_closures(optimizers: Optimizers) -> None:
-    """Raise BadSettings for an optimizer that calls the model again in its step, by a closure that nobody gives it."""
+    """Raise BadSettings for an optimizer that calls the model again in its step through a closure."""
     for optimizer in optimizers.values():
         kind = type(optimizer)
         closure = inspect.signature(kind.step).parameters.get("closure")
@@ -55,17 +55,17 @@ def _refuse_closures(optimizers: Optimizers) -> None:
 
 
 def parameters_in(optimizer: Optimizer) -> Iterator[Tensor]:
-    """All that it steps, group by group."""
+    """Return all parameters that it steps, group by group."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
-    """Whether there is anything to step by."""
+    """Return whether any of its parameters has a gradient."""
     return any(one.grad is not None for one in parameters_in(optimizer))
 
 
 def refuse_offloaded(optimizers: Optimizers, world: World, shards: int) -> None:
-    """Raise BadSettings where ranks would meet in a step with what lies in the host's memory, where no GPU sends it."""
+    """Raise BadSettings if ranks would exchange parameters in the host's memory, which no GPU sends."""
     if world.device.type != "cuda" or shards == 1:
         return
     for optimizer in optimizers.values():
@@ -88,7 +88,7 @@ def _named(made: object) -> Optimizers:
 
 
 def _owners(optimizers: Optimizers, names: Mapping[int, str]) -> dict[int, str]:
-    """Of each parameter its optimizer, of which there is one."""
+    """Return the optimizer of each parameter. Raises BadSettings if there are two."""
     owners: dict[int, str] = {}
     for key, optimizer in optimizers.items():
         for one in parameters_in(optimizer):
@@ -101,7 +101,7 @@ def _owners(optimizers: Optimizers, names: Mapping[int, str]) -> dict[int, str]:
 
 
 def _tell_of_the_left(names: list[str]) -> None:
-    """What a function picks out by name is soon too little."""
+    """Warn of parameters that no optimizer has, as a selection by name easily misses some."""
     if names:
         logging.getLogger("trainer").warning(
             "optimizer: none has %s: nothing is learned there\nhint: requires_grad_(False) says so", few(names)

@@ -1,4 +1,4 @@
-"""A model is made while each rank keeps only its rows of every parameter: one is whole at a time, that under work."""
+"""Make a model while each rank keeps only its rows of every parameter; one parameter is whole at a time."""
 
 import ctypes
 from collections.abc import Callable, Collection, Iterator
@@ -31,7 +31,7 @@ _OVERWRITES = {
 
 
 def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The model, all of whose parameters are on the meta device, and this rank's rows of each by name.
+    """Return the model, with parameters on the meta device, and this rank's rows of each by name.
 
     All ranks call it and make the same model. The values are those that `make` gives anywhere else.
     """
@@ -45,7 +45,7 @@ def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tu
 
 
 class _Page:
-    """A parameter, of which this rank has all or its rows."""
+    """A parameter of which this rank has all or its rows."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter  # held, so that its storage's address is nobody else's
@@ -59,7 +59,7 @@ class _Page:
 
 
 class _Paging(TorchDispatchMode):
-    """Every operation finds the parameters that it works on whole, and others have to make room for them."""
+    """Makes the parameters of each operation whole, and reduces others to rows."""
 
     def __init__(self, world: World, count: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class _Paging(TorchDispatchMode):
         self._whole = [page for page in self._whole if page in keep]
 
     def rows_of(self, parameter: nn.Parameter) -> Tensor:
-        """This rank's, of a parameter of the model that is there by now."""
+        """Return this rank's rows of a finished model's parameter."""
         self._put_away(keep=[])
         page = self._pages.get(parameter.untyped_storage()._cdata)  # noqa: SLF001 - its identity
         if page is None or page.rows is None:
@@ -128,13 +128,13 @@ class _Paging(TorchDispatchMode):
         return page.rows
 
     def _own(self, whole: Tensor) -> Tensor:
-        """As FSDP2 deals them out."""
+        """Return the rows that FSDP2 would give this rank."""
         rows = whole.chunk(self._count) if whole.ndim else (whole,)
         mine = self._world.rank % self._count
         return rows[mine].clone() if mine < len(rows) else whole[:0].clone()
 
     def compare(self) -> None:
-        """Raise BadSettings where a rank has made another model."""
+        """Raise BadSettings if a rank has made another model."""
         found: list[Any] = [None] * self._world.size
         dist.all_gather_object(found, self._digest.hexdigest(), group=self._world.control)
         if len(set(found)) > 1:
@@ -164,7 +164,7 @@ def _registering(paging: _Paging) -> Iterator[None]:
 
 
 def _leave_empty(module: nn.Module) -> None:
-    """Put a parameter on the meta device in the place of each; who was tied stays so."""
+    """Replace each parameter by one on the meta device, keeping ties."""
     made: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() would ask hooks and descriptors
@@ -180,8 +180,10 @@ def _leave_empty(module: nn.Module) -> None:
 def bring_whole(
     module: nn.Module, rows: dict[str, Tensor], world: World, wanted: Collection[int], device: torch.device
 ) -> None:
-    """Put the values of the wanted ones, by id, in the place of a model's parameters on the meta device, one after the
-    other. All ranks call it, each with its rows of all parameters, and give each other theirs."""
+    """Replace the wanted parameters on the meta device, given by id, by their whole values, one by one.
+
+    All ranks call it with their rows of all parameters, and send each other theirs.
+    """
     brought: dict[int, nn.Parameter] = {}
     for name, empty in list(module.named_parameters()):
         whole = torch.empty(empty.shape, dtype=empty.dtype)
@@ -199,7 +201,7 @@ def bring_whole(
 
 
 def fill(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:
-    """Put this rank's rows, on `device`, in the place of a sharded model's parameters on the meta device."""
+    """Replace a sharded model's parameters on the meta device by this rank's rows on `device`."""
     mine = {id(parameter): rows.pop(name) for name, parameter in module.named_parameters()}
 
     def filled(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The parameters that an optimizer is made of, by name: chosen, and dealt out to groups."""
+"""Choose the parameters of an optimizer by name, and divide them into groups."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -14,14 +14,14 @@ Group = dict[str, Any]
 
 
 class Parameters(list[nn.Parameter]):
-    """A list as any optimizer takes it, that knows the names."""
+    """A list of parameters, as any optimizer takes it, that knows their names."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         self.named = dict(named)
         super().__init__(self.named.values())
 
     def split(self, wanted: str | Rule) -> tuple["Parameters", "Parameters"]:
-        """Those of a pattern of names (`*.bias`), or of a rule `(name, parameter) -> bool`; and all the others."""
+        """Return those that fit a name pattern (`*.bias`) or a rule `(name, parameter) -> bool`, and the others."""
         chosen = self._having(wanted)
         if not chosen:
             shown = repr(wanted) if isinstance(wanted, str) else "the rule"
@@ -29,9 +29,9 @@ class Parameters(list[nn.Parameter]):
         return chosen, self._without(chosen)
 
     def groups(self, by_pattern: Mapping[str, Mapping[str, Any]]) -> list[Group]:
-        """Parameter groups: one for each pattern of names, with its options, after one of all that fit no pattern.
+        """Return parameter groups, one per name pattern with its options, after one of all other parameters.
 
-        Where several fit, the first one counts.
+        The first pattern that fits counts.
         """
         found: list[Group] = []
         rest = self
@@ -53,11 +53,11 @@ class Parameters(list[nn.Parameter]):
 
 
 def parameters_of(module: nn.Module) -> Parameters:
-    """By the names that they have in a checkpoint, whatever wraps the parts of the model."""
+    """Return the model's parameters by their names in a checkpoint, whatever wraps its parts."""
     return Parameters((clean(name), one) for name, one in module.named_parameters())
 
 
 def few(names: Collection[str]) -> str:
-    """The first ones, for a message."""
+    """Return the first few names, for a message."""
     first = list(names)[:5]
     return ", ".join([*first, *([f"and {len(names) - 5} more"] if len(names) > 5 else [])]) or "none"

@@ -1,4 +1,4 @@
-"""How long each part of a model takes, forward and back: one after the other is on the device, never all of them."""
+"""Measure each part of a model forward and back, with one part on the device at a time."""
 
 import statistics
 import time
@@ -27,10 +27,10 @@ def part_times(
     casting: Casting,
     recomputed: Collection[nn.Module] = (),
 ) -> list[float]:
-    """Seconds of each, in this process; the last one's has the loss in it. Nothing is left of it in the model, nor in
-    random generators. Parameters on the meta device, which others have, are measured with numbers of any kind.
+    """Return the seconds of each part in this process; the last one includes the loss.
 
-    Raises BadSettings where a part cannot be measured.
+    Neither the model nor random generators change. Parameters on the meta device, which others have, are measured with
+    arbitrary numbers. Raises BadSettings if a part cannot be measured.
     """
     generators = state_of_generators(device)
     try:
@@ -65,8 +65,7 @@ def _each(
 
 
 def _on(device: torch.device, part: nn.Module, *, recomputed: bool) -> Callable[[Tensor], Tensor]:
-    """The part with parameters and buffers of its own on the device. On a CPU these share the model's numbers, which
-    nothing here changes."""
+    """Return the part with its own parameters and buffers on the device; on a CPU they share the model's memory."""
     own: dict[str, Tensor] = {}
     for name, one in part.named_parameters():
         there = torch.empty_like(one, device=device).normal_(std=0.02) if one.is_meta else one.detach().to(device)
@@ -91,7 +90,7 @@ def _one_turn(
     device: torch.device,
     casting: Casting,
 ) -> tuple[float, Tensor]:
-    """Seconds there and back, and what came out."""
+    """Return the seconds of a forward and backward pass, and the output."""
     given = given.detach().requires_grad_(given.is_floating_point())
     began = _now(device)
     with casting():

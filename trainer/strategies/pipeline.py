@@ -3,9 +3,9 @@
     stage 0   F0 F1 .. B0 F2 B1 F3 B2 .. B3      activations go down, their gradients come up:
     stage 1   .. F0 B0 F1 B1 F2 B2 F3 B3 ..      torch.distributed.pipelining has both sent
 
-A rank's model has all names and shapes, and numbers for its own stages alone: an optimizer is made of all parameters,
-and a checkpoint has them under the names that they have in one process. Ranks with one stage add up their gradients
-once a step, as do stages that have a parameter in common (an embedding and the head that is tied to it).
+A rank's model has all names and shapes, but numbers for its own stages only: an optimizer is made of all parameters,
+and a checkpoint has them under their names in one process. Ranks with the same stage reduce their gradients once a
+step, as do stages that share a parameter (an embedding and the head that is tied to it).
 """
 
 from collections import defaultdict
@@ -60,7 +60,7 @@ class StageParts(nn.Module):
 
 @dataclass(slots=True, eq=False)
 class Pipeline:
-    """This rank's stages, and its way to the others'."""
+    """The stages of this rank, and its connection to the others."""
 
     world: World
     settings: StrategySettings
@@ -80,10 +80,12 @@ class Pipeline:
 
     @property
     def is_first(self) -> bool:
+        """Whether this rank has the first stage."""
         return 0 in self.stages
 
     @property
     def is_last(self) -> bool:
+        """Whether this rank has the last stage."""
         return self._many - 1 in self.stages
 
     @property
@@ -95,9 +97,9 @@ class Pipeline:
         return self.mesh.get_group(STAGES)
 
     def shard(self, module: nn.Module, parts: Sequence[nn.Module]) -> None:
-        """Deal each stage of this rank out to the ranks that have it: these parts of it each by itself, then the rest.
+        """Shard each stage of this rank over the ranks that have it: these parts separately, then the rest.
 
-        `module`: the whole model, in which another stage's part may be tied to one of here.
+        `module` is the whole model, in which another stage's part may be tied to one of this rank's.
         """
         holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for part in module.modules():
@@ -115,7 +117,7 @@ class Pipeline:
     def settle(
         self, module: nn.Module, around: Callable[[], AbstractContextManager[None]], scaler: GradScaler | None
     ) -> None:
-        """The parameters are by now those that are trained. `around`: forward and backward passes."""
+        """Take over the parameters that are trained; `around` is the context of forward and backward passes."""
         self._around, self._scaler = around, scaler
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # it has a scale from then on, without a loss too
@@ -127,12 +129,14 @@ class Pipeline:
                 self._in_common.append((parameter, self._groups[having]))
 
     def micro_batches(self, samples: int) -> int:
-        """Into how many a batch is divided."""
+        """Return the number of parts into which a batch is divided."""
         return micro_batches(samples, self.world.stages, self.settings.pp_microbatches)
 
     def train(self, inputs: Tensor, loss_of: LossOf) -> None:
-        """All forward and backward passes of a batch. `loss_of` is called where the last stage is. All ranks have the
-        same inputs."""
+        """Run all forward and backward passes of a batch, whose inputs are the same on all ranks.
+
+        `loss_of` is called on the last stage.
+        """
         self._loss_of = loss_of
         try:
             self._run(inputs, learns=True)
@@ -141,13 +145,13 @@ class Pipeline:
 
     @torch.no_grad()
     def ask(self, inputs: Tensor) -> Tensor | None:
-        """What the model gives for a batch, where the last stage is; else None."""
+        """Return the model's output for a batch on the last stage, else None."""
         found = self._run(inputs, learns=False)
         whole: Tensor | None = found.full_tensor() if hasattr(found, "full_tensor") else found
         return whole
 
     def whole(self, name: str, parameter: Tensor) -> Tensor:
-        """A parameter of the model with all its numbers. All ranks ask for it, of whom only some have it."""
+        """Return a parameter with all its numbers; all ranks call it, and only some have it."""
         first = self._holders[name][0]
         if self.world.stage == first:
             found = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
@@ -158,18 +162,18 @@ class Pipeline:
         return found
 
     def tell(self, said: Any) -> Any:
-        """What the rank with the last stage says, on all ranks of this pipeline."""
+        """Return on all ranks of this pipeline what the rank with the last stage passes."""
         told = [said]
         dist.broadcast_object_list(told, group=self._group, group_src=self.world.stages - 1)
         return told[0]
 
     def tell_numbers(self, numbers: Tensor) -> Tensor:
-        """As `tell`, without a wait for the device."""
+        """Do as `tell` for a tensor, without waiting for the device."""
         dist.broadcast(numbers, group=self._group, group_src=self.world.stages - 1)
         return numbers
 
     def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Gradients of a step, over stages that have a parameter in common and ranks that have the same stage."""
+        """Reduce a step's gradients over stages that share a parameter and ranks that have the same stage."""
         for parameter in parameters:
             if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):  # it may be a part of a sum
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
@@ -180,7 +184,7 @@ class Pipeline:
             add_up(parameters, self.world, self.mesh.get_group(SHARDED), self.world.shares)
 
     def clip(self, parameters: Iterable[Tensor], most: float | None) -> Tensor:
-        """As clip_grad_norm_ does it, by the norm over all stages, which it gives."""
+        """Clip by the norm over all stages as clip_grad_norm_ does, and return that norm."""
         known = [one for one in parameters if one.grad is not None]
         mine = [one.grad for one in known if one.grad is not None and id(one) in self._counted]
         norm = get_total_norm(mine)
@@ -193,11 +197,11 @@ class Pipeline:
         return total
 
     def described(self) -> str:
-        """For a line of the log."""
+        """Return a short description for the log."""
         return f"pp {self.world.stages} ({self.settings.pp_schedule}, {self.layers} layers)"
 
     def told(self, samples: int) -> str:
-        """What a step of so many samples a rank looks like, with a picture of it."""
+        """Return what a step of so many samples per rank looks like, with a drawing."""
         micros, ranks, kind = self.micro_batches(samples), self.world.stages, self.settings.pp_schedule
         way = kind if fits(kind, ranks, micros) else f"gpipe, as there are too few of them for {kind}"
         share = bubble(kind, ranks, micros)
@@ -206,7 +210,7 @@ class Pipeline:
         return "\n".join(one for one in (lines, rows, f"stages cut {self.cut.told()}") if one)
 
     def picture(self, samples: int) -> str:
-        """Of a step of so many samples a rank, as SVG."""
+        """Return an SVG of a step of so many samples per rank."""
         micros = self.micro_batches(samples)
         return picture(self.settings.pp_schedule, self.world.stages, micros, self.cut.lines())
 
@@ -227,8 +231,10 @@ class Pipeline:
                 return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
 
     def _begins_anew(self, wanted: bool) -> bool:
-        """Whether a schedule is to find out what stages say. With shards ranks meet in that, and other ranks may have
-        batches of other shapes: so all begin anew, or none."""
+        """Return whether to make a schedule that discovers shapes; with shards all ranks do so, or none.
+
+        Ranks meet in that discovery, and other ranks may have batches of other shapes.
+        """
         if self.settings.strategy not in SHARDS:
             return wanted
         any_of = torch.tensor(wanted, dtype=torch.uint8)
@@ -237,7 +243,7 @@ class Pipeline:
 
     @contextmanager
     def _keeping_gradients(self) -> Iterator[None]:
-        """Those of micro-batches before this one: where a schedule meets its first batch, torch drops all of FSDP2."""
+        """Keep gradients of earlier micro-batches, as FSDP2's are dropped when a schedule meets its first batch."""
         before = [(one, one.grad) for stage in self.stages.values() for one in stage.parameters()]
         for one, _ in before:
             one.grad = None
@@ -249,7 +255,7 @@ class Pipeline:
                     one.grad = gradient if one.grad is None else one.grad.add_(gradient)
 
     def _made(self, micros: int, *, learns: bool) -> Any:
-        """Torch's, which finds out by the first batch what stages say to each other."""
+        """Return torch's schedule, which discovers by its first batch what stages exchange."""
         from torch.distributed import pipelining  # late: half a second, and only some want it
         from torch.distributed.pipelining.schedules import ScheduleLoopedBFS  # late: with it
 
@@ -281,10 +287,11 @@ def staged(
     mine: dict[str, Tensor] | None = None,
     cuts: Cuts | None = None,
 ) -> Pipeline:
-    """Cut the model, in place: this rank keeps its own stages, on its device. Raises BadSettings where it cannot be.
+    """Cut the model in place so that this rank keeps its own stages on its device.
 
-    All ranks call it; rank 0's weights count. `mine`: this rank's rows of a model whose own parameters are on the meta
-    device, the same model on all ranks. `cuts`: what it takes to cut by time; left out, it is cut by layers then.
+    All ranks call it, and rank 0's weights count. `mine` holds this rank's rows of a model whose parameters are on the
+    meta device, the same model on all ranks. Without `cuts` the model is not cut by time but by layers. Raises
+    BadSettings if it cannot be cut.
     """
     parts = parts_of(module)
     _refuse_what_is_in_no_stage(module, parts)
@@ -338,7 +345,7 @@ def _learns(part: nn.Module) -> bool:
 
 
 def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """This rank's, by ranks of a pipeline, of those that have a parameter in common. All ranks make all groups."""
+    """Return this rank's process groups for shared parameters; all ranks make all groups."""
     found: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for having in wanted:
         for place in range(world.ranks_of_stage) if len(having) > 1 else ():
@@ -349,7 +356,7 @@ def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, 
 
 
 def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None:
-    """Of parameters of other ranks the names stay, tied ones tied."""
+    """Replace other ranks' parameters by stand-ins, keeping names and ties."""
     known: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() might be a property's
@@ -362,7 +369,7 @@ def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None
 def _refuse_what_is_in_two_stages(
     module: nn.Module, rows: Sequence[Sequence[str]], ranks: int, settings: StrategySettings
 ) -> None:
-    """Of one rank, where each of them is dealt out by itself."""
+    """Raise BadSettings if two stages of one rank share a parameter but are sharded separately."""
     known: dict[tuple[int, int], tuple[int, str]] = {}
     for number, row in enumerate(rows if settings.strategy in SHARDS else ()):
         for name in row:
@@ -376,7 +383,7 @@ def _refuse_what_is_in_two_stages(
 
 
 def _refuse_what_is_in_no_stage(module: nn.Module, parts: Sequence[str]) -> None:
-    """What would be on no rank, or on all of them differently."""
+    """Raise BadSettings for a parameter or state that is in no stage or would differ between ranks."""
     known = {id(one) for name in parts for one in module.get_submodule(name).parameters()}
     title = type(module).__name__
     if left := [name for name, one in module.named_parameters() if id(one) not in known]:

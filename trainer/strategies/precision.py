@@ -1,4 +1,4 @@
-"""What numbers are calculated in: autocast, the scaler of fp16, and what GPUs make of fp32."""
+"""Choose number types: autocast, the scaler of fp16, and TF32 on GPUs."""
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
@@ -13,34 +13,34 @@ _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 
 def low_dtype(precision: str) -> torch.dtype | None:
-    """What matrices are multiplied in, where it is not fp32."""
+    """Return the type of matrix multiplications, or None for fp32."""
     return _DTYPES.get(precision)
 
 
 def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """For a forward pass."""
+    """Return the context of a forward pass."""
     return _AS_IT_IS if dtype is None else autocast(device.type, dtype=dtype)
 
 
 def scaler_for(precision: str, device: torch.device) -> GradScaler | None:
-    """fp16 alone needs one: its smallest numbers are not small enough for gradients."""
+    """Return a gradient scaler for fp16, whose smallest numbers are too large for gradients, else None."""
     return GradScaler(device.type) if precision == "fp16" else None
 
 
 def heed(scaler: GradScaler, finite: Tensor) -> None:
-    """What was found on all ranks counts, and not what the scaler has seen on this one. After its `unscale_`."""
+    """Set the scaler's own flags, after its `unscale_`, to what all ranks found."""
     for state in scaler._per_optimizer_states.values():  # noqa: SLF001 - torch's own scaler for several ranks has no other way
         for found in state["found_inf_per_device"].values():
             found.copy_(~finite)
 
 
 def forget_unscaled(scaler: GradScaler) -> None:
-    """The gradients of a step that was broken off are gone, and so is what the scaler knows of them."""
+    """Drop what the scaler knows of the gradients of an abandoned step."""
     scaler._per_optimizer_states.clear()  # noqa: SLF001 - it does so only after a whole step
 
 
 def set_fp32(precision: str) -> None:
-    """fp32 means fp32, in convolutions too, where torch would take TF32 without being asked."""
+    """Disable TF32 for fp32, also in convolutions, where torch would use it by default."""
     if precision not in ("fp32", "tf32"):
         return
     # Not the newer `fp32_precision`: who mixes the two ways gets an error from torch, and this is the usual one.
@@ -49,7 +49,7 @@ def set_fp32(precision: str) -> None:
 
 
 def warn_of_low_weights(module: nn.Module) -> None:
-    """Weights that an optimizer changes have to be finer than what they are multiplied in."""
+    """Warn of trained weights in a 16-bit type, which lose small changes."""
     found = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
     for dtype in sorted(found & set(_DTYPES.values()), key=str):
         logging.getLogger("trainer").warning(

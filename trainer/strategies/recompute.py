@@ -1,4 +1,4 @@
-"""Activation checkpointing: a block's activations are computed again in the backward pass instead of being kept."""
+"""Activation checkpointing: recompute a block's activations in the backward pass instead of keeping them."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ _made: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 
 
 def recompute(block: nn.Module, kept: tuple[str, ...] = ()) -> None:
-    """Make the block recompute, but for what `kept` says (of KEPT). In place: names of parameters stay as they are."""
+    """Make the block recompute all but what `kept` names (of KEPT), in place and with the same parameter names."""
     # By its class, as fully_shard does it: nn.DataParallel copies an instance's own `forward` with the wrong self.
     key = type(block), kept
     if key not in _made:
@@ -42,7 +42,7 @@ def recompute(block: nn.Module, kept: tuple[str, ...] = ()) -> None:
 
 @contextmanager
 def repetitions_told(tell: Callable[[bool], None]) -> Iterator[None]:
-    """Of passes made inside: True where a block begins to be recomputed, False where it is done."""
+    """Call `tell` with True when a block begins to be recomputed in the context, and False when it is done."""
     _tell.append(tell)
     try:
         yield
@@ -70,16 +70,16 @@ def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module
 
 
 def _contexts(block: nn.Module, plain: Callable[[], Contexts]) -> Contexts:
-    """For the forward pass and its repetition, which must see the buffers that the first one saw, and change none.
+    """Return contexts for the forward pass and its repetition, which sees the same buffers and changes none.
 
-    Without this BatchNorm would count each batch twice.
+    BatchNorm would count each batch twice otherwise.
     """
     first, again = plain()
     return first, _Repetition(_copied(_buffers(block)), again)
 
 
 class _Repetition(AbstractContextManager[None]):
-    """Entered for each backward pass: there is more than one where the graph is retained."""
+    """The context of a repetition, entered for each backward pass; a retained graph has several."""
 
     def __init__(self, before: Buffers, inner: AbstractContextManager[Any]) -> None:
         self._before, self._inner = before, inner
@@ -108,7 +108,7 @@ def _copied(buffers: Buffers) -> Buffers:
 
 @contextmanager
 def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """Others are put in their place, nothing is written into them: autograd may have saved them."""
+    """Replace buffers by others in the context without writing into them, as autograd may have saved them."""
     now = [(part, name, getattr(part, name)) for part, name, _ in before]
     _place(before)
     try:

@@ -1,4 +1,4 @@
-"""Strategies that leave the model whole: every rank, or every GPU of one process, has a copy of it."""
+"""Strategies in which every rank, or every GPU of one process, has a whole copy of the model."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,9 +24,9 @@ _UNUSED = "Expected to have finished reduction in the prior iteration"  # what D
 
 
 def replicated(module: nn.Module, world: World, settings: StrategySettings, *, undrawn: bool = False) -> Wrapped:
-    """DistributedDataParallel. A world of one has nobody to talk to and needs no wrapper.
+    """Wrap the model in DistributedDataParallel, unless the world has one rank.
 
-    `undrawn`: ranks are about to load the same weights, and need not send them to each other.
+    With `undrawn` ranks are about to load the same weights and need not send them to each other.
     """
     if world.size == 1:
         return Wrapped(module)
@@ -54,42 +54,42 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, u
 
 
 def made_anew(module: nn.Module) -> list[Tensor]:
-    """Buffers that no checkpoint keeps."""
+    """Return the buffers that no checkpoint keeps."""
     kept = {id(buffer) for buffer in PersistentBuffers(module).tensors()}
     return [buffer for buffer in module.buffers() if id(buffer) not in kept]
 
 
 def alike(module: nn.Module, world: World, *, undrawn: bool = False) -> Wrapped:
-    """Copies that begin alike. Their gradients somebody else adds up, so any part may be called by itself."""
+    """Make copies begin alike; their gradients are reduced elsewhere, so any part may be called separately."""
     if world.size > 1 and not undrawn:
         take_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
     return Wrapped(module, follows_first_rank=False)
 
 
 def let_go(wrapped: Wrapped) -> None:
-    """Of a model that will be wrapped again: the hooks on its parameters go with what DDP adds up gradients by."""
+    """Remove DDP's reducer and its hooks from a model that will be wrapped again."""
     if isinstance(wrapped.model, DistributedDataParallel):
         for name in ("reducer", "logger"):
             vars(wrapped.model).pop(name, None)
 
 
 class _Work:
-    """What is to be done with the module in a forward pass; no tensor, so that DDP hands it on as it is."""
+    """A function to call with the module in a forward pass; no tensor, so that DDP passes it on unchanged."""
 
     def __init__(self, function: Callable[[nn.Module], Any]) -> None:
         self.function = function
 
 
 class _Replica(DistributedDataParallel):
-    """Its forward pass is also whatever somebody does with the module: a method of it, or two calls of it.
+    """A DDP whose forward pass can also be any function of the module, with fixed gradient buckets.
 
-    Gradients are in buckets from the last parameter to the first, from the first step on. Left to itself DDP has one
-    bucket at first, and then others, in the order in which gradients came in a backward pass; with more than two
-    ranks the last bits of a sum depend on its bucket, so a resumed training would differ from an undisturbed one.
+    Buckets go from the last parameter to the first, from the first step on. By default DDP has one bucket at first and
+    then others, in the order of a backward pass; with more than two ranks the last bits of a sum depend on its bucket,
+    so that a resumed training would differ.
     """
 
     def deal_out(self) -> None:
-        """Make the buckets, once, by the order that `_build_params_for_reducer` gives. All ranks call it."""
+        """Make the buckets once, in the order of `_build_params_for_reducer`; all ranks call it."""
         self.reducer._push_all_rebuilt_params()  # noqa: SLF001 - torch has no public way to say which buckets there are
         self.reducer._rebuild_buckets()  # noqa: SLF001 - nor to make them before the second step
 
@@ -100,6 +100,7 @@ class _Replica(DistributedDataParallel):
         return parameters[::-1], sparse[::-1]
 
     def do(self, function: Callable[[nn.Module], T]) -> T:
+        """Call the function with the module as a forward pass."""
         try:
             answer: T = self(_Work(function))
         except RuntimeError as error:
@@ -120,7 +121,7 @@ class _Replica(DistributedDataParallel):
 
 
 def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) -> Wrapped:
-    """Wrap the model in nn.DataParallel: one process, and a thread and a copy of the model for each GPU.
+    """Wrap the model in nn.DataParallel: one process, with a thread and a copy of the model per GPU.
 
     Without a GPU the model is called as it is, as nn.DataParallel does.
     """
@@ -135,7 +136,7 @@ def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) ->
 
 
 class _Threads(DataParallel[nn.Module]):
-    """Autocast in its threads too: torch tells them that it is on, but not in which dtype."""
+    """A DataParallel that autocasts in its threads, which torch does not tell the type."""
 
     def __init__(self, module: nn.Module, gpus: Sequence[int], dtype: torch.dtype | None) -> None:
         super().__init__(module, device_ids=list(gpus))

@@ -1,4 +1,4 @@
-"""What a user may ask of a strategy, and which of it cannot work here."""
+"""The settings of a strategy, and which of them cannot work here."""
 
 import difflib
 import math
@@ -53,7 +53,7 @@ Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes
 
 @dataclass(frozen=True, slots=True)
 class StrategySettings:
-    """How to share the work, and how to calculate."""
+    """How to divide the work, and how to calculate."""
 
     strategy: str = "ddp"
     precision: str = "fp32"
@@ -82,7 +82,7 @@ class StrategySettings:
 
 
 def needs_group(strategy: str) -> bool:
-    """Whether a world of one has to make a process group for it (`join(group=True)`)."""
+    """Return whether a world of one needs a process group for it (`join(group=True)`)."""
     return strategy in SHARDS
 
 
@@ -94,7 +94,7 @@ def check(settings: StrategySettings, world: World) -> None:
 
 
 def shard_size(settings: StrategySettings, world: World) -> int:
-    """Ranks that hold one copy of the parameters between them."""
+    """Return how many ranks hold one copy of the parameters between them."""
     if settings.strategy != "hsdp":
         return world.shares
     here = min(world.local_size, world.ranks_of_stage) // world.dividing  # of one stage, on a node
@@ -125,7 +125,7 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
 
 
 def _off_the_mesh(settings: StrategySettings, world: World) -> Iterator[str]:
-    """What does not go with ranks that work on the same samples."""
+    """Yield settings that do not work with ranks that share samples."""
     staged, divided = world.stages > 1, world.dividing > 1
     words = " and ".join(name for name, there in (("pp", staged), ("tp", divided)) if there)
     others = _NOT_STAGED if staged else _NOT_WITHOUT_STAGES
@@ -146,7 +146,7 @@ def _off_the_mesh(settings: StrategySettings, world: World) -> Iterator[str]:
 
 
 def _out_of_place(settings: StrategySettings) -> Iterator[str]:
-    """What is asked for of a strategy that knows nothing of it, or of blocks that are not recomputed."""
+    """Yield settings that the strategy does not have, or that need recomputed blocks."""
     plain = StrategySettings()
     for name in ("recompute_every", "recompute_keeps"):
         if getattr(settings, name) != getattr(plain, name) and not settings.activation_checkpointing:

@@ -1,4 +1,4 @@
-"""Strategies that deal the parameters out to the ranks: FSDP2 on each block, then on the rest."""
+"""Strategies that shard the parameters over ranks: FSDP2 on each block, then on the rest."""
 
 import logging
 from collections.abc import Sequence
@@ -33,10 +33,10 @@ def sharded(
     *,
     undrawn: bool = False,
 ) -> Wrapped:
-    """zero2: parameters are whole from a step's first forward pass to its last backward pass. Others: block by block.
+    """Shard the module; under zero2 parameters are whole for all passes of a step, else block by block.
 
-    `rows`: this rank's, of a module whose own parameters are on the meta device. `mesh`: by `mesh_over`, where the
-    module is already divided on it. `undrawn`: all ranks are about to load the same weights, and need not send them.
+    `rows` holds this rank's rows of a module on the meta device. `mesh`, from `mesh_over`, is given where the module is
+    already divided on it. With `undrawn` all ranks are about to load the same weights and need not send them.
     """
     # What is not on the device yet travels by the group of the CPUs.
     group = world.control if settings.offload or rows is not None else None
@@ -62,10 +62,10 @@ def deal_out_stage(
     *,
     last: bool,
 ) -> None:
-    """A stage of a pipeline, over the ranks that have it. Its parameters are gathered once for all parts of a batch,
-    and its gradients dealt out after the last of them: to do so for each part would take many times as many messages.
+    """Shard a pipeline stage over the ranks that have it.
 
-    `last`: a loss is made of what it gives; others send theirs on as it is.
+    Parameters are gathered once for all parts of a batch, and gradients reduced after the last, which saves many
+    messages. `last`: a loss is made of the stage's output, which others send on as it is.
     """
     here = set(stage.modules())
     _dealt_out(stage, [one for one in units if one in here], world, settings, mesh, reshard=False, gives_fp32=last)
@@ -81,7 +81,7 @@ def _dealt_out(
     reshard: bool,
     gives_fp32: bool,
 ) -> tuple[FSDPModule, Sequence[nn.Module]]:
-    """The root, and the parts that are sharded each by itself."""
+    """Return the root, and the parts that are sharded separately."""
     mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name in (COPIES, SHARDED))]
     policy = _policy(module, low_dtype(settings.precision))
     offload = _offload(world) if settings.offload else OffloadPolicy()
@@ -102,10 +102,10 @@ def _dealt_out(
 
 
 def _gather_ahead(module: nn.Module, root: FSDPModule, parts: Sequence[nn.Module], count: int) -> None:
-    """Each part asks for the next ones as soon as it is whole itself; in the backward pass for those before it.
+    """Make each part prefetch the next ones, and in the backward pass those before it.
 
-    In the order in which the model has them, which is mostly that of the forward pass. What is asked for in vain is put
-    away at the end of the backward pass.
+    The order is that of the model, mostly the forward pass's. What is gathered in vain is freed at the end of the
+    backward pass.
     """
     wanted = set(parts)
     order: list[FSDPModule] = [part for part in module.modules() if part in wanted and isinstance(part, FSDPModule)]
@@ -118,10 +118,10 @@ def _gather_ahead(module: nn.Module, root: FSDPModule, parts: Sequence[nn.Module
 
 
 class _Syncing:
-    """What a micro-batch that is not the step's last leaves undone.
+    """Decides what a micro-batch that is not the step's last leaves undone.
 
-    fsdp and hsdp add gradients up over ranks in the last one only; until then they gather, whole, on each rank. Under
-    zero2, and where `sync_each` asks for it, each rank has its part of their sum after every micro-batch.
+    fsdp and hsdp reduce gradients in the last one only, and keep them whole until then. Under zero2, and with
+    `sync_each`, each rank has its part of their sum after every micro-batch.
     """
 
     def __init__(self, root: FSDPModule, settings: StrategySettings) -> None:
@@ -141,12 +141,12 @@ class _Syncing:
 
 
 def _offload(world: World) -> CPUOffloadPolicy:
-    """In memory that a GPU reads by itself, where there is one; on a CPU they are where they would be anyway."""
+    """Return the policy for host memory, pinned where there is a GPU to read it."""
     return CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
 
 
 def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
-    """Stages of copies of shards of what ranks divide: as many dimensions as there is something to share."""
+    """Return the device mesh of stages, copies, shards and divided layers, as far as there are any."""
     size = shard_size(settings, world)
     sizes = {SHARDED: size}
     if size < world.shares:
@@ -165,7 +165,7 @@ def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
 
 
 def _policy(module: nn.Module, dtype: torch.dtype | None) -> MixedPrecisionPolicy:
-    """Parameters travel in the low dtype, gradients are added up in fp32; autocast does the casting of the rest."""
+    """Return the policy that sends parameters in the low type and reduces gradients in fp32."""
     if dtype is None or _keeps_statistics(module):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -183,5 +183,5 @@ def _outermost(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
 
 
 def _keeps_statistics(module: nn.Module) -> bool:
-    """BatchNorm and its like want their weights in the dtype of their statistics: fp32. Then all travel in it."""
+    """Return whether the module has BatchNorm or the like, whose weights must stay in fp32."""
     return any(getattr(part, "running_mean", None) is not None for part in module.modules())

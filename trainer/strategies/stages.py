@@ -1,7 +1,4 @@
-"""A model as a row of parts, and in which order ranks work on micro-batches in its stages.
-
-Pure: what a part holds, and where it runs, is of no interest here.
-"""
+"""Order the work of a pipeline: its parts, and which micro-batch each rank works on when; pure functions."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +19,7 @@ _FILLS = (("#a8d1f0", "#d3e8f8"), ("#f0b26b", "#f8d9b3"))  # of a rank's first s
 
 
 def parts_of(module: nn.Module) -> list[str]:
-    """The names of its parts, each of which is called with what the one before it gives. Raises BadSettings."""
+    """Return the names of the parts, each of which is called with the previous one's output. Raises BadSettings."""
     own = getattr(module, "pipeline", None)
     wanted = own() if callable(own) else own
     if wanted is None and isinstance(module, nn.Sequential):
@@ -54,7 +51,7 @@ def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
 
 
 def micro_batches(samples: int, stages: int, wanted: int | None) -> int:
-    """Into how many equal parts these samples are divided: the wanted number, or the next smaller one that can be."""
+    """Return into how many equal parts the samples are divided: the wanted number or the next smaller one."""
     most = min(samples, wanted or _PER_STAGE * stages)
     return next(count for count in range(most, 0, -1) if samples % count == 0)
 
@@ -64,7 +61,7 @@ def micro_batches(samples: int, stages: int, wanted: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A forward or a backward pass of a stage on a micro-batch."""
+    """A forward or backward pass of a stage on a micro-batch."""
 
     backward: bool
     stage: int
@@ -75,14 +72,14 @@ class Work:
 
 
 def fits(schedule: str, ranks: int, micros: int) -> bool:
-    """Whether it can be with so many micro-batches; else all go forward first, and then back."""
+    """Return whether the schedule works with so many micro-batches; else all go forward first, and then back."""
     if schedule == "1f1b":
         return micros >= ranks
     return schedule == "gpipe" or micros % max(1, micros // ranks) == 0
 
 
 def order_of(schedule: str, ranks: int, rank: int, micros: int) -> list[Work]:
-    """What a rank does, one after the other."""
+    """Return what a rank does, in order."""
     many = STAGES_OF_RANK.get(schedule, 1)
     if schedule == "gpipe" or not fits(schedule, ranks, micros):
         forth = [Work(False, chunk * ranks + rank, micro) for chunk in range(many) for micro in range(micros)]
@@ -104,7 +101,7 @@ def order_of(schedule: str, ranks: int, rank: int, micros: int) -> list[Work]:
 
 
 def timetable(schedule: str, ranks: int, micros: int) -> list[list[Work | None]]:
-    """Of each rank, what it does in each unit of time; None: it waits. As if every pass took one."""
+    """Return for each rank its work in each unit of time, None while it waits, if every pass takes one."""
     todo = [order_of(schedule, ranks, rank, micros)[::-1] for rank in range(ranks)]
     last = ranks * STAGES_OF_RANK.get(schedule, 1) - 1
     found: list[list[Work | None]] = [[] for _ in range(ranks)]
@@ -127,14 +124,16 @@ def _needs(work: Work, last: int) -> set[Work]:
 
 
 def bubble(schedule: str, ranks: int, micros: int) -> float:
-    """The share of a step in which the ranks wait for each other, if all stages are equally fast."""
+    """Return the share of a step in which ranks wait, if all stages are equally fast."""
     rows = timetable(schedule, ranks, micros)
     return sum(work is None for row in rows for work in row) / sum(map(len, rows))
 
 
 def drawn(schedule: str, ranks: int, micros: int) -> str:
-    """Lines of text, one a rank: F0 is the forward pass on the first micro-batch, B0 its backward pass. Empty where it
-    would be too wide."""
+    """Return the timetable as text, one line per rank, or "" if it is too wide.
+
+    F0 is the forward pass on the first micro-batch, B0 its backward pass.
+    """
     if micros > _DRAWN:
         return ""
     many = STAGES_OF_RANK.get(schedule, 1)
@@ -152,9 +151,9 @@ def drawn(schedule: str, ranks: int, micros: int) -> str:
 
 
 def picture(schedule: str, ranks: int, micros: int, stages: Sequence[str] = ()) -> str:
-    """The timetable as SVG: forward passes blue, backward ones orange, and white where a rank waits for others.
+    """Return the timetable as SVG: forward passes blue, backward ones orange, waiting white.
 
-    `stages`: lines about them, to stand below.
+    `stages` are lines about them to put below.
     """
     rows = timetable(schedule, ranks, micros)
     wide = max(_LEFT + _CELL * max(map(len, rows)), _LETTER * max(map(len, stages), default=0))

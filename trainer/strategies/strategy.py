@@ -1,4 +1,4 @@
-"""A model, its optimizer and all that is special about how they are run; the loop asks nothing else."""
+"""A model, its optimizer and everything special about running them; the loop needs nothing else."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Strategy:
-    """One training step: forward passes each in its context, each loss to `backward`, then `step`."""
+    """One training step: forward passes in their contexts, each loss to `backward`, then `step`."""
 
     settings: StrategySettings
     world: World
@@ -56,7 +56,7 @@ class Strategy:
         self._dtype = low_dtype(self.settings.precision)
 
     def meet_anew(self, world: World) -> None:
-        """Continue with the same weights and optimizer in other groups. Only where each rank has all of both."""
+        """Continue with the same weights and optimizer in other groups, where each rank has all of both."""
         let_go(self.wrapped)
         self._drop_gradients()  # of a step that was broken off; they may lie in a bucket
         self.world, self.wrapped = world, replicated(self.module, world, self.settings)
@@ -66,17 +66,17 @@ class Strategy:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The only one, or the first of several."""
+        """The only optimizer, or the first of several."""
         return next(iter(self.optimizers.values()))
 
     @property
     def model(self) -> nn.Module:
-        """What to call in training. To evaluate, call `module`: a wrapper might wait for the other ranks."""
+        """What to call in training; call `module` to evaluate, as a wrapper might wait for other ranks."""
         return self.wrapped.model
 
     @property
     def shard(self) -> int | None:
-        """Which of the shards of the parameters this rank has; with hsdp others have it too. None: it has all."""
+        """The shard of the parameters that this rank has, or None if it has all; with hsdp others have it too."""
         if self.settings.strategy not in SHARDS or self.settings.mesh:
             return None
         return self.world.rank % shard_size(self.settings, self.world)
@@ -99,7 +99,7 @@ class Strategy:
 
     @contextmanager
     def forward_context(self, *, sync: bool) -> Iterator[None]:
-        """For one forward pass. `sync`: its backward pass is the last before `step`, and adds up over ranks."""
+        """Return the context of a forward pass; with `sync` its backward pass is the step's last and reduces."""
         if not self.wrapped.follows_first_rank and self.module.training and torch.is_grad_enabled():
             if self._buffers_differ:
                 self.share_buffers()
@@ -108,14 +108,15 @@ class Strategy:
             yield
 
     def do(self, function: Callable[[nn.Module], T]) -> T:
-        """What `function(module)` gives, as a forward pass, inside of its context. It gets the user's own module, and
-        what it calls of it counts; with dp a wrapper, since that one is what deals out a batch to GPUs.
+        """Return what `function(module)` gives as a forward pass; call it inside the forward context.
+
+        The function gets the user's own module; with dp a wrapper, which divides a batch over GPUs.
         """
         answer: T = function(self.model) if self.wrapped.do is None else self.wrapped.do(function)
         return answer
 
     def backward(self, loss: Tensor) -> None:
-        """Outside of the forward pass's context."""
+        """Run the backward pass; call it outside the forward context."""
         first = first_gradient(loss)
         with self.wrapped.around():
             (loss if self.scaler is None else self.scaler.scale(loss)).backward(first)
@@ -123,14 +124,12 @@ class Strategy:
     def step(
         self, factor: Tensor | None = None, *, measured: bool = False, updating: Callable[[], None] | None = None
     ) -> Tensor | None:
-        """Clip, step the optimizer, drop the gradients. The norm of the gradients before it is clipped, if it is or is
-        `measured`: for `number_of`, since to wait for it in every step would leave a GPU without work.
+        """Clip, step the optimizer, drop the gradients, and return their norm before clipping, if known.
 
-        `factor`, the same on all ranks, is what gradients are multiplied by first. `updating` is called when the
-        weights are about to be changed: until then they are those of the step before. It waits for the device.
-
-        Where a loss or a gradient of any rank is not finite the step is left out, and counted in `skips`; with fp16 the
-        scale falls then, too.
+        The norm is computed if it is clipped or `measured`; read it with `number_of`, as waiting for it in every step
+        would leave a GPU idle. `factor`, the same on all ranks, multiplies the gradients first. `updating` is called,
+        after waiting for the device, when the weights are about to change. If a loss or gradient of any rank is not
+        finite the step is left out and counted in `skips`; with fp16 the scale falls too.
         """
         learned = self._learned()
         if self.pipeline is not None:
@@ -165,31 +164,31 @@ class Strategy:
         return norm
 
     def leave_out(self) -> None:
-        """Instead of `step`: nothing is learned from the gradients."""
+        """Drop the gradients instead of a `step`, so that nothing is learned."""
         self.skips.learned = False
         self._drop_gradients()
 
     @property
     def buffers(self) -> list[Tensor]:
-        """Those that belong to the state."""
+        """The buffers that belong to the state."""
         return self._buffers.tensors()
 
     def share_buffers(self) -> None:
-        """Give all ranks the buffers of rank 0 (BatchNorm's), the ones that are saved. All ranks call it."""
+        """Give all ranks rank 0's persistent buffers, which are the ones saved; all ranks call it."""
         if self.world.size > 1:
             take_from_first(self._buffers.tensors())
 
     def rehearse(self, run_micro_batch: Callable[[], Tensor], *, sync: bool) -> None:
-        """A forward and a backward pass that leave no trace."""
+        """Run a forward and a backward pass that leave no trace."""
         with undone(self.module, self.world.device):
             with self.forward_context(sync=sync):
                 loss = run_micro_batch()
             self.backward(loss)
 
     def _step_scaled(self, scaler: GradScaler, finite: Tensor) -> None:
-        """The scaler looks at the gradients of each optimizer by itself, and all step or none.
+        """Step all optimizers or none, by what the scaler found in the gradients of each.
 
-        Of one that had no part in the loss it has seen nothing, and would not step it.
+        It has seen nothing of an optimizer that had no part in the loss, and would not step it.
         """
         if self.pipeline is not None:
             heed(scaler, finite)
@@ -209,9 +208,7 @@ class Strategy:
             one.grad = None
 
     def clip(self, parameters: Iterable[Tensor], *, measured: bool = False) -> Tensor | None:
-        """Their gradients, as it is set: each number by itself first, then all together. Their norm before the latter,
-        where it is clipped or asked for.
-        """
+        """Clip gradients by value, then by norm, and return the norm before the latter if it is computed."""
         parameters = list(parameters)
         if self.settings.clip_value is not None:
             for one in parameters:
@@ -233,7 +230,7 @@ class Strategy:
         return (optimizer for optimizer in self.optimizers.values() if has_gradients(optimizer))
 
     def _learned(self) -> list[nn.Parameter]:
-        """What the optimizers have, which may be more than at the start, in the model's order: sums round by it."""
+        """Return the optimizers' parameters in the model's order, which decides how sums round."""
         owned = {id(one) for optimizer in self.optimizers.values() for one in parameters_in(optimizer)}
         return [one for one in self._parameters if id(one) in owned]
 
@@ -243,7 +240,7 @@ def _gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def number_of(norm: Tensor) -> float:
-    """What `Strategy.step` gave, read from the device. All ranks ask, or none: with shards they may meet here."""
+    """Return the norm that `Strategy.step` gave; all ranks call it or none, as they may meet here."""
     return float(_added_up(norm))
 
 

@@ -1,7 +1,7 @@
-"""Tensor parallel: layers divided over ranks that work on the same samples, by torch's `parallelize_module`.
+"""Divide layers over ranks that work on the same samples (tensor parallel), with torch's `parallelize_module`.
 
-Each rank has some columns or rows of a layer; what they find is added up or put side by side. What no word divides is
-whole on each of them.
+Each rank has some columns or rows of a layer, and the results are added up or concatenated. Layers that the plan does
+not name are whole on each rank.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ _SEQUENCE = 1  # of (batch, time, width)
 
 
 def _rowwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
-    """What comes in is divided already, but for an embedding, which every rank asks for all tokens."""
+    """Return a maker of the style for divided input; an embedding gets all tokens on every rank."""
 
     def make(part: nn.Module) -> ParallelStyle:
         return RowwiseParallel(input_layouts=Replicate() if isinstance(part, nn.Embedding) else None, **layouts)
@@ -59,7 +59,7 @@ Plan = Mapping[str, "str | ParallelStyle"]
 
 
 def plan_for(module: nn.Module, given: Plan | None) -> Plan:
-    """The user's, or the one that the model brings, as Hugging Face's do. Raises BadSettings where there is none."""
+    """Return the user's plan, or the model's own, as Hugging Face's have. Raises BadSettings if there is none."""
     own = getattr(module, "tp_plan", None)
     found = given or (own() if callable(own) else own)
     if not found:
@@ -71,14 +71,14 @@ def plan_for(module: nn.Module, given: Plan | None) -> Plan:
 
 
 def has_divided_vocabulary(plan: Plan) -> bool:
-    """Whether the logits stay divided, and with them the loss."""
+    """Return whether the logits stay divided, and with them the loss."""
     return any(isinstance(word, str) and word.startswith("vocabulary") for word in plan.values())
 
 
 def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = False) -> None:
-    """In place: every parameter that is here becomes a DTensor on the mesh of ranks that divide a layer.
+    """Make every parameter of this rank a DTensor over the ranks that divide a layer, in place.
 
-    All ranks call it with the first rank's values or with any: rank 0's count. `alike`: they have them already.
+    All ranks call it, and rank 0's values count. With `alike` they have them already.
     """
     if not alike:
         take_from_first(module.parameters())
@@ -97,7 +97,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = Fal
 
 
 def give_whole(module: nn.Module) -> None:
-    """From now on what it gives is whole on each rank, also logits of which each has some."""
+    """Make the module return whole tensors on each rank, including logits that are divided."""
 
     def put_together(_: nn.Module, __: object, given: Any) -> Any:
         return tree_map_only(DTensor, DTensor.full_tensor, given)
@@ -106,7 +106,7 @@ def give_whole(module: nn.Module) -> None:
 
 
 def _words(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, ParallelStyle]]:
-    """What is to be done with each part. Raises BadSettings with every problem."""
+    """Yield what to do with each part. Raises BadSettings with all problems."""
     problems = []
     unmet = set(plan)
     for name, part in module.named_modules():
@@ -133,7 +133,7 @@ def _words(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, Par
 
 
 def _indivisible(name: str, part: nn.Module, word: str, ranks: int) -> str:
-    """Why the ranks cannot have equal parts of it; empty where they can."""
+    """Return why the ranks cannot have equal parts of it, or ""."""
     columns = word.startswith(_ON_COLUMNS)
     attribute = (
         {True: "embedding_dim", False: "num_embeddings"}
@@ -145,7 +145,7 @@ def _indivisible(name: str, part: nn.Module, word: str, ranks: int) -> str:
 
 
 def _keep_whole(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
-    """Each rank does all of it; its parameters are on the mesh with the others, as optimizers and norms want it."""
+    """Keep a layer whole on each rank, with parameters on the mesh as optimizers and norms need them."""
     if any(True for _ in part.children()):
         own = next(key for key, _ in part.named_parameters(recurse=False))
         raise BadSettings(
@@ -163,7 +163,7 @@ def _keep_whole(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _ties(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Who has a parameter that others have too."""
+    """Return the holders of each parameter that several parts share."""
     holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
     for part in module.modules():
         for key, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
@@ -172,7 +172,7 @@ def _ties(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _tie(holders: list[tuple[nn.Module, str]]) -> None:
-    """Each part was divided by itself: they are one again."""
+    """Tie parameters again whose parts were divided separately."""
     (first, key), *others = holders
     kept = getattr(first, key)
     for part, name in others:

@@ -1,4 +1,4 @@
-"""Backward passes and optimizer steps in the order that a user's own training step gives them, as GANs want it."""
+"""Run backward passes and optimizer steps in the order of a user's own training step, as GANs need it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,8 +20,10 @@ STRATEGIES = ("none", "ddp", "zero1")  # each rank has all parameters: any part 
 
 @dataclass(slots=True, eq=False)
 class Turns:
-    """What a step of one's own works with. It is called with each micro-batch: `number` is that of the step, from 1,
-    and `ends_step` says whether this is its last micro-batch."""
+    """What a user's own step works with, for one micro-batch.
+
+    `number` is that of the step, from 1, and `ends_step` says whether this is its last micro-batch.
+    """
 
     strategy: Strategy
     number: int = 0
@@ -33,15 +35,15 @@ class Turns:
 
     @property
     def optimizers(self) -> Mapping[str, Optimizer]:
-        """By name; an only one without a name is `""`."""
+        """The optimizers by name; a single one without a name is `""`."""
         return self.strategy.optimizers
 
     def begin(self, number: int, weight: float, *, ends_step: bool) -> None:
-        """A micro-batch."""
+        """Begin a micro-batch."""
         self.number, self._weight, self.ends_step = number, weight, ends_step
 
     def backward(self, loss: Tensor, name: str = "", *, retain_graph: bool = False) -> None:
-        """Add up gradients of the parameters of one optimizer, and of no others. `loss`: the mean over the batch."""
+        """Add gradients of `loss`, the mean over the batch, to the parameters of one optimizer and no others."""
         wanted = [one for one in parameters_in(self._optimizer(name)) if one.requires_grad]
         scaler, weighted = self.strategy.scaler, loss * self._weight
         first = first_gradient(weighted)
@@ -50,10 +52,10 @@ class Turns:
             torch.autograd.backward(scaled, first, retain_graph=retain_graph, inputs=wanted)
 
     def step(self, name: str = "") -> None:
-        """Step one optimizer: in the step's last micro-batch, in the others nothing. All ranks do so in the same order.
+        """Step one optimizer in the step's last micro-batch; all ranks do so in the same order.
 
-        Gradients meet here over ranks, are clipped, and let go of. Where one is not finite nothing is learned; where
-        no rank has one nothing is done.
+        Gradients are reduced over ranks here, clipped, and dropped. Nothing is learned if one is not finite, and
+        nothing is done if no rank has one.
         """
         optimizer = self._optimizer(name)
         if name in self._stepped:
@@ -76,7 +78,7 @@ class Turns:
         torch.clear_autocast_cache()  # it has the weights as they were
 
     def end(self) -> Tensor | None:
-        """The step is over: gradients that no optimizer has used are dropped. The norm of those that were clipped."""
+        """Drop gradients that no optimizer has used, and return the norm of those that were clipped."""
         strategy, norms = self.strategy, self._norms
         strategy.leave_out()
         strategy.has_stepped = True
@@ -97,7 +99,7 @@ class Turns:
 
 
 def refuse_to_turn(strategy: str) -> None:
-    """Raise BadSettings where parts of the model cannot be called by themselves."""
+    """Raise BadSettings for a strategy in which parts of the model cannot be called separately."""
     if strategy not in STRATEGIES:
         raise BadSettings(f"step: expected with strategy {', '.join(STRATEGIES)} only, got it with {strategy}")
 

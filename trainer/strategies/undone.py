@@ -1,4 +1,4 @@
-"""Passes that leave no trace: generators, buffers and gradients are put back as they were."""
+"""Run passes that leave no trace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from trainer.checkpoint.generators import restore_generators, state_of_generator
 
 @contextmanager
 def undone(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """What happens inside has not happened. Parameters must not be changed in it."""
+    """Restore generators, buffers and gradients at the end of the context, which must not change parameters."""
     generators = state_of_generators(device)
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]

@@ -1,8 +1,8 @@
-"""First weights that nobody draws, since a checkpoint is about to replace them.
+"""Skip the random initialisation of weights that a checkpoint is about to replace.
 
-What is random costs more than all else in making a model, and a restart has no use for it. It is left out only where
-nothing else can tell: as soon as something reads what was not drawn, or draws anything else after it, the model has to
-be made anew, with all its draws.
+Random numbers are the most expensive part of making a model, and a restart does not need them. They are skipped only
+where nothing else can tell: once something reads what was skipped, or draws anything after it, the model has to be made
+again with all its draws.
 """
 
 from collections.abc import Callable, Iterator
@@ -76,14 +76,14 @@ def _kind(func: Any) -> _Kind:
 
 
 class WeightsWanted(BaseException):
-    """Something depends on weights that were not drawn. Whoever makes a model, and catches errors, is not to see it."""
+    """Raised where something depends on skipped weights; a BaseException, so that model code does not catch it."""
 
 
 class _Undrawn(TorchDispatchMode):
-    """Leaves draws into fresh memory out, and raises WeightsWanted where somebody would notice."""
+    """Skips draws into fresh memory, and raises WeightsWanted where somebody would notice."""
 
     def __init__(self, *, made_before: nn.Module | None = None) -> None:
-        """`made_before`: nothing is left out any more, but its weights hold anything."""
+        """Take `made_before`, a module whose weights hold anything, to skip nothing more but watch it."""
         super().__init__()
         self._leaves_out = made_before is None
         self._memory: dict[int, StorageWeakRef] = {}  # what holds anything
@@ -118,7 +118,7 @@ class _Undrawn(TorchDispatchMode):
         return _storage(value)._cdata in self._memory  # noqa: SLF001 - its identity
 
     def still_there(self) -> set[int]:
-        """The memory that holds anything, and that somebody has."""
+        """Return the memory that holds anything and is still in use."""
         return {identity for identity, held in self._memory.items() if not held.expired()}
 
     def give_up(self) -> None:
@@ -127,7 +127,7 @@ class _Undrawn(TorchDispatchMode):
 
 
 class _PastOperations(TorchFunctionMode):
-    """What reads memory without an operation that could be seen."""
+    """Notices functions that read memory without an operation."""
 
     def __init__(self, undrawn: _Undrawn) -> None:
         super().__init__()
@@ -143,12 +143,12 @@ _at_work: list[_Undrawn] = []
 
 
 def is_undrawn() -> bool:
-    """Whether the model that is being made gets its weights from a checkpoint: who would only try it out need not."""
+    """Return whether the model being made gets its weights from a checkpoint, so that trying it out is useless."""
     return bool(_at_work)
 
 
 def made_undrawn(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """The model, whose parameters hold anything; None where something depends on what they would have been."""
+    """Return the model with parameters that hold anything, or None if something depends on their values."""
     undrawn = _Undrawn()
     with _watched(undrawn):
         try:
@@ -159,7 +159,7 @@ def made_undrawn(make: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
-    """What `act` gives; None where it depends on the weights of a module that are still to come, or draws anything."""
+    """Return what `act` returns, or None if it depends on weights still to come, or draws anything."""
     undrawn = _Undrawn(made_before=module)
     with _watched(undrawn):
         try:
@@ -170,7 +170,7 @@ def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
 
 
 def agreed(world: World, word: bool) -> bool:
-    """Whether all ranks say so. All call it; but a rank that is new among others decides alone."""
+    """Return whether all ranks say so; all call it, but a rank that joins others decides alone."""
     if world.anew:
         return word
     said = torch.tensor([word], dtype=torch.uint8)
@@ -190,7 +190,7 @@ def _watched(undrawn: _Undrawn) -> Iterator[None]:
 
 
 def _replaced(module: nn.Module) -> set[int]:
-    """The memory that a checkpoint fills, to its last byte."""
+    """Return the memory that a checkpoint fills completely."""
     return {
         tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
         for tensor in _kept(module)
@@ -211,7 +211,7 @@ def _kept(module: nn.Module) -> list[Tensor]:
 
 
 def _is_fresh(tensor: object) -> bool:
-    """Memory of a processor that belongs to torch alone; another's, as an array's, is not resizable."""
+    """Return whether it is CPU memory of torch's own; that of an array, for example, is not resizable."""
     plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
     return (
         plain

@@ -1,4 +1,4 @@
-"""What the kinds of strategies have in common, seen from the loop."""
+"""The common interface of all kinds of strategies."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,13 +12,13 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def no_syncing(_: bool) -> AbstractContextManager[None]:
-    """Of one process."""
+    """Do nothing: a single process has no gradients to synchronise."""
     return _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A model as it is called, and how its forward pass says whether the backward pass is to add up gradients."""
+    """A model as it is called, and how its forward pass chooses whether the backward pass reduces gradients."""
 
     model: nn.Module
     syncing: Syncing = no_syncing

@@ -1,4 +1,4 @@
-"""ZeRO stage 1: each rank keeps the optimizer's state of some parameters, steps them, and sends them round."""
+"""ZeRO stage 1: each rank keeps the optimizer's state of some parameters, steps them, and broadcasts them."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from trainer.errors import BadSettings
 
 
 def shared_out(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
-    """Wrap the user's own optimizer, with this rank's share of the parameters, in a ZeroRedundancyOptimizer."""
+    """Wrap the user's own optimizer, with this rank's part of the parameters, in a ZeroRedundancyOptimizer."""
     groups = [dict(group) for group in optimizer.param_groups]
     parameters = [parameter for group in groups for parameter in group["params"]]
     dtypes = {str(parameter.dtype) for parameter in parameters}
