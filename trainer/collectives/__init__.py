@@ -1,2 +1,4 @@
-"""How fast, and how right, ranks talk with each other: `launch doctor CLUSTER --collectives`, or by itself
-`torchrun --nproc-per-node 2 -m trainer.collectives`."""
+"""Measure and check communication between ranks.
+
+`launch doctor CLUSTER --collectives` runs it, and so does `torchrun --nproc-per-node 2 -m trainer.collectives`.
+"""

@@ -1,6 +1,6 @@
-"""Each rank: `python -m trainer.collectives --ranks 2,4 --sizes 1024,65536`.
+"""Measure on each rank: `python -m trainer.collectives --ranks 2,4 --sizes 1024,65536`.
 
-The first one writes a line of JSON for each result. Ends with 1 where a result was wrong.
+Rank 0 writes a line of JSON for each result. The exit code is 1 if a result was wrong.
 """
 
 import argparse
@@ -21,6 +21,7 @@ MARK = "collectives "
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    """Run the command; return 1 if a result was wrong."""
     options = _options(words)
     world = join(group=True, device={"gloo": "cpu", "nccl": "cuda"}.get(options.backend))
     try:
@@ -30,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, world: World) -> int:
-    """How many numbers were wrong."""
+    """Return how many numbers were wrong."""
     counts = options.ranks or [world.size]
     if bad := [count for count in counts if not 2 <= count <= world.size]:
         raise BadSettings(f"--ranks: expected numbers from 2 to {world.size}, which there are, got {bad[0]}")

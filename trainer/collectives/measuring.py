@@ -1,4 +1,4 @@
-"""Times each operation on the ranks that take part, and looks at what came of it."""
+"""Time each operation on the ranks that take part, and check its result."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ _LACKING = ("not support", "not implemented", "unsupported", "does not have")
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One operation with one size: what each repetition took, by the slowest rank."""
+    """One operation with one size: the time of each repetition on the slowest rank."""
 
     operation: str
     ranks: int
@@ -28,26 +28,26 @@ class Timed:
 
 
 def members(many: int, nodes: int, per_node: int) -> tuple[int, ...]:
-    """Who takes part where so many do: equally many of each node where that can be, else the first ones."""
+    """Return which ranks take part: equally many of each node if possible, else the first ones."""
     if many % nodes:
         return tuple(range(many))
     return tuple(node * per_node + local for node in range(nodes) for local in range(many // nodes))
 
 
 def repetitions(size_bytes: int) -> int:
-    """Few of what is long."""
+    """Return the number of repetitions, fewer for large messages."""
     return 20 if size_bytes <= 2**16 else 10 if size_bytes <= 2**22 else 5
 
 
 def rounded(size_bytes: int, many: int) -> int:
-    """So many numbers are that size, in equal parts for all; at least one each."""
+    """Return how many numbers have that size, in equal parts for all ranks and at least one each."""
     return max(1, size_bytes // _BYTES // many) * many
 
 
 def timed(
     names: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...], group: dist.ProcessGroup, world: World
 ) -> Iterator[Timed]:
-    """On each rank that takes part."""
+    """Yield each operation's result, on each rank that takes part."""
     for name in names:
         for size in sizes if name != "barrier" else (0,):
             count = rounded(size, len(ranks))
@@ -87,7 +87,7 @@ def _once(one: Prepared, place: Place) -> float:
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """What it takes until its result is there, on a GPU too."""
+    """Return how long the call takes until its result is there, on a GPU too."""
     _finish(device)
     began = time.perf_counter()
     call()
@@ -101,7 +101,7 @@ def _finish(device: torch.device) -> None:
 
 
 def copied(size_bytes: int, device: torch.device) -> float:
-    """Bytes per second of a copy in the memory of this rank: no message can be faster for long."""
+    """Return the bytes per second of a copy in this rank's memory, which no message can exceed for long."""
     source = torch.ones(max(1, size_bytes // _BYTES), device=device)
     target = torch.empty_like(source)
     target.copy_(source)

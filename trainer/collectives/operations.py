@@ -1,4 +1,4 @@
-"""The operations of torch.distributed, each with what its result must be. Sums are of small whole numbers: exact."""
+"""The operations of torch.distributed, with their expected results: sums of small whole numbers, which are exact."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _PERIOD = 7
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank among those that take part, and how much they hand over."""
+    """A rank among those that take part, and how much they exchange."""
 
     group: dist.ProcessGroup
     index: int  # among those who take part
@@ -25,7 +25,7 @@ class Place:
         return len(self.ranks)
 
     def of(self, index: int, count: int | None = None) -> Tensor:
-        """What this rank has to give."""
+        """Return what rank `index` contributes."""
         return _pattern(count or self.count, self.device) + (index + 1)
 
     def parts_of(self, index: int) -> list[Tensor]:
@@ -41,13 +41,13 @@ class Place:
 
     @property
     def each(self) -> int:
-        """A rank's part."""
+        """The size of a rank's part."""
         return self.count // self.many
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An operation and its buffers: `fill` sets what they begin with, `wrong` counts what is not as it must be."""
+    """An operation and its buffers: `fill` sets their initial values, `wrong` counts wrong results."""
 
     fill: Callable[[], None]
     call: Callable[[], object]
@@ -59,10 +59,12 @@ def _pattern(count: int, device: torch.device) -> Tensor:
 
 
 def differing(found: Tensor, expected: Tensor) -> int:
+    """Return how many numbers differ."""
     return int((found != expected).sum())
 
 
 def broadcast(at: Place) -> Prepared:
+    """Send the first rank's numbers to all."""
     data, right = at.empty(at.count), at.of(0)
     first = at.ranks[0]
 
@@ -73,7 +75,7 @@ def broadcast(at: Place) -> Prepared:
 
 
 def scatter(at: Place) -> Prepared:
-    """The first has all of it, and each gets its part."""
+    """Send each rank its part from the first."""
     mine, parts = at.empty(at.each), at.parts_of(0)
     given = parts if at.index == 0 else None
     return Prepared(
@@ -84,7 +86,7 @@ def scatter(at: Place) -> Prepared:
 
 
 def gather(at: Place) -> Prepared:
-    """The first gets a part of each."""
+    """Collect a part of each rank on the first."""
     mine = at.of(at.index, at.each)
     got = [at.empty(at.each) for _ in at.ranks] if at.index == 0 else None
     return Prepared(
@@ -95,6 +97,7 @@ def gather(at: Place) -> Prepared:
 
 
 def reduce(at: Place) -> Prepared:
+    """Add all ranks' numbers up on the first."""
     data, own, total = at.empty(at.count), at.of(at.index), at.total
     return Prepared(
         lambda: _put(data, own),
@@ -104,6 +107,7 @@ def reduce(at: Place) -> Prepared:
 
 
 def all_reduce(at: Place) -> Prepared:
+    """Add all ranks' numbers up on each."""
     data, own, total = at.empty(at.count), at.of(at.index), at.total
     return Prepared(
         lambda: _put(data, own), lambda: dist.all_reduce(data, group=at.group), lambda: differing(data, total)
@@ -111,6 +115,7 @@ def all_reduce(at: Place) -> Prepared:
 
 
 def all_gather(at: Place) -> Prepared:
+    """Collect a part of each rank on all."""
     mine, got = at.of(at.index, at.each), at.empty(at.count)
     right = torch.cat([at.of(index, at.each) for index in range(at.many)])
     return Prepared(
@@ -121,7 +126,7 @@ def all_gather(at: Place) -> Prepared:
 
 
 def reduce_scatter(at: Place) -> Prepared:
-    """Each gets its part of the sum."""
+    """Give each rank its part of the sum."""
     mine, own = at.empty(at.each), at.of(at.index)
     part = at.total.chunk(at.many)[at.index]
     return Prepared(
@@ -132,7 +137,7 @@ def reduce_scatter(at: Place) -> Prepared:
 
 
 def all_to_all(at: Place) -> Prepared:
-    """Each has a part for each."""
+    """Send a part from each rank to each."""
     own, got = at.of(at.index), at.empty(at.count)
     right = torch.cat([at.parts_of(index)[at.index] for index in range(at.many)])
     return Prepared(
@@ -143,7 +148,7 @@ def all_to_all(at: Place) -> Prepared:
 
 
 def send_recv(at: Place) -> Prepared:
-    """Each gives to the next one and takes from the one before, all at the same time."""
+    """Send to the next rank and receive from the previous one at the same time."""
     own, got = at.of(at.index), at.empty(at.count)
     after, before = (at.index + 1) % at.many, (at.index - 1) % at.many
     right = at.of(before)
@@ -158,7 +163,7 @@ def send_recv(at: Place) -> Prepared:
 
 
 def barrier(at: Place) -> Prepared:
-    """Nothing is handed over: all wait for all."""
+    """Wait for all ranks."""
     return Prepared(lambda: None, lambda: dist.barrier(group=at.group), lambda: 0)
 
 

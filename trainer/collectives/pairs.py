@@ -1,4 +1,4 @@
-"""Two nodes at a time: how fast they send to each other by torch, and by a plain connection beside it."""
+"""Measure two nodes at a time: through torch, and over a plain connection."""
 
 import hmac
 import os
@@ -24,7 +24,7 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The way between the first ranks of two nodes. A message goes there and back; a rate is of one direction."""
+    """The path between the first ranks of two nodes; a message goes there and back, a rate is of one direction."""
 
     one: int  # number of the node
     other: int
@@ -35,7 +35,7 @@ class Pair:
 
 
 def pairs(world: World, nodes: int, per_node: int, group: dist.ProcessGroup) -> Iterator[Pair]:
-    """On every rank; a pair is told of by the first rank of the world. `group` can carry Python objects."""
+    """Yield each pair of nodes on every rank; `group` must be able to carry Python objects."""
     for one, other in combinations(range(nodes), 2):
         ends = (one * per_node, other * per_node)
         mine = _measured(world, ends, group)
@@ -76,7 +76,7 @@ def _there_and_back(data: torch.Tensor, world: World, ends: tuple[int, int]) -> 
 
 
 def own_address() -> str:
-    """That of the card by which the first rank is reached; where that is this machine, the one it is reached by."""
+    """Return the address of the interface that reaches rank 0, or by which this machine is reached."""
     first = os.environ["MASTER_ADDR"]
     family, _, _, _, place = socket.getaddrinfo(first, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as asked:
@@ -85,7 +85,7 @@ def own_address() -> str:
 
 
 def _plainly(listener: socket.socket | None, where: tuple[str, int, bytes]) -> float:
-    """Seconds of as many bytes there and back; 0 where nobody could be reached by a connection of one's own."""
+    """Return the seconds for as many bytes there and back, or 0 if no direct connection is possible."""
     address, port, token = where
     try:
         if listener is None:

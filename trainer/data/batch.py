@@ -1,4 +1,4 @@
-"""What the loop gets: one micro-batch of this rank, and its part in an optimizer step."""
+"""One micro-batch of this rank, and its part in an optimizer step."""
 
 from dataclasses import dataclass
 from typing import Any

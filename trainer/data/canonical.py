@@ -1,8 +1,8 @@
-"""Streams in canonical shards: as many as the data set says, whatever the number of ranks that read them.
+"""Read streams in canonical shards, whose number does not depend on the number of ranks.
 
-Slot p of an epoch is the next sample of shard p % shards, and is empty where that shard is at its end. A step is
-`batch_size` slots, and a rank reads every world_size-th shard. So what is in a step follows from the shards alone, and
-one number, the same on all ranks, is a place from which any number of them goes on.
+Slot p of an epoch is the next sample of shard p % shards, and is empty once that shard has ended. A step is
+`batch_size` slots, and a rank reads every world_size-th shard. What is in a step follows from the shards alone, and one
+number, the same on all ranks, is a position from which any number of them can continue.
 """
 
 from collections.abc import Generator, Iterator
@@ -20,7 +20,7 @@ _SHARD, _READING, _COLLATING = range(10, 13)
 
 
 class Canonical:
-    """The steps of such a stream. One reader a rank: its shards take turns."""
+    """The steps of such a stream; one reader per rank, whose shards take turns."""
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
@@ -52,7 +52,7 @@ class Canonical:
 
 
 class CanonicalReader:
-    """Takes this rank's part of one step after the other off its shards."""
+    """Takes this rank's part of each step from its shards."""
 
     def __init__(self, reading: Reading, epoch: int, slot: int) -> None:
         self._reading, self._epoch, self._slot = reading, epoch, slot
@@ -84,7 +84,7 @@ class CanonicalReader:
         return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*words)))
 
     def _taken(self, start: int, stop: int) -> dict[int, Any]:
-        """By slot. What a shard draws does not depend on who reads it."""
+        """Return samples by slot; what a shard draws does not depend on who reads it."""
         own: dict[int, Any] = {}
         for shard, items in list(self._items.items()):
             slots = _slots(shard, start, stop, self._reading.dataset.shards)
@@ -110,13 +110,13 @@ class CanonicalReader:
             yield Part(reading.into_batch(items or [self._filler]), len(items))
 
     def _any_item(self) -> Any:
-        """For a rank that begins where its shards are at their ends: it computes with the others."""
+        """Return an item for a rank whose shards have all ended, as it has to compute with the others."""
         shards = (*self._own, *range(self._reading.dataset.shards))
         return next((item for shard in shards for item in self._opened(shard, range(0))), None)
 
 
 def checked(dataset: Any, sharing: Sharing) -> None:
-    """Raise BadSettings where the shards cannot be read like this in a training."""
+    """Raise BadSettings if the shards cannot be read like this in a training."""
     shards = dataset.shards
     if type(shards) is not int or shards < sharing.world_size:
         raise BadSettings(
@@ -130,5 +130,5 @@ def checked(dataset: Any, sharing: Sharing) -> None:
 
 
 def _slots(shard: int, start: int, stop: int, shards: int) -> range:
-    """Those of a shard in [start, stop)."""
+    """Return a shard's slots in [start, stop)."""
     return range(start + (shard - start) % shards, stop, shards)

@@ -1,4 +1,4 @@
-"""Who fetches: worker processes, or this process itself. And how they are asked in turn."""
+"""Fetch in worker processes or in this one, with tasks handed out in turn."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """How to fetch. Nothing of it changes what comes."""
+    """How to fetch; nothing of it changes the data."""
 
     workers: int = 0
     prefetch: int = 2
@@ -37,10 +37,11 @@ class Fetching:
 
     @property
     def pins(self) -> bool:
+        """Whether tensors go into page-locked memory."""
         return self.pin_memory and torch.cuda.is_available()
 
     def pin(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
-        """The items in page-locked memory, if wished; copied there by a thread, if workers do the rest."""
+        """Return the items in page-locked memory if asked for, copied by a thread if there are workers."""
         if not self.pins:
             return items
         if not self.workers:
@@ -49,22 +50,22 @@ class Fetching:
 
 
 class Crew(Protocol):
-    """Who fetches."""
+    """The workers, or this process in their place."""
 
     size: int
 
     def ask(self, worker: int, task: Any) -> None: ...
     def take(self, worker: int) -> Any:
-        """The answer to the oldest task that this worker was asked for."""
+        """Return the answer to the oldest task given to this worker."""
 
     def forget(self) -> None:
-        """Nobody will take what has been asked for so far."""
+        """Drop the answers to all tasks given so far."""
 
     def end(self) -> None: ...
 
 
 def in_turn(crew: Crew, tasks: Iterable[T], ahead: int) -> Generator[tuple[T, Any], None, None]:
-    """Each task with its answer, in order; workers take turns, each with `ahead` tasks waiting for it."""
+    """Yield each task with its answer, in order; workers take turns, each with `ahead` tasks waiting."""
     crew.forget()
     waiting: deque[tuple[int, T]] = deque()
     for worker, task in zip(cycle(range(crew.size)), tasks, strict=False):
@@ -78,7 +79,7 @@ def in_turn(crew: Crew, tasks: Iterable[T], ahead: int) -> Generator[tuple[T, An
 
 
 class Here:
-    """No workers: this process fetches, and its own generators stay as they are."""
+    """The current process in place of workers; its own generators stay as they are."""
 
     size = 1
 
@@ -104,7 +105,7 @@ class Here:
 
 
 def hire(open_work: Callable[[int], Work], fetching: Fetching, dataset: Any, *, most: int | None = None) -> Crew:
-    """As many workers as wished, but `most` of them."""
+    """Return as many workers as asked for, but at most `most`."""
     if not fetching.workers:
         return Here(open_work(0))
     return Workers(open_work, min(fetching.workers, most or fetching.workers), dataset)

@@ -1,4 +1,4 @@
-"""Each sample once over all ranks, in order, for validation and prediction."""
+"""Read each sample once over all ranks, in order, for validation and prediction."""
 
 from collections.abc import Generator
 from contextlib import closing
@@ -16,10 +16,10 @@ from trainer.errors import BadSettings, TrainerError
 
 
 class EvalData:
-    """`batch_size` counts the samples of one batch over all ranks.
+    """Batches of an evaluation; `batch_size` counts the samples of one batch over all ranks.
 
-    Ranks may get unequal numbers of batches, unless `fillers`: then a rank without samples gets a batch of which
-    `samples` is 0, for models whose forward pass all ranks have to do together.
+    Ranks may get different numbers of batches, unless `fillers`: then a rank without samples gets a batch whose
+    `samples` is 0, for models whose forward pass all ranks do together.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class EvalData:
             self._source = Indexed(dataset, collate, sharing, fetching, seed=seed, fillers=fillers)
 
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
-        """All from position `start` of the data set on. The same every time: each pass draws what the first drew."""
+        """Yield all batches from position `start` on; each pass draws the same random numbers."""
         if isinstance(self._source, Streamed):
             if start:
                 raise BadSettings(f"data: expected to read a stream from its beginning, got start {start}")
@@ -66,5 +66,5 @@ class EvalData:
                     raise TrainerError("data: another pass has begun meanwhile\nhint: make an EvalData for each")
 
     def close(self) -> None:
-        """End the workers. The next batches() would start new ones."""
+        """End the workers; the next batches() would start new ones."""
         self._source.close()

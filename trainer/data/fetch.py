@@ -1,4 +1,4 @@
-"""From the indices of a map-style data set to a collated batch."""
+"""Fetch indices of a map-style data set as a collated batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Job(NamedTuple):
-    """What is to be fetched, and for what."""
+    """What to fetch, and for which micro-batch."""
 
     indices: list[int]
     samples: int  # 0: the one index is a filler
@@ -22,7 +22,7 @@ class Job(NamedTuple):
 
 
 class Fetch:
-    """Fetches jobs, each with randomness of its own."""
+    """Fetches jobs, each with random numbers of its own."""
 
     def __init__(self, dataset: Any, collate: Collate | None, *, seed: int, rank: int) -> None:
         rows = _rows(dataset) if collate is None else None
@@ -44,7 +44,7 @@ def _reader(dataset: Any, collate: Collate) -> Callable[[list[int]], Any]:
 
 
 class _Rows:
-    """All samples of a batch at once: the same as `default_collate` makes of them one by one."""
+    """Takes all samples of a batch at once, with the same result as `default_collate` of single ones."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], places: Sequence[Sequence[int]]) -> None:
         self._tensors, self._places = tensors, places
@@ -57,7 +57,7 @@ class _Rows:
 
 
 def _rows(dataset: Any) -> _Rows | None:
-    """If the data set is tensors, or a part of them. By exact type: a subclass may do anything else."""
+    """Return a reader if the data set is plain tensors or a part of them; a subclass may do anything else."""
     places = []
     while type(dataset) is Subset:
         places.append(dataset.indices)

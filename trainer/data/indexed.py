@@ -12,7 +12,7 @@ from trainer.errors import BadSettings
 
 
 class Indexed:
-    """Knows the order of every epoch, and so can begin anywhere at once."""
+    """A source that knows the order of every epoch, and so can begin anywhere at once."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Indexed:
         return state
 
     def settled(self, done: int) -> int:
-        """How many samples of the epoch are done with: all, where not enough are left for a step."""
+        """Return how many samples of the epoch are done: all, if too few are left for a step."""
         least = self._sharing.batch_size if self._drop_last else 1
         return self._length if self._length - done < least else done
 

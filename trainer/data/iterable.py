@@ -1,8 +1,8 @@
-"""Streams: data sets that can only be read on. A reader takes one optimizer step after the other off its stream.
+"""Read streams step by step, since they can only be read forward.
 
-A shared stream is read whole by every rank, which keeps its own part. All ranks draw the same while they read, so all
-see the same stream, and the state after a step is the same on all of them, whatever the number of ranks or workers.
-A stream that shards itself differs by rank and worker, and so do its states.
+A shared stream is read whole by every rank, which keeps its own part. All ranks draw the same random numbers while they
+read, so all see the same stream, and the state after a step is the same on any number of ranks or workers. A stream
+that shards itself differs by rank and worker, and so do its states.
 """
 
 import copy
@@ -24,7 +24,7 @@ _OPENING, _READING, _COLLATING = range(3)
 
 
 class Part(NamedTuple):
-    """This rank's micro-batch of a step."""
+    """A micro-batch of this rank in a step."""
 
     data: Any
     samples: int  # 0: a filler
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a reader took off its stream. Without parts: the stream is at its end."""
+    """What a reader took from its stream; without parts the stream has ended."""
 
     parts: tuple[Part, ...]
     samples: int  # of the whole step, if the stream is shared; else those of this rank
@@ -68,6 +68,7 @@ class Reading:
 
 
 def is_iterable(dataset: Any) -> bool:
+    """Return whether the data set is a stream."""
     return (
         isinstance(dataset, IterableDataset)
         or has_shards(dataset)
@@ -76,15 +77,17 @@ def is_iterable(dataset: Any) -> bool:
 
 
 def has_shards(dataset: Any) -> bool:
-    """Canonical ones: as many `shards` on any number of ranks, and `read_shard` to go on in each."""
+    """Return whether it has canonical shards: `shards` of them on any number of ranks, read by `read_shard`."""
     return callable(getattr(dataset, "read_shard", None))
 
 
 def shards_itself(dataset: Any) -> bool:
+    """Return whether the stream gives each rank and worker its own samples."""
     return bool(getattr(dataset, "shards_itself", False)) and not has_shards(dataset)
 
 
 def keeps_its_place(dataset: Any) -> bool:
+    """Return whether the data set can save and restore its position."""
     return has_shards(dataset) or all(
         callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")
     )
@@ -108,7 +111,7 @@ class _Stream:
         return self._items is None
 
     def enter(self, epoch: int) -> None:
-        """Be in this epoch: where the place says, at its beginning, or where reading has got to."""
+        """Go to this epoch: at the given place, at its beginning, or where reading has got to."""
         if epoch == self.epoch:
             return
         first = self.epoch is None
@@ -126,7 +129,7 @@ class _Stream:
         self._open()
 
     def next_items(self) -> Iterator[Any]:
-        """Seeded for the step at hand; ends where the stream does, and for good in this epoch."""
+        """Yield items, seeded for the current step, until the stream ends for this epoch."""
         if self._items is None:
             return
         self._seed_for_reading()
@@ -154,7 +157,7 @@ class _Stream:
 
 
 class SharedReader:
-    """Reads whole steps of all ranks, and keeps the part of this one."""
+    """Reads whole steps of all ranks, and keeps this rank's part."""
 
     def __init__(self, reading: Reading, place: Place) -> None:
         self._reading = reading
@@ -186,7 +189,7 @@ class SharedReader:
 
 
 class ShardReader:
-    """Reads this rank's steps off a stream that gives this rank, and this worker, its own samples only."""
+    """Reads this rank's steps from a stream that gives this rank and worker its own samples only."""
 
     def __init__(self, reading: Reading, place: Place, worker: int) -> None:
         self._reading = reading
@@ -221,7 +224,7 @@ class Turns:
     ended: frozenset[int] = frozenset()  # in this epoch
 
     def after(self, reader: int, step: Step) -> "Turns":
-        """This reader's answer has been taken."""
+        """Return the turns after this reader's answer was taken."""
         done = self.places[reader].done + (1 if step.parts else 0)
         place = replace(self.places[reader], done=done, state=step.state)
         places = (*self.places[:reader], place, *self.places[reader + 1 :])
@@ -229,10 +232,10 @@ class Turns:
         return Turns(places, (reader + 1) % len(places), ended)
 
     def next_reader(self) -> int | None:
-        """Who is to be asked next; None when all are at their ends."""
+        """Return the reader to ask next, or None if all have ended."""
         size = len(self.places)
         return next((n % size for n in range(self.turn, self.turn + size) if n % size not in self.ended), None)
 
     def at_epoch(self, epoch: int) -> "Turns":
-        """The same readers at the beginning of an epoch."""
+        """Return the same readers at the beginning of an epoch."""
         return Turns(tuple(Place(epoch, 0, place.state) for place in self.places))

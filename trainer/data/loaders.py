@@ -1,7 +1,7 @@
 """Batches of a loader that keeps its own place: torchdata's StatefulDataLoader, MosaicML's StreamingDataLoader.
 
-The loader says what is in a batch, in which order they come, and by state_dict() where it is. Here steps are made of
-its batches: `accumulate` of each rank. None is read ahead, so what it says after a step is where to go on.
+The loader decides what is in a batch and in which order they come, and its state_dict() tells the position. A step is
+`accumulate` batches of each rank. None is read ahead, so the state after a step is where to go on.
 """
 
 import copy
@@ -26,7 +26,7 @@ _OF_ALL_RANKS = "sample_in_epoch"  # MosaicML's word: so many samples of the epo
 
 
 def is_loader(data: Any) -> bool:
-    """Whether it gives batches, and keeps its place in them."""
+    """Return whether it gives batches and keeps its position in them."""
     return keeps_its_place(data) and hasattr(data, "batch_size") and hasattr(data, "dataset")
 
 
@@ -89,7 +89,7 @@ class LoaderBatches:
         return {"loader": of_rank}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a place what another number of ranks may go on with."""
+        """Return the part of a position from which another number of ranks may go on."""
         of_rank = state["loader"]
         kept = {name: of_rank[name] for name in ("world_size", "given", "ended")}
         return {"loader": {**kept, "state": of_rank["state"]} if is_of_all_ranks(of_rank["state"]) else kept}
@@ -118,7 +118,7 @@ class LoaderBatches:
         return done
 
     def close(self) -> None:
-        """Its workers are the loader's own: they end with it."""
+        """Forget the loader's iterator, with which its workers end."""
         if self._items is not None:
             self._state, self._loads = self.state_dict()["loader"]["state"], True
         self._items = self._step = None
@@ -151,7 +151,7 @@ class LoaderBatches:
             return [] if self._items is None else list(islice(self._items, self._sharing.accumulate))
 
     def _parts(self, step: list[Any], samples: list[int], total: int) -> Iterator[Batch]:
-        """On each rank as many, as models may meet the other ranks in each."""
+        """Yield equally many batches on each rank, as models may meet the other ranks in each."""
         sharing = self._sharing
         parts = list(zip(step, samples, strict=True))
         if step:
@@ -169,12 +169,12 @@ class LoaderBatches:
 
 
 def is_of_all_ranks(state: Any) -> bool:
-    """Whether any number of ranks can go on from it."""
+    """Return whether any number of ranks can go on from this state."""
     return isinstance(state, Mapping) and _OF_ALL_RANKS in state
 
 
 def samples_in(batch: Any) -> int:
-    """How many samples a batch has: the length of the first tensor that is found in it."""
+    """Return the number of samples in a batch: the length of the first tensor in it."""
     if shape := getattr(batch, "shape", None):
         return int(shape[0])
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
@@ -192,7 +192,7 @@ def _length(loader: Any) -> int | None:
 
 
 def _check(loader: Any, sharing: Sharing) -> None:
-    """Raise BadSettings where its batches would not be what the settings say."""
+    """Raise BadSettings if the loader's batches do not fit the settings."""
     name, world_size, own = type(loader).__name__, sharing.world_size, loader.batch_size
     if own is not None and (expected := own * sharing.accumulate * world_size) != sharing.batch_size:
         raise BadSettings(

@@ -1,6 +1,6 @@
-"""Which sample goes where: the order of an epoch, its steps, micro-batches and ranks. Pure.
+"""Decide which sample goes where: the order of an epoch, its steps, micro-batches and ranks; pure functions.
 
-Everything follows from the position in the epoch, counted in samples over all ranks. So it is the same whoever asks.
+Everything follows from the position in the epoch, counted in samples over all ranks.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _WORD = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the samples of an optimizer step are shared out."""
+    """How the samples of an optimizer step are divided."""
 
     batch_size: int  # samples of one optimizer step, over all ranks and micro-batches
     accumulate: int = 1
@@ -35,15 +35,15 @@ class Sharing:
             raise BadSettings(f"data: rank: expected one of 0..{self.world_size - 1}, got {self.rank}")
 
     def micro_batches(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The positions of each micro-batch of the step at [start, stop): as even as whole samples allow.
+        """Return the positions of each micro-batch of the step at [start, stop), as even as possible.
 
-        A last, partial step is cut where a full one would be, and has fewer of them: no rank computes for nothing.
+        A last, partial step is cut where a full one would be, and has fewer of them, so that no rank computes in vain.
         """
         cuts = [min(start + self.batch_size * m // self.accumulate, stop) for m in range(self.accumulate + 1)]
         return [(lo, hi) for lo, hi in pairwise(cuts) if lo < hi]
 
     def share(self, lo: int, hi: int) -> range:
-        """This rank's positions in [lo, hi): position p belongs to rank p % world size."""
+        """Return the positions in [lo, hi) of this rank: position p belongs to rank p % world size."""
         return range(lo + (self.rank - lo) % self.world_size, hi, self.world_size)
 
 
@@ -58,10 +58,10 @@ class Micro(NamedTuple):
 
 
 def epoch_order(length: int, seed: int, epoch: int, *, shuffle: bool) -> "NDArray[Any]":
-    """The data set's indices in the order of this epoch, the same on every rank and in every release of NumPy.
+    """Return the indices in the order of this epoch, the same on every rank and in every release of NumPy.
 
-    RandomState, not Generator: NumPy promises never to change what it draws (NEP 19), and a run may be resumed
-    after an update.
+    NumPy promises never to change what RandomState draws (NEP 19), unlike Generator; a run may be resumed after an
+    update.
     """
     if not shuffle:
         return np.arange(length)
@@ -70,12 +70,12 @@ def epoch_order(length: int, seed: int, epoch: int, *, shuffle: bool) -> "NDArra
 
 
 def steps_in(length: int, batch_size: int, *, drop_last: bool) -> int:
-    """How many optimizer steps an epoch has."""
+    """Return how many optimizer steps an epoch has."""
     return length // batch_size if drop_last else -(-length // batch_size)
 
 
 def micro_batches(done: int, length: int, sharing: Sharing, *, drop_last: bool) -> Iterator[Micro]:
-    """What is left of an epoch of which `done` samples have been seen. Every position is in it once."""
+    """Yield the rest of an epoch after `done` samples; every position is in it once."""
     for start in range(done, length, sharing.batch_size):
         stop = min(start + sharing.batch_size, length)
         if drop_last and stop - start < sharing.batch_size:

@@ -1,4 +1,4 @@
-"""Page-locked memory, from which a GPU copies while the CPU goes on."""
+"""Use page-locked memory, from which a GPU copies while the CPU continues."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ U = TypeVar("U")
 
 
 def pinned(data: Any) -> Any:
-    """The same, with its tensors in page-locked memory."""
+    """Return the data with its tensors in page-locked memory."""
     if isinstance(data, torch.Tensor):
         return data.pin_memory()
     if callable(getattr(data, "pin_memory", None)):
@@ -28,7 +28,7 @@ def pinned(data: Any) -> Any:
 
 
 def on_this_device(change: Callable[[T], U]) -> Callable[[T], U]:
-    """`change` for another thread: it pins for the GPU that this one works with, not for the first one."""
+    """Return `change` for another thread, pinning for this thread's GPU instead of the first one."""
     if not torch.cuda.is_available():
         return change
     device = torch.cuda.current_device()
@@ -41,7 +41,7 @@ def on_this_device(change: Callable[[T], U]) -> Callable[[T], U]:
 
 
 def in_thread(items: Iterator[T], change: Callable[[T], U], depth: int) -> Generator[U, None, None]:
-    """`change(item)` for each item, made by a thread that is `depth` of them ahead."""
+    """Yield `change(item)` for each item, made by a thread that is `depth` of them ahead."""
     room = threading.Semaphore(depth)
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     stop = threading.Event()

@@ -1,7 +1,7 @@
-"""Randomness of data sets: Python's, NumPy's and torch's generators follow from where in the training a batch is.
+"""Seed Python's, NumPy's and torch's generators by the position of a batch in the training.
 
-So what is drawn does not depend on how many workers draw it, nor on what was drawn before. CPU generators alone:
-`torch.manual_seed` would reach for every GPU as well, and is a hundred times slower.
+What is drawn then does not depend on the number of workers, nor on what was drawn before. Only CPU generators are
+seeded: `torch.manual_seed` would touch every GPU too, and is a hundred times slower.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _numbers = np.random.RandomState(_bits)  # data sets draw from NumPy's global Ra
 
 
 def seed_draws(*words: int) -> None:
-    """Seed the three generators, of which NumPy's is from now on ours: inside of `Apart`, or in a worker."""
+    """Seed the three generators; call it inside `Apart`, or in a worker."""
     number = _digest(words)
     random.seed(number)
     _numbers.seed(number >> 32)  # 32 bits: more take NumPy five times as long
@@ -29,7 +29,7 @@ def seed_draws(*words: int) -> None:
 
 
 def seed_of(*words: int) -> int:
-    """A seed of 32 bits for whoever has a generator of its own."""
+    """Return a 32-bit seed for a separate generator."""
     return _digest(words) >> 32
 
 
@@ -38,7 +38,7 @@ def _digest(words: tuple[int, ...]) -> int:
 
 
 class Apart:
-    """Inside, `seed_draws` may be called, and then drawn from; afterwards the generators are what they were before.
+    """A context in which `seed_draws` may be called, and after which the generators are as before.
 
     NumPy's state is not copied, which would take 70 µs: another bit generator takes its place meanwhile.
     """
@@ -66,10 +66,10 @@ class Apart:
 
 
 def _waiting_gauss(bits: Any) -> float | None:
-    """The normal deviate that waits to be drawn, which a change of the bit generator would lose.
+    """Return the normal deviate that waits to be drawn, which a change of the bit generator would lose.
 
-    They are made in pairs; the second one waits outside of the bit generator's state. To ask NumPy for it copies the
-    whole state (33 µs), so draw one and see whether the bits have moved; if so, put them back.
+    They are made in pairs, and the second one waits outside the bit generator's state. Asking NumPy for it copies the
+    whole state (33 µs), so one is drawn to see whether the bits move; if so, they are put back.
     """
     if not _raw_state_is_known or not isinstance(bits, np.random.MT19937):
         state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - NumPy's global RandomState is meant
@@ -84,7 +84,7 @@ def _waiting_gauss(bits: Any) -> float | None:
 
 
 def _knows_raw_state() -> bool:
-    """Whether the bytes at a generator's address are what this file takes them for, in this NumPy."""
+    """Return whether the bytes at a generator's address have the layout that this file expects."""
     state: Any = _bits.state
     expected = np.append(state["state"]["key"], state["state"]["pos"]).astype(np.uint32).tobytes()
     return ctypes.string_at(_bits.ctypes.state_address, _MT19937_BYTES) == expected

@@ -1,5 +1,4 @@
-"""Batches of a stream: of one that all ranks read whole, of one in canonical shards (canonical.py), or of one that
-gives each rank its own samples."""
+"""Batches of a stream: shared by all ranks, in canonical shards (canonical.py), or sharding itself."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping
@@ -30,18 +29,18 @@ log = logging.getLogger("trainer")
 
 
 class Steps(Protocol):
-    """The steps of a stream. What a step's `state` says is where to go on after it."""
+    """The steps of a stream; a step's `state` is where to go on after it."""
 
     def hire(self, epoch: int, done: int, after: Any) -> Crew: ...
     def read(self, crew: Crew, epoch: int, after: Any) -> Generator[Step, None, None]: ...
     def saved(self, after: Any) -> Any:
-        """In plain words, for a checkpoint."""
+        """Return the position as plain values, for a checkpoint."""
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Any: ...
 
 
 class Shared:
-    """One reader: more of them would read the same."""
+    """One reader, as several would read the same."""
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
@@ -126,7 +125,7 @@ class Sharded:
 
 
 class Streamed:
-    """A stream as a source of batches. It goes on where it is, or where it was saved, or from its beginning."""
+    """A stream as a source of batches; it goes on where it is, where it was saved, or from its beginning."""
 
     def __init__(self, reading: Reading, fetching: Fetching, together: Together) -> None:
         self._reading, self._fetching, self._together = reading, fetching, together
@@ -166,7 +165,7 @@ class Streamed:
         return {"stream": self._how.saved(self._after)}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a place what another number of ranks may be told."""
+        """Return the part of a position that another number of ranks may use."""
         stream = state["stream"]
         return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
 
@@ -190,7 +189,7 @@ class Streamed:
         self._leave()
 
     def _next(self, steps: Generator[Step, None, None]) -> Step:
-        """The next step, with the samples of all ranks, and with something to compute while any rank has some."""
+        """Return the next step with the samples of all ranks, and something to compute while any rank has some."""
         try:
             step = next(steps)
             able = bool(step.parts or self._fillers)

@@ -1,4 +1,4 @@
-"""What all ranks find out together before a step of data of which each reads a part of its own."""
+"""Agree over ranks on a step of data of which each rank reads its own part."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class Together:
     only_whole: bool = False  # drop_last: a step with fewer samples is the end
 
     def samples(self, own: int, *, able: bool, source: str) -> int:
-        """All ranks call it. `able`: whether this one has a batch from its `source`, of this step or one before.
+        """Return the samples of the step over all ranks, all of which call it.
 
-        Raises TrainerError on all of them where one is not able and others have samples: one that raised by itself
-        would leave the others waiting for it in their next step.
+        `able` says whether this rank has a batch from its `source`, of this step or an earlier one. Raises TrainerError
+        on all ranks if one is not able while others have samples; raised on one alone, the others would wait for it.
         """
         unable, samples = divmod(self.total(own + (0 if able else _UNABLE)), _UNABLE)
         if self.only_whole and samples != self.sharing.batch_size:

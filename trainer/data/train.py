@@ -1,4 +1,4 @@
-"""The endless source of micro-batches, with a place that can be saved and gone back to."""
+"""The endless source of micro-batches, with a position that can be saved and restored."""
 
 import inspect
 import logging
@@ -22,17 +22,17 @@ log = logging.getLogger("trainer")
 
 
 class TrainData:
-    """Batches of this rank, epoch after epoch. The order of an epoch is decided by (seed, epoch) alone.
+    """Batches of this rank, epoch after epoch; (seed, epoch) alone decide the order of an epoch.
 
     `batch_size` counts the samples of one optimizer step over all ranks and micro-batches, so that neither the number
     of ranks nor `accumulate` changes the training.
 
-    The place is the same on all ranks, and one rank's word is enough; unless `per_rank`: a stream that shards itself
-    has a place on each, and a `SharedPlace` for all. With more than one rank such a stream, or one in canonical shards,
-    also needs `sum_over_ranks`, by which all find out together that none has samples left; it is called once a step.
+    The position is the same on all ranks, unless `per_rank`: a stream that shards itself has one on each, and a
+    `SharedPlace` for all. With several ranks such a stream, or one in canonical shards, also needs `sum_over_ranks`, by
+    which all learn that none has samples left; it is called once a step.
 
-    In place of a data set also a loader that keeps its own place (loaders.py): `shuffle`, `drop_last`, `workers` and
-    the like are its own then, and `per_rank` and `sum_over_ranks` are as for a stream that shards itself.
+    Instead of a data set a loader that keeps its own place may be given (loaders.py): `shuffle`, `drop_last`, `workers`
+    and the like are its own then, and `per_rank` and `sum_over_ranks` are as for a stream that shards itself.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class TrainData:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """None for a stream that does not know its length."""
+        """The optimizer steps of an epoch, or None for a stream that does not know its length."""
         return self._source.steps_per_epoch
 
     def epoch_batches(self) -> Generator[Batch, None, None]:
-        """The rest of this epoch; at its end `epoch` is one more.
+        """Yield the rest of this epoch, after which `epoch` is one more.
 
-        Left early, it begins the next time after the last optimizer step that was given out whole.
+        If left early, the next call begins after the last optimizer step that was yielded completely.
         """
         self._stop()
         turn = self._turn
@@ -99,12 +99,12 @@ class TrainData:
         self.samples_done = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last optimizer step that was given out whole."""
+        """Return the position after the last optimizer step that was yielded completely."""
         done = self._source.settled(self.samples_done)
         return {"epoch": self.epoch, "samples_done": done, **self._source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there at once, also with other ranks, workers or `accumulate`."""
+        """Go on from that position, also with other ranks, workers or `accumulate`."""
         self._stop()
         missing = sorted(self.state_dict().keys() - state.keys())
         if missing:
@@ -113,17 +113,17 @@ class TrainData:
         self.epoch, self.samples_done = epoch, self._source.load_state_dict(dict(state), epoch, done)
 
     def shared_state(self) -> dict[str, Any]:
-        """Where each rank has a place of its own: what they have in common."""
+        """Return what the positions of all ranks have in common."""
         state = self.state_dict()
         return {**state, **self._source.shared(state)}
 
     def close(self) -> None:
-        """End the workers. The next epoch_batches() would start new ones."""
+        """End the workers; the next epoch_batches() would start new ones."""
         self._source.close()  # first: a thread that pins may wait for them
         self._stop()
 
     def _stop(self) -> None:
-        """Whoever still iterates over batches of before gets an error instead of batches of after."""
+        """Make running iterators of earlier batches fail instead of yielding later ones."""
         self._turn += 1
         if self._running is not None:
             self._running.close()
@@ -131,10 +131,10 @@ class TrainData:
 
 
 class SharedPlace:
-    """What the places of all ranks have in common, where they are not the same (`TrainData.per_rank`).
+    """What the positions of all ranks have in common if they differ (`TrainData.per_rank`).
 
-    Kept once for all it tells another number of ranks, for whom no rank's own place is any good, which epoch is next;
-    or that they cannot go on in the middle of one. To be loaded before the place of the rank.
+    It is saved once for all. Another number of ranks, for whom no rank's own position is useful, learns from it which
+    epoch is next, or that it cannot go on in the middle of one. Load it before the rank's own position.
     """
 
     def __init__(self, data: TrainData) -> None:
@@ -148,7 +148,7 @@ class SharedPlace:
 
 
 def _together(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> Together:
-    """What a stream needs to know of the other ranks: nothing, unless each reads a part of it."""
+    """Return what a stream needs to know of the other ranks: nothing, unless each reads a part of it."""
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):
         checked(dataset, sharing)
@@ -174,7 +174,7 @@ def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> C
 
 
 def _refuse_arguments(dataset: Any) -> None:
-    """Of a stream whose state depends on how much of it was used, as MosaicML's, only its loader can tell the state."""
+    """Raise BadSettings for a stream whose state only its loader can tell, as MosaicML's."""
     if not keeps_its_place(dataset) or has_shards(dataset):
         return
     wanted = [

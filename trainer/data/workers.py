@@ -1,7 +1,7 @@
-"""Processes that fetch ahead, each asked by its number and answering in the order it was asked.
+"""Worker processes that fetch ahead, each answering in the order in which it was asked.
 
-No loader of torch's: its workers end with a SIGTERM to the group, its SIGCHLD handler raises wherever the training
-happens to be, and what a worker knows (the place in its stream) cannot travel with its batches.
+torch's loader is not used: its workers end with a SIGTERM to the group, its SIGCHLD handler raises anywhere in the
+training, and a worker's own state (the position in its stream) cannot travel with its batches.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ _OF_THE_RANK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, si
 
 
 class WorkerTraceback(Exception):
-    """The cause of an exception that was raised in a worker: its traceback there."""
+    """The cause of an exception raised in a worker: its traceback there."""
 
 
 class _Worker(NamedTuple):
@@ -47,14 +47,14 @@ class _Worker(NamedTuple):
     reaping: threading.Lock  # of two threads that wait for one child, one is told that there is none
 
     def join(self, timeout: float | None = None) -> int | None:
-        """The exit code; None while it lives."""
+        """Return the exit code, or None while it lives."""
         with self.reaping:
             self.process.join(timeout)
             return self.process.exitcode
 
 
 class Workers:
-    """`size` processes. `open_work(number)` runs in each of them and gives what answers its tasks."""
+    """`size` processes; `open_work(number)` runs in each and returns the function that answers its tasks."""
 
     def __init__(self, open_work: Callable[[int], Work], size: int, dataset: Any) -> None:
         self.size = size
@@ -68,6 +68,7 @@ class Workers:
             self._workers.append(_start(open_work, number, size, dataset, self._workers))
 
     def ask(self, worker: int, task: Any) -> None:
+        """Give a worker a task."""
         member = self._workers[worker]
         member.asked.append(task)
         try:
@@ -76,6 +77,7 @@ class Workers:
             raise self._lost(worker, error) from error
 
     def take(self, worker: int) -> Any:
+        """Return the answer to the oldest task given to this worker."""
         while self._forgotten[worker]:
             self._receive(worker)
             self._forgotten[worker] -= 1
@@ -85,9 +87,11 @@ class Workers:
         raise error from WorkerTraceback(f"in data worker {worker}:\n{text}")
 
     def forget(self) -> None:
+        """Drop the answers to all tasks given so far."""
         self._forgotten = [len(member.asked) for member in self._workers]
 
     def end(self) -> None:
+        """End the processes."""
         self._at_exit()
 
     def _receive(self, worker: int) -> Any:
@@ -131,7 +135,7 @@ def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: An
 
 
 def _end(workers: list[_Worker]) -> None:
-    """Ask them to leave, and end those that are still busy after a while."""
+    """Ask the workers to leave, and kill those that are still busy after a while."""
     for worker in workers:
         try:
             worker.tasks.send(None)
@@ -146,7 +150,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 class _Life(NamedTuple):
-    """What a worker has to know of itself."""
+    """What a worker process needs to know."""
 
     number: int
     size: int
@@ -195,7 +199,7 @@ def _send(answers: Any, answer: tuple[Any, Exception | None, str]) -> None:
 
 
 def _listen(tasks: Any, waiting: "queue.SimpleQueue[Any]") -> None:
-    """Take tasks off the pipe at once: a rank that asks never waits for a worker that answers."""
+    """Take tasks from the pipe at once, so that the rank never waits for a busy worker."""
     try:
         while (task := tasks.recv()) is not None:
             waiting.put(task)
@@ -205,7 +209,7 @@ def _listen(tasks: Any, waiting: "queue.SimpleQueue[Any]") -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception itself, if it survives the way to the rank."""
+    """Return the exception itself if it can be pickled, else a TrainerError with its text."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 # nosec B301 - our own bytes, of a moment ago
     except Exception:  # noqa: BLE001 - an exception's own code may do anything
@@ -226,7 +230,7 @@ def _do_nothing(_signal: int, _frame: Any) -> None: ...
 
 
 def _die_with_the_rank(life: _Life) -> None:
-    """At once, even in the middle of a fetch. Linux ties this to the thread that forked, so only the main one may."""
+    """Have the kernel kill this worker with the rank, which Linux ties to the thread that forked."""
     if life.of_main_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != life.rank_pid:

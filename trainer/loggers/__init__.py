@@ -1,4 +1,4 @@
-"""Callbacks that hand the numbers of a training to others."""
+"""Callbacks that pass the numbers of a training to other tools."""
 
 from trainer.loggers.csv_file import CsvLogger
 from trainer.loggers.mlflow_run import MlflowLogger

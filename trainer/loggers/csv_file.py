@@ -1,4 +1,4 @@
-"""A table of metrics that spreadsheets and data frames read: one row a step."""
+"""Write metrics as a table for spreadsheets and data frames, one row per step."""
 
 import csv
 import io
@@ -18,13 +18,13 @@ Row = dict[str, Any]
 
 
 class CsvLogger(Callback):
-    """What is logged of a step, and what a validation or a test found there, in one row. The first rank writes.
+    """Writes one row per step, with what was logged, validated or tested there, on rank 0.
 
-    A start that goes back to a checkpoint takes out the rows of later steps: each step is there once.
+    A start that goes back to a checkpoint removes the rows of later steps, so that each step is there once.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        """`path`: left out, `metrics.csv` beside the other metrics."""
+        """Take the file's path, by default `metrics.csv` beside the other metrics."""
         self._given = path
         self._path: Path | None = None  # None: nothing is written
         self._columns: list[str] = []
@@ -92,7 +92,7 @@ class CsvLogger(Callback):
         draft.replace(path)
 
     def _carefully(self, act: Callable[[Path], None]) -> None:
-        """A full disk must not end a training."""
+        """Write, and only warn if that fails, as a full disk must not end a training."""
         if self._path is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""MLflow."""
+"""Log to MLflow."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _STRANGE = re.compile(r"[^\w.\- :/]")
 
 
 class MlflowLogger(TrackingLogger):
-    """A run of MLflow, found again by its tag `training_id`. The metric `step` is the last one that it has."""
+    """A run of MLflow, found again by its tag `training_id`; the metric `step` is the last one that it has."""
 
     package = "mlflow"
 
@@ -28,9 +28,10 @@ class MlflowLogger(TrackingLogger):
         name: str | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`tracking_uri`: left out, MLFLOW_TRACKING_URI. `run_id`: of a run that is there, to go on with.
+        """Take the experiment, and optionally the run to continue.
 
-        `patience_s`: how long the end waits for what is not sent yet.
+        `tracking_uri`: by default MLFLOW_TRACKING_URI. `run_id`: of an existing run to continue. `patience_s`: how long
+        the end of the training waits for unsent values.
         """
         super().__init__(run_id, patience_s)
         self._experiment, self._uri = experiment, tracking_uri
@@ -41,7 +42,7 @@ class MlflowLogger(TrackingLogger):
 
 
 class MlflowRun:
-    """One start's use of it."""
+    """One start's use of an MLflow run."""
 
     def __init__(
         self, about: About, experiment: str, uri: str | None, name: str | None, run_id: str | None = None
@@ -55,7 +56,7 @@ class MlflowRun:
         self._last = -1  # the step up to which the run has all
 
     def open(self) -> None:
-        """Each part of it may fail, and is found as it is by the next try."""
+        """Find or make the run; each part may fail and be repeated by the next try."""
         self._client = client = self._make_client(tracking_uri=self._uri)
         run = self._find(client)
         self._run_id = run.info.run_id
@@ -79,7 +80,7 @@ class MlflowRun:
         return client.create_run(experiment, tags={_TAG: self._about.training_id}, run_name=self._name)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Whole steps in a request, so that none is there in parts; unless one has more than a request takes."""
+        """Send whole steps per request, so that none is there in parts unless it exceeds a request."""
         metrics: list[Any] = []
         for row in rows:
             if row.of_test or row.step > self._last:
@@ -106,6 +107,6 @@ class MlflowRun:
 
 
 def name_for_mlflow(name: str) -> str:
-    """A name that it refuses would be refused each time, and all that comes after it never sent."""
+    """Return a name that MLflow accepts, as it would refuse others again and again."""
     parts = [part for part in _STRANGE.sub("_", name).split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:_LONGEST_NAME]

@@ -1,4 +1,4 @@
-"""A thread that hands what is known of steps to a server, in their order, and tries again where it is away."""
+"""Send values of steps to a server from a thread, in order, and retry while it is away."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is known of a step."""
+    """The values of a step."""
 
     step: int
     values: Mapping[str, float]
@@ -28,23 +28,23 @@ Earlier = Callable[[int | None], list[Row]]  # what was written down of the step
 
 
 class Tracker(Protocol):
-    """A server, as one start of a training uses it. Whatever it raises is tried again, with the same rows."""
+    """A server as one start of a training uses it; whatever it raises is retried with the same rows."""
 
     def open(self) -> None:
-        """Begin a run, or go on with one."""
+        """Begin or continue a run."""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """In their order. What the run has already is left out."""
+        """Send rows in order, except those that the run already has."""
 
     def close(self, *, done: bool) -> None:
-        """This start writes no more; `done`: trained to the end."""
+        """End this start's use; `done` says whether the training has ended."""
 
 
 class Sender:
-    """Never raises, and makes nobody wait but at its end."""
+    """Sends rows in the background; never raises, and only its end waits."""
 
     def __init__(self, name: str, tracker: Tracker, earlier: Earlier) -> None:
-        """`earlier`: what the starts before this one wrote down, of which the server may have missed some."""
+        """Take `earlier`, which returns what earlier starts wrote and the server may have missed."""
         self._name, self._tracker = name, tracker
         self._earlier: Earlier | None = earlier
         self._waiting: deque[Row] = deque()
@@ -57,6 +57,7 @@ class Sender:
         self._thread.start()
 
     def put(self, row: Row) -> None:
+        """Add a row to send."""
         with self._changed:
             if len(self._waiting) < _MOST:
                 self._waiting.append(row)
@@ -65,7 +66,7 @@ class Sender:
             self._changed.notify()
 
     def end(self, patience_s: float, *, done: bool) -> None:
-        """Send what is left, and say what could not be sent."""
+        """Send the rest, and warn of what could not be sent."""
         with self._changed:
             self._done = done
             self._ending.set()
@@ -99,7 +100,7 @@ class Sender:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _wait_for_work(self) -> bool:
-        """True: no more will come."""
+        """Return True if no more will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending.is_set())
             return self._ending.is_set()
@@ -117,7 +118,7 @@ class Sender:
                 self._waiting.popleft()
 
     def _send_earlier(self, earlier: Earlier) -> None:
-        """What was known of the first step of this start before it joins what is known now: a step is sent once."""
+        """Send earlier rows, and merge the one of this start's first step, so that each step is sent once."""
         first = self._waiting[0] if self._waiting else None
         rows = earlier(None if first is None or first.of_test else first.step)
         if first is not None and not first.of_test and rows and rows[-1].step == first.step:

@@ -1,4 +1,4 @@
-"""What loggers for tracking servers have in common."""
+"""The common part of loggers for tracking servers."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a server hears of a training beside its numbers."""
+    """What a server gets about a training beside its numbers."""
 
     training_id: str
     settings: Mapping[str, Any]
@@ -32,12 +32,12 @@ class About:
 
 
 class TrackingLogger(Callback):
-    """Sends from a thread of the first rank: neither a slow server nor one that is away holds up the training.
+    """Sends from a thread of rank 0, so that no slow or absent server delays the training.
 
-    Which training it is stands in the checkpoint: what goes on from there writes into the same run, and leaves out the
-    steps that the run has. What a kill took on its way to the server is sent again from `metrics.jsonl`, which has each
-    line as soon as it is known. All that is known of a step is sent as one, when the next one comes or all is done:
-    else a validation that was cut short and is made again would be left out with its step.
+    The training's id is kept in the checkpoint: what continues from there writes into the same run, and leaves out the
+    steps that the run has. What a kill took on its way to the server is sent again from `metrics.jsonl`. All values of
+    a step are sent together, when the next one comes or all is done: otherwise a validation that was cut short and
+    repeated would be left out with its step.
     """
 
     package = ""
@@ -56,7 +56,7 @@ class TrackingLogger(Callback):
         self._done = False
 
     def tracker(self, about: About) -> Tracker:
-        """For one start."""
+        """Return the tracker of one start."""
         raise NotImplementedError
 
     def on_start(self, training: Training) -> None:
@@ -119,8 +119,10 @@ class TrackingLogger(Callback):
 
 
 def training_id(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Under launch the run's, so that it is known again before there is a checkpoint; of each of several trainings in
-    one run another one."""
+    """Return the run's id under launch, known before there is a checkpoint, else a random one.
+
+    Several trainings in one run get different ids.
+    """
     run = environ.get("LAUNCH_RUN_ID")
     if not run:
         return uuid4().hex[:16]
@@ -129,9 +131,9 @@ def training_id(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def rows_in(folder: Path, last: int | None, at: float) -> list[Row]:
-    """What a training wrote down of its steps, up to the last one that counts, or of all.
+    """Return the rows that a training wrote, up to step `last` or all.
 
-    `at`: as their time, each time that they are sent: MLflow takes what has another time for another value.
+    `at` is their time, the same whenever they are sent: MLflow treats another time as another value.
     """
     known = read_metrics(folder) if files_in(folder) else []
     return [Row(line["step"], dict(numbers_of(line)), at) for line in known if last is None or line["step"] <= last]

@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Log to Weights & Biases."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,10 @@ from trainer.loggers.tracking import PATIENCE_S, About, TrackingLogger
 
 
 class WandbLogger(TrackingLogger):
-    """A run of Weights & Biases, with the id of the training.
+    """A run of Weights & Biases with the id of the training.
 
     A step that a run has cannot be written again there. With mode="offline" each start has a folder of its own with the
-    same id and all steps from the first one on, as W&B lets one folder take the place of the other: the newest one is
-    the whole run.
+    same id and all steps from the first on, as W&B lets one folder replace another: the newest is the whole run.
     """
 
     package = "wandb"
@@ -26,9 +25,9 @@ class WandbLogger(TrackingLogger):
         patience_s: float = PATIENCE_S,
         **options: Any,
     ) -> None:
-        """`options`: what else `wandb.init` takes, as `name`, `entity`, `group`, `tags`, `mode`, `dir`.
+        """Take the project, and options of `wandb.init` such as `name`, `entity`, `group`, `tags`, `mode`, `dir`.
 
-        `patience_s`: how long the end waits for what is not sent yet.
+        `patience_s`: how long the end of the training waits for unsent values.
         """
         super().__init__(run_id, patience_s)
         self._options = {"project": project, **options}
@@ -40,7 +39,7 @@ class WandbLogger(TrackingLogger):
 
 
 class WandbRun:
-    """One start's use of it."""
+    """One start's use of a W&B run."""
 
     def __init__(self, about: About, options: Mapping[str, Any]) -> None:
         import wandb  # late: an optional package, and slow to import

@@ -1,4 +1,4 @@
-"""`python -m trainer.serving FD`: started by `launch serve`, which has the other end of that socket."""
+"""Start a worker pool: `python -m trainer.serving FD`, run by `launch serve` with the other end of that socket."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""What the server and its processes say to each other: messages in frames, a length and then MessagePack.
+"""Exchange messages between the server and its processes in frames: a length, then MessagePack.
 
-Plain data only: nothing that comes over a socket is ever unpickled or run.
+They are plain data: nothing that comes over a socket is ever unpickled or run.
 """
 
 import socket
@@ -19,15 +19,17 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class FrameBroken(Exception):
-    """The other side has left in the middle of a frame, or says what is none."""
+    """Raised where the other side has left in the middle of a frame, or sent something else."""
 
 
 def frame(message: Any) -> bytes:
+    """Return the message as a frame."""
     body = _encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def length_of(head: bytes) -> int:
+    """Return the length in a frame's head. Raises FrameBroken if it is too large."""
     (length,) = _LENGTH.unpack(head)
     if length > MOST_BYTES:
         raise FrameBroken(f"a frame of {length} bytes: expected at most {MOST_BYTES}")
@@ -35,6 +37,7 @@ def length_of(head: bytes) -> int:
 
 
 def message_in(body: bytes) -> Any:
+    """Return the message in a frame's body. Raises FrameBroken."""
     try:
         return _decode(body)
     except msgspec.DecodeError as error:
@@ -42,7 +45,7 @@ def message_in(body: bytes) -> Any:
 
 
 class Talk:
-    """One end of a socket pair that waits for its turn to be told something; descriptors may come along."""
+    """One blocking end of a socket pair, over which descriptors can be sent too."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -52,18 +55,18 @@ class Talk:
         return self._end.fileno()
 
     def say(self, message: Any, hand: Sequence[int] = ()) -> None:
-        """`hand`: descriptors that the other side gets copies of."""
+        """Send a message, with copies of the descriptors in `hand`."""
         data = frame(message)
         sent = socket.send_fds(self._end, [data], list(hand)) if hand else 0
         self._end.sendall(data[sent:])
 
     def hear(self) -> Any:
-        """The next message; None where the other side has left."""
+        """Return the next message, or None if the other side has left."""
         head = self._read(HEAD_BYTES)
         return None if head is None else message_in(self._read(length_of(head)) or b"")
 
     def handed(self) -> socket.socket:
-        """The socket that came with the last message."""
+        """Return the socket that came with the last message."""
         if not self._handed:
             raise FrameBroken("expected a socket with it, got none")
         return socket.socket(fileno=self._handed.pop(0))

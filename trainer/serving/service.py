@@ -1,4 +1,4 @@
-"""What is asked of a model, what it answers, and how: made by a shipped task, or found in a module of one's own."""
+"""Describe what a model is asked and answers: made by a shipped task, or found in a user's module."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,7 @@ Schema = Mapping[str, Any]  # a JSON Schema
 
 
 class Rejected(TrainerError):
-    """Raised by `predict`: one of the inputs fits the schema and cannot be answered all the same."""
+    """Raised by `predict` for an input that fits the schema and cannot be answered all the same."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -24,10 +24,11 @@ class Rejected(TrainerError):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`load` gets the folder of a checkpoint and gives the model; `predict` gets inputs that fit the schema `input`, as
-    plain dicts, lists, numbers and strings, and gives an answer for each, in order.
+    """How to load a model and ask it.
 
-    `example`: an input that is computed once before the first request, so that this one need not wait longer.
+    `load` gets the folder of a checkpoint and returns the model; `predict` gets inputs that fit the schema `input`, as
+    plain dicts, lists, numbers and strings, and returns an answer for each, in order. `example` is an input that is
+    computed once before the first request, which then need not wait.
     """
 
     load: Callable[[Path], Any]
@@ -38,7 +39,7 @@ class Service:
 
 
 def find_service(app: str, args: Sequence[str]) -> Service:
-    """`module`, `module:name` or `file.py[:name]`; what is named is called with the arguments of the training.
+    """Return the service that `module`, `module:name` or `file.py[:name]` makes of the training's arguments.
 
     Without a name it is the module's `service`, else its `load`, `predict`, `INPUT`, `OUTPUT` and `EXAMPLE`.
     """

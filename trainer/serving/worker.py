@@ -1,4 +1,4 @@
-"""A process that computes answers, batch by batch, for as long as the server listens.
+"""Compute answers in a process, batch by batch, until the server closes its end.
 
 ```
 ◄ {"inputs": [...]}     ► {"answers": [{"json": bytes} | {"field", "why"} | {"error"}]}
@@ -23,7 +23,7 @@ Answer = dict[str, Any]
 
 
 def serve_batches(talk: Talk, service: Service, model: Any, threads: int, number: int) -> None:
-    """Until the server closes its end."""
+    """Answer batches until the server closes its end."""
     torch.set_num_threads(threads)
     model = on_device(model, number)
     talk.say({"op": "ready", "pid": os.getpid()})
@@ -33,14 +33,14 @@ def serve_batches(talk: Talk, service: Service, model: Any, threads: int, number
 
 
 def on_device(model: Any, number: int) -> Any:
-    """On a GPU of its own where there are any: not before the fork, which CUDA does not survive."""
+    """Return the model on a GPU of its own if there is any; only after the fork, which CUDA does not survive."""
     if not isinstance(model, nn.Module) or not torch.cuda.is_available():
         return model
     return model.to(f"cuda:{number % torch.cuda.device_count()}")
 
 
 def answers(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]:
-    """One for each input. Where a batch fails, each input is asked alone, so that it is the only one to suffer."""
+    """Return one answer for each input; if a batch fails, each input is asked alone."""
     try:
         return _computed(service, model, inputs)
     except Exception as error:  # noqa: BLE001 - what the user's code does is anything

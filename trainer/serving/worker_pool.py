@@ -1,4 +1,4 @@
-"""The warm parent: has torch imported and the model loaded, and forks workers on request.
+"""Fork workers on request from a process that has torch imported and the model loaded.
 
 ```
 ◄ {"op": "load", "app", "args", "checkpoint"}       ► {"op": "loaded", "input", "output", "unfit", "example"}
@@ -8,8 +8,8 @@
 ◄ {"op": "renew", "checkpoint"} + a socket          forks a worker pool that loads another checkpoint, and answers there
 ```
 
-Fit to fork means one thread and CUDA not initialised: a lock that another thread holds would stay locked in the copy.
-Torch therefore computes with one thread until a worker, which starts threads of its own, says otherwise.
+A process can be forked with one thread and CUDA not initialised: a lock that another thread holds would stay locked in
+the copy. Torch therefore computes with one thread here; a worker starts threads of its own.
 """
 
 import gc
@@ -35,7 +35,7 @@ _ENDS_NOT_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C is for t
 
 
 class WorkerPool:
-    """One service with one checkpoint; serves one server over one socket."""
+    """One service with one checkpoint, for one server over one socket."""
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
@@ -47,7 +47,7 @@ class WorkerPool:
         signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
-        """Until the server lets go; its workers end with it."""
+        """Serve until the server closes its end; the workers end with it."""
         poll = select.poll()
         poll.register(self._talk, select.POLLIN)
         poll.register(self._bell, select.POLLIN)
@@ -138,7 +138,7 @@ class WorkerPool:
         young.run()
 
     def _leave(self) -> None:
-        """In the newborn: nothing of the parent's own stays."""
+        """Close everything of the parent's own in a forked process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._talk.close()
@@ -147,7 +147,7 @@ class WorkerPool:
         os.close(self._ring)
 
     def _reap(self) -> None:
-        """That a worker has ended the server hears on the worker's own socket."""
+        """Collect workers that have ended, of which the server learns on their own sockets."""
         with suppress(BlockingIOError):
             while os.read(self._bell, 512):
                 continue
@@ -157,7 +157,7 @@ class WorkerPool:
 
 
 def _unfit() -> str:
-    """Why this process cannot be forked; nothing where it can."""
+    """Return why this process cannot be forked, or ""."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"{threads} threads where one was expected"
@@ -165,7 +165,7 @@ def _unfit() -> str:
 
 
 def serve_server(fd: int) -> NoReturn:
-    """The life of a worker pool; `fd` is its end of the socket."""
+    """Run a worker pool; `fd` is its end of the socket."""
     for number in _ENDS_NOT_US:
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(fd, False)

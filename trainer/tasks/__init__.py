@@ -1,1 +1,1 @@
-"""Trainings that ship, each a module to run: `python -m trainer.tasks.resnet --strategy ddp`."""
+"""Trainings that are included, each a module to run: `python -m trainer.tasks.resnet --strategy ddp`."""

@@ -1,4 +1,4 @@
-"""A classifier of images as a service: a picture, or the numbers of a generated image, to its likeliest classes."""
+"""Serve an image classifier: a picture, or the numbers of a generated image, to its likeliest classes."""
 
 import base64
 import binascii
@@ -38,7 +38,7 @@ _ANSWER: Schema = {
 
 
 def classifier_service(name: str, images: Unseen) -> Service:
-    """For the classifier of this name, trained on such images."""
+    """Return the service of the classifier of this name, trained on such images."""
 
     def load(checkpoint: Path) -> nn.Module:
         model = build_classifier(name, classes=len(images.classes), pixels=images.pixels)

@@ -1,4 +1,4 @@
-"""The transformer on bytes as a service: a text to how well the model knew it, and to what it goes on with."""
+"""Serve the transformer on bytes: a text to how well the model knew it, and to its continuation."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _ANSWER: Schema = {
 
 
 def text_service(shape: Shape) -> Service:
-    """For the transformer of this shape."""
+    """Return the service of the transformer of this shape."""
 
     def load(checkpoint: Path) -> nn.Module:
         model = Transformer(shape)
@@ -55,13 +55,13 @@ def text_service(shape: Shape) -> Service:
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Filled up behind: what comes later changes nothing of what a causal model says before."""
+    """Return the rows padded at the end, which does not change what a causal model computes before."""
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
 
 
 def bits_per_byte(model: nn.Module, rows: Sequence[Sequence[int]], device: torch.device) -> list[float | None]:
-    """What a byte of each costs, but for its first one."""
+    """Return the mean cost of a byte of each row, except its first."""
     if max(len(row) for row in rows) == 1:
         return [None] * len(rows)
     tokens = _padded(rows, device)
@@ -77,7 +77,7 @@ def bits_per_byte(model: nn.Module, rows: Sequence[Sequence[int]], device: torch
 def continued(
     model: nn.Module, rows: Sequence[Sequence[int]], counts: Sequence[int], context: int, device: torch.device
 ) -> list[list[int]]:
-    """The bytes that each goes on with. Those that want no more are left out of what is computed."""
+    """Return the bytes that each row continues with; finished ones are no longer computed."""
     texts = [list(row) for row in rows]
     while going := [n for n, text in enumerate(texts) if len(text) < len(rows[n]) + counts[n]]:
         seen = [texts[n][-context:] for n in going]

@@ -1,4 +1,4 @@
-"""torchvision's classifiers by name, made to fit the images."""
+"""Build torchvision's classifiers by name, adapted to the images."""
 
 import difflib
 
@@ -14,12 +14,13 @@ _OWN_SIZE = ("vit_",)  # they are built for one size of image
 
 
 def classifier_names() -> list[str]:
+    """Return the names of torchvision's classifiers."""
     names: list[str] = models.list_models(module=models)
     return names
 
 
 def check_name(name: str) -> None:
-    """Raise BadSettings where there is no such classifier."""
+    """Raise BadSettings if there is no such classifier."""
     if name not in classifier_names():
         near = difflib.get_close_matches(name, classifier_names(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "any classifier of torchvision.models, as resnet18"
@@ -27,7 +28,7 @@ def check_name(name: str) -> None:
 
 
 def build_classifier(name: str, *, classes: int, pixels: int) -> nn.Module:
-    """The model, with random weights and a head for so many classes."""
+    """Return the model with random weights and a head for so many classes. Raises BadSettings if it does not work."""
     check_name(name)
     try:
         model = _build(name, classes, pixels)
@@ -47,7 +48,7 @@ def build_classifier(name: str, *, classes: int, pixels: int) -> nn.Module:
 
 @torch.no_grad()
 def _answer(model: nn.Module, pixels: int) -> Tensor:
-    """To an empty image; leaves the model as it was."""
+    """Return the model's output for an empty image, leaving the model as it was."""
     answer: Tensor = model.eval()(torch.zeros(1, 3, pixels, pixels))
     model.train()
     return answer
@@ -65,7 +66,7 @@ def _build(name: str, classes: int, pixels: int) -> nn.Module:
 
 
 def _fit_small_images(model: nn.Module) -> None:
-    """A stem made for 224 pixels would leave nothing of 32."""
+    """Replace a stem made for 224 pixels, which would leave nothing of 32."""
     if isinstance(model, models.ResNet):
         model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, stride=2, padding=1, bias=False)
         model.maxpool = nn.Identity()

@@ -1,4 +1,4 @@
-"""What the commands of the tasks have in common: options of the optimizer and of predictions, the schedule, the end."""
+"""The common parts of the tasks' commands: options, the schedule, and the exit code."""
 
 import argparse
 import math
@@ -18,7 +18,7 @@ _BAD_INPUT = 2
 
 
 def run(main: Callable[[], int]) -> int:
-    """The exit code. A mistake of the user is one message; under launch an exception, which it knows how to show."""
+    """Return the exit code; a user's mistake is one message, or under launch an exception that it shows."""
     try:
         return main()
     except TrainerError as error:
@@ -29,7 +29,7 @@ def run(main: Callable[[], int]) -> int:
 
 
 def number(text: str) -> float:
-    """An option that may not be negative."""
+    """Return an option's value. Raises ArgumentTypeError if it is negative."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number that is not negative, got {text!r}")
@@ -37,6 +37,7 @@ def number(text: str) -> float:
 
 
 def add_schedule_options(parser: argparse.ArgumentParser, *, lr: float, weight_decay: float, warmup: int) -> None:
+    """Add the options of the optimizer."""
     group = parser.add_argument_group("optimizer")
     group.add_argument("--lr", type=number, default=lr, metavar="X", help=f"learning rate (default: {lr})")
     group.add_argument(
@@ -55,13 +56,14 @@ def add_schedule_options(parser: argparse.ArgumentParser, *, lr: float, weight_d
 
 
 def settings_of(options: argparse.Namespace, *, steps: int) -> Settings:
-    """The settings; so many steps, where nothing is said of an end."""
+    """Return the settings, with `steps` as the end if none was given."""
     if options.max_steps is options.max_epochs is options.max_time_s is None:
         options.max_steps = steps
     return from_options(options)
 
 
 def add_prediction_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a prediction."""
     group = parser.add_argument_group("prediction, instead of training")
     group.add_argument("--predict", type=Path, metavar="OUT", help="write a line of JSON for each validation sample")
     group.add_argument(
@@ -73,7 +75,7 @@ def add_prediction_options(parser: argparse.ArgumentParser) -> None:
 
 
 def schedule(kind: str, warmup_steps: int) -> Callable[[Optimizer, int | None], LambdaLR]:
-    """A straight rise, then half a cosine down to nothing, or no change. Decided by the step alone."""
+    """Return a maker of a linear warmup, then half a cosine down to nothing or no change."""
 
     def make(optimizer: Optimizer, total_steps: int | None) -> LambdaLR:
         def factor(step: int) -> float:

@@ -1,4 +1,4 @@
-"""Predicting where each node has a disk of its own: the checkpoint comes to all of them, the answers to the first."""
+"""Predict where nodes share no disk: copy the checkpoint to all of them, and the answers to the first."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +17,15 @@ _PIECE = 8 << 20
 
 
 def leaders_of(world: World, *, apart: bool) -> tuple[int, ...]:
-    """For each rank the one that acts for its disk. All ranks call it."""
+    """Return for each rank the one that acts for its disk; all ranks call it."""
     return disk_leaders(world) if apart else (0,) * world.size
 
 
 def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> None:
-    """Have the checkpoint that is meant by `wanted` whole on every disk, if all of it is on some of them. All ranks
-    call it. Raises TrainerError on all where a file could not be had or kept."""
+    """Copy the checkpoint that `wanted` means to every disk, if all of it is on some of them; all ranks call it.
+
+    Raises TrainerError on all ranks if a file could not be read or written.
+    """
     if len(set(leaders)) == 1:
         return
     folder, best = named_best(wanted)
@@ -56,7 +58,7 @@ def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> No
 
 
 def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, world: World, *, takes: bool) -> None:
-    """One file from a rank to those that take it."""
+    """Copy one file from a rank to those that take it."""
     pieces, trouble = _pieces(folder, held, name, having, world), ""
     try:
         if takes:
@@ -70,7 +72,7 @@ def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, wor
 
 
 def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> Iterator[bytes]:
-    """A file that this rank has, on all ranks."""
+    """Yield a file that rank `having` has, on all ranks."""
     file = partial.open_file(folder, held.step, name, held.kind) if world.rank == having else None
 
     def read() -> bytes:
@@ -85,13 +87,13 @@ def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> I
 
 
 def missing_on_all(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[range]:
-    """The shards that are on no disk. All ranks call it."""
+    """Return the shards that are on no disk; all ranks call it."""
     there = _there(answers, world, leaders)
     return [shard for shard in answers.shards if not any(shard in found for found in there)]
 
 
 def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> None:
-    """Have all shards on the first rank's disk. All ranks call it."""
+    """Copy all shards to the first rank's disk; all ranks call it."""
     if len(set(leaders)) == 1:
         return
     there = _there(answers, world, leaders)
@@ -104,6 +106,6 @@ def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> N
 
 
 def _there(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[set[range]]:
-    """By rank, the whole shards of the disk that it acts for."""
+    """Return by rank the whole shards of the disk that it acts for."""
     acts = leaders[world.rank] == world.rank
     return gathered(answers.whole() if acts else set(), world)

@@ -1,4 +1,4 @@
-"""Trains a transformer on the bytes of a text, or has it judge one: `python -m trainer.tasks.gpt --strategy fsdp`."""
+"""Train a transformer on the bytes of a text, or have it judge one: `python -m trainer.tasks.gpt --strategy fsdp`."""
 
 import argparse
 import math
@@ -33,6 +33,7 @@ _PREDICTED_AT_ONCE = 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
     options = parse(argv)
     settings = settings_of(options, steps=_STEPS)
     shape = _shape(options)
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def service(args: Sequence[str]) -> Service:
-    """How `launch serve` asks a model that was trained with these arguments."""
+    """Return how `launch serve` asks a model that was trained with these arguments."""
     return text_service(_shape(parse(args)))
 
 
@@ -77,9 +78,9 @@ def _shape(options: argparse.Namespace) -> Shape:
 
 
 class LastWeights(Callback):
-    """The weights at the end of the training, on the first rank.
+    """The weights at the end of the training, on rank 0.
 
-    Gathered while the ranks are together: of nodes with disks apart none needs to have a whole checkpoint.
+    They are gathered while the ranks are together, since where nodes share no disk none may have a whole checkpoint.
     """
 
     def __init__(self) -> None:
@@ -90,6 +91,7 @@ class LastWeights(Callback):
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.tasks.gpt",
         description=__doc__,
@@ -118,13 +120,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross entropy of each next byte, and the same in bits."""
+    """Return the cross entropy of each next byte, and the same in bits."""
     nats = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
     return nats, {"bits_per_byte": nats.detach() / _NATS_PER_BIT}
 
 
 def answer(model: nn.Module, batch: Tensor) -> tuple[list[Line], list[float]]:
-    """A line for each window: how many bits a byte of it costs."""
+    """Return a line for each window with the bits that a byte of it costs, and those bits."""
     logits = model(batch[:, :-1]).flatten(0, 1).float()
     nats = F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="none").view(len(batch), -1)
     losses = nats.mean(dim=1).tolist()
@@ -156,7 +158,7 @@ def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
 
 
 def sample(shape: Shape, weights: Mapping[str, Tensor], count: int, seed: int) -> str:
-    """What the model goes on with after a line break."""
+    """Return what the model continues with after a line break."""
     model = Transformer(shape).eval()
     put_weights(model, weights)
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Reads the files of CIFAR-10 and FashionMNIST as their authors publish them. Runs nothing that a file might hold."""
+"""Read the files of CIFAR-10 and FashionMNIST as their authors publish them, running nothing in them."""
 
 import gzip
 import zlib
@@ -20,7 +20,7 @@ _IDX_BYTES = 0x08  # the only type of numbers in these files: unsigned bytes
 
 
 def read_cifar10(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
-    """Images as bytes (n, 3, 32, 32), and labels."""
+    """Return images as bytes (n, 3, 32, 32), and labels. Raises BadSettings."""
     names = _CIFAR_TRAIN if train else ["test_batch"]
     folder = root / _CIFAR_FOLDER if (root / _CIFAR_FOLDER).is_dir() else root
     hint = f"unpack cifar-10-python.tar.gz in {root}; nothing is downloaded"
@@ -30,7 +30,7 @@ def read_cifar10(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
 
 
 def read_fashion_mnist(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
-    """Images as bytes (n, 1, 28, 28), and labels."""
+    """Return images as bytes (n, 1, 28, 28), and labels. Raises BadSettings."""
     kind = "train" if train else "t10k"
     names = (f"{kind}-images-idx3-ubyte", f"{kind}-labels-idx1-ubyte")
     hint = f"put the four idx files, with or without .gz, in {root}; nothing is downloaded"
@@ -75,7 +75,7 @@ def _idx_path(folder: Path, name: str) -> Path | None:
 
 
 def _read_idx(path: Path, dimensions: int) -> Tensor:
-    """An array in the format of MNIST: zero, zero, type, dimensions, the sizes, the bytes."""
+    """Return an array in the format of MNIST: zero, zero, type, dimensions, the sizes, the bytes."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, OSError, zlib.error) as error:

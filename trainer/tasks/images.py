@@ -1,4 +1,4 @@
-"""The sets of images that a classifier can be trained on, with the usual augmentation."""
+"""The image sets that a classifier can be trained on, with the usual augmentation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ Transform = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What to train on, what to be measured on, and the names of what is on them."""
+    """The training and validation images, and the names of their classes."""
 
     train: Dataset[Sample]
     validation: Dataset[Sample]
@@ -42,7 +42,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which images; `root` is where their files are."""
+    """Which images to use; `root` is where their files are."""
 
     kind: str = "generated"
     root: Path | None = None
@@ -69,7 +69,7 @@ class Pictures(Dataset[Sample]):
 
 
 def open_images(wanted: Wanted) -> Images:
-    """Raises BadSettings where files are missing or are not what they should be."""
+    """Return the images. Raises BadSettings if files are missing or not what they should be."""
     more = _rand_augment(wanted)
     if wanted.kind == "generated":
         return _generated(wanted)
@@ -88,7 +88,7 @@ def open_images(wanted: Wanted) -> Images:
 
 
 def _rand_augment(wanted: Wanted) -> list[Any]:
-    """What changes colours and shapes, between the crop and the numbers."""
+    """Return the transforms of colours and shapes, between the crop and the normalisation."""
     magnitude = wanted.rand_augment
     if magnitude is None:
         return []
@@ -136,7 +136,7 @@ def _in_memory(
 
 
 def _image_folder(root: Path, pixels: int, more: list[Any]) -> Images:
-    """`root/train/CLASS/*` and `root/val/CLASS/*`, as ImageNet is laid out."""
+    """Return images in `root/train/CLASS/*` and `root/val/CLASS/*`, as ImageNet is laid out."""
     crop = [v2.ToImage(), v2.RandomResizedCrop(pixels), v2.RandomHorizontalFlip()]
     seen = v2.Compose([*crop, *more, *_to_numbers(_IMAGENET)])
     whole = _whole(pixels)
@@ -150,7 +150,7 @@ def _image_folder(root: Path, pixels: int, more: list[Any]) -> Images:
 
 
 def _whole(pixels: int) -> Transform:
-    """Of a picture of any size the middle, as it is measured and asked for."""
+    """Return the transform to the middle of a picture of any size, as for validation and requests."""
     steps = [v2.ToImage(), v2.Resize(round(pixels * 256 / 224)), v2.CenterCrop(pixels), *_to_numbers(_IMAGENET)]
     transform: Transform = v2.Compose(steps)
     return transform
@@ -158,7 +158,7 @@ def _whole(pixels: int) -> Transform:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """What a model that was trained on these images can be asked: pictures of any size, or the numbers themselves."""
+    """What a model trained on these images can be asked: pictures of any size, or the numbers themselves."""
 
     classes: tuple[str, ...]
     pixels: int
@@ -166,7 +166,7 @@ class Unseen:
 
 
 def unseen(wanted: Wanted) -> Unseen:
-    """Known without reading the images; of a folder the names of its classes have to be there."""
+    """Return that without reading the images; of a folder the names of its classes have to exist."""
     pixels, root = wanted.pixels, wanted.root
     if wanted.kind == "generated":
         return Unseen(_STRIPES, pixels or _GENERATED_PIXELS, None)
@@ -194,6 +194,6 @@ def _open_folder(folder: Path, transform: Transform) -> Any:
 
 
 def _to_numbers(statistics: Statistics) -> list[Any]:
-    """From bytes to numbers around zero, in three colours."""
+    """Return the transforms from bytes to normalised numbers in three colours."""
     mean, std = statistics
     return [v2.ToDtype(torch.float32, scale=True), v2.RGB(), v2.Normalize(mean, std)]

@@ -1,4 +1,4 @@
-"""Training images that are mixtures of two, as MixUp and CutMix make them; their labels say how much of each."""
+"""Mix training images in pairs, as MixUp and CutMix do; labels give the share of each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from torchvision.transforms import v2
 
 
 class Mixed(Dataset[tuple[Tensor, Tensor]]):
-    """Each image with the next one of its batch. With both ways one of them is drawn for each batch.
+    """Each image mixed with the next one of its batch, one way drawn per batch if there are both.
 
     All of it is drawn from torch's own generator, which the trainer seeds for each batch of each rank.
     """
 
     def __init__(self, dataset: Any, *, classes: int, mixup: float, cutmix: float) -> None:
-        """`mixup`, `cutmix`: their alpha; 0 leaves one out. Large ones mix half and half, small ones hardly at all."""
+        """Take each way's alpha, 0 to leave it out; large ones mix half and half, small ones hardly."""
         ways = ((v2.MixUp, mixup), (v2.CutMix, cutmix))
         self._dataset = dataset
         self._mix = v2.RandomChoice([way(alpha=alpha, num_classes=classes) for way, alpha in ways if alpha])
@@ -27,7 +27,7 @@ class Mixed(Dataset[tuple[Tensor, Tensor]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """All of a batch at once, as torch's loaders ask where they can."""
+        """Return a whole batch at once, as torch's loaders ask if they can."""
         many = getattr(self._dataset, "__getitems__", None)
         samples = many(indices) if callable(many) else [self._dataset[index] for index in indices]
         images, labels = self._mix(*default_collate(samples))

@@ -1,4 +1,4 @@
-"""Read the pickles of CIFAR-10 without pickle and without numpy: arrays of bytes and plain types, nothing else."""
+"""Read the pickles of CIFAR-10 without pickle and numpy: arrays of bytes and plain types, nothing else."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ _RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _r
 
 
 class PickledArray(Built):
-    """An array as it stands in the file."""
+    """An array as it is in the file."""
 
     shape: tuple[int, ...] = ()
     data = b""

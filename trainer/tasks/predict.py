@@ -1,4 +1,4 @@
-"""Runs a committed checkpoint over a data set: each sample once, shared out over the ranks, resumable."""
+"""Run a checkpoint over a data set: each sample once, divided over the ranks, resumable."""
 
 import sys
 from collections import deque
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What to ask of which model. `answer(model, batch)` gives a line for each sample, and what counts for the mean."""
+    """What to ask which model; `answer(model, batch)` returns a line and a value for the mean for each sample."""
 
     task: str
     model: nn.Module | Callable[[], nn.Module]
@@ -55,8 +55,10 @@ class Prediction:
 
 
 def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
-    """What `--checkpoint` means: a folder of checkpoints, one of them, FOLDER/best, or `newest` of where a training
-    would save. From then on it is on the disk of every node."""
+    """Return the folder that `--checkpoint` means, after copying the checkpoint to every node's disk.
+
+    It is a folder of checkpoints, one of them, FOLDER/best, or `newest` of where a training would save.
+    """
     folder = (Launched.from_environment().checkpoint_dir or Path("checkpoints")) if wanted == "newest" else Path(wanted)
     bring_checkpoint(folder, world, leaders)
     if not named_best(folder)[0].is_dir():
@@ -65,7 +67,7 @@ def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
 
 
 def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
-    """All ranks call it. 0: `out` is there. 75: asked to stop, what is done is kept; start again."""
+    """Predict on all ranks and return 0 when `out` is there, or 75 if asked to stop, to be started again."""
     settings = prediction.settings
     if settings.precision not in ("fp32", "bf16"):
         raise BadSettings(f"--precision: expected fp32 or bf16 for predictions, got {settings.precision}")
@@ -131,10 +133,10 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
 
 
 class Queue:
-    """The shards that are to do, batch by batch. Whoever is ready takes the next, so that all ranks end together.
+    """The shards still to do; each rank takes the next when it is ready, so that all end together.
 
-    Of ranks that work on the same samples the first takes one, and the others hear which: they look for its word in the
-    store, one after the other, as far ahead as it has got itself.
+    Of ranks that work on the same samples the first takes one, and the others read which from the store, one after the
+    other, as far ahead as they have got.
     """
 
     def __init__(self, shards: Sequence[range], batch_size: int, world: World) -> None:
@@ -153,7 +155,7 @@ class Queue:
         self.closed = False
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Batches of samples, for a loader; it may ask for some ahead."""
+        """Yield batches of samples for a loader, which may ask for some ahead."""
         while (place := self._next()) < len(self._shards):
             shard = self._shards[place]
             self.in_hand.append(shard)
@@ -162,7 +164,7 @@ class Queue:
                 yield list(shard[begin : begin + self._batch_size])
 
     def close(self) -> None:
-        """Nobody takes any more."""
+        """Have no rank take any more."""
         self.closed = True
         self._store.add(self._counter, len(self._shards))
         if self._tells:  # or who hears might wait for another word
@@ -186,8 +188,10 @@ class Queue:
 def _answered(
     prediction: Prediction, asked: Asked, queue: Queue, world: World, stop: StopRequest, after_batch: Callable[[], None]
 ) -> Iterator[tuple[range, list[Line], list[float]]]:
-    """One shard after the other, until there are no more or someone was asked to stop. In a pipeline only ranks with
-    the last stage have lines."""
+    """Yield one shard after the other until none is left or a stop was asked for.
+
+    In a pipeline only ranks with the last stage have lines.
+    """
     settings, size = prediction.settings, prediction.batch_size
     meets = settings.strategy in SHARDS or world.together > 1
     batches = _fetched(prediction, queue, stop)
@@ -220,7 +224,7 @@ def _answered(
 
 
 def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterator[tuple[Any, bool]]:
-    """This rank's batches; all of them count."""
+    """Yield this rank's batches, all of which count."""
     loader = DataLoader(
         prediction.dataset,
         batch_sampler=queue,
@@ -235,9 +239,10 @@ def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterato
 
 
 def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: World) -> Iterator[tuple[Any, bool]]:
-    """For a model in whose forward pass ranks meet: who has no batch left takes part until all have had theirs.
+    """Yield batches and fillers until all ranks are done, for a model in whose forward pass ranks meet.
 
-    Where one of those that work on the same samples has none any more, as it was asked to stop, the others drop theirs.
+    If one of the ranks that work on the same samples has none any more because it was asked to stop, the others drop
+    theirs.
     """
     filler: tuple[Any, bool] | None = None
     together = world.of_share
@@ -254,7 +259,7 @@ def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: 
 
 
 def _on_its_mesh(world: World, settings: Settings) -> World:
-    """Raises BadSettings where there are not as many ranks as it takes."""
+    """Return the world on its mesh. Raises BadSettings if there are not enough ranks."""
     try:
         return on_mesh(world, settings.mesh)
     except BadSettings as error:
@@ -264,13 +269,13 @@ def _on_its_mesh(world: World, settings: Settings) -> World:
 
 
 def _with_checkpoints(wanted: Path) -> Path:
-    """The folder that a checkpoint is in, where it is one."""
+    """Return the folder that holds the checkpoint."""
     folder, _ = named_best(wanted)
     return folder.parent if parse_folder_name(folder.name) else folder
 
 
 def _sharing(settings: Settings) -> StrategySettings:
-    """Weights travel in fp32, whatever is calculated in: so they are those of one rank that has the whole model."""
+    """Return settings that gather weights in fp32, so that they equal those of one rank with the whole model."""
     names: tuple[str, ...] = ("strategy",)
     if settings.strategy in SHARDS:
         names += ("shard_size", "by_parts", "offload", "blocks", "units")
@@ -289,7 +294,7 @@ def _length(dataset: Any) -> int:
 
 
 def _digest(asked: Asked, device: torch.device) -> str:
-    """Of the weights, tensor by tensor: of a model that ranks share none is whole for longer. All ranks call it."""
+    """Return a digest of the weights, gathered tensor by tensor; all ranks call it."""
     digest = xxhash.xxh3_128()
     for name, value in _whole_values(asked, device):
         digest.update(name.encode())
@@ -298,7 +303,7 @@ def _digest(asked: Asked, device: torch.device) -> str:
 
 
 def _whole_values(asked: Asked, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """By name, as of a model that one rank has all of."""
+    """Yield the whole weights by name."""
     module, pipeline = asked.module, asked.pipeline
     if pipeline is None:
         for name, value in sorted(module.state_dict().items()):
@@ -311,7 +316,7 @@ def _whole_values(asked: Asked, device: torch.device) -> Iterator[tuple[str, Ten
 
 
 def _whole(value: Tensor, device: torch.device) -> Tensor:
-    """Gathered on the device, where ranks meet: it may be in the host's memory."""
+    """Return the whole tensor, gathered on the device, where ranks meet."""
     if not isinstance(value, DTensor):
         return value
     there: Any = value.to(device)

@@ -1,4 +1,4 @@
-"""Trains an image classifier of torchvision, or has it predict: `python -m trainer.tasks.resnet --strategy ddp`."""
+"""Train an image classifier of torchvision, or have it predict: `python -m trainer.tasks.resnet --strategy ddp`."""
 
 import argparse
 import sys
@@ -29,6 +29,7 @@ _PREDICTED_AT_ONCE = 50
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
     options = parse(argv)
     settings = settings_of(options, steps=_STEPS)
     check_name(options.model)
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.tasks.resnet",
         description=__doc__,
@@ -81,7 +83,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def service(args: Sequence[str]) -> Service:
-    """How `launch serve` asks a model that was trained with these arguments."""
+    """Return how `launch serve` asks a model that was trained with these arguments."""
     options = parse(args)
     return classifier_service(options.model, unseen(_wanted(options, options.seed)))
 
@@ -99,9 +101,9 @@ def _wanted(options: argparse.Namespace, seed: int) -> Wanted:
 
 
 def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dict[str, Tensor]]]:
-    """Cross entropy, and the share of right answers: where a label is a mixture, of the larger part of it.
+    """Return a loss of cross entropy and accuracy; a mixed label counts as its larger part.
 
-    Smoothed in training only: what is validated can be compared with other trainings.
+    Labels are smoothed in training only, so that validations can be compared with other trainings.
     """
     if smoothing >= 1:
         raise BadSettings(f"--label-smoothing: expected a share below 1, got {smoothing:g}")
@@ -123,7 +125,7 @@ def _mixed(images: Images, mixup: float, cutmix: float) -> Dataset[Any]:
 
 
 def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:
-    """A line for each image, and 1 where it is right."""
+    """Return a line for each image, and 1 where it is right."""
     images, labels = batch
     probabilities, predictions = model(images).float().softmax(dim=1).max(dim=1)
     found = zip(labels.tolist(), predictions.tolist(), probabilities.tolist(), strict=True)

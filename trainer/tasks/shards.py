@@ -1,4 +1,4 @@
-"""Answers on disk: shards of fixed ranges of samples that are whole or not there, and the one file they become.
+"""Keep answers on disk: shards of fixed ranges of samples that are whole or absent, and the file made of them.
 
 ```
 OUT.parts/job.json              what decides the answers; other settings may not go on with these shards
@@ -44,10 +44,11 @@ class Job:
 
     @property
     def described(self) -> dict[str, Any]:
+        """The job as plain values."""
         return {name: getattr(self, name) for name in _JOB_WORDS}
 
     def shards(self) -> list[range]:
-        """Whole batches, always the same ones: in another batch a sample's answer may differ in the last bit."""
+        """Return ranges of whole batches, always the same, as another batch may change an answer's last bit."""
         size = self.batch_size * math.ceil(self.samples / self.batch_size / _MOST_SHARDS)
         return [range(begin, min(begin + size, self.samples)) for begin in range(0, self.samples, size)]
 
@@ -56,7 +57,7 @@ _JOB_WORDS = [field.name for field in dataclasses.fields(Job)]
 
 
 class Answers:
-    """The folder of a job's shards, and the file that comes of them."""
+    """The folder of a job's shards, and the file made of them."""
 
     def __init__(self, out: Path, job: Job) -> None:
         self._out, self._job = out, job
@@ -64,9 +65,9 @@ class Answers:
         self._about = out.with_name(out.name + ".about.json")
 
     def begin(self) -> bool:
-        """Make the folder, or go on with it. False: the answers are all there already. For one rank.
+        """Make the folder or go on with it, on one rank; return False if the answers are all there.
 
-        Raises BadSettings where answers of another job are in the way, or such a file cannot be written.
+        Raises BadSettings if answers of another job are in the way, or such a file cannot be written.
         """
         check_table(self._out)
         if not self._folder.exists():
@@ -83,7 +84,7 @@ class Answers:
         return True
 
     def join(self) -> None:
-        """Have the folder on another disk than that of the rank which has begun; on its own disk it is there."""
+        """Make the folder on another disk than that of the rank that began."""
         make_folder(self._folder)
         if not self._path("job.json").exists():
             self._write(self._path("job.json"), [_to_json(self._job.described)])
@@ -91,31 +92,32 @@ class Answers:
 
     @property
     def shards(self) -> list[range]:
+        """All shards of the job."""
         return self._job.shards()
 
     def whole(self) -> set[range]:
-        """The shards that are there: every byte is compared."""
+        """Return the shards that are there, after comparing every byte."""
         names = set(
             os.listdir(self._folder)
         )  # not one by one: a file system may remember for a while that one was missing
         return {shard for shard in self._job.shards() if _name(shard) in names and self._read(shard) is not None}
 
     def read_shard(self, shard: range) -> bytes:
-        """A shard's file as it is."""
+        """Return a shard's file as it is."""
         return self._path(_name(shard)).read_bytes()
 
     def keep_shard(self, shard: range, content: bytes) -> None:
-        """A shard that was written on another disk."""
+        """Write a shard that came from another disk."""
         self._write(self._path(_name(shard)), [content])
 
     def put(self, shard: range, lines: Sequence[Line], values: Sequence[float]) -> None:
-        """Write a shard: a line for each sample, and what counts of it for the mean."""
+        """Write a shard: a line for each sample, and the sum of the values for the mean."""
         body = b"".join(_to_json({"index": index, **line}) for index, line in zip(shard, lines, strict=True))
         proof = {"begin": shard.start, "end": shard.stop, "sum": math.fsum(values), "xxh3": _digest(body)}
         self._write(self._path(_name(shard)), [body, _to_json(proof)])
 
     def merge(self, mean: str) -> float:
-        """Make the one file, and the words about it; returns the mean over all samples. For one rank."""
+        """Write the one file and its description, and return the mean over all samples; for one rank."""
         sums: dict[range, float] = {}
         self._write(self._out, table(self._out, lambda: self._bodies(sums)))
         value = math.fsum(sums.values()) / self._job.samples
@@ -123,7 +125,7 @@ class Answers:
         return value
 
     def clean_up(self) -> None:
-        """The shards are in the file now. For one rank of each disk."""
+        """Remove the shards, which are in the file now; for one rank of each disk."""
         shutil.rmtree(self._folder)
         sync_folder(self._folder.parent)
 
@@ -136,7 +138,7 @@ class Answers:
             yield found[0]
 
     def _read(self, shard: range) -> tuple[bytes, float] | None:
-        """A shard's lines and their sum; None where it is not whole."""
+        """Return a shard's lines and their sum, or None if it is not whole."""
         data = self._path(_name(shard)).read_bytes()
         end = data.rfind(b"\n", 0, -1) + 1
         try:
@@ -147,7 +149,7 @@ class Answers:
             return None
 
     def _compare(self, path: Path) -> None:
-        """With the job of the answers that are there."""
+        """Raise BadSettings if the answers that are there are of another job."""
         try:
             theirs = json.loads(path.read_bytes())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Images that are drawn, not stored: ten kinds of noisy stripes, each image decided by (seed, index) alone."""
+"""Draw images instead of storing them: ten kinds of noisy stripes, each decided by (seed, index) alone."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ _NUMBERS = 4  # drawn for an image: width, phase and tilt of its stripes, and it
 
 
 class Stripes(Dataset[tuple[Tensor, int]]):
-    """Five directions of stripes in two colours. The same on every machine, in any order, on any number of ranks.
+    """Five directions of stripes in two colours, the same on every machine and any number of ranks.
 
-    In training each image gets fresh noise on top, from torch's own generator, so that none is ever seen twice.
+    In training each image gets fresh noise on top, from torch's own generator, so that none is seen twice.
     """
 
     def __init__(self, size: int, *, seed: int = 0, begin: int = 0, pixels: int = 32, augment: bool = False) -> None:
@@ -35,14 +35,14 @@ class Stripes(Dataset[tuple[Tensor, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        """All of a batch at once, as torch's loaders ask where they can."""
+        """Return a whole batch at once, as torch's loaders ask if they can."""
         images, labels = self.draw(torch.tensor(indices))
         if self._augment:
             images += 0.2 * torch.randn_like(images)
         return list(zip(images, labels.tolist(), strict=True))
 
     def draw(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels, without the noise of training."""
+        """Return images and labels, without the noise of training."""
         number = indices.to(torch.int64) + self._begin
         labels = number % CLASSES
         bits = _bits(self._seed, number, _NUMBERS + 3 * self._pixels**2)
@@ -55,7 +55,7 @@ class Stripes(Dataset[tuple[Tensor, int]]):
 
 
 def _bits(seed: int, number: Tensor, count: int) -> Tensor:
-    """64 random bits for each of `count` places of each numbered image (SplitMix64, a generator without a state)."""
+    """Return 64 random bits for each of `count` places of each image (SplitMix64, a generator without state)."""
     image = _mix(_mix(torch.tensor(seed)) + number * _GOLDEN)
     return _mix(image[:, None] + torch.arange(count) * _GOLDEN)
 
@@ -72,6 +72,6 @@ def _uniform(bits: Tensor) -> Tensor:
 
 
 def _normal(bits: Tensor) -> Tensor:
-    """Close to normal, with mean 0 and variance 1: the sum of four uniform numbers, the quarters of the 64 bits."""
+    """Return nearly normal numbers of mean 0 and variance 1: sums of the four quarters of the 64 bits."""
     quarters = bits.contiguous().view(torch.int16).view(*bits.shape, 4)
     return (quarters.sum(-1, dtype=torch.int32) + 2).float() * (math.sqrt(3) / (1 << 16))

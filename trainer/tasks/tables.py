@@ -1,6 +1,6 @@
-"""The one file that answers become: lines of JSON, or by its name CSV or Parquet.
+"""Write answers into one file: lines of JSON, or by its name CSV or Parquet.
 
-The answers come as lines of JSON, a shard at a time, as often as one asks for them; they are never all in memory.
+The answers come as lines of JSON, a shard at a time, as often as asked for; they are never all in memory.
 """
 
 import csv
@@ -18,7 +18,7 @@ Shards = Callable[[], Iterable[bytes]]
 
 
 def check_table(path: Path) -> None:
-    """Before the first answer. Raises BadSettings where no file of this name could be written at the end."""
+    """Raise BadSettings before the first answer if a file of this name cannot be written at the end."""
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise BadSettings(
             f"--predict: {path}: Parquet is written by pyarrow, which is not installed here\n"
@@ -27,13 +27,13 @@ def check_table(path: Path) -> None:
 
 
 def table(path: Path, shards: Shards) -> Iterator[bytes]:
-    """The bytes of a file of this name."""
+    """Return the bytes of a file of this name."""
     kinds: dict[str, Callable[[Shards], Iterator[bytes]]] = {".csv": _csv, ".parquet": _parquet}
     return kinds[path.suffix](shards) if path.suffix in kinds else iter(shards())
 
 
 def _csv(shards: Shards) -> Iterator[bytes]:
-    """A column for each name that any line has; what is no number and no text is JSON."""
+    """Yield a column for each name that any line has; what is neither number nor text is JSON."""
     names: dict[str, None] = {}
     for shard in shards():
         for line in _lines(shard):
@@ -55,7 +55,7 @@ def _cell(value: Any) -> Any:
 
 
 def _parquet(shards: Shards) -> Iterator[bytes]:
-    """A row group for each shard; the types are those that hold the values of all."""
+    """Yield a row group for each shard, of types that hold the values of all."""
     import pyarrow as pa  # late: only who wants Parquet has it
     import pyarrow.parquet as pq  # late: of that package
 
@@ -72,7 +72,7 @@ def _parquet(shards: Shards) -> Iterator[bytes]:
 
 
 class _Sink:
-    """A file that hands on what was written to it, and still knows how much that was in all."""
+    """A file that passes on what was written to it, and still counts it."""
 
     closed = False
 
@@ -90,7 +90,7 @@ class _Sink:
         return self._at
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing, as nothing is buffered."""
 
     def close(self) -> None:
         self.closed = True

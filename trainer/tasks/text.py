@@ -1,4 +1,4 @@
-"""Bytes of text, cut into windows."""
+"""Cut bytes of text into windows."""
 
 import os
 import sysconfig
@@ -21,14 +21,14 @@ _MOST_VALIDATION_BYTES = 200_000  # but no more than these
 
 
 class Windows(Dataset[Tensor]):
-    """Window i: bytes i * length up to and with (i + 1) * length, so that each byte but the first is predicted once."""
+    """Window i: bytes i * length to (i + 1) * length inclusive, so that each byte but the first is predicted once."""
 
     def __init__(self, text: Tensor, length: int) -> None:
         self._text = text
         self._length = length
 
     def __str__(self) -> str:
-        """The same for the same windows of the same text."""
+        """Return the same text for the same windows of the same text."""
         digest = xxhash.xxh3_128(bytes_of(self._text)).hexdigest()
         return f"windows of {self._length} bytes, xxh3 {digest}"
 
@@ -40,7 +40,7 @@ class Windows(Dataset[Tensor]):
         return self._text[begin : begin + self._length + 1].long()
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
-        """All of a batch at once, as torch's loaders ask where they can."""
+        """Return a whole batch at once, as torch's loaders ask if they can."""
         places = torch.tensor(indices)[:, None] * self._length + torch.arange(self._length + 1)
         return list(self._text[places].long())
 
@@ -53,12 +53,12 @@ class Text:
     validation: Windows
 
     def describe(self) -> str:
-        """What the validation windows hold."""
+        """Return what the validation windows hold."""
         return f"{len(self.validation)} {self.validation}"
 
 
 def open_text(path: Path | None, *, length: int) -> Text:
-    """Any file; without one, Python's own library. Raises BadSettings where there is too little text."""
+    """Return windows of any file, or of Python's own library. Raises BadSettings if there is too little text."""
     text = python_library() if path is None else _file(path)
     end = len(text) - min(len(text) // _VALIDATION_SHARE, _MOST_VALIDATION_BYTES)
     windows = Text(Windows(text[:end], length), Windows(text[end:], length))
@@ -69,7 +69,7 @@ def open_text(path: Path | None, *, length: int) -> Text:
 
 
 def python_library(limit: int = _DEFAULT_BYTES) -> Tensor:
-    """The sources of the modules that come with this Python, by name, up to so many bytes."""
+    """Return the sources of the modules that come with this Python, by name, up to `limit` bytes."""
     folder = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
     size = 0

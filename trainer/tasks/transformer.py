@@ -1,4 +1,4 @@
-"""A small transformer that predicts the next token: pre-norm, rotary positions, attention by torch's own kernel."""
+"""A small transformer that predicts the next token: pre-norm, rotary positions, torch's own attention."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from trainer.errors import BadSettings
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How big it is. `tied`: the head uses the embedding's weights."""
+    """The sizes of a transformer; `tied`: the head uses the embedding's weights."""
 
     tokens: int = 256
     context: int = 128
@@ -36,7 +36,7 @@ class Shape:
 
 
 class Transformer(nn.Module):
-    """Tokens (batch, time) to the logits of each one's successor (batch, time, tokens)."""
+    """Maps tokens (batch, time) to the logits of each one's successor (batch, time, tokens)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
     pipeline = ("embedding", "dropout", "blocks.*", "norm", "head")  # what is called one after the other
 
     def tp_plan(self) -> dict[str, str]:
-        """How ranks that work together divide it: heads and hidden numbers, between them the sequence; the logits."""
+        """Return how ranks divide it: heads and hidden numbers, between them the sequence, and the logits."""
         return {
             "embedding": "rowwise_to_sequence",
             "*norm": "sequence_parallel",
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a layer for each token alone; each adds to the stream what it makes of its normed self."""
+    """Attention, then a layer for each token alone, each on a normed input and added to the stream."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -96,6 +96,8 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
+    """Causal self-attention."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.size = shape.width // shape.heads  # of a head
@@ -114,6 +116,8 @@ class Attention(nn.Module):
 
 
 class Feed(nn.Module):
+    """The layer for each token alone."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
@@ -128,7 +132,7 @@ class Feed(nn.Module):
 def _rotate(x: Tensor) -> Tensor:
     """Turn the halves of each head (…, time, size) by an angle that grows with the position.
 
-    Computed anew each time: a buffer would be sent to all ranks before each step, and rounded with the parameters.
+    The angles are computed each time: a buffer would be broadcast before each step, and rounded with the parameters.
     """
     time, half = x.shape[-2], x.shape[-1] // 2
     speeds = 10_000.0 ** -(torch.arange(half, device=x.device, dtype=torch.float32) / half)
@@ -139,7 +143,7 @@ def _rotate(x: Tensor) -> Tensor:
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay; norms and the like, which have no redundancy to lose, do not."""
+    """Return parameter groups: matrices with weight decay, norms and the like without."""
     known = list(parameters)
     return [
         {"params": [parameter for parameter in known if parameter.ndim >= 2], "weight_decay": weight_decay},
@@ -149,7 +153,7 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 
 @torch.no_grad()
 def continue_text(model: nn.Module, begin: Tensor, count: int, *, context: int, generator: torch.Generator) -> Tensor:
-    """`begin` (a row of tokens) and `count` more, each drawn by what the model expects."""
+    """Return `begin` (a row of tokens) and `count` more, each drawn by what the model expects."""
     tokens = begin[None]
     for _ in range(count):
         expected = model(tokens[:, -context:])[:, -1].float().softmax(dim=-1).cpu()
