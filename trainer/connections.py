@@ -23,11 +23,11 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer.stuck import Stuck
+from trainer.blocked_thread import BlockedThread
 
 T = TypeVar("T")
 _FDS = "/proc/self/fd"
-_OTHERS = 64  # at most; gloo's listeners have a number for each of them, from 0, and hear it first from who connects
+_OTHERS = 64  # peers at most; a peer that connects to a listener of gloo sends its number first
 _NUMBER = struct.Struct("<q")
 _CALL_S = 1.0
 
@@ -64,7 +64,7 @@ class Connections:
             self._before = None
 
     @contextmanager
-    def given_up_on(self, fd: int) -> Iterator[None]:
+    def giving_up_on(self, fd: int) -> Iterator[None]:
         """Cut everything that is being made in this context as soon as `fd` becomes readable."""
         watch = self.cut_on(fd)
         try:
@@ -72,15 +72,15 @@ class Connections:
         finally:
             watch.close()
 
-    def cut_on(self, fd: int, leave: Callable[[], None] = lambda: None) -> "Lookout":
+    def cut_on(self, fd: int, leave: Callable[[], None] = lambda: None) -> "ConnectionCutter":
         """Start a thread that cuts all connections once `fd` is readable, and calls `leave` each time it has cut."""
         caller = threading.get_ident(), threading.get_native_id()
-        return Lookout(partial(self._cut_on, leave=leave, caller=caller), self._calm, fd)
+        return ConnectionCutter(partial(self._cut_on, leave=leave, caller=caller), self._clear_given_up, fd)
 
-    def _calm(self) -> None:
+    def _clear_given_up(self) -> None:
         self.given_up = False
 
-    def includes(self, group: dist.ProcessGroup) -> None:
+    def abort_with_others(self, group: dist.ProcessGroup) -> None:
         """Have this GPU group aborted when the others are cut."""
         if "LAUNCH_CONTROL" in os.environ:
             self._group = group
@@ -99,13 +99,13 @@ class Connections:
         if self.given_up:
             raise dist.DistNetworkError("given up: ranks meet elsewhere by now")
 
-    def serves(self, listener: socket.socket) -> None:
+    def exclude_listener(self, listener: socket.socket) -> None:
         """Exclude the listener of a store, which is none of gloo's."""
         self._stores.add(os.readlink(f"{_FDS}/{listener.fileno()}"))
 
     def cut(self, how: int = socket.SHUT_RDWR) -> None:
         """Shut down all recorded connections; `how` may limit that to reading while operations are under way."""
-        with self._aborting:  # who comes second goes on when it is done
+        with self._aborting:  # the second thread continues when the first is done
             group, self._group = self._group, None
             if group is not None:
                 group.abort()
@@ -114,10 +114,10 @@ class Connections:
         if how == socket.SHUT_RDWR:
             self._made.clear()
 
-    def hang_up(self) -> None:
+    def connect_for_missing_ranks(self) -> None:
         """Connect once to each new listener in place of ranks that have not connected, and close again."""
         for fd, name in self._made_since().items():
-            if name not in self._called | self._stores and _act_on(fd, name, _call):
+            if name not in self._called | self._stores and _act_on(fd, name, _connect_as_others):
                 self._called.add(name)
 
     def _made_since(self) -> dict[int, str]:
@@ -131,38 +131,40 @@ class Connections:
         waiting.register(over, select.POLLIN)
         ready = waiting.poll()
         waiting.unregister(fd)
-        stuck = None if self._group is not None else Stuck(*caller)  # what a GPU takes its time for is no work of it
+        stuck = (
+            None if self._group is not None else BlockedThread(*caller)
+        )  # what a GPU takes its time for is no work of it
         again = False
         while over not in dict(ready):
             self.given_up = True
             self.cut(socket.SHUT_RDWR if again else socket.SHUT_RD)
-            if again:  # who was only in a pass is through by now
-                self.hang_up()
+            if again:  # a rank that was only in a pass is through by now
+                self.connect_for_missing_ranks()
             leave()  # only now: whatever is made of a pass that was left half-way can go to nobody
-            if stuck is not None and stuck.seconds() > self._stuck_s:
+            if stuck is not None and stuck.blocked_s() > self._stuck_s:
                 stuck.end_process()
             ready, again = waiting.poll(self._again_ms), True
 
 
-class Lookout:
+class ConnectionCutter:
     """A thread that cuts connections when asked to; `close` ends it."""
 
     def __init__(self, act: Callable[[int, int], None], calm: Callable[[], None], fd: int) -> None:
         self._over, self._end = os.pipe()
-        self._calm = calm
+        self._clear_given_up = calm
         self._thread = threading.Thread(target=act, args=(fd, self._over), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End the thread and wait for it."""
-        os.write(self._end, b".")  # processes that were forked meanwhile have this end too: closed, it says nothing
+        os.write(self._end, b".")  # forked processes have this end too, so closing it would not be noticed
         self._thread.join()
         os.close(self._end)
         os.close(self._over)
-        self._calm()
+        self._clear_given_up()
 
 
-made_here = Connections()  # by this process, for all of its groups
+group_connections = Connections()  # by this process, for all of its groups
 
 
 def _sockets() -> dict[int, str]:
@@ -199,7 +201,7 @@ def _shut_down(one: socket.socket, how: int) -> None:
     one.shutdown(how)
 
 
-def _call(listener: socket.socket) -> bool:
+def _connect_as_others(listener: socket.socket) -> bool:
     """Connect as each of the other ranks and close again; return False if the socket is no listener."""
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 FILE = "metrics.jsonl"
-START = "start"  # a line that says from which step on a start goes on: what was written of later steps is void
+START = "start"  # a line with the step from which a start goes on: lines of later steps before it are void
 ATTEMPT = "attempt"  # of that start, where launch made it
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP)
 

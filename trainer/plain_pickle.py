@@ -58,7 +58,7 @@ class _Reader:
         self._marks: list[int] = []  # how high the stack was at each mark
         self._memo: dict[int, Any] = {}
 
-    def step(self, name: str, word: Any) -> None:
+    def step(self, name: str, argument: Any) -> None:
         if name == "MARK":
             self._marks.append(len(self.stack))
         elif name in _EMPTY:
@@ -66,17 +66,17 @@ class _Reader:
         elif name in _CONSTANTS:
             self.stack.append(_CONSTANTS[name])
         elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self._memo[len(self._memo) if name == "MEMOIZE" else word] = self.stack[-1]
+            self._memo[len(self._memo) if name == "MEMOIZE" else argument] = self.stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
-            self.stack.append(self._memo[word])
+            self.stack.append(self._memo[argument])
         elif name in _GATHERED:
             self._gather(name)
         elif name in ("GLOBAL", "STACK_GLOBAL", "REDUCE", "NEWOBJ", "BUILD"):
-            self._make(name, word)
+            self._make(name, argument)
         elif name not in _IGNORED:
             if not name.endswith(_LITERALS):
                 raise NotPlain(f"it asks for {name}, which is no data")
-            self.stack.append(word)
+            self.stack.append(argument)
 
     def _gather(self, name: str) -> None:
         stack = self.stack
@@ -94,12 +94,12 @@ class _Reader:
             case _:
                 stack.append(tuple(items))
 
-    def _make(self, name: str, word: Any) -> None:
+    def _make(self, name: str, argument: Any) -> None:
         stack = self.stack
         last = None if name == "GLOBAL" else stack.pop()
         match name:
             case "GLOBAL":
-                stack.append(Name(word))
+                stack.append(Name(argument))
             case "STACK_GLOBAL":
                 stack.append(Name(f"{expect(str, stack.pop())} {expect(str, last)}"))
             case "REDUCE" | "NEWOBJ":
@@ -121,8 +121,8 @@ def read_plain(data: bytes, make: Make = Record) -> object:
     """
     reader = _Reader(make)
     try:
-        for code, word, _ in pickletools.genops(data):
-            reader.step(code.name, str(word).encode("latin-1") if code.name.endswith("STRING") else word)
+        for code, argument, _ in pickletools.genops(data):
+            reader.step(code.name, str(argument).encode("latin-1") if code.name.endswith("STRING") else argument)
         return reader.stack.pop()
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise NotPlain(str(error)[:200]) from error

@@ -53,7 +53,7 @@ class StopRequest:
         if self._listening:
             self._asked.set()
             return
-        # Somebody who listened after us has put us back, although we listen no more: it is for whoever was before us.
+        # A later handler has restored this one after `unlisten`: the signal is for the handler before it.
         before = self._before[number]
         if callable(before):
             before(number, frame)

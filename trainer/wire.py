@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from trainer.errors import BadSettings
-from trainer.holds import Holds
+from trainer.kill_points import KillPoints
 
 Number = int | float
 _LINE_BYTES = 4096  # what a FIFO takes in one piece
 _PATIENCE_S = 2.0
-_LEAST_S = 0.05  # between two reports that say nothing but how far it is
+_REPORT_EVERY_S = 0.05  # between two reports of nothing but the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class Every:
             return cls(seconds=value)
         raise BadSettings(f"{where}: expected something like '500 steps' or '90 s', got {text!r}")
 
+    def is_due(self, step: int) -> bool:
+        """Return whether an interval in steps ends with this step."""
+        return self.steps is not None and step % self.steps == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -59,13 +63,13 @@ class Launched:
     memory_limit_bytes: int | None = None
     memory_copied: bool = False  # into another node's memory, by launch
     progress: Path | None = None
-    control: Path | None = None  # where launch says that ranks meet anew
-    in_place_unasked: bool = False  # nobody asked for it: only where that loses no step and costs next to nothing
-    notes_dir: Path | None = None  # in memory, for what is this rank's alone at each step
+    control: Path | None = None  # where launch announces that ranks meet again
+    in_place_by_default: bool = False  # nobody asked for it: only where that loses no step and costs next to nothing
+    rank_state_dir: Path | None = None  # in memory, for what is this rank's alone at each step
     joins: bool = False  # the other ranks are in the middle of the training, and have its state
-    notes_copied: bool = False  # another node may take the place of a lost one: each note has a copy elsewhere
-    reserve: Path | None = None  # this process is no rank yet: where it says that it waits to be one
-    lease_s: float = 0.0  # until launch knows that a node which it does not hear is lost
+    rank_states_copied: bool = False  # another node may take the place of a lost one: each note has a copy elsewhere
+    reserve: Path | None = None  # this process is no rank yet: where it reports that it waits
+    lease_s: float = 0.0  # until launch considers a silent node lost
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Launched":
@@ -92,10 +96,10 @@ class Launched:
             memory_copied=environ.get("LAUNCH_CHECKPOINT_BUDDY") == "1",
             progress=path("LAUNCH_PROGRESS"),
             control=path("LAUNCH_CONTROL"),
-            in_place_unasked=environ.get("LAUNCH_STAYS") == "auto",
-            notes_dir=path("LAUNCH_NOTES_DIR"),
+            in_place_by_default=environ.get("LAUNCH_STAYS") == "auto",
+            rank_state_dir=path("LAUNCH_NOTES_DIR"),
             joins=environ.get("LAUNCH_JOINS") == "1",
-            notes_copied=environ.get("LAUNCH_NOTES_COPIED") == "1",
+            rank_states_copied=environ.get("LAUNCH_NOTES_COPIED") == "1",
             reserve=path("LAUNCH_RESERVE"),
             lease_s=float(environ.get("LAUNCH_LEASE_S") or 0.0),
         )
@@ -104,17 +108,17 @@ class Launched:
 class Wire:
     """Reports this rank's progress to launch's agent; if the agent has gone, training goes on without reports."""
 
-    _is_done: ClassVar[bool] = False  # as this process has said
+    _is_done: ClassVar[bool] = False  # as this process has reported
 
     def __init__(
         self,
         path: Path | None,
         now: Callable[[], float] = time.monotonic,
         patience_s: float = _PATIENCE_S,
-        holds: Holds | None = None,
+        kill_points: KillPoints | None = None,
     ) -> None:
         self._fd: int | None = None
-        self._holds = Holds.from_environment() if holds is None and path is not None else holds
+        self._kill_points = KillPoints.from_environment() if kill_points is None and path is not None else kill_points
         self._now, self._patience_s = now, patience_s
         self._next = 0.0
         if path is not None:
@@ -142,17 +146,17 @@ class Wire:
         if self._fd is None:
             return
         now = self._now()
-        held = self._holds is not None and self._holds.begins(step)
-        if held or now >= self._next:
-            self._next = now + _LEAST_S
+        reached = self._kill_points is not None and self._kill_points.is_reached(step)
+        if reached or now >= self._next:
+            self._next = now + _REPORT_EVERY_S
             total = {} if total_steps is None else {"total_steps": total_steps}
-            self._send(self._patience_s if held else 0.0, step=step, **total, **metrics)
-        if held and self._holds is not None:
-            self._holds.wait()
+            self._send(self._patience_s if reached else 0.0, step=step, **total, **metrics)
+        if reached and self._kill_points is not None:
+            self._kill_points.wait()
 
-    def report(self, **words: Number | str) -> None:
+    def report(self, **values: Number | str) -> None:
         """Report these values now; wait up to two seconds for an agent that is slow to read."""
-        self._send(self._patience_s, **words)
+        self._send(self._patience_s, **values)
 
     def report_done(self) -> None:
         """Report that the work is done: however the process ends from now on, the rank has not failed."""
@@ -165,15 +169,15 @@ class Wire:
             Wire._is_done = False
             self.report(done=False)
 
-    def _send(self, patience_s: float, **words: Number | str) -> None:
+    def _send(self, patience_s: float, **values: Number | str) -> None:
         fd = self._fd  # checkpoints are reported from a thread of their own
         if fd is None:
             return
-        line = json.dumps(words).encode() + b"\n"
+        line = json.dumps(values).encode() + b"\n"
         if len(line) > _LINE_BYTES:
             raise ValueError(f"a report of {len(line)} bytes: expected at most {_LINE_BYTES}")
         try:
-            # The pipe is full where the agent is behind. Of a step, a later report says more.
+            # The pipe is full where the agent is behind. A later report of a step supersedes it.
             if select.select([], [fd], [], patience_s)[1]:
                 os.write(fd, line)
         except BlockingIOError:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer.connections import made_here
+from trainer.connections import group_connections
 from trainer.errors import BadSettings, TrainerError
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class World:
     local_size: int
     device: torch.device
     backend: str | None = None  # None: no process group, a world of one
-    control: dist.ProcessGroup | None = None  # over the CPU, for votes and small words; None where there is no group
-    group_rank: int | None = None  # which node this is, where somebody said so
+    control: dist.ProcessGroup | None = None  # over the CPU, for votes and small messages; None where there is no group
+    group_rank: int | None = None  # which node this is, if known
     together: int = 1  # ranks that work on the same samples, each on its part of the model
     stages: int = 1  # of a pipeline; the first ranks have its first stage, and so on
     anew: bool = False  # a rank was replaced: some of these ranks are in the middle of a training, and have its state
@@ -124,7 +124,7 @@ def join(
     chosen = _device(local_rank, torch.device(device) if device else None)
     if size == 1 and not group:
         return World(0, 1, 0, 1, chosen)
-    if size > _MESH:  # gloo connects two ranks when one of them has a word for the other
+    if size > _MESH:  # gloo then connects two ranks when one first sends to the other
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     bound = chosen if chosen.type == "cuda" else None
@@ -136,7 +136,7 @@ def join(
     else:
         anew = environ.get("LAUNCH_JOINS") == "1"
         address, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 0)
-        with made_here.watching():
+        with group_connections.watching():
             if rank == 0:
                 store = _own_store(address, port, size, timeout)
             elif anew:
@@ -147,7 +147,7 @@ def join(
                 _await_ranks(store, rank, size)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
         if bound is not None and dist.group.WORLD is not None:
-            made_here.includes(dist.group.WORLD)
+            group_connections.abort_with_others(dist.group.WORLD)
     return _joined(environ, chosen, timeout)
 
 
@@ -157,7 +157,7 @@ def leave(world: World) -> None:
         dist.destroy_process_group()
 
 
-def _have_torch_count_anew() -> None:
+def _reset_group_numbers() -> None:
     """Make torch number its groups from 0 again, as new ranks do: ranks find each other by a group's number.
 
     A failed group counts too, and torch resets the number only when the first group goes.
@@ -181,7 +181,7 @@ class Membership:
         self.taken = 1  # so often somebody has taken part
         self._at_a_port = "RANK" in os.environ  # else alone, with a store that nobody else sees
         if ours:
-            atexit.register(self._leave)
+            atexit.register(self._leave_at_exit)
 
     @classmethod
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
@@ -195,39 +195,39 @@ class Membership:
         cls._kept = None  # its group is gone, and with this its store
         met = dist.is_initialized()
         taken = cls(join(group=group, timeout_s=timeout_s, device=device), ours=not met and dist.is_initialized())
-        if taken.world.backend is not None:  # who is alone has nothing to keep, and may fork ranks that are not
+        if taken.world.backend is not None:  # a single rank has nothing to keep, and may fork others
             cls._kept = taken
         return taken
 
     @classmethod
-    def only_use(cls, world: World) -> "Membership | None":
+    def sole_user(cls, world: World) -> "Membership | None":
         """Return the membership behind `world` if nothing else uses it and the ranks can meet again, else None."""
         kept = cls._kept
         same = kept is not None and world.control is not None and kept.world.control is world.control
-        return kept if kept is not None and same and kept.may_meet_anew else None
+        return kept if kept is not None and same and kept.can_rejoin else None
 
     @property
-    def may_meet_anew(self) -> bool:
+    def can_rejoin(self) -> bool:
         """Whether the group can be given up and made again."""
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 
-    def meet_anew(self, words: int) -> World:
+    def rejoin(self, until_readable: int) -> World:
         """Give up the group, which has lost a rank, and meet the others where the environment says now.
 
-        Gives up with torch's RuntimeError once `words` is readable: the ranks meet elsewhere then.
+        Gives up with torch's RuntimeError once `until_readable` is readable: the ranks meet elsewhere then.
         """
         device = self.world.device
         if not dist.is_initialized():  # the meeting before this one came to nothing
-            _have_torch_count_anew()
+            _reset_group_numbers()
         leave(self.world)
-        with made_here.given_up_on(words):
-            self.world = join(group=True, device=device)  # who is alone now may meet others again
+        with group_connections.giving_up_on(until_readable):
+            self.world = join(group=True, device=device)  # a single rank may meet others again
         self._group = dist.group.WORLD
         return self.world
 
-    def stay(self) -> None:
+    def skip_leaving(self) -> None:
         """Do not leave the group at exit: after an error the other ranks may never answer."""
-        atexit.unregister(self._leave)
+        atexit.unregister(self._leave_at_exit)
 
     def fits(self, device: str | None) -> bool:
         """Return whether this membership serves for `device`.
@@ -236,14 +236,14 @@ class Membership:
         BadSettings if the ranks met for another device and cannot meet again.
         """
         if self._process != os.getpid():
-            self._forget()
+            self._drop_parents_group()
             return False
         if dist.group.WORLD is not self._group:  # the script has left it
             return False
         wanted, here = device or ("cuda" if torch.cuda.is_available() else "cpu"), self.world.device.type
         if wanted != here and self._ours:
             if not self._at_a_port:
-                self.stay()
+                self.skip_leaving()
                 leave(self.world)
                 return False
             raise BadSettings(
@@ -252,13 +252,13 @@ class Membership:
             )
         return wanted == here
 
-    def _forget(self) -> None:
+    def _drop_parents_group(self) -> None:
         """Drop the parent's group in a forked process, where RANK may be another."""
         if self._ours and dist.group.WORLD is self._group:
             Membership._of_parents.extend([self, *dist.distributed_c10d._world.pg_map.items()])  # noqa: SLF001 - no public way to all of them
             leave(self.world)
 
-    def _leave(self) -> None:
+    def _leave_at_exit(self) -> None:
         """Leave at exit, except in a forked process or after an uncaught error."""
         if self._process != os.getpid() or getattr(sys, "last_value", None) is not None:
             return
@@ -273,7 +273,7 @@ def membership(*, group: bool, timeout_s: float | None = None, device: str | Non
     try:
         yield taken.world
     except BaseException:
-        taken.stay()
+        taken.skip_leaving()
         raise
     barrier(taken.world)
 
@@ -284,24 +284,24 @@ def barrier(world: World) -> None:
         dist.barrier(world.control)
 
 
-def from_first(world: World, act: Callable[[], T]) -> T:
+def call_on_first(world: World, act: Callable[[], T]) -> T:
     """Return on all ranks what rank 0 gets from `act`; a TrainerError there is raised on all of them."""
-    return from_rank(world, 0, act)
+    return call_on_rank(world, 0, act)
 
 
-def from_rank(world: World, rank: int, act: Callable[[], T]) -> T:
+def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
     """Return on all ranks what `rank` gets from `act`; a TrainerError there is raised on all of them."""
-    said: list[Any] = [None, None]
+    answer: list[Any] = [None, None]
     if world.rank == rank:
         try:
-            said[0] = act()
+            answer[0] = act()
         except TrainerError as error:
-            said[1] = str(error)
+            answer[1] = str(error)
     if world.control is not None:
-        dist.broadcast_object_list(said, src=rank, group=world.control)
-    if said[1] is not None:
-        raise TrainerError(said[1])
-    found: T = said[0]
+        dist.broadcast_object_list(answer, src=rank, group=world.control)
+    if answer[1] is not None:
+        raise TrainerError(answer[1])
+    found: T = answer[0]
     return found
 
 
@@ -327,7 +327,7 @@ def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt
 
 def cpu_group(timeout: dt.timedelta | None = None) -> dist.ProcessGroup:
     """Return a new gloo group over all ranks, which all have to call this; the default timeout is half an hour."""
-    with made_here.watching():
+    with group_connections.watching():
         group = dist.new_group(backend="gloo", timeout=timeout)
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"expected a process group over all ranks, got {group!r}")
@@ -338,7 +338,7 @@ def set_threads(environ: Mapping[str, str], size: int) -> None:
     """Set torch's number of threads, which decides the last bits of many sums, by the environment alone."""
     wanted = environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
-        torch.set_num_threads(int(wanted))  # said again: a process that forked us may have read another number
+        torch.set_num_threads(int(wanted))  # again, as a process that forked this one may have read another number
     elif size > 1:
         torch.set_num_threads(1)  # as torchrun does: ranks that all take every core slow each other down
 
@@ -373,7 +373,7 @@ def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dis
         raise BadSettings(
             f"MASTER_ADDR={address}, MASTER_PORT={port}: rank 0 cannot listen there: {error.strerror}"
         ) from error
-    made_here.serves(listener)
+    group_connections.exclude_listener(listener)
     # use_libuv: the older backend of the store ignores master_listen_fd.
     return dist.TCPStore(
         address,
@@ -402,7 +402,7 @@ def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> d
         try:
             store = _store_of_first(address, port, size, dt.timedelta(seconds=patience_s))
         except dist.DistError:
-            made_here.check()
+            group_connections.check()
             if time.monotonic() > end:
                 raise
             patience_s *= 2  # rank 0 may have no processor to answer with
@@ -416,7 +416,7 @@ def _await_listener(address: str, port: int, end: float) -> None:
         try:
             socket.create_connection((address, port), timeout=_MEET_S).close()
         except OSError:
-            made_here.check()
+            group_connections.check()
             if time.monotonic() > end:
                 raise
             time.sleep(_LOOK_S)
@@ -448,3 +448,10 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
     if text and not text.isdigit():
         raise BadSettings(f"environment: {name}: expected a number, got {text!r}")
     return int(text) if text else otherwise
+
+
+def be_deterministic() -> None:
+    """Make operations that differ from run to run raise, and kernels be chosen alike."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(mode=True)
+    torch.backends.cudnn.benchmark = False

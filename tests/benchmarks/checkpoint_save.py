@@ -250,10 +250,10 @@ def volume(world, folder, megabytes):
     before = write_bytes()
     ours.save()
     ours.wait()
-    handed = clock.total(write_bytes() - before)
+    shards_sent = clock.total(write_bytes() - before)
     files = sum(path.stat().st_size for path in ours.newest().iterdir())
     ours.close()
-    return replica.bytes, files, handed
+    return replica.bytes, files, shards_sent
 
 
 def write_bytes():
@@ -330,9 +330,9 @@ def tables(args):
     yield "|---|---|---|---|---|---|"
     for ranks in args.volume_ranks:
         with folder_for_all(args.folder) as folder:
-            copy, files, handed = on_ranks(volume, ranks, folder, args.volume_megabytes)
-        millions = " | ".join(f"{number / 1e6:.1f}" for number in (copy, files, handed))
-        yield f"| {ranks} | {millions} | {files / copy:.3f} | {handed / copy:.3f} |"
+            copy, files, shards_sent = on_ranks(volume, ranks, folder, args.volume_megabytes)
+        millions = " | ".join(f"{number / 1e6:.1f}" for number in (copy, files, shards_sent))
+        yield f"| {ranks} | {millions} | {files / copy:.3f} | {shards_sent / copy:.3f} |"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch import nn
 
 from trainer.loop import Settings, Trainer
 from trainer.loop.callbacks import Callback
-from trainer.strategies.stages import bubble
+from trainer.strategies.pipeline_schedule import bubble
 from trainer.tasks import gpt
 
 STAGES = 2
@@ -113,7 +113,7 @@ def on_rank_of_uneven(_, folder, cut, parts, options):
     trainer = Trainer(settings, model=uneven, loss=loss, data=data, optimizer=torch.optim.AdamW, callbacks=[watch])
     with contextlib.suppress(Enough):
         trainer.fit()
-    return watch.step_s, trainer._built.pipeline.cut.told()
+    return watch.step_s, trainer._built.pipeline.cut.summary()
 
 
 def table_of_cut(options):

@@ -27,13 +27,13 @@ from trainer import world as worlds
 from trainer.checkpoint.contents import Subjects
 from trainer.recovery import replica as handing
 from trainer.recovery.agreement import Agreement
-from trainer.recovery.replica import Snapshot, Taker
-from trainer.recovery.stripes import givers_of
+from trainer.recovery.replica import ReplicaReader, Snapshot
+from trainer.recovery.stripes import senders_of
 
 RANKS = 4
 ONE, THREE, READ = "from one", "from three", "read"
 HUB = "10.99.0.1"
-AGREED = Agreement(step=1, source=1, takers=(0,))
+AGREED = Agreement(step=1, source=1, receivers=(0,))
 
 
 def hand_on(ways, pairs, megabytes):
@@ -45,7 +45,7 @@ def hand_on(ways, pairs, megabytes):
     clock, taken, wanted = Clock(world), {way: [] for way in ways}, digest(state)
     for turn in range(len(ways) * (pairs + 1)):
         way = ways[turn % len(ways)]
-        handing.givers_of = givers_of if way == THREE else (lambda *at: givers_of(*at)[:1])
+        handing.senders_of = senders_of if way == THREE else (lambda *at: senders_of(*at)[:1])
         among = replace(world, local_size=RANKS) if way == READ else world
         if world.is_first:
             for tensor in state.model.parameters():
@@ -61,7 +61,7 @@ def hand_on(ways, pairs, megabytes):
 
 def move(subjects, snapshot, world):
     if world.is_first:
-        Taker(AGREED, subjects, world).take()
+        ReplicaReader(AGREED, subjects, world).take()
     else:
         handing.Replica(subjects, snapshot).give(AGREED, world)
 

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainer.loop.phases import HostPhases
 from trainer.loop.profiling import MarkedPhases
-from trainer.loop.traced import merged, traced
+from trainer.loop.trace_summary import merged, traced
 
 STEPS = 5  # of a block
 WIDTHS = {"much to compute": (256, 256, 256), "much to send": (512, 512, 8)}  # layers wide, in, samples of a rank

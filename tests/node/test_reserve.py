@@ -23,10 +23,10 @@ pytestmark = pytest.mark.usefixtures("processes_of_its_own")
 
 BOUND_S = 60.0
 SCRIPT = """import os, sys, time
-from trainer.recovery.reserve import become_a_rank
+from trainer.recovery.control import await_rank
 from trainer.wire import Launched
 if os.environ.get("LAUNCH_RESERVE"):
-    become_a_rank(Launched.from_environment())
+    await_rank(Launched.from_environment())
     print("here")
     sys.excepthook = lambda *_: None  # the log says nothing
     raise RuntimeError(f"as rank {os.environ['RANK']}")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ranks import Ranks, world_environment
 
 from launcher.node.ranks.ports import HeldPort
-from trainer.connections import Connections, made_here
+from trainer.connections import Connections, group_connections
 from trainer.world import _own_store, cpu_group, join
 
 
@@ -36,7 +36,7 @@ def cut_while_another_waits(folder):
         while not ((found := [*folder.iterdir()]) and waits(found[0].name)):
             assert time.monotonic() < until
             time.sleep(0.002)
-        made_here.cut()
+        group_connections.cut()
     else:
         (folder / str(os.getpid())).touch()
     said = []
@@ -57,7 +57,7 @@ def test_cut_connections_end_every_operation_of_every_group(tmp_path):
 def not_under_launch():
     os.environ.pop("LAUNCH_CONTROL", None)
     join()
-    made_here.cut()
+    group_connections.cut()
     total = torch.ones(1)
     dist.all_reduce(total)
     return float(total)
@@ -100,12 +100,12 @@ def test_who_meets_others_gives_up_when_there_is_another_word(monkeypatch, first
             _leaves(port.number)
         threading.Timer(0.3, os.write, (end, b"a word")).start()
         began = time.monotonic()
-        with pytest.raises(dist.DistError), made_here.given_up_on(words):
+        with pytest.raises(dist.DistError), group_connections.giving_up_on(words):
             join()
         assert time.monotonic() - began < 60  # it would be 120
         assert not dist.is_initialized()
         del store
-    made_here.check()
+    group_connections.check()
 
 
 def test_at_first_only_reading_ends_so_that_what_is_being_sent_is(monkeypatch):
@@ -158,7 +158,7 @@ def waiting_for_a_connection(folder):
 
         timer = threading.Timer(0.5, tell)
         timer.start()
-        with contextlib.suppress(RuntimeError), made_here.given_up_on(word), made_here.watching():
+        with contextlib.suppress(RuntimeError), group_connections.giving_up_on(word), group_connections.watching():
             dist.init_process_group("gloo", store=dist.FileStore(str(met), 2), rank=0, world_size=2)
         waited = told.is_set()
         timer.cancel()
@@ -192,7 +192,7 @@ def test_a_group_of_gpus_is_aborted_once_and_everybody_waits_for_it(monkeypatch)
     """By the thread that heard launch's word, while the program leaves the step by itself."""
     monkeypatch.setenv("LAUNCH_CONTROL", "/there")
     group, connections, seen = GroupOfGpus(), Connections(), []
-    connections.includes(group)
+    connections.abort_with_others(group)
     hears = threading.Thread(target=connections.cut)
     hears.start()
     assert group.begun.wait(60)
@@ -207,7 +207,7 @@ def test_a_group_of_gpus_is_aborted_once_and_everybody_waits_for_it(monkeypatch)
 def test_a_group_of_gpus_that_is_not_under_launch_is_left_alone(monkeypatch):
     monkeypatch.delenv("LAUNCH_CONTROL", raising=False)
     connections, group = Connections(), GroupOfGpus()
-    connections.includes(group)
+    connections.abort_with_others(group)
     connections.cut()
     assert not group.begun.is_set()
 

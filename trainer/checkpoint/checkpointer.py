@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
@@ -71,11 +70,12 @@ class Checkpointer:
         self.total_steps = total_steps
         self.loaded: Loaded | None = None
         self.would_regroup: Callable[[], bool] = lambda: False  # whether the first rank would, after a step
-        self.all_regroup = False  # as all have heard at their last vote
-        self.on_first_save: Callable[[], None] | None = None  # on disk, or in memory; called by who writes it
+        self.all_regroup = False  # as agreed at the last vote
+        self.on_first_save: Callable[[], None] | None = None  # on disk or in memory; called by the writing thread
         self._launched = launched
         models = {"": model} if isinstance(model, nn.Module) else model
-        self._world = world or join(device=_device_of(models))
+        parameters = (parameter for model in models.values() for parameter in model.parameters())
+        self._world = world or join(device=next((parameter.device for parameter in parameters), None))
         self._every = Every.parse(launched.checkpoint_every if every is None else every)
         self._copy_lag = Every.parse(launched.checkpoint_copy_lag, "checkpoint copy_lag")
         self._keep = next(number for number in (keep, launched.checkpoint_keep, _KEEP) if number is not None)
@@ -112,7 +112,7 @@ class Checkpointer:
 
     def load(self) -> int:
         """Put the newest whole state into the objects; return its step, or 0 if there is none. Raises Fenced."""
-        self._wire.take_back_done()  # said by another training of this script
+        self._wire.take_back_done()  # reported by another training of this script
         saver = self._open()
         self.loaded = NewestState(self.folder, self._subjects, self._world, self._save_group).load(self._memory)
         step = self.loaded.step if self.loaded else 0
@@ -159,7 +159,7 @@ class Checkpointer:
         self._at = self._continued_at = step
         self._saved_at = self._remembered_at = self._now()
         if self._launched.memory_every:
-            self._opened()
+            self._open_saver()
 
     @property
     def verified(self) -> dict[int, bool]:
@@ -187,13 +187,13 @@ class Checkpointer:
         """
         self.still_at(step)
         if step != self._continued_at:
-            self._opened()
+            self._open_saver()
             if not self._prepared:
                 self._prepare()
-        save = self._every.steps is not None and step % self._every.steps == 0
-        remember = self._memory is not None and _multiple(step, self._memory.every)
+        save = self._every.is_due(step)
+        remember = self._memory is not None and self._memory.every.is_due(step)
         if self._votes.due(step):
-            stop, late, stale, fenced, failed, self.all_regroup = self._votes.vote(step, self._flags())
+            stop, late, stale, fenced, failed, self.all_regroup = self._votes.vote(step, self._own_votes())
             if fenced or failed:
                 self._give_up()
             if stop:
@@ -238,7 +238,7 @@ class Checkpointer:
         self, step: int, info: Mapping[str, Value] | None = None, *, wait: bool = False, best: bool = False
     ) -> None:
         """Save now, whatever the interval; `best` keeps this one in place of the previous best."""
-        saver = self._opened()
+        saver = self._open_saver()
         if step == self._saved_step:
             if best:
                 self._keep_best(step, info or {})
@@ -284,11 +284,11 @@ class Checkpointer:
         if error is None:
             self.close()
         else:
-            self._stop.unlisten()  # whoever catches the error can be ended by a signal again
+            self._stop.unlisten()  # code that catches the error can be ended by a signal again
 
     # -- inside
 
-    def _opened(self) -> Saver:
+    def _open_saver(self) -> Saver:
         """All ranks call it."""
         if self._saver is not None:
             return self._saver
@@ -347,7 +347,7 @@ class Checkpointer:
         self._prepared = True
         contents = gather(self._subjects, self._world)
         if self._asynchronous and self._every != Every():
-            self._opened().reserve(contents)
+            self._open_saver().reserve(contents)
 
     def _remember(self, step: int, info: Mapping[str, Value] | None) -> None:
         """Write a snapshot into the node's memory, if it fits."""
@@ -355,14 +355,14 @@ class Checkpointer:
         if memory is not None and memory.enabled is not False:
             # Over the group of the votes: a save to disk may be using that of the saver.
             voters = SaveGroup(self._world.control, self._save_group.ranks, self._save_group.me)
-            if self._opened().is_best_pending(voters):
+            if self._open_saver().is_best_pending(voters):
                 return
-            contents = gather(self._subjects, self._world, speaks=memory.node.is_first)
+            contents = gather(self._subjects, self._world, brings_shared=memory.node.is_first)
             if memory.fits(contents, voters):
                 memory.saver.save(step, contents, info or {})
         self._remembered_at = self._now()
 
-    def _flags(self) -> list[bool]:
+    def _own_votes(self) -> list[bool]:
         """Stop asked for; time to save, on disk and in memory; fenced; saving has failed too often."""
         now, saver = self._now(), self._saver
         seconds = self._every.seconds
@@ -379,7 +379,7 @@ class Checkpointer:
         ]
 
     def _give_up(self) -> None:
-        outcome = self._opened().wait()
+        outcome = self._open_saver().wait()
         problem = outcome.problem if outcome else "nothing was saved"
         if outcome is not None and outcome.fenced:
             log.warning("%s", problem)
@@ -387,11 +387,11 @@ class Checkpointer:
         raise SaveFailed(f"{self.folder}: {_MOST_FAILURES} saves in a row have failed, the last one with: {problem}")
 
     def _keep_best(self, step: int, info: Mapping[str, Value]) -> None:
-        outcome = self._opened().wait()
+        outcome = self._open_saver().wait()
         if outcome is None or outcome.path is not None or outcome.step != step:
             try:
-                self._opened().keep_best(step, info)
-            except (Fenced, OSError, CheckpointDamaged) as error:  # fenced: the next save says so to all
+                self._open_saver().keep_best(step, info)
+            except (Fenced, OSError, CheckpointDamaged) as error:  # fenced: the next save reports it to all
                 log.warning("the best checkpoint could not be kept apart: %s", error)
 
     def _report_saved(self, step: int, kind: str) -> None:
@@ -399,11 +399,6 @@ class Checkpointer:
         tell, self.on_first_save = self.on_first_save, None
         if tell is not None:
             tell()
-
-
-def _device_of(models: Mapping[str, nn.Module]) -> torch.device | None:
-    """Where the training runs, as far as the first parameter tells."""
-    return next((parameter.device for model in models.values() for parameter in model.parameters()), None)
 
 
 def _warn_of_own_state(subjects: Subjects) -> None:
@@ -415,10 +410,6 @@ def _warn_of_own_state(subjects: Subjects) -> None:
                 "hint: keep the optimizer itself in `state` or `per_rank` as well if there is more to it",
                 type(optimizer).__name__, f" ({key})" if key else "",
             )  # fmt: skip
-
-
-def _multiple(step: int, every: Every) -> bool:
-    return every.steps is not None and step % every.steps == 0
 
 
 def _save_group(world: World, *, apart: bool) -> SaveGroup:

@@ -16,7 +16,7 @@ from trainer.checkpoint.tree import is_sharded, to_json
 from trainer.errors import TrainerError
 from trainer.world import World
 
-SHARED = "shared"  # rank 0's word, for all
+SHARED = "shared"  # rank 0's state, for all
 
 
 def of_rank(rank: int) -> str:
@@ -71,18 +71,18 @@ class Contents:
     weights: frozenset[str] = frozenset()  # the names of those tensors that are trained
 
 
-def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> Contents:
+def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = None) -> Contents:
     """Return everything that this rank has to keep; the tensors are the live ones.
 
-    `speaks` says whether this rank brings the state that is the same for all; by default rank 0 does.
+    `brings_shared` says whether this rank brings the state that is the same for all; by default rank 0 does.
     """
-    speaks = world.is_first if speaks is None else speaks
+    brings_shared = world.is_first if brings_shared is None else brings_shared
     names = ModelNames(subjects.models)
     optimizers = {key: OptimizerNames(key, value, names) for key, value in subjects.optimizers.items()}
     contents = Contents(names.parameters(), weights=names.trained())
     contents.tensors |= subjects.averages
     buffers = names.buffers()
-    if speaks:
+    if brings_shared:
         contents.tensors |= buffers
     for optimizer in optimizers.values():
         contents.tensors |= optimizer.tensors()
@@ -92,7 +92,7 @@ def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> C
         "objects": {key: value.state_dict() for key, value in subjects.per_rank.items()},
         "extra": names.extra_state(),
     }
-    if not speaks and not subjects.buffers_follow_first_rank:
+    if not brings_shared and not subjects.buffers_follow_first_rank:
         mine["buffers"] = buffers
     for name, tensor in _add_document(contents, of_rank(world.rank), mine).items():
         if is_sharded(tensor):
@@ -101,7 +101,7 @@ def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> C
     spread = {key: value.values() for key, value in optimizers.items() if value.shared_out}
     if spread:
         _add_document(contents, optimizer_of_rank(world.rank), spread)
-    if speaks or any(is_sharded(tensor) for tensor in contents.tensors.values()):
+    if brings_shared or any(is_sharded(tensor) for tensor in contents.tensors.values()):
         shared = {
             "groups": {key: value.groups() for key, value in optimizers.items()},
             "values": {key: value.values() for key, value in optimizers.items() if not value.shared_out},
@@ -110,7 +110,7 @@ def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> C
             "extra": names.extra_state(),
             **({"tied": tied} if (tied := names.tied()) else {}),
         }
-        _add_shared(contents, shared, speaks=speaks)
+        _add_shared(contents, shared, brings_shared=brings_shared)
     return contents
 
 
@@ -122,9 +122,9 @@ def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor
     return beside
 
 
-def _add_shared(contents: Contents, value: Any, *, speaks: bool) -> None:
+def _add_shared(contents: Contents, value: Any, *, brings_shared: bool) -> None:
     """Add the shared document on the rank that brings it; the others add their parts of sharded tensors in it."""
-    if speaks:
+    if brings_shared:
         _add_document(contents, SHARED, value)
         return
     beside: dict[str, Tensor] = {}

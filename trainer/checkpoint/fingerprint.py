@@ -22,7 +22,7 @@ from trainer.checkpoint_files.manifest import Manifest
 from trainer.errors import CheckpointDamaged
 
 _SPREAD = optimizer_of_rank(0).removesuffix("00000")
-_WORD_EVERY_S = 1.0
+_REPORT_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +46,32 @@ def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> 
     """
     manifest = verify(entry, after_file=after_part)
     with _opened(entry, manifest) as files:
-        return _of_all(manifest, lambda number, view, at: read_exactly(files[number], view, at), after_part)
+        return _digest_all(manifest, lambda number, view, at: read_exactly(files[number], view, at), after_part)
 
 
 def fingerprint_together(
-    entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], word_every_s: float = _WORD_EVERY_S
+    entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float = _REPORT_EVERY_S
 ) -> str:
     """Return the same digest on all ranks, which call this together.
 
     `still_here` is called on each of them every `word_every_s` seconds meanwhile.
     """
-    return (_of_disks_apart if save_group.separate_disks else _of_one_disk)(entry, save_group, still_here, word_every_s)
+    return (_digest_over_disks if save_group.separate_disks else _digest_on_shared_disk)(
+        entry, save_group, still_here, report_every_s
+    )
 
 
-def _of_one_disk(entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], word_every_s: float) -> str:
+def _digest_on_shared_disk(
+    entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float
+) -> str:
     """Share the files and blocks among the ranks, and have rank 0 combine the digests."""
     manifest, problem = save_group.broadcast(_read_manifest(entry) if save_group.is_first else (None, ""))
     if manifest is None:
         raise CheckpointDamaged(problem)
     digests: dict[int, bytes] = {}
-    problem, going, work = "", True, _turns(entry, manifest, save_group, digests)
+    problem, going, work = "", True, _own_part(entry, manifest, save_group, digests)
     while save_group.maximum(int(going))[0]:
-        end = time.monotonic() + word_every_s
+        end = time.monotonic() + report_every_s
         try:
             while going := next(work, False):
                 if time.monotonic() >= end:
@@ -76,13 +80,15 @@ def _of_one_disk(entry: Entry, save_group: SaveGroup, still_here: Callable[[], N
             problem, going = str(error), False
         still_here()
     _raise_first(save_group.all_gather(problem))
-    told = save_group.reduce(msgspec.msgpack.encode(digests), _merged)
+    replies = save_group.reduce(msgspec.msgpack.encode(digests), _merged)
     mark = ""
-    if told is not None:
+    if replies is not None:
         try:
-            with _opened(entry, manifest, _with_values(manifest)) as files:
+            with _opened(entry, manifest, _files_with_values(manifest)) as files:
                 read = partial(_read, files)
-                mark = _mark(manifest, msgspec.msgpack.decode(told, type=dict[int, bytes]), _values(manifest, read))
+                mark = _combine(
+                    manifest, msgspec.msgpack.decode(replies, type=dict[int, bytes]), _values(manifest, read)
+                )
         except (CheckpointDamaged, OSError) as error:
             problem = str(error)
     mark, problem = save_group.broadcast((mark, problem))
@@ -97,8 +103,7 @@ def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
         return None, str(error)
 
 
-def _turns(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dict[int, bytes]) -> Iterator[bool]:
-    """Do one rank's share, part by part."""
+def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dict[int, bytes]) -> Iterator[bool]:
     many = len(save_group.ranks)
     for file in manifest.files[save_group.me :: many]:
         hash_file(entry.path / file.name, file.size, file.digest)
@@ -110,9 +115,9 @@ def _turns(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dic
         yield True
 
 
-def _merged(words: Sequence[bytes]) -> bytes:
+def _merged(value: Sequence[bytes]) -> bytes:
     whole: dict[int, bytes] = {}
-    for word in words:
+    for word in value:
         whole |= msgspec.msgpack.decode(word, type=dict[int, bytes])
     return msgspec.msgpack.encode(whole)
 
@@ -121,7 +126,9 @@ def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> N
     read_exactly(files[number], view, at)
 
 
-def _telling(save_group: SaveGroup, still_here: Callable[[], None], word: object, every_s: float) -> Callable[[], None]:
+def _keep_alive(
+    save_group: SaveGroup, still_here: Callable[[], None], word: object, every_s: float
+) -> Callable[[], None]:
     """Return a function for rank 0 that calls `still_here` and sometimes sends `word` for the others to do so too."""
     told_at = time.monotonic()
 
@@ -135,7 +142,9 @@ def _telling(save_group: SaveGroup, still_here: Callable[[], None], word: object
     return after_part
 
 
-def _of_disks_apart(entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], word_every_s: float) -> str:
+def _digest_over_disks(
+    entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float
+) -> str:
     """Have rank 0 ask the other ranks for the bytes that its own disk lacks."""
     manifest, problem, held = None, "", set[int]()
     if save_group.acts_for_disk:
@@ -145,19 +154,19 @@ def _of_disks_apart(entry: Entry, save_group: SaveGroup, still_here: Callable[[]
             held = {number for number, file in enumerate(manifest.files) if file.name not in away}
         except (CheckpointDamaged, OSError) as error:
             problem = str(error)
-    told = save_group.all_gather((problem, held))
-    _raise_first(problem for problem, _ in told)
+    replies = save_group.all_gather((problem, held))
+    _raise_first(problem for problem, _ in replies)
     with _opened(entry, manifest) if manifest else contextlib.nullcontext(dict[int, int]()) as files:
         if save_group.is_first and manifest is not None:
-            after_block = _telling(save_group, still_here, _NOTHING, word_every_s)
-            mark, problem = _ask(manifest, files, save_group, [held for _, held in told], after_block)
+            after_block = _keep_alive(save_group, still_here, _NOTHING, report_every_s)
+            mark, problem = _digest_on_first(manifest, files, save_group, [held for _, held in replies], after_block)
         else:
-            mark, problem = _give(files, save_group, still_here)
+            mark, problem = _serve_first(files, save_group, still_here)
     _raise_first(save_group.all_gather(problem))
     return mark
 
 
-def _ask(
+def _digest_on_first(
     manifest: Manifest,
     files: Mapping[int, int],
     save_group: SaveGroup,
@@ -178,14 +187,14 @@ def _ask(
     try:
         if away := [file.name for number, file in enumerate(manifest.files) if number not in givers]:
             raise CheckpointDamaged(f"step {manifest.step}: {', '.join(away)} on no disk")
-        mark = _of_all(manifest, read, after_block)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for a word
+        mark = _digest_all(manifest, read, after_block)
+    except Exception as error:  # noqa: BLE001 - the others wait for a message, whatever the error is
         problem = f"{type(error).__name__}: {error}"
     save_group.broadcast(mark)
     return mark, problem
 
 
-def _give(files: Mapping[int, int], save_group: SaveGroup, still_here: Callable[[], None]) -> tuple[str, str]:
+def _serve_first(files: Mapping[int, int], save_group: SaveGroup, still_here: Callable[[], None]) -> tuple[str, str]:
     """Send the bytes that rank 0 asks for until it sends the fingerprint; unreadable bytes are sent as zeros."""
     problem = ""
     wanted: _Wanted | str = ""
@@ -207,15 +216,15 @@ def _raise_first(problems: Iterable[str]) -> None:
             raise CheckpointDamaged(problem)
 
 
-def _of_all(manifest: Manifest, read: Read, after_block: Callable[[], None]) -> str:
+def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None]) -> str:
     digests: dict[int, bytes] = {}
     for number, block in enumerate(blocks(manifest)):
         digests[number] = block.digest(read)
         after_block()
-    return _mark(manifest, digests, _values(manifest, read))
+    return _combine(manifest, digests, _values(manifest, read))
 
 
-def _mark(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[str, Any]) -> str:
+def _combine(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[str, Any]) -> str:
     whole = hashlib.sha256()
     for name in sorted(manifest.tensors):
         if name.startswith(OF_TRAINING):
@@ -241,7 +250,7 @@ def _opened(entry: Entry, manifest: Manifest, wanted: Collection[int] | None = N
         yield files
 
 
-def _with_values(manifest: Manifest) -> set[int]:
+def _files_with_values(manifest: Manifest) -> set[int]:
     """Return the numbers of the files that hold what `_values` reads."""
     spread = {tree.file for name, tree in manifest.trees.items() if _has_values(name)}
     beside = [
@@ -263,17 +272,17 @@ def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
             read(tree.file, memoryview(text), tree.at)
             document = json.loads(text)
             for key, states in (document["values"] if name == SHARED else document).items():
-                found.setdefault(key, {}).update(_with_digests(states, manifest, read))
+                found.setdefault(key, {}).update(_replace_tensors(states, manifest, read))
     return found
 
 
-def _with_digests(words: Any, manifest: Manifest, read: Read) -> Any:
+def _replace_tensors(value: Any, manifest: Manifest, read: Read) -> Any:
     """Replace each reference to a tensor, whose name depends on the rank that kept it, by the tensor's digests."""
-    if isinstance(words, list):
-        return [_with_digests(word, manifest, read) for word in words]
-    if not isinstance(words, dict):
-        return words
-    if (name := tensor_of(words)) is not None:
+    if isinstance(value, list):
+        return [_replace_tensors(word, manifest, read) for word in value]
+    if not isinstance(value, dict):
+        return value
+    if (name := tensor_of(value)) is not None:
         entry = manifest.tensors[name]
         return [entry.dtype, entry.shape, [block.digest(read).hex() for block in blocks_of(name, entry)]]
-    return {key: _with_digests(word, manifest, read) for key, word in words.items()}
+    return {key: _replace_tensors(word, manifest, read) for key, word in value.items()}

@@ -39,7 +39,7 @@ class Loaded:
 
     step: int
     path: Path
-    world_size: int  # of those who saved it
+    world_size: int  # of the ranks that saved it
     from_memory: bool
     info: Mapping[str, Value]
     finite: bool = True  # its weights
@@ -63,7 +63,7 @@ class Reader:
     def __init__(self, path: Path, manifest: Manifest, subjects: Subjects, world: World | None) -> None:
         self.path, self.manifest = path, manifest
         self._subjects, self._world = subjects, world
-        # On another number of ranks nobody is who he was.
+        # With another number of ranks no rank has its own saved state.
         self._me = world if world is not None and manifest.world_size == world.size else None
         self._names = ModelNames(subjects.models)
         self._optimizers = {
@@ -78,7 +78,7 @@ class Reader:
         """Find out which parts are needed. Raises TrainerError if the checkpoint is of another model."""
         targets = self._targets
         targets.models = self._names.parameters() | self._names.buffers()
-        self._compare()
+        self._check_model()
         for key, optimizer in self._optimizers.items():
             targets.optimizers[key] = self._optimizer_targets(optimizer)
         targets.averages = {
@@ -135,7 +135,7 @@ class Reader:
         Raises TrainerError if an optimizer is not the one that was saved.
         """
         if save_group is not None:
-            self._take_word(save_group)
+            self._take_shared_from_first(save_group)
         shared = self._document(SHARED)
         mine = self._document(of_rank(self._me.rank)) if self._me else None
         for key, optimizer in self._optimizers.items():
@@ -161,7 +161,7 @@ class Reader:
                 thing.load_state_dict(mine["objects"][key])
         restore_generators(mine["generators"], *self._subjects.devices(self._me))
 
-    def _compare(self) -> None:
+    def _check_model(self) -> None:
         saved = {name: entry for name, entry in self.manifest.tensors.items() if name.startswith("model/")}
         own = self._targets.models
         live = own | self._names.stand_ins()  # those may be missing in what a node keeps for its own ranks
@@ -183,7 +183,9 @@ class Reader:
 
     def _kept_targets(self) -> dict[str, Tensor]:
         """Return tensors for what objects keep, sharded as theirs are now, or whole."""
-        kept = [_OF_ALL, f"state/{_SPREAD}"] + ([f"state/{of_rank(self._me.rank)}/"] if self._me else [])
+        kept = [_SHARED_PREFIX, f"state/{_OPTIMIZER_DOCUMENTS}"] + (
+            [f"state/{of_rank(self._me.rank)}/"] if self._me else []
+        )
         wanted = {name: entry for name, entry in self.manifest.tensors.items() if name.startswith(tuple(kept))}
         live: dict[str, Tensor] = {}
         if any(is_sharded(tensor) for tensor in self._targets.models.values()):
@@ -196,10 +198,12 @@ class Reader:
             for name, entry in wanted.items()
         }
 
-    def _take_word(self, save_group: SaveGroup) -> None:
+    def _take_shared_from_first(self, save_group: SaveGroup) -> None:
         """Take the shared state from rank 0, as each node has kept its own first rank's."""
         kept = self._targets.kept
-        mine = {name: tensor for name, tensor in kept.items() if not is_sharded(tensor) and name.startswith(_OF_ALL)}
+        mine = {
+            name: tensor for name, tensor in kept.items() if not is_sharded(tensor) and name.startswith(_SHARED_PREFIX)
+        }
         document, tensors = save_group.broadcast((bytes(self._documents[SHARED]), mine))
         self._documents[SHARED] = memoryview(document)
         kept |= tensors
@@ -212,14 +216,20 @@ class Reader:
         live = optimizer.tensors()
         return {
             name: {
-                key: _like(entry, parameter, home_of(key, group, parameter), live.get(optimizer.prefix_of(name) + key))
+                key: _target_like(
+                    entry, parameter, home_of(key, group, parameter), live.get(optimizer.prefix_of(name) + key)
+                )
                 for key, entry in saved.get(optimizer.prefix_of(name), {}).items()
             }
             for name, parameter, group in optimizer.owned()
         }
 
     def _apply_optimizers(self, shared: Mapping[str, Any]) -> None:
-        spread = [self._document(name) for name in self.manifest.trees if name.startswith(_SPREAD) and self._optimizers]
+        spread = [
+            self._document(name)
+            for name in self.manifest.trees
+            if name.startswith(_OPTIMIZER_DOCUMENTS) and self._optimizers
+        ]
         for key, optimizer in self._optimizers.items():
             values: dict[str, dict[str, Any]] = dict(shared["values"].get(key, {}))
             for part in spread:
@@ -244,7 +254,7 @@ class Reader:
                 optimizer.set_groups(shared["groups"][key])
 
     def _wants(self, document: str) -> bool:
-        if document == SHARED or document.startswith(_SPREAD):
+        if document == SHARED or document.startswith(_OPTIMIZER_DOCUMENTS):
             return True
         return self._me is not None and document == of_rank(self._me.rank)
 
@@ -255,11 +265,11 @@ class Reader:
         return value
 
 
-_SPREAD = optimizer_of_rank(0).removesuffix("00000")
-_OF_ALL = f"state/{SHARED}/"
+_OPTIMIZER_DOCUMENTS = optimizer_of_rank(0).removesuffix("00000")
+_SHARED_PREFIX = f"state/{SHARED}/"
 
 
-def _like(entry: TensorEntry, parameter: Tensor, device: torch.device, live: Tensor | None) -> Tensor:
+def _target_like(entry: TensorEntry, parameter: Tensor, device: torch.device, live: Tensor | None) -> Tensor:
     """Return a tensor for a part of a parameter's state, laid out as the parameter if it is as large.
 
     The existing one is reused if it fits: touching new memory costs several times as much as reading into old.
@@ -291,6 +301,6 @@ def read_patiently(read: Callable[[], None], now: Callable[[], float] = time.mon
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE) or now() > end:
                 return str(error), error.errno == errno.ENOENT
-            time.sleep(0.2)  # nothing tells when the attribute cache of the file system has expired
+            time.sleep(0.2)  # there is no event when the file system's attribute cache expires
         else:
             return "", False

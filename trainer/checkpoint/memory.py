@@ -19,7 +19,7 @@ from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import folder_name, new_nonce
 from trainer.checkpoint_files.manifest import Manifest
-from trainer.connections import made_here
+from trainer.connections import group_connections
 from trainer.errors import CheckpointDamaged, Fenced
 from trainer.wire import Every, Launched
 from trainer.world import World
@@ -65,7 +65,8 @@ class MemoryTier:
             mine = make_plan(contents.tensors, self.node).size + sum(map(len, contents.documents.values()))
             needed = (self.keep + 1 + self.copies) * sum(self.node.all_gather(mine))
             # What older snapshots take is given back as newer ones come.
-            free = shutil.disk_usage(self.folder).free + _size_of(self.folder)
+            free = shutil.disk_usage(self.folder).free
+            free += sum(path.stat().st_size for path in self.folder.glob("step-*/*"))
             limit = min(free, self.limit_bytes or free)
             refused = world_group.maximum(int(needed > limit))[0] > 0
             if needed > limit and self.node.is_first:
@@ -95,9 +96,7 @@ def open_memory_tier(
     if every == Every():
         return None
     folder = launched.memory_dir
-    everywhere = all(
-        save_group.all_gather(folder is not None)
-    )  # a node without a usable /dev/shm was told of no folder
+    everywhere = all(save_group.all_gather(folder is not None))  # a node without a usable /dev/shm gets no folder
     if folder is None or not everywhere:
         return None
     node = _node_save_group(world)
@@ -108,20 +107,16 @@ def open_memory_tier(
         try_take_over(folder, launched.attempt, launched.generation) if node.is_first else (None, "", False)
     )
     token = node.broadcast(token)
-    said = [one for one in save_group.all_gather((problem, fenced)) if one[0]]
-    if any(fenced for _, fenced in said):
-        raise Fenced(said[0][0])
-    if token is None or said:
+    problems = [one for one in save_group.all_gather((problem, fenced)) if one[0]]
+    if any(fenced for _, fenced in problems):
+        raise Fenced(problems[0][0])
+    if token is None or problems:
         if save_group.is_first:
-            log.warning("no snapshots in memory: %s", said[0][0])
+            log.warning("no snapshots in memory: %s", problems[0][0])
         return None
     directory = CheckpointDirectory(folder, token, keep, start=save_group.broadcast(new_nonce()))
     saver = Saver(directory, node, world, whole=False, asynchronous=asynchronous, on_commit=on_commit)
     return MemoryTier(every, folder, launched.memory_limit_bytes, saver, node, keep, _COPIES if copied else 0)
-
-
-def _size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("step-*/*"))
 
 
 def _node_save_group(world: World) -> SaveGroup:
@@ -132,7 +127,7 @@ def _node_save_group(world: World) -> SaveGroup:
     mine = SaveGroup(None, (world.rank,), 0)
     for name in dict.fromkeys(found):
         ranks = [rank for rank, node in enumerate(found) if node == name]
-        with made_here.watching():
+        with group_connections.watching():
             group = dist.new_group(ranks, backend="gloo")
         if world.rank in ranks and len(ranks) > 1 and isinstance(group, dist.ProcessGroup):
             mine = SaveGroup(group, tuple(ranks), ranks.index(world.rank))

@@ -17,7 +17,7 @@ from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.choice import first_whole
 from trainer.checkpoint_files.weights import averaged
 from trainer.errors import TrainerError
-from trainer.world import World, from_first
+from trainer.world import World, call_on_first
 
 log = logging.getLogger("trainer")
 
@@ -43,7 +43,7 @@ def load_model_together(
     module: nn.Module, folder: Path, world: World, step: int | None = None, *, best: bool = False
 ) -> int:
     """Do as load_model() on all ranks, whose module may be sharded, with the step that rank 0 finds whole."""
-    found = from_first(world, lambda: load_model(module, folder, step, best=best))
+    found = call_on_first(world, lambda: load_model(module, folder, step, best=best))
     if not world.is_first:
         load_model(module, folder, found, best=best)
     return found

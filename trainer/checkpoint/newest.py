@@ -10,9 +10,9 @@ from trainer.checkpoint.memory import MemoryTier
 from trainer.checkpoint.save_group import SaveGroup
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.complete_steps import whole
 from trainer.checkpoint_files.layout import folder_name
 from trainer.checkpoint_files.manifest import Manifest
-from trainer.checkpoint_files.whole import whole
 from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 from trainer.world import World
 

@@ -82,7 +82,9 @@ class OptimizerNames:
         """Set the learning rate and all other values of each group."""
         for optimizer in {id(one): one for one in (self.optimizer, self._inner)}.values():
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
-                group.update({key: _beside(group.get(key), value) for key, value in saved.items() if key != "params"})
+                group.update(
+                    {key: _on_device_of(group.get(key), value) for key, value in saved.items() if key != "params"}
+                )
 
     def owned(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
         """Yield name, parameter and group of everything whose state this rank has."""
@@ -135,7 +137,7 @@ def _whole_values(name: str, tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def _beside(live: Any, saved: Any) -> Any:
+def _on_device_of(live: Any, saved: Any) -> Any:
     """Return the saved value on the device of the live one, as a learning rate may be a tensor."""
     return saved.to(live.device) if isinstance(live, Tensor) and isinstance(saved, Tensor) else saved
 

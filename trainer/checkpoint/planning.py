@@ -20,7 +20,7 @@ from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, TensorEntry, ch
 from trainer.errors import TrainerError
 
 _ALIGNED = 64  # bytes: so that a part can be read as a tensor where it lies
-_SMALL = _ALIGNED  # bytes: so little lies in the file of the first who has it, which all read for what is one for all
+_SMALL = _ALIGNED  # bytes: parts as small as this go into the first rank's file, which all ranks read anyway
 _DECODER = msgspec.msgpack.Decoder(dict[str, TensorEntry])
 
 

@@ -103,7 +103,7 @@ class Saver:
         asynchronous: bool = True,
         on_commit: Callable[[int], None] = lambda _step: None,
         while_waiting: Callable[[], None] = lambda: None,
-        poll_s: float = 1.0,  # how often who waits for a save looks how far it is
+        poll_s: float = 1.0,  # how often a waiting rank checks the progress of a save
         copy_lag: CopyLag | None = None,  # None: no save waits for second copies
         is_ending: Callable[[], bool] = lambda: False,  # whether the training is about to end
     ) -> None:
@@ -226,25 +226,25 @@ class Saver:
         manifest = self._manifest(begun, files, request)
         outcome = self._agree(self._prepare(draft, manifest, files))
         if not outcome.problem:
-            # From here on a disk may have it that another one lacks. A rank that hears no more of the others leaves
-            # all as it is: they may have acknowledged it, and whoever brings the disks together needs the draft.
+            # From here on a disk may have it that another one lacks. A rank that loses contact with the others leaves
+            # all as it is: they may have acknowledged it, and launch needs the draft to complete it.
             outcome = self._agree(self._place(draft, manifest))
         if outcome.problem:
-            self._take_back(draft, manifest)
+            self._undo(draft, manifest)
             return outcome
         return Outcome(request.step, self._directory.folder / folder_name(request.step), finite=manifest.finite)
 
     def _agree(self, outcome: Outcome) -> Outcome:
         """Return the first problem of a rank that acts for a disk, or this outcome."""
-        said = (
+        outcomes = (
             self._save_group.all_gather(outcome)
             if self._save_group.separate_disks
             else [self._save_group.broadcast(outcome)]
         )
-        problems = [one for one in said if one.problem]
+        problems = [one for one in outcomes if one.problem]
         return next((one for one in problems if one.fenced), problems[0]) if problems else outcome
 
-    # Whatever goes wrong on one rank becomes a word to the others, who wait for it.
+    # Every error on one rank becomes a message to the others, which wait for it.
 
     def _begin(self, request: SaveRequest) -> _Begun | Outcome:
         token = self._directory.token
@@ -307,7 +307,7 @@ class Saver:
             if problem := "; ".join(file.problem for file in files if file.problem):
                 raise OSError(problem)
             if save_group.separate_disks and manifest.step not in self._finite:
-                commit.give_way(self._entry(manifest.step), directory.token, directory.run_dir)
+                commit.set_aside_partial(self._entry(manifest.step), directory.token, directory.run_dir)
             commit.prepare(draft, manifest, directory.token, directory.run_dir, away)
         except (Fenced, Exception) as error:  # noqa: BLE001 - see above
             return _failed(manifest.step, error)
@@ -321,10 +321,10 @@ class Saver:
             return _failed(manifest.step, error)
         return Outcome(manifest.step)
 
-    def _take_back(self, draft: Path, manifest: Manifest) -> None:
+    def _undo(self, draft: Path, manifest: Manifest) -> None:
         if self._save_group.acts_for_disk:
             try:
-                commit.take_back(draft, manifest, self._directory.token, self._directory.run_dir)
+                commit.undo(draft, manifest, self._directory.token, self._directory.run_dir)
             except (Fenced, OSError) as error:
                 log.warning("%s stays behind: %s", draft, error)
 
@@ -341,7 +341,7 @@ class Saver:
                 old = expired(steps, self._finite, self._directory.keep, stays, self._not_finite)
                 commit.remove(self._directory.folder / folder_name(step) for step in old)
         except (Fenced, OSError, CheckpointDamaged, RuntimeError) as error:
-            # Fenced, or another rank is gone: the next commit says so to all.
+            # Fenced, or another rank is gone: the next commit reports it to all.
             log.warning("after the checkpoint of step %d: %s", request.step, error)
 
     def _await_copies(self, step: int) -> list[Stock]:
@@ -349,23 +349,23 @@ class Saver:
         lag, waits = self._copy_lag, True
         try:
             while waits:
-                stock = self._stock(step) if self._save_group.acts_for_disk else {}
+                stock = self._files_on_disk(step) if self._save_group.acts_for_disk else {}
                 size = bytes_in(self._directory.folder) if lag is not None and self._save_group.acts_for_disk else 0
                 saved_at = {step: saved for step, (_, _, saved) in self._contents.items()}
-                told = self._save_group.all_gather((stock, size, saved_at, self._is_ending()))
-                if any(stock is None for stock, _, _, _ in told):
+                reports = self._save_group.all_gather((stock, size, saved_at, self._is_ending()))
+                if any(stock is None for stock, _, _, _ in reports):
                     raise OSError("nothing goes while a disk cannot be read")
-                stocks = [stock for stock, _, _, _ in told if stock]
-                if lag is None or any(hurry for _, _, _, hurry in told):
+                stocks = [stock for stock, _, _, _ in reports if stock]
+                if lag is None or any(hurry for _, _, _, hurry in reports):
                     break
-                known = {step: saved for _, _, times, _ in told for step, saved in times.items()}
-                copied = sum(size for _, size, _, _ in told)
+                known = {step: saved for _, _, times, _ in reports for step, saved in times.items()}
+                copied = sum(size for _, size, _, _ in reports)
                 waits = self._save_group.broadcast(
                     lag.waits(stocks, copied, known) if self._save_group.is_first else False
                 )
                 if waits:
                     self._awaits_copies = True
-                    self._pieces += 1  # it goes on: who waits for it says so
+                    self._pieces += 1  # it makes progress, which a waiting rank reports
                     if not self._asynchronous:
                         self._while_waiting()
                     time.sleep(_COPIES_POLL_S)
@@ -373,7 +373,7 @@ class Saver:
             self._awaits_copies = False
         return stocks
 
-    def _stock(self, newest: int) -> Stock | None:
+    def _files_on_disk(self, newest: int) -> Stock | None:
         """Return which files of which checkpoints this disk has, or None if unreadable; manifests are read once."""
         stock, folder = dict[Save, Parts](), self._directory.folder
         try:

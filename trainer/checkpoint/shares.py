@@ -85,7 +85,7 @@ def _merged(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
         before = len(shares)
         shares = _merged_neighbours(shares, lambda share: share.offsets, _add_copy)
         for dim in range(len(shape)):
-            shares = _merged_neighbours(shares, partial(_end, dim), partial(_extend, dim))
+            shares = _merged_neighbours(shares, partial(_next_offsets, dim), partial(_extend, dim))
             shares = [one for share in shares for one in _split_full_row(share, dim, shape)]
     return shares
 
@@ -118,7 +118,7 @@ def _add_copy(share: Share, other: Share) -> bool:
     return True
 
 
-def _end(dim: int, share: Share) -> tuple[int, ...]:
+def _next_offsets(dim: int, share: Share) -> tuple[int, ...]:
     """Return the offsets of a part that would follow the share along `dim`."""
     many = share.count if share.dim == dim else 1
     begin = share.offsets[dim] + many * share.lengths[dim]
@@ -160,22 +160,21 @@ def separated(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
     Overlapping shares, as with irregular copies, are divided into their parts, each of which comes once.
     """
     boxes = [(share.offsets, _row_lengths(share)) for share in shares]
-    if len(shares) <= _FEW and not any(_meet(*pair) for pair in combinations(boxes, 2)):
-        return [(share, _firsts(share)) for share in shares]
+    if len(shares) <= _FEW and not any(_overlap(*pair) for pair in combinations(boxes, 2)):
+        return [(share, _first_ranks(share)) for share in shares]
     holders: dict[Box, list[int]] = {}
     for one in (one for share in shares for one in singles(share)):
-        holders.setdefault((one.offsets, one.lengths), []).extend(_firsts(one))
+        holders.setdefault((one.offsets, one.lengths), []).extend(_first_ranks(one))
     return [(Share(ranks[0], *box), sorted(ranks)) for box, ranks in holders.items()]
 
 
-def _firsts(share: Share) -> range:
+def _first_ranks(share: Share) -> range:
     return range(share.first, share.first + share.copies * max(1, share.copy_stride), max(1, share.copy_stride))
 
 
 def _row_lengths(share: Share) -> tuple[int, ...]:
-    """Return the lengths of all parts of a row together."""
     return tuple(n * share.count if dim == share.dim else n for dim, n in enumerate(share.lengths))
 
 
-def _meet(one: Box, other: Box) -> bool:
+def _overlap(one: Box, other: Box) -> bool:
     return all(a < b + m and b < a + n for a, n, b, m in zip(*one, *other, strict=True))

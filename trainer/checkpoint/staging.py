@@ -68,7 +68,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def is_finite(staged: memoryview, part: Part) -> bool:
     """Return whether all numbers of a staged part are finite."""
     if not (part.dtype.is_floating_point or part.dtype.is_complex) or part.dtype.itemsize == 1 or not part.size:
-        return True  # whole numbers are; of types of one byte some have no such words
+        return True  # integers are; some one-byte types have no infinities
     numbers = torch.frombuffer(staged, dtype=torch.uint8, count=part.size, offset=part.at).view(part.dtype)
     numbers = torch.view_as_real(numbers) if part.dtype.is_complex else numbers
     # One pass without a copy. Both are NaN where any number is.

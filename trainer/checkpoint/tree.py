@@ -21,7 +21,7 @@ from trainer.errors import CheckpointDamaged, TrainerError
 _TAG = "~"
 _PLAIN_BITS = 4096
 _INLINE_BYTES = 1 << 16  # larger tensors go beside the model's, where copying and hashing is quick
-# No MemoryError: a machine that is short of memory says nothing of the checkpoint.
+# No MemoryError: it is not the checkpoint's fault.
 _NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, SyntaxError)
 _ARRAY_TYPE = re.compile(r"[<>|=][biufcmMSUV][0-9]{0,9}(\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?")  # as numpy itself names them
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, set, dict)}

@@ -51,7 +51,7 @@ def read_manifest(entry: Entry, *, partial: bool = False) -> Manifest:
     With `partial`, files of a checkpoint that nodes without a shared disk wrote may be missing here. The bytes of the
     files are not read. Raises CheckpointDamaged, or CheckpointPartial.
     """
-    with _told_if_gone(entry):
+    with _removal_reported(entry):
         with unreadable_is_damaged(entry.path / MANIFEST):
             data = read_small(entry.path / MANIFEST)
         try:
@@ -92,7 +92,7 @@ def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> N
 def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None] = lambda: None) -> Manifest:
     """Return the manifest as `read_manifest` does, after comparing every byte of every file."""
     manifest = read_manifest(entry, partial=partial)
-    with _told_if_gone(entry):
+    with _removal_reported(entry):
         away = missing(entry.path, manifest) if partial else []
         for file in (file for file in manifest.files if file.name not in away):
             hash_file(entry.path / file.name, file.size, file.digest)
@@ -101,7 +101,7 @@ def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None
 
 
 @contextlib.contextmanager
-def _told_if_gone(entry: Entry) -> Iterator[None]:
+def _removal_reported(entry: Entry) -> Iterator[None]:
     """Report a checkpoint that is pruned while it is read as removed, not as damaged."""
     try:
         yield

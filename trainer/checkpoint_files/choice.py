@@ -33,10 +33,10 @@ def named_best(folder: Path, *, best: bool = False) -> tuple[Path, bool]:
 
 
 def first_whole(
-    folder: Path, use: Callable[[Entry], _Found], told: Callable[[str], None], step: int | None = None, *,
+    folder: Path, use: Callable[[Entry], _Found], warn: Callable[[str], None], step: int | None = None, *,
     best: bool = False,
 ) -> _Found:  # fmt: skip
-    """Return what `use` makes of the first candidate that it does not find damaged; pass the others to `told`.
+    """Return what `use` makes of the first candidate that it does not find damaged; pass the others to `warn`.
 
     Raises CheckpointDamaged if the checkpoint of the given step is damaged, and TrainerError if there is none.
     """
@@ -48,12 +48,12 @@ def first_whole(
         except CheckpointPartial as error:
             if step is not None:
                 raise
-            told(f"passing over a checkpoint of which not all is on this node: {error}")
+            warn(f"passing over a checkpoint of which not all is on this node: {error}")
             elsewhere = elsewhere or error
         except CheckpointDamaged as error:
             if step is not None:
                 raise
-            told(f"passing over a damaged checkpoint: {error}")
+            warn(f"passing over a damaged checkpoint: {error}")
     if elsewhere is not None:
         raise TrainerError(
             f"{elsewhere}\nhint: nodes with disks of their own have a part each: "

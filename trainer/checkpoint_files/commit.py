@@ -77,7 +77,7 @@ def prepare(
     draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None, away: Collection[str] = ()
 ) -> None:
     """Write the manifest and sync all of the draft to disk; files in `away` are on other disks."""
-    with _at_risk(draft, token, run_dir):
+    with _discarding_on_error(draft, token, run_dir):
         data = encode(manifest)
         decode(data)  # what nobody could load must not be acknowledged
         write_new(draft / MANIFEST, [data])
@@ -93,7 +93,7 @@ def place(
     """Give a prepared draft its final name, and return it."""
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)
-    with _at_risk(draft, token, run_dir):
+    with _discarding_on_error(draft, token, run_dir):
         fence.check(folder, token, run_dir)
         if os.path.lexists(final) and os.path.lexists(draft):  # else it may be this one, by another's hand
             raise FileExistsError(errno.EEXIST, "a checkpoint of this step exists already", str(final))
@@ -109,7 +109,7 @@ def place(
     return final
 
 
-def take_back(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
+def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
     """Remove what was prepared or placed here, after another disk has failed. Raises Fenced, OSError."""
     final = draft.parent / folder_name(manifest.step)
     remove([draft])
@@ -119,7 +119,7 @@ def take_back(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Pat
             remove([final])
 
 
-def give_way(entry: Entry, token: FencingToken, run_dir: Path | None = None) -> None:
+def set_aside_partial(entry: Entry, token: FencingToken, run_dir: Path | None = None) -> None:
     """Set aside an incomplete checkpoint, so that its step can be saved again. Raises Fenced, OSError."""
     if os.path.lexists(entry.path):
         fence.check(entry.path.parent, token, run_dir)
@@ -155,7 +155,7 @@ def place_best(
     else:
         draft = folder / copy_name(best.path.name)
         _begin(draft, token, run_dir)
-        with _at_risk(draft, token, run_dir):
+        with _discarding_on_error(draft, token, run_dir):
             for file in (file for file in manifest.files if file.name not in away):
                 _link_or_copy(source.path, draft, file)
             if os.path.lexists(best.path):  # damaged, or of a past that was given up
@@ -206,7 +206,7 @@ def empty_trash(folder: Path) -> None:
 
 def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
     draft.mkdir(mode=0o700)
-    with _at_risk(draft, token, run_dir):
+    with _discarding_on_error(draft, token, run_dir):
         draft.chmod(0o700)  # whatever the umask
         fence.check(draft.parent, token, run_dir)  # after making it: a later start removes it
 
@@ -237,12 +237,12 @@ def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
 
 
 @contextlib.contextmanager
-def _at_risk(draft: Path, token: FencingToken, run_dir: Path | None) -> Iterator[None]:
+def _discarding_on_error(draft: Path, token: FencingToken, run_dir: Path | None) -> Iterator[None]:
     """Remove the draft after an error, so that the next one has space. Raises Fenced if a newer start did it."""
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the first error is the one to hear of; the next start tidies up
+        with contextlib.suppress(OSError):  # the first error is the one to raise; the next start cleans up
             remove([draft])
         if isinstance(error, (OSError, CheckpointDamaged)):
             # A newer start takes drafts away, at any moment: then that is what the error is about.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import IO, cast
 
-from trainer.checkpoint_files import pickle_words as pickled
+from trainer.checkpoint_files import pickle_writer as pickled
 from trainer.checkpoint_files.weight_files import strides, write_torch_tensor
 from trainer.checkpoint_files.weights import Weight, Weights
 

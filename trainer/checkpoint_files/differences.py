@@ -14,7 +14,7 @@ from trainer.checkpoint_files.durable import open_to_read, read_exactly, unreada
 from trainer.checkpoint_files.manifest import ITEM_BYTES, TensorEntry
 from trainer.checkpoint_files.weights import pieces
 
-_TAG = "~"  # of what JSON itself has no word for
+_TAG = "~"  # of values that JSON does not have
 _CLOCKS = frozenset({"shared/objects/progress/seconds"})  # how long it has taken: no two runs are alike in that
 _MOST_PATHS = 50
 _CODES = {
@@ -81,12 +81,12 @@ class _Opened:
         tree = self.manifest.trees.get(name)
         if tree is None:
             return _NO_PLACE
-        words = memoryview(bytearray(tree.size))
-        self.read(tree.file, words, tree.at)
+        content = memoryview(bytearray(tree.size))
+        self.read(tree.file, content, tree.at)
         try:
-            return json.loads(words.tobytes())
+            return json.loads(content.tobytes())
         except (ValueError, RecursionError):
-            return words.tobytes()
+            return content.tobytes()
 
 
 def _of_tensor(name: str, here: _Opened, there: _Opened) -> OtherTensor | None:
@@ -109,7 +109,6 @@ def _first_in(name: str, entry: TensorEntry, mine: bytes, theirs: bytes, before:
 
 
 def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the indexes of element `number` in row-major order."""
     found: list[int] = []
     for length in reversed(shape):
         number, at = divmod(number, length)

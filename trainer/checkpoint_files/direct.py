@@ -21,7 +21,12 @@ def write_direct(
     second thread, as the CPU is idle while the disk works.
     """
     size = len(view) - len(view) % PAGE_BYTES
-    if len(view) < DIRECT_BYTES or at % PAGE_BYTES or view.readonly or _address(view) % PAGE_BYTES:
+    if (
+        len(view) < DIRECT_BYTES
+        or at % PAGE_BYTES
+        or view.readonly
+        or ctypes.addressof(ctypes.c_char.from_buffer(view)) % PAGE_BYTES
+    ):
         return 0
     if not _set_direct(fd, on=True):
         return 0
@@ -49,10 +54,6 @@ def _write_pieces(fd: int, view: memoryview, after_piece: Callable[[], None]) ->
             raise
         after_piece()
     return done
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _set_direct(fd: int, *, on: bool) -> bool:

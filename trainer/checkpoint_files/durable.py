@@ -81,7 +81,7 @@ def make_folder(path: Path) -> None:
         except FileExistsError:
             if not path.is_dir():
                 raise
-    # Also where it is there already: whoever made it may have been killed before this.
+    # Also where it exists already: the process that made it may have been killed before this.
     with contextlib.suppress(PermissionError):  # a folder above that only others may list
         sync_folder(path.parent)
 

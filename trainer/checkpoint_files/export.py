@@ -115,7 +115,7 @@ def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, s
         try:
             _write(form, draft, weights, {**notes, "step": str(entry.step)}, shape.most_bytes_per_file or _MOST_BYTES)
             _sync(draft)
-            _take_its_place(draft, target)
+            _replace_target(draft, target)
         except BaseException:
             _remove(draft)
             raise
@@ -162,7 +162,7 @@ def _sync(draft: Path) -> None:
         sync_folder(draft)
 
 
-def _take_its_place(draft: Path, target: Path) -> None:
+def _replace_target(draft: Path, target: Path) -> None:
     """Replace the target; a folder cannot be exchanged atomically, so the old one is renamed and then deleted."""
     if not target.is_dir():
         draft.rename(target)

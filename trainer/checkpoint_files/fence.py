@@ -43,7 +43,7 @@ def take_token(
     Raises Fenced if a newer attempt or generation has one, and TrainerError if another process has held the lock for
     `lock_limit_s`. Without an attempt number (outside of launch) the last start is the newest.
     """
-    with _alone(folder, lock_limit_s):
+    with _locked(folder, lock_limit_s):
         before = _set_aside_if_damaged(folder)
         if before is None:
             token = FencingToken(attempt or 0, generation, 1, new_nonce())
@@ -100,7 +100,7 @@ def _run_attempt(run_dir: Path) -> int:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, limit_s: float) -> Iterator[None]:
+def _locked(folder: Path, limit_s: float) -> Iterator[None]:
     """Hold the lock under which the token is read and replaced; the kernel releases a killed holder's lock."""
     fd = os.open(folder / FENCE_LOCK, _LOCK, 0o600)
     try:
@@ -121,7 +121,7 @@ def _lock(fd: int, folder: Path, limit_s: float) -> None:
                     f"{folder / FENCE_LOCK}: held by another process for {limit_s:.0f} s\n"
                     f"hint: `fuser {folder / FENCE_LOCK}` names it; a frozen one has to be ended"
                 ) from None
-            time.sleep(0.02)  # the holder needs a few milliseconds, and nothing tells when it is done
+            time.sleep(0.02)  # the holder needs a few milliseconds, and there is nothing to wait for
         except OSError as error:  # a file system without locks: two that race within microseconds may pass
             if error.errno in _NO_LOCKS_HERE:
                 return

@@ -8,7 +8,7 @@ Kind = Literal["step", "best"]
 
 MANIFEST = "MANIFEST.json"
 FENCE = "FENCE"
-BEST = "best"  # no folder: whoever is given this name in a folder takes the best checkpoint of that folder
+BEST = "best"  # no folder: FOLDER/best stands for the best checkpoint in FOLDER
 FENCE_DRAFT = ".fence-draft"
 FENCE_LOCK = ".fence-lock"
 STAGES = "stages.json"  # where a pipeline that is cut by time was cut

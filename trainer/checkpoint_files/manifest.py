@@ -62,7 +62,9 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     def part(self, number: int) -> "Chunk":
         """Return one part of a row."""
         begin = self.offsets[self.dim] + number * self.lengths[self.dim] if self.offsets else 0
-        return Chunk(self.file + number * self.stride, self.at, _put(self.offsets, self.dim, begin), self.lengths)
+        return Chunk(
+            self.file + number * self.stride, self.at, _with_number_at(self.offsets, self.dim, begin), self.lengths
+        )
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,7 +160,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     for name, tree in manifest.trees.items():
         if tree.file >= len(names) or tree.at + tree.size > manifest.files[tree.file].size:
             yield f"{name}: lies outside of its file"
-    room = _least_room(manifest.files)
+    room = _smallest_file(manifest.files)
     for name, entry in manifest.tensors.items():
         if entry.dtype not in ITEM_BYTES:
             yield f"{name}: unknown type {entry.dtype!r}"
@@ -186,14 +188,14 @@ def _tensor_problem(manifest: Manifest, entry: TensorEntry, room: Callable[[Chun
 
 def _lengths(row: Chunk) -> tuple[int, ...]:
     """Return the lengths of the box that all parts of a row make together."""
-    return row.lengths if row.count == 1 else _put(row.lengths, row.dim, row.count * row.lengths[row.dim])
+    return row.lengths if row.count == 1 else _with_number_at(row.lengths, row.dim, row.count * row.lengths[row.dim])
 
 
-def _put(numbers: tuple[int, ...], at: int, number: int) -> tuple[int, ...]:
+def _with_number_at(numbers: tuple[int, ...], at: int, number: int) -> tuple[int, ...]:
     return (*numbers[:at], number, *numbers[at + 1 :]) if numbers else numbers
 
 
-def _least_room(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
+def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
     """Return a function that gives the size of the smallest file of a row, remembered per range of files."""
     sizes, known = [file.size for file in files], dict[range, int]()
 
@@ -213,14 +215,14 @@ def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
     """
     groups = [[Chunk(0, 0, row.offsets, _lengths(row)) for row in rows if 0 not in row.lengths]]
     for _ in range(_MOST_CUTS):
-        groups = [part for group in groups for part in _apart(group) if len(part) > 1]
+        groups = [part for group in groups for part in _split_by_cuts(group) if len(part) > 1]
     if sum(len(group) ** 2 for group in groups) > _MOST_PAIRS:
         return "its parts cannot be told apart"
-    met = any(_meet(*pair) for group in groups for pair in combinations(group, 2))
+    met = any(_overlap(*pair) for group in groups for pair in combinations(group, 2))
     return "its parts lie over each other" if met else None
 
 
-def _apart(group: list[Chunk]) -> list[list[Chunk]]:
+def _split_by_cuts(group: list[Chunk]) -> list[list[Chunk]]:
     """Return the group divided by all straight cuts across the first dimension that has any."""
     dimensions = range(len(group[0].offsets) if group else 0)
     cuts = (_cut(group, dimension) for dimension in dimensions)
@@ -238,6 +240,6 @@ def _cut(group: list[Chunk], dimension: int) -> list[list[Chunk]]:
     return parts
 
 
-def _meet(one: Chunk, other: Chunk) -> bool:
+def _overlap(one: Chunk, other: Chunk) -> bool:
     parts = zip(one.offsets, one.lengths, other.offsets, other.lengths, strict=True)
     return all(a < b + m and b < a + n for a, n, b, m in parts)

@@ -102,7 +102,7 @@ def receive(
             raise CheckpointDamaged(f"{place / name}: what came is not what was written down")
         os.rename(copy, place / name)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to hear of
+        with contextlib.suppress(OSError):  # the first error is the one to raise
             copy.unlink(missing_ok=True)
         raise
     sync_folder(place)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import IO
 
-from trainer.checkpoint_files import pickle_words as pickled
+from trainer.checkpoint_files import pickle_writer as pickled
 from trainer.checkpoint_files.manifest import ITEM_BYTES
 from trainer.checkpoint_files.weights import Weight, Weights
 from trainer.errors import TrainerError
@@ -25,7 +25,7 @@ _STORAGES = {
     "complex128": "ComplexDoubleStorage",
 }  # fmt: skip
 _ALIGNED = 64
-_ZIP64_FROM = 1 << 30  # a zip says sizes of more than 4 GB in another way, and has to know beforehand
+_ZIP64_FROM = 1 << 30  # zip has another format for sizes of more than 4 GB, chosen beforehand
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of an archive: the same weights are the same bytes
 
 
@@ -48,12 +48,12 @@ def write_safetensors(
 
 def _header(ordered: Iterable[Weight], notes: Mapping[str, str]) -> bytes:
     """Return the length and the JSON header, padded so that the tensors begin at a multiple of eight."""
-    words: dict[str, object] = {"__metadata__": dict(notes)}
+    opcodes: dict[str, object] = {"__metadata__": dict(notes)}
     at = 0
     for one in ordered:
-        words[one.name] = {"dtype": SAFE[one.dtype], "shape": one.shape, "data_offsets": [at, at + one.size]}
+        opcodes[one.name] = {"dtype": SAFE[one.dtype], "shape": one.shape, "data_offsets": [at, at + one.size]}
         at += one.size
-    text = json.dumps(words, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(opcodes, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
@@ -75,8 +75,8 @@ def index(files: Mapping[str, Sequence[str]], weights: Weights) -> bytes:
     """Return the index of several files, as transformers reads it."""
     size = sum(one.size for one in weights.tensors.values())
     homes = {tensor: file for file, names in files.items() for tensor in names}
-    words = {"metadata": {"total_size": size}, "weight_map": dict(sorted(homes.items()))}
-    return json.dumps(words, indent=2, ensure_ascii=False).encode() + b"\n"
+    opcodes = {"metadata": {"total_size": size}, "weight_map": dict(sorted(homes.items()))}
+    return json.dumps(opcodes, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def write_torch(file: IO[bytes], weights: Weights, *, zip64_from: int = _ZIP64_FROM) -> None:
@@ -86,10 +86,10 @@ def write_torch(file: IO[bytes], weights: Weights, *, zip64_from: int = _ZIP64_F
     """
     keys = {tensor: str(number) for number, tensor in enumerate(weights.tensors)}
     named = {**{tensor: tensor for tensor in weights.tensors}, **weights.tied}
-    words = pickled.table(
+    opcodes = pickled.table(
         (pickled.text(alias), _tensor(weights.tensors[one], keys[one])) for alias, one in named.items()
     )
-    _write_archive(file, words, weights, keys, zip64_from)
+    _write_archive(file, opcodes, weights, keys, zip64_from)
 
 
 def write_torch_tensor(file: IO[bytes], weights: Weights, name: str) -> None:
@@ -97,11 +97,11 @@ def write_torch_tensor(file: IO[bytes], weights: Weights, name: str) -> None:
     _write_archive(file, _tensor(weights.tensors[name], "0"), weights, {name: "0"}, _ZIP64_FROM)
 
 
-def _write_archive(file: IO[bytes], words: bytes, weights: Weights, keys: Mapping[str, str], zip64_from: int) -> None:
-    words = pickled.PROTOCOL + words + pickled.STOP
+def _write_archive(file: IO[bytes], opcodes: bytes, weights: Weights, keys: Mapping[str, str], zip64_from: int) -> None:
+    opcodes = pickled.PROTOCOL + opcodes + pickled.STOP
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         put = partial(_put, archive, zip64_from)
-        put("data.pkl", [words], len(words))
+        put("data.pkl", [opcodes], len(opcodes))
         for entry, text in ((".format_version", b"1"), (".storage_alignment", b"64"), ("byteorder", b"little")):
             put(entry, [text], len(text))
         for tensor, key in keys.items():

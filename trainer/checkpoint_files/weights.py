@@ -19,7 +19,7 @@ from trainer.errors import TrainerError
 
 _OF_MODEL, _OF_AVERAGE, _SHARED = "model/", "average/", "shared"
 _PIECE_BYTES = 4 << 20  # a multiple of every element's size
-_MOST_WORDS = 1 << 28
+_MOST_BYTES = 1 << 28
 
 
 class Place(NamedTuple):
@@ -93,16 +93,16 @@ class Weights:
 
     def _tied(self) -> dict[str, str]:
         tree = self._manifest.trees.get(_SHARED)
-        if tree is None or tree.size > _MOST_WORDS:
+        if tree is None or tree.size > _MOST_BYTES:
             return {}
-        words = memoryview(bytearray(tree.size))
-        self._read(tree.file, words, tree.at)
+        content = memoryview(bytearray(tree.size))
+        self._read(tree.file, content, tree.at)
         try:
-            noted = json.loads(words.tobytes()).get("tied", {})
+            noted = json.loads(content.tobytes()).get("tied", {})
         except (ValueError, AttributeError, RecursionError):
             return {}
         found = noted.items() if isinstance(noted, dict) else ()
-        prefix = _prefix(self._model)
+        prefix = _OF_MODEL if self._model is None else f"{_OF_MODEL}{self._model}/"
         names = {
             other.removeprefix(prefix): kept.removeprefix(prefix) for other, kept in found
             if isinstance(kept, str) and other.startswith(prefix) and kept.startswith(prefix)
@@ -136,10 +136,6 @@ def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, Tensor
         named, hint = ", ".join(models) or "one, which has no name", "\nhint: --model NAME" if models else ""
         raise TrainerError(f"expected one of the models that are kept, got {model or 'none'}; they are: {named}{hint}")
     return {name.removeprefix(f"{model}/"): entry for name, entry in kept.items() if name.startswith(f"{model}/")}
-
-
-def _prefix(model: str | None) -> str:
-    return _OF_MODEL if model is None else f"{_OF_MODEL}{model}/"
 
 
 def pieces(entry: TensorEntry, read: Callable[[int, memoryview, int], None]) -> Iterator[bytes]:
@@ -181,10 +177,10 @@ def places(entry: TensorEntry) -> Iterator[Place]:
 
 def _places(entry: TensorEntry) -> Iterator[Place]:
     parts = [(chunk, chunk.at) for chunk in entry.chunks if 0 not in chunk.lengths]
-    return _block(parts, 0, entry.shape, ITEM_BYTES[entry.dtype]) if parts else iter(())
+    return _ranges_of_block(parts, 0, entry.shape, ITEM_BYTES[entry.dtype]) if parts else iter(())
 
 
-def _block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], item: int) -> Iterator[Place]:
+def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], item: int) -> Iterator[Place]:
     """Yield the ranges of the tensor below some indexes of the dimensions before `dim`.
 
     Each part comes with the offset in its file where that block begins.
@@ -200,17 +196,19 @@ def _block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], i
             for one, at in parts
             if one.offsets[dim] <= begin < one.offsets[dim] + one.lengths[dim]
         ]
-        yield from _slab(here, dim, end - begin, shape, item)
+        yield from _ranges_of_rows(here, dim, end - begin, shape, item)
 
 
-def _slab(parts: Sequence[tuple[Chunk, int]], dim: int, rows: int, shape: Sequence[int], item: int) -> Iterator[Place]:
+def _ranges_of_rows(
+    parts: Sequence[tuple[Chunk, int]], dim: int, rows: int, shape: Sequence[int], item: int
+) -> Iterator[Place]:
     """Yield the ranges of rows that the same parts share."""
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim + 1 :]) == tuple(shape[dim + 1 :]):
         yield Place(chunk.file, at, rows * _row(chunk, dim, item))
         return
     for row in range(rows):
-        yield from _block([(one, at + row * _row(one, dim, item)) for one, at in parts], dim + 1, shape, item)
+        yield from _ranges_of_block([(one, at + row * _row(one, dim, item)) for one, at in parts], dim + 1, shape, item)
 
 
 def _row(chunk: Chunk, dim: int, item: int) -> int:

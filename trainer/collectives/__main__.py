@@ -20,9 +20,9 @@ from trainer.world import World, join, leave
 MARK = "collectives "
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 1 if a result was wrong."""
-    options = _options(words)
+    options = _options(arguments)
     world = join(group=True, device={"gloo": "cpu", "nccl": "cuda"}.get(options.backend))
     try:
         return int(_measure(options, world) > 0)
@@ -31,44 +31,43 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, world: World) -> int:
-    """Return how many numbers were wrong."""
     counts = options.ranks or [world.size]
     if bad := [count for count in counts if not 2 <= count <= world.size]:
         raise BadSettings(f"--ranks: expected numbers from 2 to {world.size}, which there are, got {bad[0]}")
     nodes = world.size // world.local_size
-    _say(world, "place", backend=world.backend, device=world.device.type, ranks=world.size, nodes=nodes)
+    _report(world, "place", backend=world.backend, device=world.device.type, ranks=world.size, nodes=nodes)
     for size in options.sizes:
-        _say(world, "copy", size_bytes=size, bytes_per_s=copied(size, world.device))
+        _report(world, "copy", size_bytes=size, bytes_per_s=copied(size, world.device))
     wrong = 0
     for count in counts:
         ranks = members(count, nodes, world.local_size)
-        group = dist.new_group(ranks)  # no group for those who take no part
+        group = dist.new_group(ranks)  # ranks that take no part get no group
         if isinstance(group, dist.ProcessGroup):
             for one in timed(options.operations, options.sizes, ranks, group, world):
                 wrong += one.wrong
-                _say(world, "timed", **asdict(one))
+                _report(world, "timed", **asdict(one))
         dist.barrier()
     objects = dist.new_group(backend="gloo") if nodes > 1 else None
     if isinstance(objects, dist.ProcessGroup):
         for pair in pairs(world, nodes, world.local_size, objects):
-            _say(world, "pair", **asdict(pair))
-    _say(world, "end")
+            _report(world, "pair", **asdict(pair))
+    _report(world, "end")
     return wrong
 
 
-def _say(world: World, what: str, **words: object) -> None:
+def _report(world: World, what: str, **arguments: object) -> None:
     if world.is_first:
-        sys.stdout.write(f"{MARK}{json.dumps({'what': what, **words})}\n")
+        sys.stdout.write(f"{MARK}{json.dumps({'what': what, **arguments})}\n")
         sys.stdout.flush()
 
 
-def _options(words: Sequence[str] | None) -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trainer.collectives")
     parser.add_argument("--ranks", type=_numbers, default=[], metavar="N,...", help="how many take part (default: all)")
     parser.add_argument("--sizes", type=_numbers, default=[2**10, 2**16, 2**22], metavar="BYTES,...")
     parser.add_argument("--operations", type=_names, default=list(OPERATIONS), metavar="NAME,...")
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
 def _numbers(text: str) -> list[int]:

@@ -64,10 +64,10 @@ def _timed(name: str, one: Prepared, place: Place, size_bytes: int) -> Timed:
             one.fill()
             one.call()
     except (RuntimeError, NotImplementedError) as error:
-        said = " ".join(str(error).split())
-        if not any(word in said.lower() for word in _LACKING):
+        message = " ".join(str(error).split())
+        if not any(phrase in message.lower() for phrase in _LACKING):
             raise
-        return Timed(name, place.many, size_bytes, (), lacking=said[:200])
+        return Timed(name, place.many, size_bytes, (), lacking=message[:200])
     took, missed = list[float](), 0
     for _ in range(repetitions(size_bytes)):
         took.append(_once(one, place))

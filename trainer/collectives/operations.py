@@ -15,7 +15,7 @@ class Place:
     """A rank among those that take part, and how much they exchange."""
 
     group: dist.ProcessGroup
-    index: int  # among those who take part
+    index: int  # among the ranks that take part
     ranks: tuple[int, ...]  # by their numbers in the whole world
     count: int  # numbers in all, of float32; a multiple of how many take part
     device: torch.device

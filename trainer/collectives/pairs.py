@@ -39,10 +39,10 @@ def pairs(world: World, nodes: int, per_node: int, group: dist.ProcessGroup) -> 
     for one, other in combinations(range(nodes), 2):
         ends = (one * per_node, other * per_node)
         mine = _measured(world, ends, group)
-        told: list[tuple[float, float, float] | None] = [mine]
-        dist.broadcast_object_list(told, src=ends[0], group=group)
-        if told[0] is not None:
-            yield Pair(one, other, _SIZE, *told[0])
+        measured: list[tuple[float, float, float] | None] = [mine]
+        dist.broadcast_object_list(measured, src=ends[0], group=group)
+        if measured[0] is not None:
+            yield Pair(one, other, _SIZE, *measured[0])
 
 
 def _measured(world: World, ends: tuple[int, int], group: dist.ProcessGroup) -> tuple[float, float, float] | None:
@@ -57,12 +57,12 @@ def _measured(world: World, ends: tuple[int, int], group: dist.ProcessGroup) -> 
     if world.rank not in ends or where[0] is None:
         return None
     large, small = (torch.ones(count, device=world.device) for count in (_SIZE // 4, 1))
-    long_s, short_s = _there_and_back(large, world, ends), _there_and_back(small, world, ends)
-    plain_s = _plainly(listener, where[0])
+    long_s, short_s = _round_trip_s(large, world, ends), _round_trip_s(small, world, ends)
+    plain_s = _plain_seconds(listener, where[0])
     return 2 * _SIZE / long_s, short_s, 2 * _SIZE / plain_s if plain_s else 0.0
 
 
-def _there_and_back(data: torch.Tensor, world: World, ends: tuple[int, int]) -> float:
+def _round_trip_s(data: torch.Tensor, world: World, ends: tuple[int, int]) -> float:
     def call() -> None:
         if world.rank == ends[0]:
             dist.send(data, ends[1])
@@ -84,7 +84,7 @@ def own_address() -> str:
         return str(asked.getsockname()[0])
 
 
-def _plainly(listener: socket.socket | None, where: tuple[str, int, bytes]) -> float:
+def _plain_seconds(listener: socket.socket | None, where: tuple[str, int, bytes]) -> float:
     """Return the seconds for as many bytes there and back, or 0 if no direct connection is possible."""
     address, port, token = where
     try:
@@ -96,7 +96,7 @@ def _plainly(listener: socket.socket | None, where: tuple[str, int, bytes]) -> f
             line, _ = listener.accept()
             with line:
                 line.settimeout(_LIMIT_S)
-                known = hmac.compare_digest(_take(line, _TOKEN_BYTES), token)
+                known = hmac.compare_digest(_receive(line, _TOKEN_BYTES), token)
                 return _echoed(line, first=True) if known else 0.0
     except OSError:
         return 0.0
@@ -109,15 +109,15 @@ def _echoed(line: socket.socket, *, first: bool) -> float:
         began = time.perf_counter()
         if first:
             line.sendall(data)
-            _take(line, _SIZE)
+            _receive(line, _SIZE)
         else:
-            _take(line, _SIZE)
+            _receive(line, _SIZE)
             line.sendall(data)
         took.append(time.perf_counter() - began)
     return statistics.median(took[_WARM:])
 
 
-def _take(line: socket.socket, size: int) -> bytes:
+def _receive(line: socket.socket, size: int) -> bytes:
     got = bytearray(size)
     view = memoryview(got)
     while view:

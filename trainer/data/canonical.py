@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from itertools import repeat
 from typing import Any
 
-from trainer.data.crew import Crew, Fetching, hire, in_turn
+from trainer.data.fetchers import Fetchers, Fetching, in_turn, start_fetchers
 from trainer.data.iterable import Part, Reading, Step
 from trainer.data.order import Sharing
 from trainer.data.seeds import seed_draws, seed_of
@@ -25,14 +25,14 @@ class Canonical:
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
 
-    def hire(self, epoch: int, done: int, after: int | None) -> Crew:
+    def start_fetchers(self, epoch: int, done: int, after: int | None) -> Fetchers:
         slot = after or 0 if done else 0
-        return hire(
+        return start_fetchers(
             lambda _: CanonicalReader(self._reading, epoch, slot), self._fetching, self._reading.dataset, most=1
         )
 
-    def read(self, crew: Crew, epoch: int, _after: int | None) -> Generator[Step, None, None]:
-        for _, step in in_turn(crew, repeat(epoch), self._fetching.ahead):
+    def read(self, fetchers: Fetchers, epoch: int, _after: int | None) -> Generator[Step, None, None]:
+        for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield step
 
     def saved(self, after: int | None) -> Any:
@@ -67,7 +67,7 @@ class CanonicalReader:
             self._open(0)
         while True:
             start, self._slot = self._slot, self._slot + self._reading.sharing.batch_size
-            own = self._taken(start, self._slot)
+            own = self._take_slots(start, self._slot)
             if own or not self._items:  # a validation's few slots may be those of others
                 break
         return Step(tuple(self._parts(own, start)), len(own), self._slot)
@@ -83,7 +83,7 @@ class CanonicalReader:
         seed_draws(*words)
         return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*words)))
 
-    def _taken(self, start: int, stop: int) -> dict[int, Any]:
+    def _take_slots(self, start: int, stop: int) -> dict[int, Any]:
         """Return samples by slot; what a shard draws does not depend on who reads it."""
         own: dict[int, Any] = {}
         for shard, items in list(self._items.items()):
@@ -130,5 +130,4 @@ def checked(dataset: Any, sharing: Sharing) -> None:
 
 
 def _slots(shard: int, start: int, stop: int, shards: int) -> range:
-    """Return a shard's slots in [start, stop)."""
     return range(start + (shard - start) % shards, stop, shards)

@@ -4,14 +4,13 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
-from trainer.data.batch import Batch
-from trainer.data.crew import Fetching
 from trainer.data.fetch import Collate
+from trainer.data.fetchers import Fetching
 from trainer.data.indexed import Indexed
 from trainer.data.iterable import Reading, has_shards, is_iterable, shards_itself
-from trainer.data.order import Sharing
+from trainer.data.order import Batch, Sharing
+from trainer.data.step_agreement import StepAgreement
 from trainer.data.streamed import Streamed
-from trainer.data.together import Together
 from trainer.errors import BadSettings, TrainerError
 
 
@@ -47,7 +46,7 @@ class EvalData:
                     "data: fillers: a stream of which ranks read parts does not know what the other ranks have left"
                 )
             reading = Reading(dataset, sharing, seed, collate)
-            self._source = Streamed(reading, fetching, Together(sharing, int))
+            self._source = Streamed(reading, fetching, StepAgreement(sharing, int))
         else:
             self._source = Indexed(dataset, collate, sharing, fetching, seed=seed, fillers=fillers)
 

@@ -4,10 +4,9 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from trainer.data.batch import Batch
-from trainer.data.crew import Crew, Fetching, hire, in_turn
 from trainer.data.fetch import Collate, Fetch, Job
-from trainer.data.order import Sharing, epoch_order, micro_batches, steps_in
+from trainer.data.fetchers import Fetchers, Fetching, in_turn, start_fetchers
+from trainer.data.order import Batch, Sharing, epoch_order, micro_batches, steps_in
 from trainer.errors import BadSettings
 
 
@@ -34,15 +33,15 @@ class Indexed:
         self._dataset, self._sharing, self._fetching = dataset, sharing, fetching
         self._seed, self._shuffle, self._drop_last, self._fillers = seed, shuffle, drop_last, fillers
         self._fetch = Fetch(dataset, collate, seed=seed, rank=sharing.rank)
-        self._crew: Crew | None = None
+        self._fetchers: Fetchers | None = None
 
     def place(self, _epoch: int, done: int) -> int:
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
-        self._crew = self._crew or hire(lambda _: self._fetch, self._fetching, self._dataset)
+        self._fetchers = self._fetchers or start_fetchers(lambda _: self._fetch, self._fetching, self._dataset)
         world_size = self._sharing.world_size
-        answers = in_turn(self._crew, self._jobs(epoch, done), self._fetching.ahead)
+        answers = in_turn(self._fetchers, self._jobs(epoch, done), self._fetching.ahead)
         with closing(self._fetching.pin(answers)) as pinned:
             for job, data in pinned:
                 micro, samples = job.micro, job.samples
@@ -74,9 +73,9 @@ class Indexed:
         return done
 
     def close(self) -> None:
-        if self._crew is not None:
-            self._crew.end()
-        self._crew = None
+        if self._fetchers is not None:
+            self._fetchers.end()
+        self._fetchers = None
 
     def _jobs(self, epoch: int, done: int) -> Iterator[Job]:
         order = epoch_order(self._length, self._seed, epoch, shuffle=self._shuffle)

@@ -12,17 +12,16 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from trainer.data.batch import Batch
 from trainer.data.iterable import keeps_its_place
-from trainer.data.order import Sharing, steps_in
-from trainer.data.seeds import Apart, seed_draws
-from trainer.data.together import Together
+from trainer.data.order import Batch, Sharing, steps_in
+from trainer.data.seeds import IsolatedDraws, seed_draws
+from trainer.data.step_agreement import StepAgreement
 from trainer.errors import BadSettings
 
 log = logging.getLogger("trainer")
 _OPENING, _READING = range(20, 22)  # what is seeded, beside the place in the epoch
 _OF_ONE_RANK = ("RandomSampler", "SequentialSampler")  # torch's and torchdata's: they know of no other ranks
-_OF_ALL_RANKS = "sample_in_epoch"  # MosaicML's word: so many samples of the epoch are done, on whatever ranks
+_OF_ALL_RANKS = "sample_in_epoch"  # MosaicML's key: the samples of the epoch that are done, on any ranks
 
 
 def is_loader(data: Any) -> bool:
@@ -33,22 +32,22 @@ def is_loader(data: Any) -> bool:
 class LoaderBatches:
     """A loader as a source of batches."""
 
-    def __init__(self, loader: Any, sharing: Sharing, seed: int, together: Together) -> None:
+    def __init__(self, loader: Any, sharing: Sharing, seed: int, agreement: StepAgreement) -> None:
         _check(loader, sharing)
-        self._loader, self._sharing, self._seed, self._together = loader, sharing, seed, together
+        self._loader, self._sharing, self._seed, self._step_agreement = loader, sharing, seed, agreement
         self._length = _length(loader)
         self.steps_per_epoch = None if not self._length else steps_in(self._length, sharing.accumulate, drop_last=False)
         self._items: Iterator[Any] | None = None  # of the epoch under way
         self._step: list[Any] | None = None  # read, and not yet given out whole
         self._before: Any = None  # the loader's state before that step
         self._state: Any = None  # where no epoch is under way
-        self._loads = False  # whether the loader has to be told that state
+        self._loads = False  # whether the loader has to load that state
         self._may_be_at_end = False  # of the epoch before, in which case the next pass is meant
-        # What a stream says of its length need not be so.
+        # A stream's own length may be wrong.
         self._certain = None if isinstance(getattr(loader, "dataset", None), IterableDataset) else self._length
-        self._given = 0  # batches of the epoch
+        self._batches_given = 0  # batches of the epoch
         self._ended = False  # whether the loader was seen to have no more
-        self._over = False  # the epoch; what is left of it is nothing
+        self._epoch_over = False  # the epoch; what is left of it is nothing
         self._filler: Any = None
 
     def place(self, _epoch: int, done: int) -> int:
@@ -58,8 +57,8 @@ class LoaderBatches:
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
-        if self._over:
-            self._over, self._given = False, 0
+        if self._epoch_over:
+            self._epoch_over, self._batches_given = False, 0
             return
         if self._items is None:
             self._before, self._items = self._state, self._opened(epoch, done)
@@ -67,25 +66,31 @@ class LoaderBatches:
             step = self._step = self._step or self._read(epoch, done)
             samples = [samples_in(batch) for batch in step]
             able, source = bool(step) or self._filler is not None, f"its {type(self._loader).__name__}"
-            total = self._together.samples(sum(samples), able=able, source=source)
+            total = self._step_agreement.samples(sum(samples), able=able, source=source)
             if not total:
                 break
             for batch in self._parts(step, samples, total):
                 if batch.ends_step:
-                    self._given += len(step)
+                    self._batches_given += len(step)
                     self._step = None
                     done += total
                     if self._sharing.accumulate > 1:  # else nobody asks in the middle of a step
                         self._before = self._state_of_loader()
                 yield batch
-        self._state, self._items, self._step, self._given, self._ended = self._state_of_loader(), None, None, 0, False
+        self._state, self._items, self._step, self._batches_given, self._ended = (
+            self._state_of_loader(),
+            None,
+            None,
+            0,
+            False,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         state = self._state
         if self._items is not None:
             state = self._state_of_loader() if self._step is None else self._before
-        ended = self._over or self._ended or (self._certain is not None and self._given >= self._certain)
-        of_rank = {"world_size": self._sharing.world_size, "given": self._given, "ended": ended, "state": state}
+        ended = self._epoch_over or self._ended or (self._certain is not None and self._batches_given >= self._certain)
+        of_rank = {"world_size": self._sharing.world_size, "given": self._batches_given, "ended": ended, "state": state}
         return {"loader": of_rank}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,8 +103,8 @@ class LoaderBatches:
         self._items = self._step = None
         saved = state["loader"]
         own, world_size = saved.get("state"), self._sharing.world_size
-        self._state, self._loads, self._given, self._ended = own, own is not None, saved["given"], False
-        self._over = bool(done) and saved["ended"]
+        self._state, self._loads, self._batches_given, self._ended = own, own is not None, saved["given"], False
+        self._epoch_over = bool(done) and saved["ended"]
         if is_of_all_ranks(own) or not done:
             return done
         if saved["world_size"] != world_size:
@@ -113,7 +118,7 @@ class LoaderBatches:
         elif "state" in saved and own is None:  # else the rank's own is still to come
             name = type(self._loader).__name__
             log.warning("data: epoch %d begins again: %s did not say where it was", epoch, name)
-            self._given = 0
+            self._batches_given = 0
             return 0
         return done
 
@@ -124,7 +129,7 @@ class LoaderBatches:
         self._items = self._step = None
 
     def _opened(self, epoch: int, done: int) -> Iterator[Any]:
-        with Apart():
+        with IsolatedDraws():
             self._seed_for(_OPENING, epoch, done)
             for part in ("dataset", "sampler", "batch_sampler"):
                 if callable(enter := getattr(getattr(self._loader, part, None), "set_epoch", None)):
@@ -145,7 +150,7 @@ class LoaderBatches:
         return step
 
     def _next_batches(self, epoch: int, done: int) -> list[Any]:
-        with Apart():
+        with IsolatedDraws():
             self._seed_for(_READING, epoch, done)
             # Not `or`: an iterator of a DataLoader has a length, which it may not know.
             return [] if self._items is None else list(islice(self._items, self._sharing.accumulate))
@@ -192,7 +197,6 @@ def _length(loader: Any) -> int | None:
 
 
 def _check(loader: Any, sharing: Sharing) -> None:
-    """Raise BadSettings if the loader's batches do not fit the settings."""
     name, world_size, own = type(loader).__name__, sharing.world_size, loader.batch_size
     if own is not None and (expected := own * sharing.accumulate * world_size) != sharing.batch_size:
         raise BadSettings(

@@ -19,25 +19,25 @@ _bits = np.random.MT19937()
 _numbers = np.random.RandomState(_bits)  # data sets draw from NumPy's global RandomState: a legacy one
 
 
-def seed_draws(*words: int) -> None:
-    """Seed the three generators; call it inside `Apart`, or in a worker."""
-    number = _digest(words)
+def seed_draws(*numbers: int) -> None:
+    """Seed the three generators; call it inside `IsolatedDraws`, or in a worker."""
+    number = _digest(numbers)
     random.seed(number)
     _numbers.seed(number >> 32)  # 32 bits: more take NumPy five times as long
     set_bit_generator(_bits)  # and forget a normal deviate that waits
     torch.default_generator.manual_seed(number >> 1)
 
 
-def seed_of(*words: int) -> int:
+def seed_of(*numbers: int) -> int:
     """Return a 32-bit seed for a separate generator."""
-    return _digest(words) >> 32
+    return _digest(numbers) >> 32
 
 
-def _digest(words: tuple[int, ...]) -> int:
-    return xxhash.xxh3_64_intdigest(repr(words).encode())
+def _digest(numbers: tuple[int, ...]) -> int:
+    return xxhash.xxh3_64_intdigest(repr(numbers).encode())
 
 
-class Apart:
+class IsolatedDraws:
     """A context in which `seed_draws` may be called, and after which the generators are as before.
 
     NumPy's state is not copied, which would take 70 µs: another bit generator takes its place meanwhile.

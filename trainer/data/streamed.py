@@ -6,9 +6,8 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any, Protocol
 
-from trainer.data.batch import Batch
 from trainer.data.canonical import Canonical
-from trainer.data.crew import Crew, Fetching, hire, in_turn
+from trainer.data.fetchers import Fetchers, Fetching, in_turn, start_fetchers
 from trainer.data.iterable import (
     Part,
     Place,
@@ -21,8 +20,8 @@ from trainer.data.iterable import (
     keeps_its_place,
     shards_itself,
 )
-from trainer.data.order import steps_in
-from trainer.data.together import Together
+from trainer.data.order import Batch, steps_in
+from trainer.data.step_agreement import StepAgreement
 from trainer.errors import BadSettings
 
 log = logging.getLogger("trainer")
@@ -31,8 +30,8 @@ log = logging.getLogger("trainer")
 class Steps(Protocol):
     """The steps of a stream; a step's `state` is where to go on after it."""
 
-    def hire(self, epoch: int, done: int, after: Any) -> Crew: ...
-    def read(self, crew: Crew, epoch: int, after: Any) -> Generator[Step, None, None]: ...
+    def start_fetchers(self, epoch: int, done: int, after: Any) -> Fetchers: ...
+    def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]: ...
     def saved(self, after: Any) -> Any:
         """Return the position as plain values, for a checkpoint."""
 
@@ -45,12 +44,14 @@ class Shared:
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
 
-    def hire(self, epoch: int, done: int, after: Place | None) -> Crew:
+    def start_fetchers(self, epoch: int, done: int, after: Place | None) -> Fetchers:
         place = Place(epoch, done, after.state, after.ended and done > 0) if after else Place(epoch, done)
-        return hire(lambda _: SharedReader(self._reading, place), self._fetching, self._reading.dataset, most=1)
+        return start_fetchers(
+            lambda _: SharedReader(self._reading, place), self._fetching, self._reading.dataset, most=1
+        )
 
-    def read(self, crew: Crew, epoch: int, _after: Place | None) -> Generator[Step, None, None]:
-        for _, step in in_turn(crew, repeat(epoch), self._fetching.ahead):
+    def read(self, fetchers: Fetchers, epoch: int, _after: Place | None) -> Generator[Step, None, None]:
+        for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield replace(step, state=Place(state=step.state, ended=step.ended))
 
     def saved(self, after: Place | None) -> Any:
@@ -67,27 +68,27 @@ class Sharded:
         self._reading, self._fetching = reading, fetching
         self._readers = max(1, fetching.workers)
 
-    def hire(self, epoch: int, _done: int, after: Turns | None) -> Crew:
+    def start_fetchers(self, epoch: int, _done: int, after: Turns | None) -> Fetchers:
         turns = after or self._turns(epoch)
-        return hire(
+        return start_fetchers(
             lambda number: ShardReader(self._reading, turns.places[number], number),
             self._fetching,
             self._reading.dataset,
         )
 
-    def read(self, crew: Crew, epoch: int, after: Turns | None) -> Generator[Step, None, None]:
+    def read(self, fetchers: Fetchers, epoch: int, after: Turns | None) -> Generator[Step, None, None]:
         turns = after or self._turns(epoch)
         if turns.places[0].epoch != epoch:
             turns = turns.at_epoch(epoch)
-        crew.forget()
+        fetchers.forget()
         for reader in set(range(self._readers)) - turns.ended:
             for _ in range(max(1, self._fetching.ahead)):
-                crew.ask(reader, epoch)
+                fetchers.ask(reader, epoch)
         while (whose := turns.next_reader()) is not None:
-            step: Step = crew.take(whose)
+            step: Step = fetchers.take(whose)
             turns = turns.after(whose, step)
             if not step.ended:
-                crew.ask(whose, epoch)
+                fetchers.ask(whose, epoch)
             if step.parts:
                 yield replace(step, state=turns)
         while True:  # others may still have some
@@ -127,11 +128,11 @@ class Sharded:
 class Streamed:
     """A stream as a source of batches; it goes on where it is, where it was saved, or from its beginning."""
 
-    def __init__(self, reading: Reading, fetching: Fetching, together: Together) -> None:
-        self._reading, self._fetching, self._together = reading, fetching, together
+    def __init__(self, reading: Reading, fetching: Fetching, agreement: StepAgreement) -> None:
+        self._reading, self._fetching, self._step_agreement = reading, fetching, agreement
         self._how: Steps = _kind(reading.dataset)(reading, fetching)
         self.steps_per_epoch = _steps_per_epoch(reading)
-        self._crew: Crew | None = None
+        self._fetchers: Fetchers | None = None
         self._steps: Generator[Step, None, None] | None = None
         self._step: Step | None = None  # read, and not yet consumed
         self._after: Any = None  # the last consumed step: where to go on
@@ -140,14 +141,16 @@ class Streamed:
     def place(self, epoch: int, done: int) -> int:
         if not done or self._steps is not None or keeps_its_place(self._reading.dataset):
             return done
-        log.warning("data: epoch %d begins again: %s cannot tell where it was", epoch, _name(self._reading.dataset))
+        log.warning(
+            "data: epoch %d begins again: %s cannot tell where it was", epoch, type(self._reading.dataset).__name__
+        )
         self._after = None
         return 0
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
         if self._steps is None:
-            self._crew = self._crew or self._how.hire(epoch, done, self._after)
-            self._steps = self._fetching.pin(self._how.read(self._crew, epoch, self._after))
+            self._fetchers = self._fetchers or self._how.start_fetchers(epoch, done, self._after)
+            self._steps = self._fetching.pin(self._how.read(self._fetchers, epoch, self._after))
         while True:
             step = self._step = self._step or self._next(self._steps)
             if not step.samples:
@@ -183,9 +186,9 @@ class Streamed:
         self._after = None
 
     def close(self) -> None:
-        if self._crew is not None:
-            self._crew.end()
-        self._crew = self._step = None
+        if self._fetchers is not None:
+            self._fetchers.end()
+        self._fetchers = self._step = None
         self._leave()
 
     def _next(self, steps: Generator[Step, None, None]) -> Step:
@@ -193,7 +196,7 @@ class Streamed:
         try:
             step = next(steps)
             able = bool(step.parts or self._fillers)
-            samples = self._together.samples(step.samples, able=able, source="its part of the stream")
+            samples = self._step_agreement.samples(step.samples, able=able, source="its part of the stream")
         except BaseException:
             self.close()  # what was read is lost: go on from the last state
             raise
@@ -216,9 +219,5 @@ def _kind(dataset: Any) -> Callable[[Reading, Fetching], Steps]:
 def _steps_per_epoch(reading: Reading) -> int | None:
     dataset = reading.dataset
     if has_shards(dataset) or shards_itself(dataset) or not hasattr(dataset, "__len__"):
-        return None  # the length of a part says nothing of the others'
+        return None  # the length of one part does not give that of the others
     return steps_in(len(dataset), reading.sharing.batch_size, drop_last=reading.drop_last)
-
-
-def _name(dataset: Any) -> str:
-    return type(dataset).__name__

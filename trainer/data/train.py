@@ -6,16 +6,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any
 
-from trainer.data.batch import Batch
 from trainer.data.canonical import checked
-from trainer.data.crew import Fetching
 from trainer.data.fetch import Collate
+from trainer.data.fetchers import Fetching
 from trainer.data.indexed import Indexed
 from trainer.data.iterable import Reading, has_shards, is_iterable, keeps_its_place, shards_itself
 from trainer.data.loaders import LoaderBatches, is_loader
-from trainer.data.order import Sharing
+from trainer.data.order import Batch, Sharing
+from trainer.data.step_agreement import StepAgreement
 from trainer.data.streamed import Streamed
-from trainer.data.together import Together
 from trainer.errors import BadSettings, TrainerError
 
 log = logging.getLogger("trainer")
@@ -63,12 +62,14 @@ class TrainData:
         if is_loader(dataset):
             if collate is not None:
                 raise BadSettings("data: collate: expected none beside a loader, which collates by itself")
-            self._source = LoaderBatches(dataset, sharing, seed, Together(sharing, _sum_for(sharing, sum_over_ranks)))
+            self._source = LoaderBatches(
+                dataset, sharing, seed, StepAgreement(sharing, _sum_for(sharing, sum_over_ranks))
+            )
         elif is_iterable(dataset):
             _refuse_arguments(dataset)
-            _say_what_is_lost(dataset, rank)
+            _warn_of_lost_place(dataset, rank)
             reading = Reading(dataset, sharing, seed, collate, drop_last)
-            self._source = Streamed(reading, fetching, _together(reading, sum_over_ranks))
+            self._source = Streamed(reading, fetching, _step_agreement(reading, sum_over_ranks))
         else:
             self._source = Indexed(dataset, collate, sharing, fetching, seed=seed, shuffle=shuffle, drop_last=drop_last)
 
@@ -147,19 +148,21 @@ class SharedPlace:
         self._data.load_state_dict(state)
 
 
-def _together(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> Together:
+def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> StepAgreement:
     """Return what a stream needs to know of the other ranks: nothing, unless each reads a part of it."""
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):
         checked(dataset, sharing)
     elif not shards_itself(dataset):
-        return Together(sharing, int)
+        return StepAgreement(sharing, int)
     elif sharing.batch_size < sharing.world_size * sharing.accumulate:
         raise BadSettings(
             f"data: batch_size: expected {sharing.world_size * sharing.accumulate} or more for a stream that shards "
             f"itself (a sample for each rank and micro-batch), got {sharing.batch_size}"
         )
-    return Together(sharing, _sum_for(sharing, sum_over_ranks), only_whole=has_shards(dataset) and reading.drop_last)
+    return StepAgreement(
+        sharing, _sum_for(sharing, sum_over_ranks), only_whole=has_shards(dataset) and reading.drop_last
+    )
 
 
 def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int]:
@@ -190,7 +193,7 @@ def _refuse_arguments(dataset: Any) -> None:
         )
 
 
-def _say_what_is_lost(dataset: Any, rank: int) -> None:
+def _warn_of_lost_place(dataset: Any, rank: int) -> None:
     if rank == 0 and not keeps_its_place(dataset):
         log.warning(
             "data: %s has no state_dict() and load_state_dict(): a resumed run reads its stream from the beginning of "

@@ -6,6 +6,7 @@ training, and a worker's own state (the position in its stream) cannot travel wi
 
 import ctypes
 import gc
+import io
 import os
 import pickle
 import queue
@@ -17,13 +18,13 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing import connection, get_context, util
 from multiprocessing.context import ForkProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing  # teaches multiprocessing's connections to pass tensors through shared memory
 from torch.utils.data._utils import worker as torch_worker
 
-from trainer.data.parcel import packed
 from trainer.data.seeds import seed_draws
 from trainer.errors import TrainerError
 
@@ -44,7 +45,7 @@ class _Worker(NamedTuple):
     tasks: "connection.Connection[Any, Any]"
     answers: "connection.Connection[Any, Any]"
     asked: deque[Any]
-    reaping: threading.Lock  # of two threads that wait for one child, one is told that there is none
+    reaping: threading.Lock  # if two threads wait for one child, one of them gets an error
 
     def join(self, timeout: float | None = None) -> int | None:
         """Return the exit code, or None while it lives."""
@@ -115,12 +116,12 @@ class Workers:
         return TrainerError(f"data worker {worker} (pid {member.process.pid}) {how} at {at}{hint}")
 
 
-def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: Any, elder: list[_Worker]) -> _Worker:
+def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: Any, earlier: list[_Worker]) -> _Worker:
     # By fork, whatever Python's default is: the data set need not be picklable, and the rank is the parent.
     context = get_context("fork")
     tasks_there, tasks_here = context.Pipe(duplex=False)
     answers_here, answers_there = context.Pipe(duplex=False)
-    ours = [tasks_here, answers_here, *(end for other in elder for end in (other.tasks, other.answers))]
+    ours = [tasks_here, answers_here, *(end for other in earlier for end in (other.tasks, other.answers))]
     # Between the fork and its own handlers a worker would act on the rank's signals as the rank does.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_RANK)
     try:
@@ -162,7 +163,7 @@ class _Life(NamedTuple):
 
 def _serve(life: _Life, open_work: Callable[[int], Work], tasks: Any, answers: Any, ours: list[Any]) -> None:
     _leave_signals_to_the_rank(life)
-    _die_with_the_rank(life)
+    _end_with_the_rank(life)
     for end in ours:
         end.close()
     gc.freeze()  # what the rank owns is not ours to collect, nor to copy page by page
@@ -191,11 +192,11 @@ def _serve(life: _Life, open_work: Callable[[int], Work], tasks: Any, answers: A
 
 def _send(answers: Any, answer: tuple[Any, Exception | None, str]) -> None:
     try:
-        answers.send_bytes(packed(answer))
+        answers.send_bytes(pickled(answer))
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - a batch that no pipe can carry: the rank gets to know why
-        answers.send_bytes(packed((None, _portable(error), traceback.format_exc())))
+        answers.send_bytes(pickled((None, _portable(error), traceback.format_exc())))
 
 
 def _listen(tasks: Any, waiting: "queue.SimpleQueue[Any]") -> None:
@@ -229,9 +230,48 @@ def _leave_signals_to_the_rank(life: _Life) -> None:
 def _do_nothing(_signal: int, _frame: Any) -> None: ...
 
 
-def _die_with_the_rank(life: _Life) -> None:
+def _end_with_the_rank(life: _Life) -> None:
     """Have the kernel kill this worker with the rank, which Linux ties to the thread that forked."""
     if life.of_main_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != life.rank_pid:
         os._exit(1)
+
+
+_SMALL_BYTES = 64 * 1024
+_NUMBERS = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
+
+
+def pickled(item: Any) -> bytes:
+    """Return the item as bytes for a connection's `send_bytes`, which `recv` reads.
+
+    Small tensors are pickled by value, as shared memory takes 20 times as long for each of them.
+    """
+    buffer = io.BytesIO()
+    _Packer(buffer).dump(item)
+    return buffer.getvalue()
+
+
+class _Packer(ForkingPickler):
+    def reducer_override(self, item: Any) -> Any:
+        if type(item) is not torch.Tensor or not _fits(item):
+            return NotImplemented
+        content = item.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return _unpickled, (content, item.dtype, tuple(item.shape))
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.dtype in _NUMBERS
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and 0 < tensor.numel() * tensor.element_size() <= _SMALL_BYTES
+    )
+
+
+def _unpickled(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=dtype).view(shape)

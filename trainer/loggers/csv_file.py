@@ -35,7 +35,7 @@ class CsvLogger(Callback):
         kept = {step: row for step, row in self._rows.items() if step <= training.step}
         if len(kept) < len(self._rows):
             self._rows = kept
-            self._carefully(self._write_all)
+            self._write_or_warn(self._write_all)
 
     def on_log(self, training: Training, line: Line) -> None:
         self._add(training.step, line)
@@ -52,7 +52,7 @@ class CsvLogger(Callback):
         if training.world.is_first and training.settings.fast_dev_run is None:
             given = self._given
             self._path = Path(given) if given is not None else metrics_folder(training.settings) / "metrics.csv"
-            self._carefully(self._read)
+            self._write_or_warn(self._read)
 
     def _read(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class CsvLogger(Callback):
         appends = step not in self._rows and row.keys() <= set(self._columns)
         self._columns += [name for name in row if name not in self._columns]
         self._rows[step] = row
-        self._carefully(lambda path: self._append(path, row) if appends else self._write_all(path))
+        self._write_or_warn(lambda path: self._append(path, row) if appends else self._write_all(path))
 
     def _append(self, path: Path, row: Row) -> None:
         with path.open("a", newline="") as file:
@@ -91,7 +91,7 @@ class CsvLogger(Callback):
             table.writerows(self._rows[step] for step in sorted(self._rows))
         draft.replace(path)
 
-    def _carefully(self, act: Callable[[Path], None]) -> None:
+    def _write_or_warn(self, act: Callable[[Path], None]) -> None:
         """Write, and only warn if that fails, as a full disk must not end a training."""
         if self._path is None:
             return

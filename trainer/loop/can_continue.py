@@ -73,7 +73,7 @@ class Pace:
         self._steps, self._began, self._spent = 0, 0.0, 0.0
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
+    def measuring(self) -> Iterator[None]:
         """Count this thread's CPU time in the context; time lost to other processes is no cost."""
         began = time.thread_time()
         try:
@@ -97,7 +97,7 @@ def reasons(
     `met_once`: the ranks have met for this training and can meet again. `loads`: nothing is handed over and all go back
     to what was saved. `made`: a function made the model.
     """
-    if launched.in_place_unasked and not _is_free(loop, loads=loads):
+    if launched.in_place_by_default and not _is_free(loop, loads=loads):
         yield "recovery.mode hot would have to ask for it"
     yield from _of_its_ranks(loop, launched, met_once=met_once, made=made)
     if loop.own_step is not None:
@@ -128,7 +128,7 @@ def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool)
     world, strategy = loop.training.world, loop.strategy
     if not met_once:
         yield "the ranks had met before, or by the script's own doing, or are too many"
-    alone = world.size == 1 and not (launched.notes_copied and strategy.settings.strategy in _FREE)  # for good
+    alone = world.size == 1 and not (launched.rank_states_copied and strategy.settings.strategy in _FREE)  # for good
     if strategy.settings.strategy not in ("ddp", *PARTITIONED) or alone:
         yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
     if strategy.settings.strategy in PARTITIONED and not made:

@@ -21,7 +21,7 @@ class Console(Callback):
         screen: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # Not as defaults: whoever replaces sys.stdout does so later than this module is imported.
+        # Not as defaults: sys.stdout may be replaced after this module is imported.
         self._lines = sys.stdout if lines is None else lines
         self._screen = sys.stderr if screen is None else screen
         self._live = self._screen.isatty()

@@ -20,7 +20,7 @@ from trainer.data.iterable import is_iterable
 from trainer.loop.average import Average
 from trainer.loop.losses import LossFunction, answer_of, by_name, plain, refuse_no_number
 from trainer.loop.metric_objects import MetricObjects, is_of_object
-from trainer.loop.piped import Piped
+from trainer.loop.pipeline_loss import Piped
 from trainer.loop.placing import Placing
 from trainer.loop.progress import Training
 from trainer.loop.shared_forward import sharing_forward
@@ -55,7 +55,7 @@ class Shares:
         if self.are_of_a_stream:
             batch_size = samples * world.shares
             self._data = open_data(dataset, batch_size=batch_size, rank=world.share, world_size=world.shares)
-        elif own := _dealt_out(len(dataset), samples, world):
+        elif own := _own_indices(len(dataset), samples, world):
             self._data = open_data(Subset(dataset, own), batch_size=samples)
         self._open_any = partial(EvalData, dataset, batch_size=samples, collate=collate)
 
@@ -73,7 +73,7 @@ class Shares:
             self._data.close()
 
 
-def _dealt_out(length: int, samples: int, world: World) -> list[int]:
+def _own_indices(length: int, samples: int, world: World) -> list[int]:
     """Return the indices of this rank: every `world.shares`-th batch."""
     firsts = range(world.share * samples, length, world.shares * samples)
     return [index for first in firsts for index in range(first, min(first + samples, length))]
@@ -98,13 +98,13 @@ class Evaluation:
         self._piped = Piped(strategy.pipeline) if strategy.pipeline is not None else None
         self._roots = [self._model, *(strategy.pipeline.stages.values() if strategy.pipeline is not None else ())]
         self._shares, self._loss, self._metrics, self._prefix = shares, loss, metrics, prefix
-        self._progress, self._told_of = training.progress, set[str]()
+        self._progress, self._warned_of = training.progress, set[str]()
         self._weights = average.in_place if average is not None else nullcontext
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
         """Return `val_loss` or `test_loss` and the user's metrics, the same on all ranks."""
         with self._weights(), self._without_trace():
-            sums, objects = self._found(self._in_step(self._shares.batches()), after_batch)
+            sums, objects = self._sums_over(self._with_fillers(self._shares.batches()), after_batch)
             found = {**means(of_shares(sums.terms(), self._world)), **objects.values(self._world)}
         return {self._prefix + name: value for name, value in found.items()}
 
@@ -112,7 +112,7 @@ class Evaluation:
         """Return what `answer(model, batch)` gives for each batch, in the order of the data, the same on all ranks."""
         mine: list[Any] = []
         with self._weights(), self._without_trace():
-            for batch in self._in_step(self._shares.batches()):
+            for batch in self._with_fillers(self._shares.batches()):
                 with self._strategy.forward_context(sync=True):
                     found = answer(self._model, self._place(batch.data))
                 if batch.samples:
@@ -126,7 +126,7 @@ class Evaluation:
         if self._shares.are_of_a_stream:
             return None
         with self._without_trace():
-            sums, objects = self._found(iter([replace(self._shares.filler(), samples=1)]), lambda: None)
+            sums, objects = self._sums_over(iter([replace(self._shares.filler(), samples=1)]), lambda: None)
         return [self._prefix + name for name in (*sums.terms(), *objects.names)]
 
     @contextmanager
@@ -149,7 +149,7 @@ class Evaluation:
         """End the workers."""
         self._shares.close()
 
-    def _found(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
+    def _sums_over(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
         sums, objects = Sums(), MetricObjects()
         for batch in batches:
             values = self._values(self._place(batch.data), batch.samples)
@@ -181,13 +181,13 @@ class Evaluation:
         """Return the sum and the count of a value. Raises TrainerError where it is no number."""
         refuse_no_number(f"metrics: {name}", value)
         sums = self._progress.float_metrics == "sum"
-        if not isinstance(value, tuple) and is_float(value) and name not in self._told_of and self._world.is_first:
-            self._told_of.add(name)
+        if not isinstance(value, tuple) and is_float(value) and name not in self._warned_of and self._world.is_first:
+            self._warned_of.add(name)
             what = "a sum, as it was when this training began" if sums else "the mean over the batch, no longer a sum"
             log.warning("metrics: %s: this number is read as %s\nhint: (sum, count) says which it is", name, what)
         return sum_of(value, samples, floats_are_sums=sums)
 
-    def _in_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _with_fillers(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches, and fillers until all ranks are done if ranks meet in every forward pass."""
         if not self._strategy.is_sharded:
             yield from batches

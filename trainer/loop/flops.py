@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.loop.settings import Settings
 from trainer.loop.sums import gathered
-from trainer.strategies import Strategy, repetitions_told
+from trainer.strategies import Strategy, reporting_repetitions
 
 # Of 10**12 a second, without sparsity, as the makers' data sheets have them: 16 bits, tf32, fp32. The first name that
 # is in the device's.
@@ -29,13 +29,13 @@ _PEAKS = (
 def peak_tflops(device: str, precision: str) -> float | None:
     """Return the device's peak at this precision, or None if it is not known."""
     column = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 3}[precision]
-    words = device.split()
-    return next((float(row[column]) for row in _PEAKS if _is_in(row[0], device, words)), None)
+    parts = device.split()
+    return next((float(row[column]) for row in _PEAKS if _is_in(row[0], device, parts)), None)
 
 
-def _is_in(name: str, device: str, words: list[str]) -> bool:
+def _is_in(name: str, device: str, parts: list[str]) -> bool:
     """Return whether the name is a word of the device's or begins one (`A100-SXM4-80GB`): `T4` is not in `T400`."""
-    return any(word == name or word.startswith(f"{name}-") for word in words) or f" {name} " in f" {device} "
+    return any(part == name or part.startswith(f"{name}-") for part in parts) or f" {name} " in f" {device} "
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,19 @@ class Flops:
 
 def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
     """Return the operations of one forward and backward pass of this rank; what is recomputed counts once."""
-    from torch.utils.flop_counter import FlopCounterMode  # late: only who asks for it
+    from torch.utils.flop_counter import FlopCounterMode  # late: only where asked for
 
     eager: AbstractContextManager[None] = nullcontext()
     if strategy.settings.compile:
         eager = torch.compiler.set_stance("force_eager")  # compiled code is not counted
     counter, before, repeated = FlopCounterMode(display=False), 0, 0
 
-    def tell(begins: bool) -> None:
+    def report(begins: bool) -> None:
         nonlocal before, repeated
         now = counter.get_total_flops()
         before, repeated = (now, repeated) if begins else (before, repeated + now - before)
 
-    with eager, repetitions_told(tell), counter:
+    with eager, reporting_repetitions(report), counter:
         # With shards as in a step without accumulation, which needs the least memory; else no other rank is met.
         strategy.rehearse(run_micro_batch, sync=strategy.is_sharded)
     return counter.get_total_flops() - repeated
@@ -81,12 +81,12 @@ def counted(
     began = time.perf_counter()
     of_ranks = gathered((count(strategy, run), samples()), strategy.world)
     per_sample = sum(flops for flops, _ in of_ranks) / max(1, sum(some for _, some in of_ranks))
-    said = f"a sample takes {per_sample:.4g} FLOPs, counted in {time.perf_counter() - began:.1f} s"
+    message = f"a sample takes {per_sample:.4g} FLOPs, counted in {time.perf_counter() - began:.1f} s"
     device, peak = strategy.world.device, settings.peak_tflops
     if peak is None and device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         peak = peak_tflops(name, settings.precision)
-        said += (
+        message += (
             "" if peak is not None else f"\nhint: nobody here knows the peak of {name}: with peak_tflops there is mfu"
         )
-    return Flops(per_sample, None if peak is None else peak * 1e12 * strategy.world.size), said
+    return Flops(per_sample, None if peak is None else peak * 1e12 * strategy.world.size), message

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from torch import nn
 
-from trainer.connections import Lookout, made_here
+from trainer.connections import ConnectionCutter, group_connections
 from trainer.loop.passes import Passes
-from trainer.recovery.control import Control, MeetAnew
+from trainer.recovery.control import Control, RejoinMessage
 
 
 class LaunchMessages:
@@ -15,7 +15,7 @@ class LaunchMessages:
 
     def __init__(self) -> None:
         self._control: Control | None = None
-        self._lookout: Lookout | None = None
+        self._lookout: ConnectionCutter | None = None
         self._passes: Passes | None = None
 
     @property
@@ -28,7 +28,7 @@ class LaunchMessages:
         if self._control is None and path is not None:
             self._control = Control(path)
 
-    def wait(self, within_s: float) -> MeetAnew | None:
+    def wait(self, within_s: float) -> RejoinMessage | None:
         """Return the newest message, or None if none comes within `within_s`."""
         return None if self._control is None else self._control.wait(within_s)
 
@@ -51,12 +51,12 @@ class LaunchMessages:
 
         def check() -> None:
             if not unless():
-                made_here.check()
+                group_connections.check()
 
         if parameters is not None:
             self._passes = Passes(check, parameters)
         if self._lookout is None and self._control is not None:
-            self._lookout = made_here.cut_on(self._control.fileno(), self.leave_passes)
+            self._lookout = group_connections.cut_on(self._control.fileno(), self.leave_passes)
 
     def leave_passes(self) -> None:
         """Have passes left; the watching thread calls it, as the training's may be blocked."""

@@ -16,9 +16,8 @@ from trainer.loop.callbacks import Callbacks
 from trainer.loop.evaluation import Evaluation, SeveralEvaluations
 from trainer.loop.flops import Flops
 from trainer.loop.losses import Answer, LossFunction, StepCount, StepLosses, answer_of
-from trainer.loop.own_step import OwnStep
 from trainer.loop.phases import VALIDATION, Phases, Spent
-from trainer.loop.piped import Piped
+from trainer.loop.pipeline_loss import Piped
 from trainer.loop.placing import Placing
 from trainer.loop.progress import Progress, Training
 from trainer.loop.resuming import Given
@@ -26,11 +25,12 @@ from trainer.loop.schedules import Schedules
 from trainer.loop.spikes import Spikes
 from trainer.loop.stragglers import Stragglers, in_line, own_seconds, peak_memory_gb
 from trainer.loop.sums import gathered
+from trainer.loop.user_step import OwnStep
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, number_of
-from trainer.world import from_first
+from trainer.world import call_on_first
 
-_TOO_FEW = "Expected more than 1 value per channel"  # what BatchNorm says of a single sample
+_TOO_FEW = "Expected more than 1 value per channel"  # BatchNorm's error for a single sample
 _HALVINGS = 16  # from the scale that fp16 begins with to 1
 Info = dict[str, str | int | float | bool | None]
 
@@ -40,16 +40,16 @@ class StepListener(Protocol):
 
     step_samples: int | None  # of the step after which that is; None: before the first one
 
-    def note(self, loop: "Loop") -> None:
+    def save_rank_state(self, loop: "Loop") -> None:
         """Keep this rank's own state after the last forward pass of a step."""
 
-    def updated(self, loop: "Loop", step_samples: int) -> None:
+    def update_done(self, loop: "Loop", step_samples: int) -> None:
         """Keep the shared state after the update."""
 
-    def step_ended(self, loop: "Loop") -> None:
+    def before_save(self, loop: "Loop") -> None:
         """Act on the step after which the training continues, before it is saved."""
 
-    def step_over(self, loop: "Loop") -> None:
+    def step_done(self, loop: "Loop") -> None:
         """Act when everything that follows a step is done."""
 
 
@@ -75,7 +75,7 @@ class Loop:
     average: Average | None = None
     survivor: StepListener | None = None  # it notes what it takes to go on in place
     updating: Callable[[], None] | None = (
-        None  # where ranks may go on in place: is told that the weights are about to be changed
+        None  # called when the weights are about to change, where ranks may continue in place
     )
     begin_in_place: Callable[["Loop"], None] = lambda _loop: None
 
@@ -127,7 +127,7 @@ class Loop:
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
         if self.survivor is not None:
             self.phases.go_on_from(self.spent)
-            if self._go_on_after_step(self.survivor):
+            if self._continue_after_step(self.survivor):
                 return True
         else:
             self._catch_up()
@@ -140,12 +140,12 @@ class Loop:
                 return True
         return False
 
-    def _go_on_after_step(self, survivor: StepListener) -> bool:
+    def _continue_after_step(self, survivor: StepListener) -> bool:
         """Continue in place after a step's update; return whether a stop was asked for."""
         if survivor.step_samples is None:
-            survivor.step_ended(self)
+            survivor.before_save(self)
             return False
-        return self._end_step(survivor.step_samples, before_saving=lambda: survivor.step_ended(self))
+        return self._end_step(survivor.step_samples, before_saving=lambda: survivor.before_save(self))
 
     def _catch_up(self) -> None:
         """Do what the start before this one had left to do after its last step, such as a validation."""
@@ -185,7 +185,7 @@ class Loop:
         if self.gathers:
             self.losses.add(answer, batch)
         if self.survivor is not None and batch.ends_step:
-            self.survivor.note(self)
+            self.survivor.save_rank_state(self)
         if self.own_step is None:
             self.strategy.backward(self.count.weighted(answer, batch))
         self.phases.lap("backward")
@@ -206,7 +206,7 @@ class Loop:
             if self.own_step is not None:
                 self.phases.lap("copy")
                 return self.own_step.run(self.strategy.module, data, batch, self.progress.step + 1)
-            return answer_of(self.strategy.do(lambda model: self._own_work(model, data)))
+            return answer_of(self.strategy.do(lambda model: self._call_loss(model, data)))
         except ValueError as error:
             if not str(error).startswith(_TOO_FEW):
                 raise
@@ -215,7 +215,7 @@ class Loop:
                 "hint: drop_last=True leaves out an epoch's last, smaller batch; or another batch_size or accumulate"
             ) from error
 
-    def _own_work(self, model: nn.Module, data: Any) -> Any:
+    def _call_loss(self, model: nn.Module, data: Any) -> Any:
         """Call the loss inside DDP's forward pass, after rank 0's buffers have been broadcast."""
         self.phases.lap("copy")
         return self.loss(model, data)
@@ -237,7 +237,7 @@ class Loop:
         if self.average is not None:
             self.average.update(self.progress.step, self.strategy.skips.learned)
         if self.survivor is not None:
-            self.survivor.updated(self, batch.step_samples)
+            self.survivor.update_done(self, batch.step_samples)
         self.phases.lap("optimizer")
 
     def _is_spike(self) -> bool:
@@ -260,7 +260,7 @@ class Loop:
         """Return whether there is a checkpoint to go back to, after waiting for one under way."""
         self.checkpointer.wait()
         folder = self.checkpointer.folder
-        return from_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
+        return call_on_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
 
     def _end_step(self, step_samples: int, before_saving: Callable[[], None] = lambda: None) -> bool:
         """Do everything due after an optimizer step, save last, and return whether a stop was asked for."""
@@ -273,7 +273,7 @@ class Loop:
             self.left -= step_samples
             if self.left <= 0:
                 self._end_epoch()
-        self._look_at_the_time()
+        self._check_time_limit()
         if self._validation_is_due():
             self._validate(last=self._is_over())
         self._begin_step()
@@ -282,7 +282,7 @@ class Loop:
         stop = self.checkpointer.after_step(self.progress.step, self.info)
         self.phases.lap("checkpoint")
         if self.survivor is not None and not stop:
-            self.survivor.step_over(self)
+            self.survivor.step_done(self)
         return stop
 
     def _begin_step(self) -> None:
@@ -307,7 +307,7 @@ class Loop:
             or (settings.max_epochs is not None and epochs >= settings.max_epochs)
         )
 
-    def _look_at_the_time(self) -> None:
+    def _check_time_limit(self) -> None:
         limit = self.training.settings.max_time_s
         if limit is not None and self.late.due(self.progress.step):
             [self.out_of_time] = self.late.vote(self.progress.step, [self.progress.seconds >= limit])
@@ -346,7 +346,7 @@ class Loop:
     def _log(self) -> None:
         sums, passed = self.phases.take()
         seconds = {phase: spent / self.steps for phase, spent in sums.items()}
-        means, told = self._told(seconds)
+        means, of_ranks = self._losses_of_step(seconds)
         speed = self.samples / passed if passed else 0.0
         line = {
             "step": self.progress.step,
@@ -358,7 +358,7 @@ class Loop:
             **({} if self.flops is None else self.flops.in_line(speed)),
             "seconds": seconds,
             "elapsed_s": self.progress.seconds,
-            **in_line(told),
+            **in_line(of_ranks),
             **self._skipped(),
         }
         if slow := self.stragglers.take(line, passed / self.steps):
@@ -367,23 +367,23 @@ class Loop:
         self.steps = self.samples = 0
         self.info.update(noted({"loss": means["loss"], **self.rates}))
         self.callbacks.on_log(self.training, line)
-        self._refuse_to_go_on()
+        self._refuse_to_continue()
 
-    def _told(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
+    def _losses_of_step(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
         """Return the losses of the step and what each rank reports of itself; ranks meet here, once."""
         world, settings = self.training.world, self.training.settings
         meets = self.strategy.is_sharded or settings.sync_batchnorm or self.own_step is not None
         mine = [own_seconds(seconds, meets_in_forward=meets), peak_memory_gb(world.device)]
         if self.spikes is not None:  # the losses are known by now
             return self.means, gathered(mine, world)
-        return self.losses.take(mine), self.losses.told
+        return self.losses.take(mine), self.losses.of_ranks
 
     def _skipped(self) -> dict[str, int]:
         total, _ = self.strategy.skips.read()
         spikes = self.spikes.total if self.spikes is not None else 0
         return {**({"skipped": total} if total else {}), **({"spikes": spikes} if spikes else {})}
 
-    def _refuse_to_go_on(self) -> None:
+    def _refuse_to_continue(self) -> None:
         """Raise NotFinite if too many steps in a row were left out."""
         settings, last = self.training.settings, self.progress.step
         _, in_a_row = self.strategy.skips.read()
@@ -397,7 +397,7 @@ class Loop:
             )
 
     def _finish(self) -> None:
-        self._refuse_to_go_on()
+        self._refuse_to_continue()
         self._validate()
         if self.progress.ending:
             self.training.say(self.progress.ending)

@@ -14,9 +14,9 @@ from trainer.errors import TrainerError
 from trainer.loop.sums import Count, Sum, divided, exact_sum, read
 from trainer.world import World
 
-Said = Mapping[str, Sum]
+More = Mapping[str, Sum]
 LossFunction = Callable[
-    [nn.Module, Any], Tensor | tuple[Tensor, Said] | tuple[Tensor, Count] | tuple[Tensor, Count, Said]
+    [nn.Module, Any], Tensor | tuple[Tensor, More] | tuple[Tensor, Count] | tuple[Tensor, Count, More]
 ]
 
 
@@ -26,12 +26,12 @@ class Answer:
 
     loss: Tensor  # a mean over the samples of the batch; with a count, a sum
     count: Count | None = None
-    said: Said = field(default_factory=dict)  # means of the same things as the loss, or pairs of sum and count
+    more_values: More = field(default_factory=dict)  # means of the same things as the loss, or pairs of sum and count
 
     def sums(self, samples: int) -> dict[str, tuple[Count, Count]]:
         """Return sums and counts by name; a plain mean counts as many things as the loss does."""
         count = samples if self.count is None else self.count
-        pairs = {"loss": self.loss if self.count is None else (self.loss, count), **self.said}
+        pairs = {"loss": self.loss if self.count is None else (self.loss, count), **self.more_values}
         return {
             name: value if isinstance(value, tuple) else (torch.as_tensor(value).detach().double() * count, count)
             for name, value in pairs.items()
@@ -46,12 +46,12 @@ def answer_of(given: Any) -> Answer:
     match plain(given):
         case Tensor() as loss:
             return _checked(Answer(loss))
-        case (Tensor() as loss, Mapping() as said):
-            return _checked(Answer(loss, None, said))
+        case (Tensor() as loss, Mapping() as more_values):
+            return _checked(Answer(loss, None, more_values))
         case (Tensor() as loss, Tensor() | int() | float() as count):
             return _checked(Answer(loss, count))
-        case (Tensor() as loss, Tensor() | int() | float() as count, Mapping() as said):
-            return _checked(Answer(loss, count, said))
+        case (Tensor() as loss, Tensor() | int() | float() as count, Mapping() as more_values):
+            return _checked(Answer(loss, count, more_values))
     got = ", ".join(map(described, given)) if isinstance(given, (tuple, list)) else described(given)
     raise TrainerError(
         f"loss: expected a tensor, a sum and a count, and perhaps a dict of more values, got {got}\n"
@@ -68,7 +68,7 @@ def _checked(answer: Answer) -> Answer:
             f"loss: expected a number of samples or tokens after the loss, got {described(answer.count)}\n"
             "hint: return the loss alone; what else is to be told goes into a dict, `return loss, {'name': value}`"
         )
-    for name, value in answer.said.items():
+    for name, value in answer.more_values.items():
         refuse_no_number(f"loss: {name}", value)
     return answer
 
@@ -115,11 +115,11 @@ class StepLosses:
         self._names: tuple[str, ...] = ()
         self._sums: list[dict[str, tuple[Count, Count]]] = []
         self._others: list[list[float]] = []  # of ranks that are no more, by name the sum and the count
-        self.told: list[list[float]] = []  # what each rank had to say when they met last
+        self.of_ranks: list[list[float]] = []  # what each rank sent along when they last met
 
     def add(self, answer: Answer, batch: Batch) -> None:
         """Add a micro-batch."""
-        self._names = ("loss", *answer.said)
+        self._names = ("loss", *answer.more_values)
         if batch.samples:  # one that only fills up has no part in it, whatever its loss is
             self._sums.append(answer.sums(batch.samples))
 
@@ -140,7 +140,7 @@ class StepLosses:
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
         width = 2 * len(self._names)
         rows = self._of_all([*_added_up(numbers, width), *say])
-        self.told = [row[width:] for row in rows]
+        self.of_ranks = [row[width:] for row in rows]
         of_each = [*(rows[rank][:width] for rank in self._world.of_shares), *self._others]
         self._sums.clear()
         self._others = []
@@ -157,7 +157,6 @@ class StepLosses:
 
 
 def _added_up(numbers: Sequence[float], width: int) -> list[float]:
-    """Return sum and count by name over all batches."""
     batches = [numbers[place : place + width] for place in range(0, len(numbers), width or 1)]
     return [exact_sum(column) for column in zip(*batches, strict=True)] or [0.0] * width
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.checkpoint.stand_ins import is_here
 from trainer.errors import TrainerError
-from trainer.loop.schedule import set_group
+from trainer.loop.schedules import set_group
 
 _SMOOTH = 0.9  # how much of the past is in the smoothed loss
 _RUNAWAY = 4.0  # over so many times the best smoothed loss, it is lost

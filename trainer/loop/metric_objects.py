@@ -69,14 +69,14 @@ def _parts(name: str, metric: Any) -> Iterator[tuple[str, Any]]:
 def _check(name: str, metric: Any) -> None:
     """Raise TrainerError for a metric without known state, which would be computed of one rank's data."""
     for part, one in _parts(name, metric):
-        if not any(held.metric_state for held in _held(one).values()):
+        if not any(held.metric_state for held in _metrics_inside(one).values()):
             raise TrainerError(
                 f"metrics: {part}: found no state in {type(one).__name__}, to reduce over ranks\n"
                 "hint: give a torchmetrics.Metric, with add_state or with metrics as attributes, or (sum, count)"
             )
 
 
-def _held(metric: Any) -> dict[str, Any]:
+def _metrics_inside(metric: Any) -> dict[str, Any]:
     """Return the metric and those that it is composed of, such as `1 - metric`."""
     found = dict(metric.named_modules()) if isinstance(metric, nn.Module) else {}
     found = {name: part for name, part in found.items() if not isinstance(part, nn.ModuleDict)}  # no collections
@@ -86,12 +86,12 @@ def _held(metric: Any) -> dict[str, Any]:
 def _reset(metric: Any) -> None:
     """Reset the metric and its parts, as not every metric resets those."""
     metric.reset()
-    for part in _held(metric).values():
+    for part in _metrics_inside(metric).values():
         part.reset()
 
 
 def _states(metric: Any) -> States:
-    return {name: _state(part) for name, part in _held(metric).items()}
+    return {name: _state(part) for name, part in _metrics_inside(metric).items()}
 
 
 def _state(part: Any) -> State:
@@ -105,11 +105,11 @@ def _on_the_host(value: Any) -> Any:
 def _computed(metric: Any, of_ranks: list[States]) -> Any:
     _reset(metric)
     metric.to("cpu")
-    parts = _held(metric)
+    parts = _metrics_inside(metric)
     plain = {name: _reduce(part, [states[name] for states in of_ranks]) for name, part in parts.items()}
     kept = {name: part.distributed_available_fn for name, part in parts.items()}
     for part in parts.values():
-        part.distributed_available_fn = _nobody_else
+        part.distributed_available_fn = _no_other_ranks
     try:
         with warnings.catch_warnings():  # it does not know that it was updated elsewhere
             warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
@@ -120,7 +120,7 @@ def _computed(metric: Any, of_ranks: list[States]) -> Any:
             _set(part, plain[name])  # what is reduced may be of another kind, which no metric can reset
 
 
-def _nobody_else() -> bool:
+def _no_other_ranks() -> bool:
     """Return False, so that a metric does not ask other ranks once more."""
     return False
 

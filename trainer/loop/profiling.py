@@ -11,12 +11,12 @@ from trainer.loop.callbacks import Callback
 from trainer.loop.phases import Phases, Spent
 from trainer.loop.progress import Training
 from trainer.loop.sums import gathered
-from trainer.loop.traced import LAP, merged, said, traced
+from trainer.loop.trace_summary import LAP, merged, summary_of, traced
 
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-Tell = Callable[[Training, Mapping[str, float]], None]
+Report = Callable[[Training, Mapping[str, float]], None]
 
 
 class MarkedPhases:
@@ -47,11 +47,11 @@ def _mark(phase: str) -> None:
 class Profiler(Callback):
     """Traces the steps `first` to `last` of each rank into a file of its own.
 
-    After a complete trace `tell` is called on each rank with where the time went over all ranks.
+    After a complete trace `report` is called on each rank with where the time went over all ranks.
     """
 
-    def __init__(self, first: int, last: int, folder: Path, tell: Tell = lambda *_: None) -> None:
-        self._first, self._last, self._folder, self._tell = first, last, folder, tell
+    def __init__(self, first: int, last: int, folder: Path, report: Report = lambda *_: None) -> None:
+        self._first, self._last, self._folder, self._report = first, last, folder, report
         self._running: profile | None = None
         self._begun = 0  # after so many steps
 
@@ -61,7 +61,7 @@ class Profiler(Callback):
     def on_step(self, training: Training) -> None:
         if self._running is not None and training.step >= self._last:
             _mark("other")
-            self._tell_of(training, self._finish(training, self._running))
+            self._summarise(training, self._finish(training, self._running))
         self._begin_if_due(training.step)
 
     def on_end(self, training: Training) -> None:
@@ -87,12 +87,12 @@ class Profiler(Callback):
         training.say(f"profile of steps {self._first} to {self._last}: {path}")
         return path
 
-    def _tell_of(self, training: Training, path: Path) -> None:
+    def _summarise(self, training: Training, path: Path) -> None:
         """Summarise the trace over all ranks, which meet here, unless a restart has cut it."""
         if self._begun == self._first - 1:
             mine = traced(json.loads(path.read_bytes())["traceEvents"])
             found = merged(gathered(mine, training.world), self._last - self._begun)
             trained = [one for one in training.strategy.module.parameters() if one.requires_grad]
             found["model_bytes"] = float(sum(one.numel() * one.element_size() for one in trained))
-            training.say(said(found))
-            self._tell(training, found)
+            training.say(summary_of(found))
+            self._report(training, found)

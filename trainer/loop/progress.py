@@ -20,7 +20,7 @@ class Progress:
         self.values: dict[str, float] = {}  # what it found
         self.ending = ""  # why it is over, where that is not a limit's doing
         self.float_metrics = "mean"  # what a plain number of a metrics function is; in trainings from before, a sum
-        self.ending_stays = True  # after a restart too; else who decided it does so again
+        self.ending_stays = True  # after a restart too; else the callback decides again
         self._seconds = 0.0
         self._clock = clock
         self._began = clock()

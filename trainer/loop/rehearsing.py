@@ -19,7 +19,7 @@ from trainer.loop.losses import LossFunction, answer_of
 from trainer.loop.lr_finder import learning_rate_finder, put_back
 from trainer.loop.placing import Placing
 from trainer.loop.settings import Settings
-from trainer.loop.sources import train_data
+from trainer.loop.train_data import train_data
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.world import World, set_threads
 
@@ -36,8 +36,8 @@ def count_operations(loop: Loop, settings: Settings) -> Flops:
             used.append(next(loop.data.epoch_batches()))
         return loop.answer(used[0]).loss
 
-    flops, said = counted(loop.strategy, settings, lambda: used[0].samples, run_micro_batch)
-    loop.training.say(said)
+    flops, message = counted(loop.strategy, settings, lambda: used[0].samples, run_micro_batch)
+    loop.training.say(message)
     loop.data.load_state_dict(place)
     return flops
 

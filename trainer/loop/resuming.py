@@ -6,13 +6,12 @@ from typing import Any
 
 from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings
-from trainer.loop.schedule import Schedule
-from trainer.loop.schedules import Schedules
+from trainer.loop.schedules import Schedule, Schedules
 from trainer.loop.settings import Settings
 from trainer.wire import Launched
-from trainer.world import World, from_first
+from trainer.world import World, call_on_first
 
-OF_CHECKPOINT = ("optimizer", "schedule")  # what is restored with them, whatever the script says now
+OF_CHECKPOINT = ("optimizer", "schedule")  # restored from the checkpoint, whatever the script sets now
 _OF_SCRIPT = (
     *("batch_size", "shuffle", "drop_last", "precision", "clip_norm", "clip_value"),
     *("ema", "seed", "monitor", "mode"),
@@ -24,7 +23,7 @@ def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: L
     """Raise BadSettings with `resume` never where there is a checkpoint, except when launch restarts the run."""
     if settings.resume != "never" or not _is_first_start(launched):
         return
-    steps = from_first(world, lambda: [entry.step for entry in catalog.entries(folder) if entry.kind == "step"])
+    steps = call_on_first(world, lambda: [entry.step for entry in catalog.entries(folder) if entry.kind == "step"])
     if steps:
         raise BadSettings(
             f"resume: never, but {folder} has a checkpoint of step {max(steps)}\n"

@@ -1,15 +1,137 @@
-"""The schedules of all optimizers, one each."""
+"""Step the user's learning-rate schedulers, one for each optimizer, once per optimizer step."""
 
+import copy
 import logging
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
 from trainer.errors import BadSettings
-from trainer.loop.schedule import MakeSchedule, Schedule
+from trainer.loop.argument_checks import kind_of
+from trainer.loop.monitors import monitored
 from trainer.strategies import Optimizers
 
 log = logging.getLogger("trainer")
+MakeSchedule = Callable[[Optimizer, int | None], LRScheduler]
 MakeSchedules = MakeSchedule | Mapping[str, MakeSchedule]
+
+
+class Schedule:
+    """One optimizer's scheduler, which can be made anew from another rate."""
+
+    def __init__(self, make: MakeSchedule | None, optimizer: Optimizer, total_steps: int | None) -> None:
+        self._make, self._optimizer, self._total_steps = make, optimizer, total_steps
+        self._before = [{key: _value(value) for key, value in group.items()} for group in optimizer.param_groups]
+        self._scheduler = make(optimizer, total_steps) if make is not None else None
+        if make is not None and not hasattr(self._scheduler, "step"):
+            raise BadSettings(
+                f"schedule: expected a scheduler from the function, got {kind_of(self._scheduler)}\n"
+                "hint: LambdaLR(optimizer, function) makes one of a function of the step"
+            )
+        self._stepped = False
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups as they were made, with the found rate if there is one."""
+        return copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in self._before])
+
+    @property
+    def rate(self) -> float:
+        """The current rate of the first group."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def step(self) -> None:
+        """Step the scheduler after an optimizer step."""
+        if self._scheduler is None or self.needs_validation:
+            return
+        if self._stepped:
+            self._scheduler.step()
+        else:
+            self._go_on(1)
+        self._stepped = True
+
+    def _go_on(self, steps: int) -> None:
+        """Step without torch's warning that the optimizer has not been stepped yet."""
+        if self._scheduler is None or self.needs_validation:
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            for _ in range(steps):
+                self._scheduler.step()
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether it goes by a monitored value."""
+        return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    def validated(self, values: Mapping[str, float], monitor: str) -> None:
+        """Step a ReduceLROnPlateau after a validation."""
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(monitored(values, monitor))
+
+    def start_from(self, rate: float) -> None:
+        """Start the first group from `rate`, and the others in their ratio to it."""
+        first = self._before[0]["lr"]
+        for before in self._before:
+            before["lr"] = rate * (before["lr"] / first if first else 1.0)
+        self._make_anew()
+
+    @property
+    def follows_the_rate(self) -> bool:
+        """Whether it depends on the optimizer's rate, unlike OneCycleLR, which mostly has its own."""
+        if self._make is None:
+            return True
+        before, rates = self.groups, []
+        for rate in (1.0, 2.0):
+            self.start_from(rate)
+            group = self._optimizer.param_groups[0]
+            rates.append(float(group.get("initial_lr", group["lr"])))
+        self._before = before
+        self._make_anew()
+        return rates[0] != rates[1]
+
+    def take_given(self) -> None:
+        """Use the script's settings instead of the loaded ones, at the loaded position."""
+        done = self._scheduler.last_epoch if self._scheduler is not None else 0
+        if self.needs_validation:
+            self._reset_groups()  # what it knows of the values before stays
+        else:
+            self._make_anew()
+            self._go_on(done)
+
+    def _make_anew(self) -> None:
+        self._reset_groups()
+        self._scheduler = self._make(self._optimizer, self._total_steps) if self._make is not None else None
+
+    def _reset_groups(self) -> None:
+        for group, before in zip(self._optimizer.param_groups, self._before, strict=True):
+            for key in set(group) - set(before) - {"params"}:
+                del group[key]  # what the scheduler has noted, `initial_lr` above all
+            set_group(group, before)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scheduler.state_dict() if self._scheduler is not None else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._scheduler is not None and state:
+            self._scheduler.load_state_dict(dict(state))
+
+
+def set_group(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Set options of a parameter group; a rate that is a tensor is filled, as captured graphs read it."""
+    for key, value in values.items():
+        if key == "lr" and isinstance(group.get("lr"), Tensor):
+            group["lr"].fill_(value)
+        elif key != "params":
+            group[key] = value
+
+
+def _value(value: Any) -> Any:
+    return float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 class Schedules:

@@ -15,7 +15,7 @@ from typing import Any
 from trainer.errors import BadSettings
 from trainer.strategies import KEPT, NAMES, PRECISIONS, Choice
 from trainer.strategies.mesh import is_mesh, mesh_of, together
-from trainer.strategies.stages import SCHEDULES
+from trainer.strategies.pipeline_schedule import SCHEDULES
 from trainer.wire import Every
 
 _STEPS = re.compile(r"(\d+)\.\.(\d+)")

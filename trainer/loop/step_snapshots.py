@@ -12,16 +12,16 @@ from pathlib import Path
 from trainer.loop.loop import Loop
 from trainer.loop.phases import Spent
 from trainer.loop.sums import gathered
-from trainer.recovery.agreement import Standing
+from trainer.recovery.agreement import RankReport
 from trainer.recovery.copies import Copies
 from trainer.recovery.rank_states import (
-    Drawn,
+    GeneratorStates,
     RankState,
     RankStateFile,
     bytes_of,
     decoded,
-    drawn_now,
     encoded,
+    generator_states,
     numpy_draws,
     torch_state,
 )
@@ -40,17 +40,17 @@ class StepSnapshots:
 
     launched: Launched
     loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone
-    hands_over: bool  # another rank has it too; with `loads` as well: another rank may have it
+    has_replica: bool  # another rank has it too; with `loads` as well: another rank may have it
     made: bool  # the model was, by a function: it can be made anew
-    suffices: bool  # the ranks of a node have all of the parameters between them
-    notes: RankStateFile | None = None
-    copies: Copies | None = None  # of what the ranks of another node note, where a spare may take its place
+    node_suffices: bool  # the ranks of a node have all of the parameters between them
+    rank_states: RankStateFile | None = None
+    copies: Copies | None = None  # of the states of another node's ranks, where a node may be replaced
     snapshot: Snapshot | None = None  # of the last step
     source: Source | None = None  # with hsdp: what its part can be taken from
     part: ShardState | None = None
     updating: bool = False  # the weights are of no step
-    drawn: Drawn | None = None  # what was noted last of this rank's random generators
-    was: tuple[int, int] | None = None  # which rank, and of how many, it is in its notes
+    drawn: GeneratorStates | None = None  # this rank's random generators as last recorded
+    old_place: tuple[int, int] | None = None  # its rank and their number in its states
     validated: tuple[int, dict[str, float]] = (-1, {})  # the step of the last validation, and what it found
     verified: dict[int, bool] = field(default_factory=dict)  # checkpoints that this process has verified, or written
     resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
@@ -59,21 +59,21 @@ class StepSnapshots:
         """Begin to keep rank states. Raises OSError."""
         numpy_draws.forget()  # what was loaded has put its state back
         self.snapshot = None
-        self.let_go()
-        self.notes = RankStateFile.begin(self._path(loop.training.world), self._life())
-        self.was = loop.training.world.rank, loop.training.world.size
-        self._know_source(loop)
+        self.drop_rank_states()
+        self.rank_states = RankStateFile.begin(self._path(loop.training.world), self._start_name())
+        self.old_place = loop.training.world.rank, loop.training.world.size
+        self._record_source(loop)
 
-    def let_go(self) -> None:
+    def drop_rank_states(self) -> None:
         """Remove the rank states kept so far."""
-        if self.notes is not None:
-            self.notes.remove()
-        self.notes = None
+        if self.rank_states is not None:
+            self.rank_states.remove()
+        self.rank_states = None
 
     @property
     def resizes(self) -> bool:
         """Whether this rank's state is enough for fewer or more ranks, which are allowed."""
-        return self.may_resize and self.hands_over
+        return self.may_resize and self.has_replica
 
     @property
     def may_resize(self) -> bool:
@@ -81,91 +81,95 @@ class StepSnapshots:
 
         Only where it was asked for, as a script may have used the number of ranks.
         """
-        return self.launched.notes_copied and self.suffices and not self.launched.in_place_unasked
+        return self.launched.rank_states_copied and self.node_suffices and not self.launched.in_place_by_default
 
     @property
     def goes_back(self) -> bool:
         """Whether all load what was saved, which fewer ranks can do too."""
-        return self.loads and not self.hands_over  # it stays only once something was
+        return self.loads and not self.has_replica  # it stays only once something was
 
     def find(self, loop: Loop) -> None:
         """Find the states that the rank whose place is taken has left in this node's memory."""
         path = self._path(loop.training.world)
-        if self.notes is None:
-            self.notes = RankStateFile.found(path)
+        if self.rank_states is None:
+            self.rank_states = RankStateFile.from_files(path)
 
     @property
-    def copies_notes(self) -> bool:
+    def copies_rank_states(self) -> bool:
         """Whether rank states are copied to other nodes, being all that a node's loss would lose."""
-        return self.launched.notes_copied and self.hands_over
+        return self.launched.rank_states_copied and self.has_replica
 
-    def note(self, loop: Loop, step: int, *, known: bool) -> bool:
+    def save_rank_state(self, loop: Loop, step: int, *, known: bool) -> bool:
         """Keep this rank's own state after that step; return False if there is no memory for it.
 
         With `known` False there is nothing to keep any more, and the rank with the copy is told so.
         """
         data, fits = b"", True
-        if self.notes is not None and known:
+        if self.rank_states is not None and known:
             names, losses = loop.losses.noted() if loop.gathers else ((), [])
-            self.drawn = drawn_now()
+            self.drawn = generator_states()
             buffers = bytes_of(loop.strategy.buffers) if _has_buffers(loop) else b""
             data = encoded(RankState(step, self.drawn, names, losses, buffers))
-            fits = self.notes.write(step, data)
+            fits = self.rank_states.write(step, data)
         if self.copies is not None:
             self.copies.exchange(step, data)
         return fits
 
-    def copied(self) -> None:
+    def await_copies(self) -> None:
         """Wait until the copies of this step have arrived, before any rank can finish it."""
         if self.copies is not None:
             self.copies.finish()
 
-    def copy_anew(self, loop: Loop, step: int) -> None:
+    def copy_in_new_groups(self, loop: Loop, step: int) -> None:
         """Copy the step's state in new groups, whose keepers may be new too."""
-        if not self.copies_notes:
+        if not self.copies_rank_states:
             return
         world = loop.training.world
         if self.copies is None:
             self.copies = Copies(world)
         else:
-            self.copies.meet_anew(world)
-        note = self.notes.read(step) if self.notes is not None else None
-        self.copies.exchange(step, b"" if note is None else encoded(note))
-        self.copied()
+            self.copies.rejoin(world)
+        save_rank_state = self.rank_states.read(step) if self.rank_states is not None else None
+        self.copies.exchange(step, b"" if save_rank_state is None else encoded(save_rank_state))
+        self.await_copies()
 
-    def take_note(self, loop: Loop, life: str, step: int, data: bytes) -> bool:
+    def keep_copied_state(self, loop: Loop, life: str, step: int, data: bytes) -> bool:
         """Keep a state that was lost with its node and came from the rank that had a copy.
 
         Returns False if there is no memory for it. Raises OSError.
         """
-        self.notes = RankStateFile.begin(self._path(loop.training.world), life)
-        return self.notes.write(step, data)
+        self.rank_states = RankStateFile.begin(self._path(loop.training.world), life)
+        return self.rank_states.write(step, data)
 
-    def note_anew(self, loop: Loop, step: int) -> bool:
+    def save_resized_state(self, loop: Loop, step: int) -> bool:
         """Keep the step's state as one of another set of ranks, with the losses of those that are gone.
 
         Returns False if there is no memory for it. Raises OSError.
         """
-        world, before = loop.training.world, self.notes
-        own = before.read(step) if before is not None and self.was is not None else None
-        told = None if own is None else (own.names, own.others)
-        said = gathered((self.was, self._losses_kept(step), told), world)
-        names, others = next(told for *_, told in said if told is not None)
-        there = {was for was, *_ in said}
-        gone = [losses for was, kept, _ in said for rank, losses in kept.items() if (rank, was[1]) not in there]
-        mine = own or RankState(step, drawn_now())  # who is new took no part in the step
-        note = RankState(step, mine.drawn, names, mine.losses, mine.buffers, [*others, *gone], resized=True)
-        self.notes = RankStateFile.begin(self._path(world), self._life())
-        self.was, self.copies = (world.rank, world.size), None
-        if before is not None and before.path != self.notes.path:
+        world, before = loop.training.world, self.rank_states
+        own = before.read(step) if before is not None and self.old_place is not None else None
+        own_losses = None if own is None else (own.names, own.others)
+        gathered_states = gathered((self.old_place, self._copied_losses(step), own_losses), world)
+        names, others = next(own_losses for *_, own_losses in gathered_states if own_losses is not None)
+        there = {old_place for old_place, *_ in gathered_states}
+        gone = [
+            losses
+            for old_place, kept, _ in gathered_states
+            for rank, losses in kept.items()
+            if (rank, old_place[1]) not in there
+        ]
+        mine = own or RankState(step, generator_states())  # a new rank took no part in the step
+        save_rank_state = RankState(step, mine.drawn, names, mine.losses, mine.buffers, [*others, *gone], resized=True)
+        self.rank_states = RankStateFile.begin(self._path(world), self._start_name())
+        self.old_place, self.copies = (world.rank, world.size), None
+        if before is not None and before.path != self.rank_states.path:
             before.remove()
-        return self.notes.write(step, encoded(note))
+        return self.rank_states.write(step, encoded(save_rank_state))
 
-    def _losses_kept(self, step: int) -> dict[int, list[float]]:
-        """Return by rank the step's losses of which this rank keeps a copy."""
-        if self.was is None or self.copies is None or step not in self.copies.kept:
+    def _copied_losses(self, step: int) -> dict[int, list[float]]:
+        if self.old_place is None or self.copies is None or step not in self.copies.kept:
             return {}
-        return {self.was[0] + self.copies.world.local_size: decoded(self.copies.kept[step]).losses}
+        return {self.old_place[0] + self.copies.world.local_size: decoded(self.copies.kept[step]).losses}
 
     def has_drawn(self) -> bool:
         """Return whether random numbers were drawn since the generators were recorded."""
@@ -179,19 +183,19 @@ class StepSnapshots:
         step, subjects = loop.progress.step, loop.checkpointer.subjects
         self.snapshot = Snapshot.of(step, subjects.shared, subjects.optimizers, values)
 
-    def go_on_from(self, loop: Loop, step_samples: int | None) -> None:
+    def continue_from(self, loop: Loop, step_samples: int | None) -> None:
         """Start from where the loop is now, dropping newer state."""
         self.drawn = self.part = None
-        self._know_source(loop)
-        self.was = loop.training.world.rank, loop.training.world.size
+        self._record_source(loop)
+        self.old_place = loop.training.world.rank, loop.training.world.size
         self.take_snapshot(loop, step_samples, loop.spent)
 
-    def _know_source(self, loop: Loop) -> None:
+    def _record_source(self, loop: Loop) -> None:
         """Record the tensors that a part is taken from; call it between two steps."""
-        if self.loads and self.hands_over:
+        if self.loads and self.has_replica:
             self.source = Source.of(loop.checkpointer.subjects)
 
-    def take_part(self) -> None:
+    def keep_part(self) -> None:
         """Keep the part of a model that is about to be made anew, unless it is in the middle of an update."""
         self.part = None
         if not self.updating and self.snapshot is not None and self.source is not None:
@@ -201,24 +205,27 @@ class StepSnapshots:
                 log.warning("its shards cannot be handed to another rank: %s", error)
         self.source = None  # else all of the model would be kept
 
-    def standing(self, loop: Loop) -> Standing:
+    def report(self, loop: Loop) -> RankReport:
         """Return what this rank reports when the ranks meet again."""
-        life, notes = (self.notes.life, self.notes.steps()) if self.notes is not None else ("", ())
+        life, rank_states = (
+            (self.rank_states.start, self.rank_states.steps()) if self.rank_states is not None else ("", ())
+        )
         kept = tuple(self.copies.kept) if self.copies is not None else ()
         if self.loads:
             step = None if self.part is None else self.part.step
-            return Standing(life, step, notes, kept=kept, shard=loop.strategy.shard, was=self.was)
+            return RankReport(
+                life, step, rank_states, copy_steps=kept, shard=loop.strategy.shard, old_place=self.old_place
+            )
         step = None if self.snapshot is None or self.updating else self.snapshot.step
-        return Standing(life, step, notes, kept=kept, was=self.was)
+        return RankReport(life, step, rank_states, copy_steps=kept, old_place=self.old_place)
 
-    def _life(self) -> str:
-        """Return the name of this start of all ranks."""
+    def _start_name(self) -> str:
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
     def _path(self, world: World) -> Path:
-        if self.launched.notes_dir is None:
+        if self.launched.rank_state_dir is None:
             raise OSError("launch gives no folder in memory")
-        return self.launched.notes_dir / f"rank-{world.rank:05d}"
+        return self.launched.rank_state_dir / f"rank-{world.rank:05d}"
 
 
 def _has_buffers(loop: Loop) -> bool:

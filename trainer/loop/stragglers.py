@@ -25,10 +25,10 @@ def peak_memory_gb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 
-def in_line(told: Sequence[Sequence[float]]) -> dict[str, Any]:
+def in_line(of_ranks: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return the values for a line of metrics from every rank's seconds and memory."""
-    own = [seconds for seconds, _ in told]
-    found: dict[str, Any] = {"memory_gb": max(memory for _, memory in told)}
+    own = [seconds for seconds, _ in of_ranks]
+    found: dict[str, Any] = {"memory_gb": max(memory for _, memory in of_ranks)}
     if len(own) > 1:
         spread = {"least": min(own), "median": statistics.median_low(own), "most": max(own)}
         found |= {"own_seconds": spread, "slowest_rank": own.index(max(own))}
@@ -41,16 +41,16 @@ class Stragglers:
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._rank, self._lines = -1, 0
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def take(self, line: Mapping[str, Any], step_s: float) -> str:
         """Return the message about a slow rank, once for each rank, else ""."""
-        slow = self._slow_one(line, step_s)
+        slow = self._slow_rank(line, step_s)
         self._lines = self._lines + 1 if slow == self._rank else 1
         self._rank = slow
-        if slow < 0 or slow in self._told or self._lines < _LINES:
+        if slow < 0 or slow in self._reported or self._lines < _LINES:
             return ""
-        self._told.add(slow)
+        self._reported.add(slow)
         own = line["own_seconds"]
         return (
             f"rank {slow} is slow: its own work takes {own['most']:.3g} s of each step, the usual rank's "
@@ -59,7 +59,7 @@ class Stragglers:
             f"where there is a spare, `launch nodes move` has its ranks there"
         )
 
-    def _slow_one(self, line: Mapping[str, Any], step_s: float) -> int:
+    def _slow_rank(self, line: Mapping[str, Any], step_s: float) -> int:
         """Return the slow rank, or -1."""
         if "slowest_rank" not in line:
             return -1

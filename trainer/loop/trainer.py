@@ -20,36 +20,34 @@ from trainer.data import SharedPlace, TrainData
 from trainer.data.iterable import is_iterable
 from trainer.data.loaders import is_loader
 from trainer.errors import BadSettings, TrainerError
+from trainer.loop.argument_checks import refuse_wrong_callbacks, refuse_wrong_kinds
 from trainer.loop.average import Average
 from trainer.loop.callbacks import Callback, Callbacks
-from trainer.loop.collecting import Collecting
 from trainer.loop.console import Console
-from trainer.loop.cuts import NOTED, KeptCuts, first_sample
-from trainer.loop.determinism import be_deterministic
 from trainer.loop.evaluation import Evaluation, Metrics, SeveralEvaluations, Shares, answer_alone
-from trainer.loop.handover import StartFrom, begin_average, begin_with, hand_over, take_weights
+from trainer.loop.garbage_collection import Collecting
+from trainer.loop.kept_cuts import NOTED, KeptCuts, first_sample
 from trainer.loop.loop import Loop, noted
 from trainer.loop.losses import LossFunction
-from trainer.loop.metrics import JsonLines, TensorBoard, metrics_folder
+from trainer.loop.metrics import JsonLines, Reports, TensorBoard, metrics_folder
+from trainer.loop.model_loss import own_loss
 from trainer.loop.monitors import BestModel, EarlyStopping, check_name
-from trainer.loop.own_loss import own_loss
-from trainer.loop.own_step import StepFunction, own_step_of, refuse_beside_own_step
 from trainer.loop.phases import Phases, phases_on
-from trainer.loop.piped import refuse_off_stages, samples_at_once
+from trainer.loop.pipeline_loss import refuse_off_stages, samples_at_once
 from trainer.loop.profiling import MarkedPhases, Profiler
 from trainer.loop.progress import Training
 from trainer.loop.rehearsing import count_operations, find_rate, touch, try_first_pass
-from trainer.loop.reporting import Reports
 from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedules import MakeSchedules, Schedules
 from trainer.loop.settings import Settings, first_and_last
-from trainer.loop.sources import epoch_samples, is_several, refuse_no_data_set, train_data
 from trainer.loop.spikes import Spikes
 from trainer.loop.stragglers import Stragglers
 from trainer.loop.survivor import Survivor
+from trainer.loop.train_data import epoch_samples, is_several, refuse_no_data_set, train_data
 from trainer.loop.trials import begin_anew, first_batches, in_short
-from trainer.loop.wrong_kinds import refuse_wrong_callbacks, refuse_wrong_kinds
-from trainer.recovery.reserve import become_a_rank
+from trainer.loop.user_step import StepFunction, own_step_of, refuse_beside_own_step
+from trainer.loop.weights_and_export import StartFrom, begin_average, begin_with, hand_over, take_weights
+from trainer.recovery.control import await_rank
 from trainer.stopping import Votes
 from trainer.strategies import (
     REPLICAS,
@@ -57,15 +55,15 @@ from trainer.strategies import (
     Strategy,
     StrategySettings,
     build,
-    made_undrawn,
+    make_deferred,
     needs_group,
     summary,
     warn_of_low_weights,
 )
-from trainer.strategies.cutting import BY_TIME
 from trainer.strategies.mesh import on_mesh
+from trainer.strategies.pipeline_cutting import BY_TIME
 from trainer.wire import Launched, Wire
-from trainer.world import World, membership
+from trainer.world import World, be_deterministic, membership
 
 if TYPE_CHECKING:
     from trainer.loop.flops import Flops
@@ -128,7 +126,7 @@ class Trainer:
                 raise BadSettings(
                     "validation: with a step of your own expected loss or metrics to validate by, got none"
                 )
-        self.settings, self._as_given, self._step = in_short(settings), settings, step
+        self.settings, self._given_settings, self._step = in_short(settings), settings, step
         self._tp_plan = tp_plan
         self._model, self._loss, self._metrics = model, loss, metrics
         self._dataset, self._collate = first_batches(settings, data), collate
@@ -145,7 +143,7 @@ class Trainer:
         """Train to the end and return 0, or return 75 (EX_TEMPFAIL) if asked to stop, with everything saved."""
         with self._world(world) as met:
             wire = Wire.from_environment()
-            wire.take_back_done()  # said by another training of this script
+            wire.take_back_done()  # reported by another training of this script
             wire.close()
             begin_anew(self, self.settings, met)
             past: dict[str, Any] | None = None
@@ -168,10 +166,10 @@ class Trainer:
                             self.fingerprint = loop.fingerprint
                             survivor.close()
                             return code
-                        self._check_that_it_leads_on(loop, starts)
+                        self._check_progress(loop, starts)
                         past = loop.data.state_dict()
                 except Exception as error:  # noqa: BLE001 - raised again where it is about no other rank
-                    here = survivor.meet_anew(error, self._built, loop)
+                    here = survivor.rejoin(error, self._built, loop)
                     restored = not here.anew and self._has_checkpoints()
 
     def _begin(self, loop: Loop, past: Mapping[str, Any] | None, survivor: Survivor) -> int | None:
@@ -180,12 +178,12 @@ class Trainer:
         `past` is the position in the data that the same fit() has reached before.
         """
         loop.begin_in_place = lambda loop: survivor.begin(loop, self.settings, self._dataset)
-        if survivor.arrives and (step := survivor.arrive(loop)) is not None:
+        if survivor.arriving and (step := survivor.arrive(loop)) is not None:
             survivor.go_on(loop)
             return step
         start = self._resume(loop, again=past is not None)
-        if survivor.arrives:
-            survivor.have_loaded(loop)
+        if survivor.arriving:
+            survivor.report_reload(loop)
         if start is None:
             return None
         if past is not None:
@@ -198,7 +196,7 @@ class Trainer:
             find_rate(loop)
         return start
 
-    def _check_that_it_leads_on(self, loop: Loop, starts: Sequence[int]) -> None:
+    def _check_progress(self, loop: Loop, starts: Sequence[int]) -> None:
         """Raise NotFinite if the training goes back to the same checkpoint again and again."""
         limit = self.settings.skip_limit
         if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:
@@ -219,9 +217,9 @@ class Trainer:
             refuse_to_resume(self.settings, checkpointer.folder, loop.training.world, launched)
         start = checkpointer.load()
         refuse_to_begin(self.settings, checkpointer.folder, checkpointer.loaded is not None, launched)
-        if loop.strategy.undrawn and checkpointer.loaded is None:
+        if loop.strategy.deferred and checkpointer.loaded is None:
             return None
-        self._say_hello(loop, start)
+        self._log_start(loop, start)
         if checkpointer.loaded is not None:
             say(f"goes on from {checkpointer.loaded.path}")
             for change in loop.given.changes:
@@ -338,35 +336,34 @@ class Trainer:
             return
         launched = Launched.from_environment()
         if launched.reserve is not None:
-            self._get_ready()
-            become_a_rank(launched)
+            self._prepare_in_reserve()
+            await_rank(launched)
             launched = Launched.from_environment()
-        group = needs_group(settings.strategy) or launched.notes_copied  # others may come
+        group = needs_group(settings.strategy) or launched.rank_states_copied  # others may come
         if launched.joins:  # those that it meets may train meanwhile
-            self._make_undrawn()
+            self._make_deferred()
             wire = Wire(launched.progress)
             wire.report(waits=True)
             wire.close()
         with membership(group=group, timeout_s=settings.timeout_s, device=settings.device) as world:
             yield on_mesh(world, settings.mesh)
 
-    def _make_undrawn(self) -> nn.Module | None:
+    def _make_deferred(self) -> nn.Module | None:
         """Make the model without weights if they will come from a checkpoint or from other ranks."""
         alone = self.settings.strategy in REPLICAS and self.settings.mesh is None
         if self._made is None and alone and not isinstance(self._model, nn.Module):
             seed_all(self.settings.seed)  # whatever it draws for other things than weights is as on the others
-            self._made = made_undrawn(self._model)
+            self._made = make_deferred(self._model)
         return self._made
 
-    def _get_ready(self) -> None:
-        """Do in a reserve process what can be done before it is a rank."""
+    def _prepare_in_reserve(self) -> None:
         generators = state_of_generators()
-        module = self._make_undrawn()
+        module = self._make_deferred()
         if module is not None and self._step is None:
             try_first_pass(module, self.settings, self._loss, self._dataset, self._collate)
             del module
             self._made = None  # whatever that has left in it
-            if (module := self._make_undrawn()) is not None:
+            if (module := self._make_deferred()) is not None:
                 touch(module)
         restore_generators(generators)
 
@@ -382,14 +379,14 @@ class Trainer:
             data = train_data(settings, self._dataset, self._collate, world)
             stack.callback(data.close)
             strategy = self._strategy(world, self._cuts(world, data if trains else None), restored=restored)
-            training = Training(settings, world, strategy, console.say if console is not None else _silence)
+            training = Training(settings, world, strategy, console.say if console is not None else _do_nothing)
             training.total_steps = _total_steps(settings, data.steps_per_epoch)
             average = Average(strategy.module, settings.ema) if settings.ema is not None else None
             evaluation = None
             if self._validation is not None:
                 evaluation = self._evaluations(training, self._validation, "val_", average)
                 stack.callback(evaluation.close)
-            scheduled = _total_steps(self._as_given, data.steps_per_epoch) or training.total_steps
+            scheduled = _total_steps(self._given_settings, data.steps_per_epoch) or training.total_steps
             schedules = Schedules(self._make_schedule, strategy.optimizers, scheduled)
             if schedules.needs_validation and evaluation is None:
                 raise BadSettings("schedule: ReduceLROnPlateau expected validation data, got none")
@@ -455,7 +452,7 @@ class Trainer:
         if built is None or (not goes_on and (built.world != world or not isinstance(self._model, nn.Module))):
             self._built = built = None  # before there is another one
             seed_all(settings.seed)
-            # What a strategy may be told is a setting of the same name.
+            # Each strategy setting is a setting of the same name.
             wanted = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StrategySettings)}
             made, self._made = self._made, None
             self._built = built = build(
@@ -478,7 +475,6 @@ class Trainer:
     def _evaluations(
         self, training: Training, data: Any, prefix: str, average: Average | None = None
     ) -> Evaluation | SeveralEvaluations:
-        """Return a pass over the data, or over each of several named sets."""
         if not is_several(data):
             return self._evaluation(training, data, prefix, average)
         each = [self._evaluation(training, one, f"{prefix}{name}_", average) for name, one in data.items()]
@@ -510,7 +506,7 @@ class Trainer:
             if settings.tensorboard:
                 found.append(TensorBoard(out / "tensorboard"))
         if settings.profile is not None:
-            tell = lines[0].on_trace if lines else _silence
+            tell = lines[0].on_trace if lines else _do_nothing
             found.append(Profiler(*first_and_last(settings.profile), out / "profile", tell))
         if settings.keep_best:  # last: what the others keep is in the checkpoint that it asks for
             found.append(BestModel(save_best, settings.monitor, settings.mode))
@@ -538,20 +534,20 @@ class Trainer:
             in_memory=settings.fast_dev_run is None,  # those are of the real training
         )
 
-    def _say_hello(self, loop: Loop, start: int) -> None:
+    def _log_start(self, loop: Loop, start: int) -> None:
         total = loop.training.total_steps
         where = f"step {start}" + (f" of {total}" if total is not None else "")
         loop.training.say(f"{summary(loop.strategy)}, {where}")
         if (pipeline := loop.strategy.pipeline) is not None:
             samples = samples_at_once(self.settings, loop.training.world)
-            loop.training.say(pipeline.told(samples))
+            loop.training.say(pipeline.summary_of_step(samples))
             if loop.training.world.is_first and self.settings.fast_dev_run is None:
-                _draw(metrics_folder(self.settings) / "pipeline.svg", pipeline.picture(samples), loop.training)
+                _write_picture(metrics_folder(self.settings) / "pipeline.svg", pipeline.picture(samples), loop.training)
         if self.settings.fast_dev_run is not None:
             loop.training.say("fast_dev_run: neither checkpoints nor metrics are kept")
 
 
-def _draw(path: Path, picture: str, training: Training) -> None:
+def _write_picture(path: Path, picture: str, training: Training) -> None:
     """Write the pipeline's picture; a failure is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -560,7 +556,7 @@ def _draw(path: Path, picture: str, training: Training) -> None:
         training.say(f"no picture of the pipeline: {error}")
 
 
-def _silence(*_: object) -> None: ...
+def _do_nothing(*_: object) -> None: ...
 
 
 def _phases(settings: Settings, world: World) -> Phases:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from trainer.data.iterable import has_shards, is_iterable, shards_itself
 from trainer.data.loaders import is_loader
-from trainer.data.seeds import Apart, seed_draws
+from trainer.data.seeds import IsolatedDraws, seed_draws
 from trainer.errors import BadSettings
 from trainer.loop.settings import Settings
 from trainer.wire import Launched
@@ -49,7 +49,7 @@ def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> D
         return Subset(data, range(min(count, len(data))))  # type: ignore[arg-type] # it has a length
     if shards_itself(data) or has_shards(data):
         raise BadSettings("overfit_batches: expected data of which all ranks see the same, got a stream in shards")
-    with Apart():  # all ranks, and each start, draw alike
+    with IsolatedDraws():  # all ranks, and each start, draw alike
         seed_draws(settings.seed)
         few: Any = list(islice(iter(data), count))
     return few  # type: ignore[no-any-return] # a list is a data set

@@ -15,19 +15,19 @@ that keeps a copy.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.checkpoint_files.whole import whole
+from trainer.checkpoint_files.complete_steps import whole
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankReport:
     """What one rank reports when the ranks meet again."""
 
-    life: str  # of which start of the training its notes and its weights are
+    start: str  # the start of the training that its states and weights are of
     step: int | None  # that its weights are of; None: it is new, or in the middle of an update
-    notes: tuple[int, ...]  # the steps after which it knows what was its own
-    kept: tuple[int, ...] = ()  # those after which it knows what was its charge's, a rank of another node
+    state_steps: tuple[int, ...]  # the steps after which it knows what was its own
+    copy_steps: tuple[int, ...] = ()  # those after which it knows what was its charge's, a rank of another node
     shard: int | None = None  # which part of the parameters it has; None: all of them
-    was: tuple[int, int] | None = None  # which rank it is in its notes, and of how many; None: it is new, or still is
+    old_place: tuple[int, int] | None = None  # its rank in its states, and their number; None: it is new, or still is
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,11 @@ class Agreement:
 
     step: int
     source: int  # a rank that has what is one for all
-    takers: tuple[int, ...]  # those that need it
-    lent: tuple[tuple[int, int], ...] = ()  # who has the note of it of a rank that has lost its own, and that rank
-    handed: tuple[tuple[int, int], ...] = ()  # with copies of shards, who has that of a taker, and that taker
+    receivers: tuple[int, ...]  # those that need it
+    copies_sent: tuple[
+        tuple[int, int], ...
+    ] = ()  # the rank with a copy of a lost rank state, and the rank that lost it
+    shards_sent: tuple[tuple[int, int], ...] = ()  # with copies of shards, the sender and the receiver of a shard
     resized: bool = False  # the step was done by other ranks, or by more of them
 
 
@@ -47,74 +49,74 @@ def keeper_of(rank: int, ranks_per_node: int) -> int | None:
     return rank - ranks_per_node if rank >= ranks_per_node else None
 
 
-def agree(said: Sequence[Standing], ranks_per_node: int | None = None) -> Agreement | str:
+def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> Agreement | str:
     """Return the agreement, or why exact continuation is impossible; without `ranks_per_node` all are on one node."""
-    if any(one.was is not None and one.was != (rank, len(said)) for rank, one in enumerate(said)):
-        return _among_others(said, ranks_per_node or len(said))
-    found = _newest(said)
+    if any(one.old_place is not None and one.old_place != (rank, len(reports)) for rank, one in enumerate(reports)):
+        return _agree_resized(reports, ranks_per_node or len(reports))
+    found = _newest(reports)
     if isinstance(found, str):
         return found
-    life, step, lent = said[found.source].life, found.step, []
-    for rank, one in enumerate(said):
-        if one.life == life and step in one.notes:
+    start, step, copies_sent = reports[found.source].start, found.step, []
+    for rank, one in enumerate(reports):
+        if one.start == start and step in one.state_steps:
             continue
-        keeper = keeper_of(rank, ranks_per_node or len(said))
-        has_copy = keeper is not None and said[keeper].life == life and step in said[keeper].kept
-        if keeper is not None and has_copy and (one.step is None or one.life == life):
-            lent.append((keeper, rank))
-        elif one.life not in ("", life):
+        keeper = keeper_of(rank, ranks_per_node or len(reports))
+        has_copy = keeper is not None and reports[keeper].start == start and step in reports[keeper].copy_steps
+        if keeper is not None and has_copy and (one.step is None or one.start == start):
+            copies_sent.append((keeper, rank))
+        elif one.start not in ("", start):
             return f"what rank {rank} has noted is of another start of the training"
-        elif one.life:
+        elif one.start:
             return f"rank {rank} has not noted what was its own after step {step}"
         else:
             return f"what rank {rank} noted after step {step} is lost, and nobody has a copy"
-    return replace(found, lent=tuple(lent))
+    return replace(found, copies_sent=tuple(copies_sent))
 
 
-def _among_others(said: Sequence[Standing], ranks_per_node: int) -> Agreement | str:
+def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreement | str:
     """Agree where other ranks, or more of them, did the last step."""
-    before = {(one.was[1], one.life) for one in said if one.was is not None}
+    before = {(one.old_place[1], one.start) for one in reports if one.old_place is not None}
     if len(before) > 1:
         return "some ranks had not met the others when one more was lost"
-    if said[0].was is None or said[0].was[0] != 0:
+    if reports[0].old_place is None or reports[0].old_place[0] != 0:
         return "the first rank is new, and no other one has noted the buffers of the model"
-    found = _newest(said)
+    found = _newest(reports)
     if isinstance(found, str):
         return found
     [(size, _)] = before
-    there = {one.was[0]: one for one in said if one.was is not None}
+    there = {one.old_place[0]: one for one in reports if one.old_place is not None}
     for rank in range(size):
-        if rank in there and found.step not in there[rank].notes:
+        if rank in there and found.step not in there[rank].state_steps:
             return f"rank {rank} of {size} has not noted what was its own after step {found.step}"
         keeper = there.get(rank - ranks_per_node)
-        if rank not in there and (keeper is None or found.step not in keeper.kept):
+        if rank not in there and (keeper is None or found.step not in keeper.copy_steps):
             return f"what rank {rank} of {size} noted after step {found.step} is lost, and nobody has a copy"
     return replace(found, resized=True)
 
 
-def _newest(said: Sequence[Standing]) -> Agreement | str:
+def _newest(reports: Sequence[RankReport]) -> Agreement | str:
     """Return the newest step of which each part is on some rank, and who takes what from whom; or why there is none."""
     parts: list[Mapping[int | None, Sequence[int]]] = [
-        {one.shard: () if one.step is None else (one.step,)} for one in said
+        {one.shard: () if one.step is None else (one.step,)} for one in reports
     ]
     step = max(whole(parts), default=None)
     if step is None:
-        return _why_none(said)
+        return _why_no_step(reports)
     has: dict[int | None, int] = {}
-    for rank, one in enumerate(said):
+    for rank, one in enumerate(reports):
         if one.step == step:
             has.setdefault(one.shard, rank)
         elif one.shard is None and one.step is not None and one.step < step - 1:
             return f"rank {rank} is at step {one.step}, while another one is at step {step}"
-    takers = tuple(rank for rank, one in enumerate(said) if one.step != step)
-    handed = tuple((has[said[rank].shard], rank) for rank in takers if said[rank].shard is not None)
-    return Agreement(step, min(has.values()), takers, handed=handed)
+    receivers = tuple(rank for rank, one in enumerate(reports) if one.step != step)
+    shards_sent = tuple((has[reports[rank].shard], rank) for rank in receivers if reports[rank].shard is not None)
+    return Agreement(step, min(has.values()), receivers, shards_sent=shards_sent)
 
 
-def _why_none(said: Sequence[Standing]) -> str:
-    steps = {one.step for one in said if one.step is not None}
-    shards = {one.shard for one in said if one.shard is not None}
-    lost = shards - {one.shard for one in said if one.step is not None}
+def _why_no_step(reports: Sequence[RankReport]) -> str:
+    steps = {one.step for one in reports if one.step is not None}
+    shards = {one.shard for one in reports if one.shard is not None}
+    lost = shards - {one.shard for one in reports if one.step is not None}
     if lost:
         return f"no rank has shard {min(lost)} any more"
     if shards:

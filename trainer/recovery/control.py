@@ -1,4 +1,4 @@
-"""Receive launch's message that a rank was replaced, or that more join, and where ranks meet again."""
+"""Receive launch's message that a rank was replaced or more join, also in a process in reserve."""
 
 import os
 import select
@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from trainer.wire import Launched, Wire
+
 _MOST_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class MeetAnew(msgspec.Struct, frozen=True):
+class RejoinMessage(msgspec.Struct, frozen=True):
     """The message that makes this process a rank of a new generation."""
 
     generation: int
@@ -22,7 +24,7 @@ class MeetAnew(msgspec.Struct, frozen=True):
     environment: dict[str, str]
 
 
-_words = msgspec.json.Decoder(MeetAnew)
+_words = msgspec.json.Decoder(RejoinMessage)
 
 
 class Control:
@@ -38,7 +40,7 @@ class Control:
             raise
         self._rest = {self._urgent: b"", self._at_step_end: b""}
 
-    def wait(self, within_s: float) -> MeetAnew | None:
+    def wait(self, within_s: float) -> RejoinMessage | None:
         """Return the newest message of both pipes, or None if none that can be decoded comes in time."""
         end = time.monotonic() + within_s
         while not any(b"\n" in rest for rest in self._rest.values()):
@@ -51,8 +53,8 @@ class Control:
         for fd in self._rest:
             while self._ready(0, fd) and self._read(fd):
                 pass
-        words = [word for fd in self._rest if (word := self._taken(fd)) is not None]
-        return max(words, key=lambda word: word.generation, default=None)
+        words = [message for fd in self._rest if (message := self._taken(fd)) is not None]
+        return max(words, key=lambda message: message.generation, default=None)
 
     @property
     def has_message_for_step_end(self) -> bool:
@@ -68,7 +70,7 @@ class Control:
         for fd in self._rest:
             os.close(fd)
 
-    def _taken(self, fd: int) -> MeetAnew | None:
+    def _taken(self, fd: int) -> RejoinMessage | None:
         lines, _, self._rest[fd] = self._rest[fd].rpartition(b"\n")
         return _newest(lines)
 
@@ -85,21 +87,21 @@ class Control:
         return data != b""
 
 
-def _newest(lines: bytes) -> MeetAnew | None:
+def _newest(lines: bytes) -> RejoinMessage | None:
     try:
         return _words.decode(lines.rpartition(b"\n")[2])
     except msgspec.MsgspecError:
         return None
 
 
-def take_place(word: MeetAnew) -> None:
+def become_rank(message: RejoinMessage) -> None:
     """Become that rank: set its variables, and append to its log if output went to the previous one."""
-    os.environ.update(word.environment)
+    os.environ.update(message.environment)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     try:
-        before = os.stat(word.log_before)
-        new = os.open(word.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        before = os.stat(message.log_before)
+        new = os.open(message.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         return
     for number in (1, 2):
@@ -107,3 +109,21 @@ def take_place(word: MeetAnew) -> None:
         if (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino):
             os.dup2(new, number)
     os.close(new)
+
+
+_LONGEST_S = 2e6  # what a poll can wait, 23 days
+
+
+def await_rank(launched: Launched) -> None:
+    """Wait for launch's message and become that rank, with its variables and its log."""
+    if launched.reserve is None:
+        return
+    control, wire = Control(launched.reserve.with_suffix(".control")), Wire(launched.reserve)
+    wire.report(waits=True)
+    message = control.wait(_LONGEST_S)
+    if message is None:
+        sys.exit(f"no word came in {_LONGEST_S:.0f} s of which rank this is, or none that makes sense")
+    wire.close()
+    control.close()
+    become_rank(message)
+    os.environ.pop("LAUNCH_RESERVE", None)

@@ -19,7 +19,7 @@ from trainer.recovery.rank_states import KEPT
 from trainer.world import World
 
 _HEAD = struct.Struct("<QQ")  # step, length
-_FRAME_BYTES = 1 << 14  # of the first message, which takes a note without losses
+_FRAME_BYTES = 1 << 14  # of the first message, which takes a state without losses
 _TAG = 1
 
 
@@ -28,14 +28,14 @@ class Copies:
     """The copies that one rank keeps, and the transfer of its own state to its keeper."""
 
     world: World
-    kept: dict[int, bytes] = field(default_factory=dict)  # by step, what its charge has noted
+    kept: dict[int, bytes] = field(default_factory=dict)  # by step, the states of its charge
     _coming: tuple[dist.Work, Tensor] | None = None
     _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
-    def exchange(self, step: int, note: bytes) -> None:
+    def exchange(self, step: int, state: bytes) -> None:
         """Begin to send this rank's state and to receive the charge's; all ranks call it at the same step.
 
-        An empty `note` means there is none.
+        An empty `state` means there is none.
         """
         world, each = self.world, self.world.local_size
         charge = world.rank + each
@@ -44,7 +44,7 @@ class Copies:
             self._coming = _begun(dist.irecv(frame, src=charge, group=world.control, tag=_TAG)), frame
         keeper = keeper_of(world.rank, each)
         if keeper is not None:
-            data = _HEAD.pack(step, len(note)) + note
+            data = _HEAD.pack(step, len(state)) + state
             self._send(data[:_FRAME_BYTES].ljust(_FRAME_BYTES, b"\0"), keeper)
             if len(data) > _FRAME_BYTES:
                 self._send(data[_FRAME_BYTES:], keeper)
@@ -60,20 +60,20 @@ class Copies:
             work.wait()
         self._going.clear()
 
-    def meet_anew(self, world: World) -> None:
+    def rejoin(self, world: World) -> None:
         """Use new process groups; the copies received so far are kept."""
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:
         data = frame.numpy().tobytes()
         step, length = _HEAD.unpack_from(data)
-        note = data[_HEAD.size : _HEAD.size + length]
-        if length > len(note):
-            rest = torch.empty(length - len(note), dtype=torch.uint8)
+        state = data[_HEAD.size : _HEAD.size + length]
+        if length > len(state):
+            rest = torch.empty(length - len(state), dtype=torch.uint8)
             dist.recv(rest, src=self.world.rank + self.world.local_size, group=self.world.control, tag=_TAG)
-            note += rest.numpy().tobytes()
-        if note:
-            self.kept[step] = note
+            state += rest.numpy().tobytes()
+        if state:
+            self.kept[step] = state
         for old in sorted(self.kept)[:-KEPT]:
             del self.kept[old]
 

@@ -42,13 +42,13 @@ class Places:
 def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
     """Let process `by` read these contiguous CPU tensors in this context, during which they must not change."""
     mark = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8)
-    _let_read(by)
+    _permit_reading(by)
     try:
         addresses = tuple(one.data_ptr() for one in tensors)
         yield Places(os.getpid(), mark.numpy().tobytes(), mark.data_ptr(), addresses)
     finally:
-        mark.zero_()  # whoever reads still finds out that they may be gone
-        _let_read(0)
+        mark.zero_()  # a process that still reads finds out that they may be gone
+        _permit_reading(0)
 
 
 def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES) -> None:
@@ -96,7 +96,7 @@ def _vector(pieces: Iterable[tuple[int, int]]) -> tuple[ctypes.Array[_Piece], ct
     return (_Piece * len(made))(*made), ctypes.c_ulong(len(made))
 
 
-def _let_read(pid: int) -> None:
+def _permit_reading(pid: int) -> None:
     """Allow a process to read this one where Yama allows only its parents; systems without the rule are ignored."""
     with suppress(OSError):
         _system("prctl")(ctypes.c_int(_PR_SET_PTRACER), *map(ctypes.c_ulong, (pid, 0, 0, 0)))

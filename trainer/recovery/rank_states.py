@@ -19,7 +19,7 @@ KEPT = 3  # steps, which is as far as ranks can be apart
 _MT19937_BYTES = 4 * 624 + 4  # the words, and how many of them were used
 
 
-class Drawn(msgspec.Struct, frozen=True, array_like=True):
+class GeneratorStates(msgspec.Struct, frozen=True, array_like=True):
     """The random generators of a process: Python's, NumPy's, torch's, and that of its GPU."""
 
     python: tuple[int, tuple[int, ...], float | None]
@@ -32,7 +32,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True):
     """What is a rank's alone after a step."""
 
     step: int
-    drawn: Drawn
+    drawn: GeneratorStates
     names: tuple[str, ...] = ()  # of its losses, in a step that is logged
     losses: list[float] = []  # of each micro-batch the sum and the count by name
     buffers: bytes = b""  # of the model, on the rank that all others follow in them
@@ -76,9 +76,9 @@ class NumpyDraws:
 numpy_draws = NumpyDraws()
 
 
-def drawn_now() -> Drawn:
+def generator_states() -> GeneratorStates:
     """Return the current state of all generators."""
-    return Drawn(random.getstate(), numpy_draws.state(), *torch_state())
+    return GeneratorStates(random.getstate(), numpy_draws.state(), *torch_state())
 
 
 def torch_state() -> tuple[bytes, bytes]:
@@ -87,7 +87,7 @@ def torch_state() -> tuple[bytes, bytes]:
     return torch.get_rng_state().numpy().tobytes(), gpu
 
 
-def draw_on(drawn: Drawn) -> None:
+def restore_generator_states(drawn: GeneratorStates) -> None:
     """Restore the generators."""
     numpy_draws.forget()
     kind, keys, *rest = drawn.numpy
@@ -104,22 +104,22 @@ class RankStateFile:
     A file replaces that of an older step atomically, so that nothing half-written is left by a kill.
     """
 
-    def __init__(self, path: Path, life: str, kept: dict[int, bytes]) -> None:
-        self.path, self.life, self._kept = path, life, kept
+    def __init__(self, path: Path, start: str, kept: dict[int, bytes]) -> None:
+        self.path, self.start, self._kept = path, start, kept
 
     @classmethod
-    def begin(cls, path: Path, life: str) -> "RankStateFile":
+    def begin(cls, path: Path, start: str) -> "RankStateFile":
         """Return an empty one after removing existing files. Raises OSError."""
-        file = cls(path, life, {})
+        file = cls(path, start, {})
         file.remove()
         return file
 
     @classmethod
-    def found(cls, path: Path) -> "RankStateFile | None":
+    def from_files(cls, path: Path) -> "RankStateFile | None":
         """Return the states of the rank that this one replaces, or None if there are none."""
-        found = [one for slot in range(KEPT) if (one := _read(_file(path, slot))) is not None]
-        lives = {life for life, _, _ in found}
-        return cls(path, lives.pop(), {step: data for _, step, data in found}) if len(lives) == 1 else None
+        from_files = [one for slot in range(KEPT) if (one := _read(_file(path, slot))) is not None]
+        lives = {start for start, _, _ in from_files}
+        return cls(path, lives.pop(), {step: data for _, step, data in from_files}) if len(lives) == 1 else None
 
     def write(self, step: int, data: bytes) -> bool:
         """Keep a state's bytes; return False if there is no memory for them."""
@@ -128,7 +128,7 @@ class RankStateFile:
         try:
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(fd, "wb", buffering=0) as file:
-                whole = encoded((self.life, step, data))
+                whole = encoded((self.start, step, data))
                 if file.write(whole) != len(whole):
                     return False
             draft.rename(target)

@@ -21,7 +21,7 @@ from trainer.checkpoint.tree import dtype_name, dtype_of, to_json
 from trainer.checkpoint_files.manifest import Manifest, TensorEntry
 from trainer.recovery.agreement import Agreement
 from trainer.recovery.sending import bytes_of, receive, send
-from trainer.recovery.stripes import givers_of, stripes
+from trainer.recovery.stripes import senders_of, stripes
 from trainer.world import World
 
 _LOOP = "loop"
@@ -109,54 +109,58 @@ class Replica:
             _LOOP: dict(snapshot.loop),
         }
         document = to_json(shared, f"state/{SHARED}", self._own)
-        self._word = Shared(document, _described(self._alike), _described(self._own))
+        self._header = Shared(document, _described(self._alike), _described(self._own))
 
     def give(self, agreed: Agreement, world: World) -> None:
         """Send each taking rank this rank's stripe; the source also sends the rest."""
         is_source = world.rank == agreed.source
         alike: dict[tuple[int, ...], list[int]] = {}
-        for taker in agreed.takers:
+        for receiver in agreed.receivers:
             if is_source:
-                dist.send_object_list([self._word], dst=taker, group=world.control)
-            givers = givers_of(taker, agreed.takers, world.size, world.local_size)
-            alike.setdefault(tuple(givers), []).append(taker)
+                dist.send_object_list([self._header], dst=receiver, group=world.control)
+            senders = senders_of(receiver, agreed.receivers, world.size, world.local_size)
+            alike.setdefault(tuple(senders), []).append(receiver)
         own = [*self._own.values()] if is_source else []
-        send([(takers, own + self._stripe(world.rank, givers)) for givers, takers in alike.items()], world)
+        send([(receivers, own + self._stripe(world.rank, senders)) for senders, receivers in alike.items()], world)
 
-    def _stripe(self, rank: int, givers: Sequence[int]) -> list[Tensor]:
-        if rank not in givers:
+    def _stripe(self, rank: int, senders: Sequence[int]) -> list[Tensor]:
+        if rank not in senders:
             return []
         tensors = [*self._alike.values()]
-        dealt = stripes([one.nbytes for one in tensors], len(givers))
-        return [_bytes(tensors[one.tensor])[one.begin : one.end] for one in dealt[givers.index(rank)]]
+        dealt = stripes([one.nbytes for one in tensors], len(senders))
+        return [_bytes(tensors[one.tensor])[one.begin : one.end] for one in dealt[senders.index(rank)]]
 
 
-class Taker(Reader):
+class ReplicaReader(Reader):
     """A rank that needs the state, and reads it from its peers as from a checkpoint."""
 
     def __init__(self, agreed: Agreement, subjects: Subjects, world: World) -> None:
-        said: list[Any] = [None]
-        dist.recv_object_list(said, src=agreed.source, group=world.control)
-        self._source, self._word, self._among = agreed.source, said[0], world
-        self._givers = givers_of(world.rank, agreed.takers, world.size, world.local_size)
-        coming = self._word.alike + self._word.own
+        received: list[Any] = [None]
+        dist.recv_object_list(received, src=agreed.source, group=world.control)
+        self._source, self._header, self._sending_world = agreed.source, received[0], world
+        self._givers = senders_of(world.rank, agreed.receivers, world.size, world.local_size)
+        coming = self._header.alike + self._header.own
         tensors = {name: TensorEntry(dtype, tuple(shape), ()) for name, dtype, shape in coming}
         manifest = Manifest(agreed.step, world.size, "", (), tensors, {})
         super().__init__(Path(f"rank {agreed.source}"), manifest, subjects, world)
-        self._documents[SHARED] = memoryview(self._word.document)
+        self._documents[SHARED] = memoryview(self._header.document)
         own = {"generators": state_of_generators(*subjects.devices(world)), "objects": {}, "extra": {}}
-        self._documents[of_rank(world.rank)] = memoryview(to_json(own, "", {}))  # what is its own, a rank has noted
+        self._documents[of_rank(world.rank)] = memoryview(to_json(own, "", {}))  # its own state a rank has kept
 
     def take(self) -> dict[str, Any]:
         """Receive the state into the model, the optimizers and all objects; return the loop's position."""
         self.prepare()
-        alike = {name: self._place(name, dtype, shape) for name, dtype, shape in self._word.alike}
-        own = {name: self._place(name, dtype, shape) for name, dtype, shape in self._word.own}
-        parcels = {self._source: [*own.values()]}
+        alike = {name: self._place(name, dtype, shape) for name, dtype, shape in self._header.alike}
+        own = {name: self._place(name, dtype, shape) for name, dtype, shape in self._header.own}
+        tensors_from = {self._source: [*own.values()]}
         tensors = [*alike.values()]
-        for giver, dealt in zip(self._givers, stripes([one.nbytes for one in tensors], len(self._givers)), strict=True):
-            parcels.setdefault(giver, []).extend(bytes_of(tensors[one.tensor])[one.begin : one.end] for one in dealt)
-        receive(parcels, self._among)
+        for sender, dealt in zip(
+            self._givers, stripes([one.nbytes for one in tensors], len(self._givers)), strict=True
+        ):
+            tensors_from.setdefault(sender, []).extend(
+                bytes_of(tensors[one.tensor])[one.begin : one.end] for one in dealt
+            )
+        receive(tensors_from, self._sending_world)
         coming = alike | own
         with torch.no_grad():
             for name, target in self._targets.by_name.items():

@@ -16,7 +16,9 @@ from trainer.recovery.process_memory import read, readable
 from trainer.world import World
 
 log = logging.getLogger("trainer")
-_LARGE_BYTES = 1 << 20  # a tensor of so many is a message of its own; fewer in all are not worth the words of reading
+_LARGE_BYTES = (
+    1 << 20
+)  # a tensor of so many is a message of its own; fewer in all are not worth the messages of reading
 
 
 def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
@@ -24,7 +26,7 @@ def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World
     sent: list[tuple[dist.Work | None, Tensor]] = []
     for ranks, tensors in parcels:
         values = [one.detach().cpu().contiguous() for one in tensors]
-        far = [rank for rank in ranks if not (_may_read(values, rank, world) and _was_read(values, rank, world))]
+        far = [rank for rank in ranks if not (_may_read(values, rank, world) and _let_peer_read(values, rank, world))]
         if not far:
             continue
         small, messages = _by_size(values)
@@ -45,7 +47,7 @@ def receive(parcels: Mapping[int, Sequence[Tensor]], world: World) -> None:
     together: list[tuple[list[Tensor], Tensor]] = []
     for rank, given in parcels.items():
         tensors = [one.detach() for one in given]
-        if _may_read(tensors, rank, world) and _has_read(tensors, rank, world):
+        if _may_read(tensors, rank, world) and _read_from_peer(tensors, rank, world):
             continue
         small, messages = _by_size(tensors)
         if small:
@@ -65,23 +67,23 @@ def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
     return near and sum(one.nbytes for one in tensors) >= _LARGE_BYTES
 
 
-def _was_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
+def _let_peer_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
     """Let that rank read the tensors, and return whether it did."""
-    said: list[Any] = [None]
-    dist.recv_object_list(said, src=rank, group=world.control)
-    with readable(tensors, by=said[0]) as places:
+    received: list[Any] = [None]
+    dist.recv_object_list(received, src=rank, group=world.control)
+    with readable(tensors, by=received[0]) as places:
         dist.send_object_list([places], dst=rank, group=world.control)
-        dist.recv_object_list(said, src=rank, group=world.control)
-    return bool(said[0])
+        dist.recv_object_list(received, src=rank, group=world.control)
+    return bool(received[0])
 
 
-def _has_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
+def _read_from_peer(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
     """Read the tensors from that rank's memory, which waits meanwhile; return whether it worked."""
     dist.send_object_list([os.getpid()], dst=rank, group=world.control)
-    said: list[Any] = [None]
-    dist.recv_object_list(said, src=rank, group=world.control)
+    received: list[Any] = [None]
+    dist.recv_object_list(received, src=rank, group=world.control)
     try:
-        read(said[0], tensors)
+        read(received[0], tensors)
         done = True
     except OSError as error:
         log.info("rank %d sends its state over the network: %s", rank, error)

@@ -79,9 +79,9 @@ class ShardState:
     @classmethod
     def take(cls, rank: int, world: World) -> "ShardState":
         """Return what that rank sends."""
-        said: list[Any] = [None]
-        dist.recv_object_list(said, src=rank, group=world.control)
-        described: ShardState = said[0]
+        received: list[Any] = [None]
+        dist.recv_object_list(received, src=rank, group=world.control)
+        described: ShardState = received[0]
         weights = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in described.weights.items()}
         states = {
             key: {name: {part: _room(value) for part, value in state.items()} for name, state in some.items()}

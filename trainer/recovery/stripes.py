@@ -20,22 +20,22 @@ class Piece:
     end: int
 
 
-def givers_of(taker: int, takers: Collection[int], size: int, ranks_per_node: int) -> list[int]:
+def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_node: int) -> list[int]:
     """Return the ranks that send to the taker: those of its own node that have the state, else all that have it."""
-    givers = [rank for rank in range(size) if rank not in takers]
-    near = [rank for rank in givers if rank // ranks_per_node == taker // ranks_per_node]
-    return near or givers
+    senders = [rank for rank in range(size) if rank not in receivers]
+    near = [rank for rank in senders if rank // ranks_per_node == receiver // ranks_per_node]
+    return near or senders
 
 
-def stripes(sizes: Sequence[int], givers: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
+def stripes(sizes: Sequence[int], senders: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
     """Return what each giver sends of tensors of these sizes: equal shares of at least `least_bytes`.
 
     If all of it is little, one sends everything and the others nothing.
     """
     ends = [*accumulate(sizes, initial=0)]
     total, places = ends[-1], [*enumerate(pairwise(ends))]
-    used = max(1, min(givers, total // least_bytes))
-    cuts = [giver * total // used for giver in range(used + 1)] + [total] * (givers - used)
+    used = max(1, min(senders, total // least_bytes))
+    cuts = [sender * total // used for sender in range(used + 1)] + [total] * (senders - used)
     return [
         [
             Piece(tensor, max(first, begin) - begin, min(last, end) - begin)

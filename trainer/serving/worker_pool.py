@@ -93,14 +93,16 @@ class WorkerPool:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code can raise anything
             if not isinstance(error, TrainerError):
                 traceback.print_exc(file=sys.stderr)
-            words = str(error) if isinstance(error, TrainerError) else "".join(traceback.format_exception_only(error))
+            message_text = (
+                str(error) if isinstance(error, TrainerError) else "".join(traceback.format_exception_only(error))
+            )
             damaged = isinstance(error, CheckpointDamaged)
-            self._talk.say({"op": "failed", "message": words.strip(), "damaged": damaged})
+            self._talk.say({"op": "failed", "message": message_text.strip(), "damaged": damaged})
             return
         gc.collect()
         gc.freeze()  # the collector of a worker then leaves these pages alone, and they stay shared
-        told = {"input": service.input, "output": service.output, "unfit": _unfit(), "example": service.example}
-        self._talk.say({"op": "loaded", **told})
+        described = {"input": service.input, "output": service.output, "unfit": _unfit(), "example": service.example}
+        self._talk.say({"op": "loaded", **described})
 
     def _fork(self, message: dict[str, Any]) -> None:
         end = self._talk.handed()
@@ -116,7 +118,7 @@ class WorkerPool:
     def _work(self, end: socket.socket, message: dict[str, Any]) -> NoReturn:
         code = 1
         try:
-            assert self._service is not None, "the server asks for workers of what was loaded"  # noqa: S101 - its word
+            assert self._service is not None, "the server asks for workers of what was loaded"  # noqa: S101 - the server's protocol
             serve_batches(Talk(end), self._service, self._model, message["threads"], message["number"])
             code = 0
         except BaseException:  # noqa: BLE001 - whatever it is, it ends here and not in the worker pool's own code

@@ -1,10 +1,11 @@
 """How the ranks of a training share the work: one word in the settings, one object for the loop."""
 
-from trainer.strategies.build import Asked, build, build_to_ask, summary
+from trainer.strategies.build import EvaluatedModel, build, build_for_evaluation, summary
+from trainer.strategies.deferred_init import is_deferred, make_deferred
 from trainer.strategies.optimizers import Optimizers
 from trainer.strategies.parameters import Parameters
 from trainer.strategies.precision import warn_of_low_weights
-from trainer.strategies.recompute import KEPT, repetitions_told
+from trainer.strategies.recompute import KEPT, reporting_repetitions
 from trainer.strategies.settings import (
     NAMES,
     PARTITIONED,
@@ -17,7 +18,6 @@ from trainer.strategies.settings import (
 )
 from trainer.strategies.strategy import Strategy, number_of
 from trainer.strategies.turns import Turns, refuse_to_turn
-from trainer.strategies.undrawn import is_undrawn, made_undrawn
 
 __all__ = [
     "KEPT",
@@ -26,21 +26,21 @@ __all__ = [
     "PRECISIONS",
     "REPLICAS",
     "SHARDS",
-    "Asked",
     "Choice",
+    "EvaluatedModel",
     "Optimizers",
     "Parameters",
     "Strategy",
     "StrategySettings",
     "Turns",
     "build",
-    "build_to_ask",
-    "is_undrawn",
-    "made_undrawn",
+    "build_for_evaluation",
+    "is_deferred",
+    "make_deferred",
     "needs_group",
     "number_of",
     "refuse_to_turn",
-    "repetitions_told",
+    "reporting_repetitions",
     "summary",
     "warn_of_low_weights",
 ]

@@ -73,7 +73,7 @@ def gathered_at_first(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torc
     return future
 
 
-def lay_out(module: nn.Module, blocks: Sequence[nn.Module], many: int, first: torch.device) -> None:
+def place_on_devices(module: nn.Module, blocks: Sequence[nn.Module], many: int, first: torch.device) -> None:
     """Place the layers on `many` devices, as `.to("cuda:1")` in a model's own code does: naive model parallelism.
 
     Each device gets equally many blocks, and a layer outside of them goes with the block before it. The output is on
@@ -114,23 +114,22 @@ def place_layers(module: nn.Module, blocks: Sequence[nn.Module], here: Sequence[
         home = next((homes[one] for one in tensors if one in homes), current)
         homes |= dict.fromkeys(tensors, home)
         part.to(home)
-        part.register_forward_pre_hook(partial(_bring, home), with_kwargs=True)
-    module.register_forward_hook(lambda _module, _inputs, found: _brought(found, here[0]))
+        part.register_forward_pre_hook(partial(_move_inputs, home), with_kwargs=True)
+    module.register_forward_hook(lambda _module, _inputs, found: _moved(found, here[0]))
 
 
-def _bring(
+def _move_inputs(
     home: torch.device, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    found: tuple[tuple[Any, ...], dict[str, Any]] = _brought((inputs, named), home)
+    found: tuple[tuple[Any, ...], dict[str, Any]] = _moved((inputs, named), home)
     return found
 
 
-def _brought(data: Any, home: torch.device) -> Any:
-    """Return `data` with each tensor moved to `home`."""
+def _moved(data: Any, home: torch.device) -> Any:
     if isinstance(data, Tensor):
         return data.to(home)
     if isinstance(data, dict):
-        return {key: _brought(value, home) for key, value in data.items()}
+        return {key: _moved(value, home) for key, value in data.items()}
     if type(data) in (list, tuple):
-        return type(data)(_brought(value, home) for value in data)
+        return type(data)(_moved(value, home) for value in data)
     return data

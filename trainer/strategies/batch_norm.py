@@ -10,7 +10,7 @@ from trainer.errors import BadSettings
 from trainer.world import World
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-_made: dict[type[Norm], type[Norm]] = {}
+_classes: dict[type[Norm], type[Norm]] = {}
 _OF_TORCH = nn.BatchNorm1d.forward  # the same of all three
 
 
@@ -27,14 +27,14 @@ def sync_batch_norm(module: nn.Module, world: World) -> None:
             module.set_submodule(name, nn.SyncBatchNorm.convert_sync_batchnorm(part))
         else:
             kind = type(part)
-            if kind not in _made:
-                _made[kind] = _over_ranks(kind)
-            part.__class__ = _made[kind]
+            if kind not in _classes:
+                _classes[kind] = _over_ranks(kind)
+            part.__class__ = _classes[kind]
 
 
 def _check(name: str, kind: type[Norm]) -> None:
     """Raise BadSettings for a layer with a forward of its own, whose extra work would be left out."""
-    if kind.forward is not _OF_TORCH and kind not in _made.values():
+    if kind.forward is not _OF_TORCH and kind not in _classes.values():
         raise BadSettings(
             f"sync_batchnorm: {name or 'the model'}: expected torch's own forward, got that of {kind.__qualname__}\n"
             "hint: use torch's BatchNorm there, or have such a layer meet the other ranks itself"
@@ -55,7 +55,7 @@ def _normed(norm: Norm, x: Tensor) -> Tensor:
     mean = _sum(values.sum(dims)) / count
     centered = values - mean.view(shape)
     variance = _sum(centered.square().sum(dims)) / count
-    _note(norm, mean.detach(), variance.detach() * count / (count - 1))
+    _update_running_statistics(norm, mean.detach(), variance.detach() * count / (count - 1))
     normal = centered * (variance + norm.eps).rsqrt().view(shape)
     if norm.affine:
         normal = normal * norm.weight.view(shape) + norm.bias.view(shape)
@@ -63,7 +63,7 @@ def _normed(norm: Norm, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _note(norm: Norm, mean: Tensor, variance: Tensor) -> None:
+def _update_running_statistics(norm: Norm, mean: Tensor, variance: Tensor) -> None:
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
     norm.num_batches_tracked.add_(1)

@@ -18,23 +18,22 @@ from trainer.strategies import baselines
 from trainer.strategies.batch_norm import sync_batch_norm
 from trainer.strategies.blocks import blocks_of, chosen
 from trainer.strategies.compiling import compile_parts
-from trainer.strategies.optimizers import Optimizers, checked, refuse_offloaded
+from trainer.strategies.deferred_init import WeightsWanted, agreed, done_without_weights, make_deferred
+from trainer.strategies.optimizers import Optimizers, checked, refuse_offloaded, shared_out
 from trainer.strategies.parameters import Parameters, parameters_of
 from trainer.strategies.precision import low_dtype, scaler_for, set_fp32
 from trainer.strategies.recompute import recompute
 from trainer.strategies.replicas import alike, over_all_gpus, replicated
 from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings, check, shard_size
 from trainer.strategies.strategy import Strategy
-from trainer.strategies.undrawn import WeightsWanted, agreed, done_without_weights, made_undrawn
 from trainer.strategies.wrapped import Wrapped
-from trainer.strategies.zero import shared_out
 from trainer.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from trainer.strategies.cutting import Cuts
     from trainer.strategies.pipeline import Pipeline
+    from trainer.strategies.pipeline_cutting import Cuts
     from trainer.strategies.tensor_parallel import Plan
 
 log = logging.getLogger("trainer")
@@ -58,31 +57,31 @@ def build(
     `own_step`: gradients are reduced by `Turns`, part by part, in the user's order. `tp_plan`: how layers are divided
     over ranks that work together, by default the model's own plan. `cuts`: what is needed to cut a pipeline by time.
     `restored`: a checkpoint is about to replace the weights. If all ranks say so and nothing else depends on the
-    weights, they are not initialised, and the strategy is `undrawn`. A rank that joins others gets theirs and decides
+    weights, they are not initialised, and the strategy is `deferred`. A rank that joins others gets theirs and decides
     alone. `made`: the model, if it has been made without weights already.
     """
     check(settings, world)
     if own_step and world.together > 1:
         raise BadSettings("mesh: pp and tp do not go with a training step of your own")
     if isinstance(model, nn.Module) or settings.by_parts or world.together > 1:
-        return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, cuts=cuts)
+        return _build(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, cuts=cuts)
     generators = state_of_generators(world.device)
     # Where ranks meet anew the others have the weights, and are just wrapping their model: this happens once.
-    module = (made_undrawn(model) if made is None else made) if restored or world.anew else None
+    module = (make_deferred(model) if made is None else made) if restored or world.anew else None
     del made
-    if world.anew and module is not None and _optimized(module, make_optimizer) is None:
+    if world.anew and module is not None and _try_optimizer(module, make_optimizer) is None:
         module = None
     if agreed(world, module is not None) and module is not None:
         try:
-            return _built(module, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, undrawn=True)
+            return _build(module, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, deferred=True)
         except WeightsWanted:
             pass
     del module  # before there is another one
     restore_generators(generators, world.device)
-    return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan)
+    return _build(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan)
 
 
-def _built(
+def _build(
     model: nn.Module | Callable[[], nn.Module],
     world: World,
     settings: StrategySettings,
@@ -91,13 +90,13 @@ def _built(
     own_step: bool,
     tp_plan: "Plan | None",
     cuts: "Cuts | None" = None,
-    undrawn: bool = False,
+    deferred: bool = False,
 ) -> Strategy:
-    """Build the strategy; with `undrawn` the weights hold anything.
+    """Build the strategy; with `deferred` the weights hold anything.
 
     Raises WeightsWanted on all ranks if something depends on them.
     """
-    module, rows = _made(model, world, settings)
+    module, rows = _make_module(model, world, settings)
     if rows is None:
         _check_module(module)
     if not module.training:
@@ -107,26 +106,26 @@ def _built(
         torch.backends.cudnn.benchmark = True
     if settings.sync_batchnorm:
         sync_batch_norm(module, world)
-    pipeline = _staged(module, world, settings, rows, cuts)
+    pipeline = _cut_into_stages(module, world, settings, rows, cuts)
     if rows is None and not settings.offload and pipeline is None:  # else block by block, or stage by stage
         module.to(world.device)
-    division = _divided(module, world, settings, tp_plan, pipeline)
+    division = _divide_layers(module, world, settings, tp_plan, pipeline)
     blocks = _blocks(module, world, settings)
     if settings.activation_checkpointing:
         for block in blocks[:: settings.recompute_every]:
             recompute(block, settings.recompute_keeps)
     if settings.compile:
-        compile_parts(_compiled(module, blocks, settings, pipeline))
+        compile_parts(_parts_to_compile(module, blocks, settings, pipeline))
     wrapped = (
-        alike(module, world, undrawn=undrawn)
+        alike(module, world, deferred=deferred)
         if own_step
-        else _wrapped(module, blocks, world, settings, rows, division, pipeline, undrawn=undrawn)
+        else _wrap(module, blocks, world, settings, rows, division, pipeline, deferred=deferred)
     )
     scaler = scaler_for(settings.precision, world.device)
     if pipeline is not None:
         pipeline.settle(module, nullcontext if division is None else division.around, scaler)
-    if undrawn and not world.anew:  # else it has been tried
-        made = _optimized(module, make_optimizer)
+    if deferred and not world.anew:  # else it has been tried
+        made = _try_optimizer(module, make_optimizer)
         if not agreed(world, made is not None) or made is None:
             raise WeightsWanted
     else:
@@ -136,62 +135,63 @@ def _built(
         refuse_offloaded(optimizers, world, shard_size(settings, world))
     if settings.strategy == "zero1" and world.size > 1:
         optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}
-    return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks), undrawn, pipeline)
+    return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks), deferred, pipeline)
 
 
-def _optimized(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer | Optimizers | None:
+def _try_optimizer(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer | Optimizers | None:
     """Return the optimizer, or None if it depends on weights that are still to come."""
     return done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EvaluatedModel:
     """A model that is evaluated but not trained, as this rank has it."""
 
     module: nn.Module  # to call, and to load weights into
     pipeline: "Pipeline | None" = None  # the model is in stages: it is asked through this
 
 
-def build_to_ask(
+def build_for_evaluation(
     model: nn.Module | Callable[[], nn.Module],
     world: World,
     settings: StrategySettings,
     *,
     tp_plan: "Plan | None" = None,
     cuts: "Cuts | None" = None,
-) -> Asked:
+) -> EvaluatedModel:
     """Return the model alone for evaluation: staged, divided and sharded as the settings say, or whole.
 
     All ranks call it. Where they share the model they must call it together and equally often. What a divided model
     returns is whole on each rank.
     """
     if settings.strategy not in SHARDS and world.together == 1:
-        return Asked((model if isinstance(model, nn.Module) else model()).to(world.device).eval())
+        return EvaluatedModel((model if isinstance(model, nn.Module) else model()).to(world.device).eval())
     check(settings, world)
-    module, rows = _made(model, world, settings)
-    pipeline = _staged(module, world, settings, rows, cuts)
+    module, rows = _make_module(model, world, settings)
+    pipeline = _cut_into_stages(module, world, settings, rows, cuts)
     if rows is None and not settings.offload and pipeline is None:
         module.to(world.device)
-    division = _divided(module, world, settings, tp_plan, pipeline)
-    _wrapped(module, _blocks(module, world, settings), world, settings, rows, division, pipeline)
+    division = _divide_layers(module, world, settings, tp_plan, pipeline)
+    _wrap(module, _blocks(module, world, settings), world, settings, rows, division, pipeline)
     if pipeline is not None:
         pipeline.settle(module, nullcontext, None)
     elif division is not None:
         from trainer.strategies.tensor_parallel import give_whole  # late: with what it takes to divide a model
 
         give_whole(module)
-    return Asked(module.eval(), pipeline)
+    return EvaluatedModel(module.eval(), pipeline)
 
 
 def summary(strategy: Strategy) -> str:
     """Return a line for the log: `fsdp, 2 x cpu, bf16, 11.2M parameters, 8 blocks`."""
     settings, world, pipeline = strategy.settings, strategy.world, strategy.pipeline
     size = shard_size(settings, world)
+    cuda = world.device.type == "cuda"
     parts = [
         settings.strategy if size == world.shares else f"{settings.strategy} ({world.shares // size} copies)",
         *([pipeline.described()] if pipeline is not None else []),
         *([f"tp {world.dividing}"] if world.dividing > 1 else []),
-        f"{world.size} x {_device_name(world)}",
+        f"{world.size} x {torch.cuda.get_device_name(world.device) if cuda else world.device.type}",
         settings.precision,
         f"{_short(sum(parameter.numel() for parameter in strategy.module.parameters()))} parameters",
     ]
@@ -210,7 +210,7 @@ def summary(strategy: Strategy) -> str:
     return ", ".join(parts)
 
 
-def _made(
+def _make_module(
     model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
     """Return the module, and this rank's rows of its parameters if it has only those."""
@@ -255,7 +255,7 @@ def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list
     return blocks
 
 
-def _compiled(
+def _parts_to_compile(
     module: nn.Module, blocks: list[nn.Module], settings: StrategySettings, pipeline: "Pipeline | None"
 ) -> list[nn.Module]:
     """Return what is compiled separately; of a pipeline this rank's blocks, never a stage, which has FSDP2's hooks."""
@@ -265,7 +265,7 @@ def _compiled(
     return blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module]
 
 
-def _staged(
+def _cut_into_stages(
     module: nn.Module,
     world: World,
     settings: StrategySettings,
@@ -288,7 +288,7 @@ class _Division:
     around: Callable[[], AbstractContextManager[None]]  # forward and backward passes
 
 
-def _divided(
+def _divide_layers(
     module: nn.Module, world: World, settings: StrategySettings, plan: "Plan | None", pipeline: "Pipeline | None"
 ) -> _Division | None:
     """Divide the layers over the ranks that work on the same samples, or return None if each works alone."""
@@ -314,7 +314,7 @@ def _divided(
     return _Division(mesh, loss_parallel if tensor_parallel.has_divided_vocabulary(found) else nullcontext)
 
 
-def _wrapped(
+def _wrap(
     module: nn.Module,
     blocks: Sequence[nn.Module],
     world: World,
@@ -323,7 +323,7 @@ def _wrapped(
     division: _Division | None,
     pipeline: "Pipeline | None",
     *,
-    undrawn: bool = False,
+    deferred: bool = False,
 ) -> Wrapped:
     units = chosen(module, settings.units, "units") if settings.units else []
     parts = list(dict.fromkeys([*units, *blocks]))
@@ -332,22 +332,18 @@ def _wrapped(
             pipeline.shard(module, parts)
         return Wrapped(module)
     if settings.strategy in REPLICAS:
-        return replicated(module, world, settings, undrawn=undrawn)
+        return replicated(module, world, settings, deferred=deferred)
     if settings.strategy in SHARDS:
         from trainer.strategies.shards import sharded  # late: FSDP2 takes half a second to import
 
         if division is None:
-            return sharded(module, parts, world, settings, rows, undrawn=undrawn)
+            return sharded(module, parts, world, settings, rows, deferred=deferred)
         return replace(sharded(module, parts, world, settings, mesh=division.mesh), around=division.around)
     if settings.strategy == "dp":
         return over_all_gpus(module, world, low_dtype(settings.precision))
     if (many := baselines.devices()) is not None:
-        baselines.lay_out(module, blocks_of(module, settings.blocks), many, world.device)
+        baselines.place_on_devices(module, blocks_of(module, settings.blocks), many, world.device)
     return Wrapped(module)
-
-
-def _device_name(world: World) -> str:
-    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
 
 
 def _short(count: int) -> str:

@@ -26,7 +26,7 @@ def compile_parts(parts: Sequence[nn.Module]) -> None:
         part.compile(dynamic=False)
 
 
-def told_of_eager_parts() -> bool:
+def warn_of_eager_parts() -> bool:
     """Return whether torch has left something uncompiled, and log it."""
     from torch._dynamo.utils import counters  # late: the same
 
@@ -39,5 +39,5 @@ def told_of_eager_parts() -> bool:
 
 def has_compiled() -> bool:
     """Return whether anything was compiled in this process: a model, a part of one, or a user's function."""
-    dynamo = sys.modules.get("torch._dynamo.utils")  # imported by whoever compiles
+    dynamo = sys.modules.get("torch._dynamo.utils")  # imported by compiling
     return dynamo is not None and bool(dynamo.counters.get("frames"))

@@ -78,13 +78,13 @@ def step_where(finite: Tensor, optimizers: Collection[Optimizer]) -> bool | Tens
         return known
     for optimizer in optimizers:
         if _leaves_out_by_itself(optimizer):
-            step_unless_told(finite, optimizer)
+            step_fused(finite, optimizer)
         else:
             step_with_zeros(finite, optimizer, parameters_in(optimizer))
     return finite
 
 
-def step_unless_told(finite: Tensor, optimizer: Optimizer) -> None:
+def step_fused(finite: Tensor, optimizer: Optimizer) -> None:
     """Step a fused optimizer, which does nothing if it is told of an infinity."""
     told = {"grad_scale": None, "found_inf": (~finite).float()}
     for name, value in told.items():

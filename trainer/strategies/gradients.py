@@ -1,17 +1,17 @@
-"""Reduce gradients over ranks where neither DDP nor FSDP2 does it."""
+"""Reduce and clip gradients where neither DDP nor FSDP2 nor torch's own clipping does it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.checkpoint.stand_ins import is_here
-from trainer.strategies.finite import plain
+from trainer.strategies.finite import alike, multiply, plain
 from trainer.world import World
 
 
-def add_up(
+def reduce_gradients(
     parameters: Sequence[nn.Parameter | Tensor], world: World, group: dist.ProcessGroup | None = None, ranks: int = 0
 ) -> None:
     """Average the gradients over ranks in one message; a rank without a gradient counts as zero.
@@ -34,3 +34,28 @@ def add_up(
         parts = flat.split([gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+_LEAST = 1e-6  # as torch's own has it: no division by zero
+
+
+def clip_values(gradients: Iterable[Tensor], most: float) -> None:
+    """Clip each number of this rank's gradients in place to between `-most` and `most`."""
+    for numbers in alike(gradients).values():
+        torch._foreach_clamp_min_(numbers, -most)
+        torch._foreach_clamp_max_(numbers, most)
+
+
+def clip_offloaded(gradients: Iterable[Tensor], most: float | None, world: World, copies: int) -> Tensor:
+    """Scale this rank's shards as clip_grad_norm_ does, and return the norm of all.
+
+    `copies` is the number of copies of each shard.
+    """
+    shards = [plain(gradient) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(shard, dtype=torch.double) for shard in shards]
+    squares = torch.stack([torch.zeros((), dtype=torch.double), *norms]).square().sum()
+    dist.all_reduce(squares, group=world.control)
+    norm = (squares / copies).sqrt()
+    if most is not None:
+        multiply(shards, (most / (norm + _LEAST)).clamp(max=1.0))
+    return norm

@@ -4,8 +4,10 @@ import inspect
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Adafactor, Muon, Optimizer
 
 from trainer.errors import BadSettings
@@ -34,7 +36,7 @@ def checked(made: Optimizer | Optimizers, module: nn.Module, world: World, *, ow
             "hint: make it inside of make_optimizer, of the parameters that are handed to it"
         )
     if world.is_first:
-        _tell_of_the_left(
+        _warn_of_unoptimized(
             [names[id(one)] for one in module.parameters() if one.requires_grad and id(one) not in owners]
         )
     return optimizers
@@ -100,9 +102,35 @@ def _owners(optimizers: Optimizers, names: Mapping[int, str]) -> dict[int, str]:
     return owners
 
 
-def _tell_of_the_left(names: list[str]) -> None:
+def _warn_of_unoptimized(names: list[str]) -> None:
     """Warn of parameters that no optimizer has, as a selection by name easily misses some."""
     if names:
         logging.getLogger("trainer").warning(
             "optimizer: none has %s: nothing is learned there\nhint: requires_grad_(False) says so", few(names)
         )
+
+
+def shared_out(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
+    """Wrap the user's own optimizer, with this rank's part of the parameters, in a ZeroRedundancyOptimizer."""
+    groups = [dict(group) for group in optimizer.param_groups]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    dtypes = {str(parameter.dtype) for parameter in parameters}
+    if len(dtypes) > 1:
+        raise BadSettings(f"strategy: zero1 expected parameters of one dtype, got {', '.join(sorted(dtypes))}")
+
+    def with_share(share: list[dict[str, Any]], **_: Any) -> Optimizer:
+        # Not a new one: the user may have set more on this one than its arguments.
+        optimizer.param_groups = share
+        mine = {id(parameter) for group in share for parameter in group["params"]}
+        for parameter in [parameter for parameter in optimizer.state if id(parameter) not in mine]:
+            del optimizer.state[parameter]
+        return optimizer
+
+    shared = ZeroRedundancyOptimizer(
+        groups,
+        optimizer_class=with_share,  # type: ignore[arg-type] # it is only called
+        # One message a rank instead of one a parameter; a view would undo another memory format.
+        parameters_as_bucket_view=all(parameter.is_contiguous() for parameter in parameters),
+    )
+    shared.defaults = optimizer.defaults  # schedulers ask whether there are betas, or a momentum
+    return shared

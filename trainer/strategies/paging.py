@@ -213,7 +213,7 @@ def fill(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> No
         )
 
     swap = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # or who was tied would not be so any more
+    torch.__future__.set_swap_module_params_on_conversion(True)  # or tied parameters would be separated
     try:
         module._apply(filled)  # noqa: SLF001 - to_empty() would empty buffers too
     finally:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.errors import BadSettings
-from trainer.strategies.cutting import Sample
+from trainer.strategies.pipeline_cutting import Sample
 
 _TURNS = 5  # of each part, after one that does not count; the median is what it takes
 _ERRORS = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, NotImplementedError)
@@ -50,7 +50,7 @@ def _each(
     for place, (name, part) in enumerate(parts):
         loss_of = sample.loss_of if place == len(parts) - 1 else None
         try:
-            call = _on(device, part, recomputed=part in recomputed)
+            call = _part_on_device(device, part, recomputed=part in recomputed)
             taken = []
             for _ in range(1 + _TURNS):
                 seconds, found = _one_turn(call, given, loss_of, device, casting)
@@ -64,7 +64,7 @@ def _each(
         yield statistics.median(taken[1:])
 
 
-def _on(device: torch.device, part: nn.Module, *, recomputed: bool) -> Callable[[Tensor], Tensor]:
+def _part_on_device(device: torch.device, part: nn.Module, *, recomputed: bool) -> Callable[[Tensor], Tensor]:
     """Return the part with its own parameters and buffers on the device; on a CPU they share the model's memory."""
     own: dict[str, Tensor] = {}
     for name, one in part.named_parameters():

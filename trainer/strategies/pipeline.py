@@ -24,18 +24,18 @@ from torch.nn.utils import get_total_norm
 
 from trainer.checkpoint.stand_ins import stand_in
 from trainer.errors import BadSettings
-from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.blocks import blocks_of
-from trainer.strategies.cutting import Cut, Cuts, Sample, how_cut
+from trainer.strategies.broadcast import PersistentBuffers, broadcast_from_first
 from trainer.strategies.finite import multiply, plain
-from trainer.strategies.gradients import add_up
+from trainer.strategies.gradients import reduce_gradients
 from trainer.strategies.paging import bring_whole
 from trainer.strategies.part_times import part_times
+from trainer.strategies.pipeline_cutting import Cut, Cuts, Sample, how_cut
+from trainer.strategies.pipeline_schedule import STAGES_OF_RANK, bubble, drawn, fits, micro_batches, parts_of, picture
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.strategies.settings import SHARDS, StrategySettings
-from trainer.strategies.shards import SHARDED, STAGES, deal_out_stage, mesh_over
-from trainer.strategies.stages import STAGES_OF_RANK, bubble, drawn, fits, micro_batches, parts_of, picture
-from trainer.world import World, from_first
+from trainer.strategies.shards import SHARDED, STAGES, mesh_over, shard_stage
+from trainer.world import World, call_on_first
 
 _LEAST = 1e-6  # as torch's own clipping has it: no division by zero
 _SHAPES = 8  # of batches, for which buffers are kept
@@ -86,10 +86,10 @@ class Pipeline:
     @property
     def is_last(self) -> bool:
         """Whether this rank has the last stage."""
-        return self._many - 1 in self.stages
+        return self._stage_count - 1 in self.stages
 
     @property
-    def _many(self) -> int:
+    def _stage_count(self) -> int:
         return self.world.stages * len(self.stages)
 
     @property
@@ -107,8 +107,8 @@ class Pipeline:
                 holders[id(parameter)].append((part, name))
         here = {id(part) for stage in self.stages.values() for part in stage.modules()}
         for number, stage in self.stages.items():
-            last = number == self._many - 1
-            deal_out_stage(stage, parts, self.world, self.settings, self.mesh, last=last)
+            last = number == self._stage_count - 1
+            shard_stage(stage, parts, self.world, self.settings, self.mesh, last=last)
         for tied in holders.values():
             own = [part._parameters[name] for part, name in tied if id(part) in here]  # noqa: SLF001 - as in the next line
             for part, name in tied if own else ():
@@ -161,18 +161,18 @@ class Pipeline:
         dist.broadcast(found, group=self._group, group_src=first)
         return found
 
-    def tell(self, said: Any) -> Any:
+    def broadcast_from_last(self, value: Any) -> Any:
         """Return on all ranks of this pipeline what the rank with the last stage passes."""
-        told = [said]
-        dist.broadcast_object_list(told, group=self._group, group_src=self.world.stages - 1)
-        return told[0]
+        shared = [value]
+        dist.broadcast_object_list(shared, group=self._group, group_src=self.world.stages - 1)
+        return shared[0]
 
-    def tell_numbers(self, numbers: Tensor) -> Tensor:
+    def broadcast_numbers_from_last(self, numbers: Tensor) -> Tensor:
         """Do as `tell` for a tensor, without waiting for the device."""
         dist.broadcast(numbers, group=self._group, group_src=self.world.stages - 1)
         return numbers
 
-    def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
+    def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Reduce a step's gradients over stages that share a parameter and ranks that have the same stage."""
         for parameter in parameters:
             if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):  # it may be a part of a sum
@@ -181,7 +181,7 @@ class Pipeline:
             if parameter.grad is not None:
                 dist.all_reduce(plain(parameter.grad), group=group)
         if self.settings.strategy not in SHARDS:  # else FSDP2 has done it
-            add_up(parameters, self.world, self.mesh.get_group(SHARDED), self.world.shares)
+            reduce_gradients(parameters, self.world, self.mesh.get_group(SHARDED), self.world.shares)
 
     def clip(self, parameters: Iterable[Tensor], most: float | None) -> Tensor:
         """Clip by the norm over all stages as clip_grad_norm_ does, and return that norm."""
@@ -200,14 +200,14 @@ class Pipeline:
         """Return a short description for the log."""
         return f"pp {self.world.stages} ({self.settings.pp_schedule}, {self.layers} layers)"
 
-    def told(self, samples: int) -> str:
+    def summary_of_step(self, samples: int) -> str:
         """Return what a step of so many samples per rank looks like, with a drawing."""
         micros, ranks, kind = self.micro_batches(samples), self.world.stages, self.settings.pp_schedule
         way = kind if fits(kind, ranks, micros) else f"gpipe, as there are too few of them for {kind}"
         share = bubble(kind, ranks, micros)
         lines = f"{micros} micro-batches, {way}: each stage waits for others {share:.0%} of a step"
         rows = drawn(kind, ranks, micros)
-        return "\n".join(one for one in (lines, rows, f"stages cut {self.cut.told()}") if one)
+        return "\n".join(one for one in (lines, rows, f"stages cut {self.cut.summary()}") if one)
 
     def picture(self, samples: int) -> str:
         """Return an SVG of a step of so many samples per rank."""
@@ -220,9 +220,9 @@ class Pipeline:
         micros = micro_batches(len(inputs), self.world.stages, most)
         key = (tuple(inputs.shape), inputs.dtype, learns)
         known = self._schedules.pop(key, None)
-        begins = self._begins_anew(known is None)
+        begins = self._needs_new_schedule(known is None)
         with self._keeping_gradients() if begins else nullcontext():
-            schedule = self._made(micros, learns=learns) if begins else known
+            schedule = self._new_schedule(micros, learns=learns) if begins else known
             self._schedules[key] = schedule  # the last one now: the first one is let go of
             if len(self._schedules) > _SHAPES:
                 del self._schedules[next(iter(self._schedules))]
@@ -230,7 +230,7 @@ class Pipeline:
             with self._around():
                 return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
 
-    def _begins_anew(self, wanted: bool) -> bool:
+    def _needs_new_schedule(self, wanted: bool) -> bool:
         """Return whether to make a schedule that discovers shapes; with shards all ranks do so, or none.
 
         Ranks meet in that discovery, and other ranks may have batches of other shapes.
@@ -254,26 +254,26 @@ class Pipeline:
                 if gradient is not None:
                     one.grad = gradient if one.grad is None else one.grad.add_(gradient)
 
-    def _made(self, micros: int, *, learns: bool) -> Any:
+    def _new_schedule(self, micros: int, *, learns: bool) -> Any:
         """Return torch's schedule, which discovers by its first batch what stages exchange."""
         from torch.distributed import pipelining  # late: half a second, and only some want it
         from torch.distributed.pipelining.schedules import ScheduleLoopedBFS  # late: with it
 
         stages: list[Any] = [
-            pipelining.PipelineStage(module, number, self._many, self.world.device, group=self._group)
+            pipelining.PipelineStage(module, number, self._stage_count, self.world.device, group=self._group)
             for number, module in self.stages.items()
         ]
         kind = (
             self.settings.pp_schedule if learns and fits(self.settings.pp_schedule, self.world.stages, micros) else ""
         )
-        how: dict[str, Any] = {"loss_fn": self._weighed if learns else None, "scale_grads": False}
+        how: dict[str, Any] = {"loss_fn": self._scaled_loss if learns else None, "scale_grads": False}
         if len(stages) > 1:
             several = pipelining.ScheduleInterleaved1F1B if kind else ScheduleLoopedBFS
             return several(stages, micros, **how)
         one = pipelining.Schedule1F1B if kind == "1f1b" else pipelining.ScheduleGPipe
         return one(stages[0], micros, **how)
 
-    def _weighed(self, output: Tensor, number: Tensor) -> Tensor:
+    def _scaled_loss(self, output: Tensor, number: Tensor) -> Tensor:
         if self._loss_of is None:
             raise RuntimeError("a loss is asked for outside of a step")
         loss = self._loss_of(output, int(number))
@@ -307,7 +307,7 @@ def staged(
     def measured(sample: Sample) -> list[float]:
         recomputed = blocks[:: settings.recompute_every] if settings.activation_checkpointing else []
         row = [(name, named[name]) for name in parts]
-        return from_first(world, lambda: part_times(row, sample, world.device, casting, recomputed))
+        return call_on_first(world, lambda: part_times(row, sample, world.device, casting, recomputed))
 
     cut = how_cut(
         settings.pp_cut, parts, layers, [_learns(named[name]) for name in parts], ranks * many, cuts, measured
@@ -330,7 +330,7 @@ def staged(
     groups = _groups(sorted(set(having.values())), world)
     if mine is None:
         first = next(module.parameters())
-        take_from_first(module.parameters(), world.control if first.device.type == "cpu" else None)
+        broadcast_from_first(module.parameters(), world.control if first.device.type == "cpu" else None)
     else:
         bring_whole(module, mine, world, holders.keys() - others, world.device)
     _put_away(module, others, world.device)

@@ -43,7 +43,7 @@ def set_fp32(precision: str) -> None:
     """Disable TF32 for fp32, also in convolutions, where torch would use it by default."""
     if precision not in ("fp32", "tf32"):
         return
-    # Not the newer `fp32_precision`: who mixes the two ways gets an error from torch, and this is the usual one.
+    # Not the newer `fp32_precision`: torch raises an error if both are used, and this one is usual.
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 

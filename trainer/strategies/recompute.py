@@ -13,7 +13,7 @@ from trainer.errors import TrainerError
 
 Buffers = list[tuple[nn.Module, str, Tensor]]
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-KEPT = {  # what torch calls them below autograd; the same word may mean one of several
+KEPT = {  # torch's names below autograd; one of ours may mean several
     "matmul": ("mm", "addmm", "bmm", "baddbmm"),
     "attention": (
         "_scaled_dot_product_flash_attention",
@@ -23,11 +23,11 @@ KEPT = {  # what torch calls them below autograd; the same word may mean one of 
     ),
     "convolution": ("convolution",),
 }
-_HINTS = {  # by what torch says
+_HINTS = {  # by torch's messages
     "has been mutated": "change nothing in place after an operation that is kept (inplace=True), or keep others",
     "Trying to backward an extra time": "go backward once only (no retain_graph), or keep no operations",
 }
-_tell: list[Callable[[bool], None]] = []  # who wants to know where a repetition begins and ends
+_listeners: list[Callable[[bool], None]] = []  # called where a repetition begins and ends
 _made: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 
 
@@ -41,13 +41,13 @@ def recompute(block: nn.Module, kept: tuple[str, ...] = ()) -> None:
 
 
 @contextmanager
-def repetitions_told(tell: Callable[[bool], None]) -> Iterator[None]:
-    """Call `tell` with True when a block begins to be recomputed in the context, and False when it is done."""
-    _tell.append(tell)
+def reporting_repetitions(report: Callable[[bool], None]) -> Iterator[None]:
+    """Call `report` with True when a block begins to be recomputed in the context, and False when it is done."""
+    _listeners.append(report)
     try:
         yield
     finally:
-        _tell.remove(tell)
+        _listeners.remove(report)
 
 
 def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module]:
@@ -62,7 +62,7 @@ def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module
             # Made here: the compiler does not take it from outside.
             keeping = functools.partial(create_selective_checkpoint_contexts, operations)
             return checkpoint(run, *args, use_reentrant=False, context_fn=keeping, **kwargs)
-        if torch.compiler.is_compiling() or not (operations or _tell or next(self.buffers(), None) is not None):
+        if torch.compiler.is_compiling() or not (operations or _listeners or next(self.buffers(), None) is not None):
             return checkpoint(run, *args, use_reentrant=False, **kwargs)
         return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(self, plain), **kwargs)
 
@@ -85,8 +85,8 @@ class _Repetition(AbstractContextManager[None]):
         self._before, self._inner = before, inner
 
     def __enter__(self) -> None:
-        for tell in _tell:
-            tell(True)
+        for report in _listeners:
+            report(True)
         self._entered = _with_buffers(_copied(self._before), self._inner)
         self._entered.__enter__()
 
@@ -94,8 +94,8 @@ class _Repetition(AbstractContextManager[None]):
         try:
             return self._entered.__exit__(*raised)  # type: ignore[arg-type]
         finally:
-            for tell in _tell:
-                tell(False)
+            for report in _listeners:
+                report(False)
 
 
 def _buffers(block: nn.Module) -> Buffers:
@@ -115,8 +115,8 @@ def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterat
         with inner:
             yield
     except RuntimeError as error:
-        for said, hint in _HINTS.items():
-            if said in str(error):
+        for message, hint in _HINTS.items():
+            if message in str(error):
                 raise TrainerError(f"recompute_keeps: {error}\nhint: {hint}") from error
         raise
     finally:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer.errors import BadSettings, TrainerError
 from trainer.strategies import baselines
-from trainer.strategies.agreement import PersistentBuffers, take_from_first
+from trainer.strategies.broadcast import PersistentBuffers, broadcast_from_first
 from trainer.strategies.precision import autocasting
 from trainer.strategies.settings import StrategySettings
 from trainer.strategies.wrapped import Wrapped
@@ -20,13 +20,15 @@ from trainer.world import World
 
 T = TypeVar("T")
 _NOTHING: AbstractContextManager[None] = nullcontext()
-_UNUSED = "Expected to have finished reduction in the prior iteration"  # what DDP says of parameters without a gradient
+_UNUSED = (
+    "Expected to have finished reduction in the prior iteration"  # DDP's error about parameters without a gradient
+)
 
 
-def replicated(module: nn.Module, world: World, settings: StrategySettings, *, undrawn: bool = False) -> Wrapped:
+def replicated(module: nn.Module, world: World, settings: StrategySettings, *, deferred: bool = False) -> Wrapped:
     """Wrap the model in DistributedDataParallel, unless the world has one rank.
 
-    With `undrawn` ranks are about to load the same weights and need not send them to each other.
+    With `deferred` ranks are about to load the same weights and need not send them to each other.
     """
     if world.size == 1:
         return Wrapped(module)
@@ -39,13 +41,13 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, u
         gradient_as_bucket_view=True,  # gradients are summed where they lie: one copy of them less
         find_unused_parameters=settings.unused_parameters,
         bucket_cap_mb=settings.bucket_mb,
-        init_sync=not (undrawn or world.anew),  # anew: rank 0 may be the one that has no weights
+        init_sync=not (deferred or world.anew),  # anew: rank 0 may be the one that has no weights
     )
-    if undrawn and not world.anew:
-        take_from_first(made_anew(module))
+    if deferred and not world.anew:
+        broadcast_from_first(unsaved_buffers(module))
     if has_master:
         model.register_comm_hook(dist.group.WORLD, baselines.gathered_at_first)
-    model.deal_out()
+    model.make_buckets()
 
     def syncing(sync: bool) -> AbstractContextManager[None]:
         return _NOTHING if sync else model.no_sync()
@@ -53,20 +55,20 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, u
     return Wrapped(model, syncing, model.do, first_updates=has_master)
 
 
-def made_anew(module: nn.Module) -> list[Tensor]:
+def unsaved_buffers(module: nn.Module) -> list[Tensor]:
     """Return the buffers that no checkpoint keeps."""
     kept = {id(buffer) for buffer in PersistentBuffers(module).tensors()}
     return [buffer for buffer in module.buffers() if id(buffer) not in kept]
 
 
-def alike(module: nn.Module, world: World, *, undrawn: bool = False) -> Wrapped:
+def alike(module: nn.Module, world: World, *, deferred: bool = False) -> Wrapped:
     """Make copies begin alike; their gradients are reduced elsewhere, so any part may be called separately."""
-    if world.size > 1 and not undrawn:
-        take_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
+    if world.size > 1 and not deferred:
+        broadcast_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
     return Wrapped(module, follows_first_rank=False)
 
 
-def let_go(wrapped: Wrapped) -> None:
+def remove_reducer(wrapped: Wrapped) -> None:
     """Remove DDP's reducer and its hooks from a model that will be wrapped again."""
     if isinstance(wrapped.model, DistributedDataParallel):
         for name in ("reducer", "logger"):
@@ -88,7 +90,7 @@ class _Replica(DistributedDataParallel):
     so that a resumed training would differ.
     """
 
-    def deal_out(self) -> None:
+    def make_buckets(self) -> None:
         """Make the buckets once, in the order of `_build_params_for_reducer`; all ranks call it."""
         self.reducer._push_all_rebuilt_params()  # noqa: SLF001 - torch has no public way to say which buckets there are
         self.reducer._rebuild_buckets()  # noqa: SLF001 - nor to make them before the second step

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from trainer.errors import BadSettings
-from trainer.strategies.cutting import BY_LAYERS
 from trainer.strategies.mesh import Mesh
-from trainer.strategies.stages import SCHEDULES
+from trainer.strategies.pipeline_cutting import BY_LAYERS
+from trainer.strategies.pipeline_schedule import SCHEDULES
 from trainer.world import World
 
 NAMES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp")
@@ -21,7 +21,7 @@ ALONE = ("none", "dp")  # one process
 REPLICAS = ("ddp", "zero1")  # each rank has all parameters
 SHARDS = ("zero2", "fsdp", "hsdp")  # each rank has its part of them: FSDP2
 PARTITIONED = ("zero1", *SHARDS)  # each rank has a part of the optimizer's state
-SUMS_ONCE = ("fsdp", "hsdp")  # those of them that add gradients up once a step, if nothing else is said
+SUMS_ONCE = ("fsdp", "hsdp")  # those that reduce gradients once a step by default
 
 _ONLY_WITH = {
     "units": SHARDS,
@@ -105,17 +105,17 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
     if settings.strategy not in NAMES:
         yield _unknown("strategy", settings.strategy, NAMES)
     else:
-        yield from _misfits(settings, world)
+        yield from _world_problems(settings, world)
     if settings.precision not in PRECISIONS:
         yield _unknown("precision", settings.precision, PRECISIONS)
     elif settings.precision in ("bf16", "fp16"):
-        yield from _too_precise(settings.precision, world.device)
+        yield from _precision_problems(settings.precision, world.device)
     for name in ("clip_norm", "clip_value", "bucket_mb"):
         value = getattr(settings, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             yield f"{name}: expected a number above 0, got {value}"
-    yield from _out_of_place(settings)
-    yield from _off_the_mesh(settings, world)
+    yield from _unused_settings(settings)
+    yield from _mesh_problems(settings, world)
     if settings.prefetch is not None and settings.prefetch < 1:
         yield f"prefetch: expected a whole number of at least 1, got {settings.prefetch}"
     if settings.cudnn_benchmark and torch.are_deterministic_algorithms_enabled():
@@ -124,14 +124,14 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
         yield "offload: does not go with precision fp16, whose scaler looks at gradients on GPUs\nhint: use bf16"
 
 
-def _off_the_mesh(settings: StrategySettings, world: World) -> Iterator[str]:
+def _mesh_problems(settings: StrategySettings, world: World) -> Iterator[str]:
     """Yield settings that do not work with ranks that share samples."""
     staged, divided = world.stages > 1, world.dividing > 1
-    words = " and ".join(name for name, there in (("pp", staged), ("tp", divided)) if there)
+    dimensions = " and ".join(name for name, there in (("pp", staged), ("tp", divided)) if there)
     others = _NOT_STAGED if staged else _NOT_WITHOUT_STAGES
-    for name, why in (_NOT_DIVIDED | others).items() if words else ():
+    for name, why in (_NOT_DIVIDED | others).items() if dimensions else ():
         if getattr(settings, name):
-            yield f"{name}: does not go with a mesh that has {words}, {why}"
+            yield f"{name}: does not go with a mesh that has {dimensions}, {why}"
     wanted = _STAGED if staged else SHARDS
     if settings.mesh and settings.strategy not in wanted:
         with_pp = "with pp " if staged else ""
@@ -145,7 +145,7 @@ def _off_the_mesh(settings: StrategySettings, world: World) -> Iterator[str]:
             yield f"{name}: expected with a mesh that has pp only, got it without"
 
 
-def _out_of_place(settings: StrategySettings) -> Iterator[str]:
+def _unused_settings(settings: StrategySettings) -> Iterator[str]:
     """Yield settings that the strategy does not have, or that need recomputed blocks."""
     plain = StrategySettings()
     for name in ("recompute_every", "recompute_keeps"):
@@ -156,7 +156,7 @@ def _out_of_place(settings: StrategySettings) -> Iterator[str]:
             yield f"{name}: expected with strategy {', '.join(strategies)} only, got it with {settings.strategy}"
 
 
-def _misfits(settings: StrategySettings, world: World) -> Iterator[str]:
+def _world_problems(settings: StrategySettings, world: World) -> Iterator[str]:
     name = settings.strategy
     if name in ALONE and world.size > 1:
         yield f"strategy: {name} trains in one process, got a world of {world.size}\nhint: use ddp, or start one rank"
@@ -172,7 +172,7 @@ def _misfits(settings: StrategySettings, world: World) -> Iterator[str]:
             yield f"{where}: expected a divisor of the world's {world.shares} ranks, got {size}"
 
 
-def _too_precise(precision: str, device: torch.device) -> Iterator[str]:
+def _precision_problems(precision: str, device: torch.device) -> Iterator[str]:
     if not torch.amp.is_autocast_available(device.type):
         yield f"precision: {precision} does not exist on {device}\nhint: use fp32"
     elif precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from trainer.connections import made_here
-from trainer.strategies.agreement import PersistentBuffers, take_from_first
+from trainer.connections import group_connections
 from trainer.strategies.blocks import without_shared_parameters
+from trainer.strategies.broadcast import PersistentBuffers, broadcast_from_first
 from trainer.strategies.paging import fill
 from trainer.strategies.precision import low_dtype
 from trainer.strategies.settings import StrategySettings, shard_size
@@ -31,21 +31,21 @@ def sharded(
     rows: dict[str, Tensor] | None = None,
     mesh: DeviceMesh | None = None,
     *,
-    undrawn: bool = False,
+    deferred: bool = False,
 ) -> Wrapped:
     """Shard the module; under zero2 parameters are whole for all passes of a step, else block by block.
 
     `rows` holds this rank's rows of a module on the meta device. `mesh`, from `mesh_over`, is given where the module is
-    already divided on it. With `undrawn` all ranks are about to load the same weights and need not send them.
+    already divided on it. With `deferred` all ranks are about to load the same weights and need not send them.
     """
     # What is not on the device yet travels by the group of the CPUs.
     group = world.control if settings.offload or rows is not None else None
-    if not undrawn:
+    if not deferred:
         own = [] if rows is not None or mesh is not None else module.parameters()  # what is divided is rank 0's by now
-        take_from_first([*own, *PersistentBuffers(module).tensors()], group)
+        broadcast_from_first([*own, *PersistentBuffers(module).tensors()], group)
     reshard = settings.reshard and settings.strategy != "zero2"
     mesh = mesh or mesh_over(world, settings)
-    root, alone = _dealt_out(module, units, world, settings, mesh, reshard=reshard, gives_fp32=True)
+    root, alone = _shard_parts(module, units, world, settings, mesh, reshard=reshard, gives_fp32=True)
     if settings.prefetch is not None:
         _gather_ahead(module, root, alone, settings.prefetch)
     if rows is not None:
@@ -53,7 +53,7 @@ def sharded(
     return Wrapped(module, _Syncing(root, settings), follows_first_rank=False)
 
 
-def deal_out_stage(
+def shard_stage(
     stage: nn.Module,
     units: Sequence[nn.Module],
     world: World,
@@ -68,10 +68,10 @@ def deal_out_stage(
     messages. `last`: a loss is made of the stage's output, which others send on as it is.
     """
     here = set(stage.modules())
-    _dealt_out(stage, [one for one in units if one in here], world, settings, mesh, reshard=False, gives_fp32=last)
+    _shard_parts(stage, [one for one in units if one in here], world, settings, mesh, reshard=False, gives_fp32=last)
 
 
-def _dealt_out(
+def _shard_parts(
     module: nn.Module,
     units: Sequence[nn.Module],
     world: World,
@@ -84,7 +84,7 @@ def _dealt_out(
     """Return the root, and the parts that are sharded separately."""
     mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name in (COPIES, SHARDED))]
     policy = _policy(module, low_dtype(settings.precision))
-    offload = _offload(world) if settings.offload else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if settings.offload else OffloadPolicy()
     alone = without_shared_parameters(module, units)
     if not alone and world.is_first:
         log.warning(
@@ -140,11 +140,6 @@ class _Syncing:
         return _NOTHING
 
 
-def _offload(world: World) -> CPUOffloadPolicy:
-    """Return the policy for host memory, pinned where there is a GPU to read it."""
-    return CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
-
-
 def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
     """Return the device mesh of stages, copies, shards and divided layers, as far as there are any."""
     size = shard_size(settings, world)
@@ -156,11 +151,11 @@ def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
     of_stage = tuple(sizes)
     if world.stages > 1:
         sizes = {STAGES: world.stages, **sizes}
-    with made_here.watching():
+    with group_connections.watching():
         mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         if world.dividing > 1:
             # So that a norm over all ranks of a stage is one message.
-            mesh[of_stage]._flatten()  # noqa: SLF001 - torch has no public word for it yet
+            mesh[of_stage]._flatten()  # noqa: SLF001 - torch has no public way yet
     return mesh
 
 

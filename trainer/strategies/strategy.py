@@ -11,15 +11,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from trainer.strategies.agreement import PersistentBuffers, take_from_first
-from trainer.strategies.clipping import clip_offloaded, clip_values
-from trainer.strategies.compiling import told_of_eager_parts
+from trainer.checkpoint.generators import restore_generators, state_of_generators
+from trainer.strategies.broadcast import PersistentBuffers, broadcast_from_first
+from trainer.strategies.compiling import warn_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
+from trainer.strategies.gradients import clip_offloaded, clip_values
 from trainer.strategies.optimizers import Optimizers, has_gradients, parameters_in
 from trainer.strategies.precision import autocasting, forget_unscaled, heed, low_dtype
-from trainer.strategies.replicas import let_go, replicated
+from trainer.strategies.replicas import remove_reducer, replicated
 from trainer.strategies.settings import SHARDS, StrategySettings, shard_size
-from trainer.strategies.undone import undone
 from trainer.strategies.wrapped import Wrapped
 from trainer.world import World
 
@@ -40,7 +40,7 @@ class Strategy:
     optimizers: Optimizers
     scaler: GradScaler | None
     blocks: int  # how many parts are sharded or recomputed each by itself
-    undrawn: bool = False  # the weights hold anything: a checkpoint has to be loaded, or the strategy built anew
+    deferred: bool = False  # the weights hold anything: a checkpoint has to be loaded, or the strategy built anew
     pipeline: "Pipeline | None" = None  # the model is in stages: passes go through this, and not through `model`
     skips: Skips = field(default_factory=Skips)
     has_stepped: bool = True  # False: the last step was left out while fp16 looks for its scale
@@ -48,16 +48,16 @@ class Strategy:
     _dtype: torch.dtype | None = field(init=False)
     _buffers: PersistentBuffers = field(init=False)
     _buffers_differ: bool = True
-    _told_of_eager_parts: bool = False
+    _warned_of_eager_parts: bool = False
 
     def __post_init__(self) -> None:
         self._parameters = list(self.module.parameters())
         self._buffers = PersistentBuffers(self.module)
         self._dtype = low_dtype(self.settings.precision)
 
-    def meet_anew(self, world: World) -> None:
+    def rejoin(self, world: World) -> None:
         """Continue with the same weights and optimizer in other groups, where each rank has all of both."""
-        let_go(self.wrapped)
+        remove_reducer(self.wrapped)
         self._drop_gradients()  # of a step that was broken off; they may lie in a bucket
         self.world, self.wrapped = world, replicated(self.module, world, self.settings)
         self.has_stepped, self._buffers_differ = True, True
@@ -131,9 +131,9 @@ class Strategy:
         after waiting for the device, when the weights are about to change. If a loss or gradient of any rank is not
         finite the step is left out and counted in `skips`; with fp16 the scale falls too.
         """
-        learned = self._learned()
+        learned = self._learned_parameters()
         if self.pipeline is not None:
-            self.pipeline.add_up(learned)
+            self.pipeline.reduce_gradients(learned)
         if factor is not None:
             multiply(_gradients(learned), factor)
         if self.scaler is not None:
@@ -157,10 +157,10 @@ class Strategy:
         else:
             self._step_scaled(self.scaler, finite)
         if alone:
-            take_from_first(learned)
+            broadcast_from_first(learned)
         self._drop_gradients()
-        if self.settings.compile and not self._told_of_eager_parts:
-            self._told_of_eager_parts = told_of_eager_parts()
+        if self.settings.compile and not self._warned_of_eager_parts:
+            self._warned_of_eager_parts = warn_of_eager_parts()
         return norm
 
     def leave_out(self) -> None:
@@ -176,7 +176,7 @@ class Strategy:
     def share_buffers(self) -> None:
         """Give all ranks rank 0's persistent buffers, which are the ones saved; all ranks call it."""
         if self.world.size > 1:
-            take_from_first(self._buffers.tensors())
+            broadcast_from_first(self._buffers.tensors())
 
     def rehearse(self, run_micro_batch: Callable[[], Tensor], *, sync: bool) -> None:
         """Run a forward and a backward pass that leave no trace."""
@@ -229,7 +229,7 @@ class Strategy:
     def _with_gradients(self) -> Iterator[Optimizer]:
         return (optimizer for optimizer in self.optimizers.values() if has_gradients(optimizer))
 
-    def _learned(self) -> list[nn.Parameter]:
+    def _learned_parameters(self) -> list[nn.Parameter]:
         """Return the optimizers' parameters in the model's order, which decides how sums round."""
         owned = {id(one) for optimizer in self.optimizers.values() for one in parameters_in(optimizer)}
         return [one for one in self._parameters if id(one) in owned]
@@ -248,3 +248,21 @@ def _added_up(norm: Tensor) -> Tensor:
     full = getattr(norm, "full_tensor", None)  # of a DTensor, which may still be the norm of this rank's part
     added: Tensor = norm if full is None else full()
     return added
+
+
+@contextmanager
+def undone(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore generators, buffers and gradients at the end of the context, which must not change parameters."""
+    generators = state_of_generators(device)
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        restore_generators(generators, device)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from trainer.checkpoint.stand_ins import is_here
 from trainer.errors import BadSettings
-from trainer.strategies.agreement import take_from_first
+from trainer.strategies.broadcast import broadcast_from_first
 
 _SEQUENCE = 1  # of (batch, time, width)
 
@@ -42,7 +42,7 @@ def _colwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
 
 
 # `..._sequence`: between these layers each rank has a part of the sequence alone, as in norms.
-WORDS: dict[str, Callable[[nn.Module], ParallelStyle]] = {
+STYLES: dict[str, Callable[[nn.Module], ParallelStyle]] = {
     "colwise": _colwise(),
     "colwise_gather_output": _colwise(output_layouts=Replicate()),
     "rowwise": _rowwise(),
@@ -52,8 +52,8 @@ WORDS: dict[str, Callable[[nn.Module], ParallelStyle]] = {
     "vocabulary": _colwise(use_local_output=False),
     "vocabulary_from_sequence": _colwise(input_layouts=Shard(_SEQUENCE), use_local_output=False),
 }
-_OLDER = {"colwise_rep": "colwise_gather_output", "embedding_rowwise": "rowwise"}  # what Hugging Face also says
-_ON_COLUMNS = ("colwise", "vocabulary")  # how such words begin
+_OLDER = {"colwise_rep": "colwise_gather_output", "embedding_rowwise": "rowwise"}  # Hugging Face's other names
+_ON_COLUMNS = ("colwise", "vocabulary")  # how such styles begin
 
 Plan = Mapping[str, "str | ParallelStyle"]
 
@@ -72,7 +72,7 @@ def plan_for(module: nn.Module, given: Plan | None) -> Plan:
 
 def has_divided_vocabulary(plan: Plan) -> bool:
     """Return whether the logits stay divided, and with them the loss."""
-    return any(isinstance(word, str) and word.startswith("vocabulary") for word in plan.values())
+    return any(isinstance(style, str) and style.startswith("vocabulary") for style in plan.values())
 
 
 def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = False) -> None:
@@ -81,15 +81,15 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = Fal
     All ranks call it, and rank 0's values count. With `alike` they have them already.
     """
     if not alike:
-        take_from_first(module.parameters())
-    words = dict(_words(module, plan, mesh.size()))
+        broadcast_from_first(module.parameters())
+    styles = dict(_styles(module, plan, mesh.size()))
     ties = _ties(module)
     for name, part in list(module.named_modules()):
         own = list(part.parameters(recurse=False))
         if not all(map(is_here, own)):
             continue  # of another stage
-        if name in words:
-            parallelize_module(part, mesh, words[name])
+        if name in styles:
+            parallelize_module(part, mesh, styles[name])
         elif own:
             _keep_whole(name, part, mesh)
     for holders in ties:
@@ -105,7 +105,7 @@ def give_whole(module: nn.Module) -> None:
     module.register_forward_hook(put_together)
 
 
-def _words(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, ParallelStyle]]:
+def _styles(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, ParallelStyle]]:
     """Yield what to do with each part. Raises BadSettings with all problems."""
     problems = []
     unmet = set(plan)
@@ -114,14 +114,14 @@ def _words(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, Par
         if pattern is None:
             continue
         unmet.discard(pattern)
-        word = plan[pattern]
-        if not isinstance(word, str):
-            yield name, word
+        style = plan[pattern]
+        if not isinstance(style, str):
+            yield name, style
             continue
-        make = WORDS.get(_OLDER.get(word, word))
+        make = STYLES.get(_OLDER.get(style, style))
         if make is None:
-            problems.append(f"tp_plan: {pattern}: expected one of {', '.join(WORDS)}, got {word!r}")
-        elif problem := _indivisible(name, part, word, ranks):
+            problems.append(f"tp_plan: {pattern}: expected one of {', '.join(STYLES)}, got {style!r}")
+        elif problem := _indivisible(name, part, style, ranks):
             problems.append(problem)
         else:
             yield name, make(part)
@@ -132,9 +132,9 @@ def _words(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, Par
         raise BadSettings("\n".join(dict.fromkeys(problems)))
 
 
-def _indivisible(name: str, part: nn.Module, word: str, ranks: int) -> str:
+def _indivisible(name: str, part: nn.Module, style: str, ranks: int) -> str:
     """Return why the ranks cannot have equal parts of it, or ""."""
-    columns = word.startswith(_ON_COLUMNS)
+    columns = style.startswith(_ON_COLUMNS)
     attribute = (
         {True: "embedding_dim", False: "num_embeddings"}
         if isinstance(part, nn.Embedding)
@@ -172,7 +172,6 @@ def _ties(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _tie(holders: list[tuple[nn.Module, str]]) -> None:
-    """Tie parameters again whose parts were divided separately."""
     (first, key), *others = holders
     kept = getattr(first, key)
     for part, name in others:

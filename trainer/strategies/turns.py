@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from trainer.errors import BadSettings, TrainerError
 from trainer.strategies.finite import are_finite, first_gradient, step_where
-from trainer.strategies.gradients import add_up
+from trainer.strategies.gradients import reduce_gradients
 from trainer.strategies.optimizers import has_gradients, parameters_in
 from trainer.strategies.strategy import Strategy
 
@@ -63,7 +63,7 @@ class Turns:
         if not self.ends_step:
             return
         strategy, parameters = self.strategy, list(parameters_in(optimizer))
-        add_up(parameters, strategy.world)
+        reduce_gradients(parameters, strategy.world)
         self._stepped.add(name)
         if not has_gradients(optimizer):
             return

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from trainer.errors import BadSettings
-from trainer.strategies import is_undrawn
+from trainer.strategies import is_deferred
 
 SMALL = 32  # images of so many pixels or fewer need another beginning of the network
 _OWN_SIZE = ("vit_",)  # they are built for one size of image
@@ -32,9 +32,9 @@ def build_classifier(name: str, *, classes: int, pixels: int) -> nn.Module:
     check_name(name)
     try:
         model = _build(name, classes, pixels)
-        if is_undrawn():  # a checkpoint of it is there: it has been tried
+        if is_deferred():  # a checkpoint of it is there: it has been tried
             return model
-        shape = _answer(model, pixels).shape
+        shape = _output_for_empty_image(model, pixels).shape
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise BadSettings(
@@ -47,7 +47,7 @@ def build_classifier(name: str, *, classes: int, pixels: int) -> nn.Module:
 
 
 @torch.no_grad()
-def _answer(model: nn.Module, pixels: int) -> Tensor:
+def _output_for_empty_image(model: nn.Module, pixels: int) -> Tensor:
     """Return the model's output for an empty image, leaving the model as it was."""
     answer: Tensor = model.eval()(torch.zeros(1, 3, pixels, pixels))
     model.train()
@@ -57,7 +57,7 @@ def _answer(model: nn.Module, pixels: int) -> Tensor:
 def _build(name: str, classes: int, pixels: int) -> nn.Module:
     options: dict[str, object] = {"image_size": pixels} if name.startswith(_OWN_SIZE) else {}
     if name in ("googlenet", "inception_v3"):
-        # Their extra outputs in training are of their time; init_weights says that the slow draw is meant.
+        # Their extra training outputs are outdated; init_weights avoids the warning about slow initialisation.
         options |= {"aux_logits": False, "init_weights": True}
     model: nn.Module = models.get_model(name, weights=None, num_classes=classes, **options)
     if pixels <= SMALL:

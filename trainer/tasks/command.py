@@ -23,7 +23,7 @@ def run(main: Callable[[], int]) -> int:
         return main()
     except TrainerError as error:
         if "LAUNCH_RUN_ID" in os.environ:
-            raise error.with_traceback(None) from None  # the way through our code says nothing about a mistake
+            raise error.with_traceback(None) from None  # the traceback says nothing about a user's mistake
         sys.stderr.write(f"error: {error}\n")
         return _BAD_INPUT
 

@@ -20,15 +20,15 @@ from trainer.loop.settings import Settings, add_options
 from trainer.loop.trainer import Trainer
 from trainer.serving.service import Service
 from trainer.strategies.mesh import mesh_of
-from trainer.tasks.asked_text import text_service
+from trainer.tasks.answers import Line
 from trainer.tasks.command import add_prediction_options, add_schedule_options, run, schedule, settings_of
 from trainer.tasks.predict import Prediction, predict
-from trainer.tasks.shards import Line
 from trainer.tasks.text import Text, open_text
+from trainer.tasks.text_service import text_service
 from trainer.tasks.transformer import Shape, Transformer, continue_text, decay_groups
 
 _NATS_PER_BIT = math.log(2)
-_STEPS = 400  # where nothing is said of an end
+_STEPS = 400  # if no end is given
 _PREDICTED_AT_ONCE = 16
 
 

@@ -1,17 +1,18 @@
 """Read the files of CIFAR-10 and FashionMNIST as their authors publish them, running nothing in them."""
 
 import gzip
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.errors import BadSettings
-from trainer.plain_pickle import NotPlain
-from trainer.tasks.pickled_bytes import PickledArray, read_pickled_bytes
+from trainer.plain_pickle import Built, NotPlain, expect, read_plain
 
 _CIFAR_FOLDER = "cifar-10-batches-py"
 _CIFAR_TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
@@ -60,14 +61,14 @@ def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
     if not (isinstance(pixels, PickledArray) and pixels.shape[1:] == (3 * 32 * 32,)):
         raise BadSettings(f"{path}: expected data of 3072 bytes per image")
     count = pixels.shape[0]
-    if not (isinstance(labels, Sequence) and len(labels) == count and all(_is_label(label) for label in labels)):
+    if not (
+        isinstance(labels, Sequence)
+        and len(labels) == count
+        and all(isinstance(label, int) and 0 <= label < 10 for label in labels)
+    ):
         raise BadSettings(f"{path}: expected {count} labels from 0 to 9")
     images = torch.from_numpy(np.frombuffer(pixels.data, np.uint8).copy())
     return images.view(count, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
-
-
-def _is_label(label: object) -> bool:
-    return isinstance(label, int) and 0 <= label < 10
 
 
 def _idx_path(folder: Path, name: str) -> Path | None:
@@ -88,3 +89,43 @@ def _read_idx(path: Path, dimensions: int) -> Tensor:
     if array.size != int(np.prod(shape)):
         raise BadSettings(f"{path}: expected {int(np.prod(shape))} bytes for a shape of {shape}, got {array.size}")
     return torch.from_numpy(array.reshape(shape).copy())
+
+
+_RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
+
+
+class PickledArray(Built):
+    """An array as it is in the file."""
+
+    shape: tuple[int, ...] = ()
+    data = b""
+
+    def fill(self, state: Any) -> None:
+        _, shape, kind, by_columns, data = state
+        if not (isinstance(kind, _Type) and kind.name in ("u1", b"u1") and by_columns in (0, False)):
+            raise NotPlain("an array of something else than bytes in rows")
+        if not all(type(size) is int and size >= 0 for size in shape) or len(data) != math.prod(shape):
+            raise NotPlain("an array that is longer or shorter than its shape says")
+        self.shape, self.data = tuple(shape), bytes(data)
+
+
+class _Type(Built):
+    """A type of numbers, by its name; its byte order is not needed, as only bytes are read."""
+
+    def __init__(self, name: object) -> None:
+        self.name = name
+
+
+def read_pickled_bytes(data: bytes) -> object:
+    """Return what the file holds. Raises NotPlain for anything but numbers, text, lists, dicts and arrays of bytes."""
+    return read_plain(data, _made)
+
+
+def _made(name: str, arguments: tuple[Any, ...]) -> Any:
+    if name in _RECONSTRUCT:
+        return PickledArray()
+    if name == "numpy dtype":
+        return _Type(arguments[0])
+    if name == "_codecs encode":  # how Python 3 writes bytes in the old protocol
+        return expect(str, arguments[0]).encode("latin-1")
+    raise NotPlain(f"it asks for {name[:100].replace(' ', '.')}, which is no data")

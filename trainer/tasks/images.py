@@ -194,6 +194,5 @@ def _open_folder(folder: Path, transform: Transform) -> Any:
 
 
 def _to_numbers(statistics: Statistics) -> list[Any]:
-    """Return the transforms from bytes to normalised numbers in three colours."""
     mean, std = statistics
     return [v2.ToDtype(torch.float32, scale=True), v2.RGB(), v2.Normalize(mean, std)]

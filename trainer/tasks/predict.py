@@ -21,19 +21,18 @@ from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint_files.choice import named_best
 from trainer.checkpoint_files.layout import new_nonce, parse_folder_name
 from trainer.errors import EXIT_RESUME_ME, BadSettings
-from trainer.loop.cuts import KeptCuts
-from trainer.loop.determinism import be_deterministic
-from trainer.loop.piped import Piped
+from trainer.loop.kept_cuts import KeptCuts
+from trainer.loop.pipeline_loss import Piped
 from trainer.loop.placing import placed
 from trainer.loop.settings import Settings
 from trainer.loop.sums import gathered
 from trainer.stopping import StopRequest
-from trainer.strategies import SHARDS, Asked, StrategySettings, build_to_ask, needs_group
+from trainer.strategies import SHARDS, EvaluatedModel, StrategySettings, build_for_evaluation, needs_group
 from trainer.strategies.mesh import mesh_of, on_mesh
-from trainer.tasks.disks import bring_answers, bring_checkpoint, leaders_of, missing_on_all
-from trainer.tasks.shards import Answers, Job, Line
+from trainer.tasks.answers import Answers, Job, Line
+from trainer.tasks.separate_disks import bring_answers, bring_checkpoint, leaders_of, missing_on_all
 from trainer.wire import Launched, Wire
-from trainer.world import World, from_first, membership
+from trainer.world import World, be_deterministic, call_on_first, membership
 
 if TYPE_CHECKING:
     from trainer.strategies.tensor_parallel import Plan
@@ -46,7 +45,7 @@ class Prediction:
     task: str
     model: nn.Module | Callable[[], nn.Module]
     dataset: Dataset[Any]
-    data: str  # the data set in words: with others nobody may go on
+    data: str  # a description of the data set: answers of another one are refused
     answer: Callable[[nn.Module, Any], tuple[list[Line], list[float]]]
     mean: str  # what the mean over all samples is called
     batch_size: int
@@ -85,9 +84,11 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
 def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop: StopRequest) -> int:
     leaders = leaders_of(world, apart=Launched.from_environment().disks_apart)
     checkpoint = checkpoints_at(wanted, world, leaders)
-    seed_all(prediction.settings.seed)  # who makes a model by parts has to make the same one
+    seed_all(prediction.settings.seed)  # ranks that make a model by parts have to make the same one
     cuts = KeptCuts(_with_checkpoints(checkpoint), world, None)
-    asked = build_to_ask(prediction.model, world, _sharing(prediction.settings), tp_plan=prediction.tp_plan, cuts=cuts)
+    asked = build_for_evaluation(
+        prediction.model, world, _sharing(prediction.settings), tp_plan=prediction.tp_plan, cuts=cuts
+    )
     step = load_model_together(asked.module, checkpoint, world)
     job = Job(
         task=prediction.task,
@@ -99,7 +100,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
         weights=_digest(asked, world.device),
     )
     answers = Answers(out, job)
-    if not from_first(world, answers.begin):
+    if not call_on_first(world, answers.begin):
         _say(world, f"{out}: is there already")
         return 0
     if leaders[world.rank] == world.rank != 0:
@@ -114,7 +115,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
         return total - len(todo) + queue.taken  # by all ranks, but for the last few
 
     writes = world.rank == world.of_share[-world.dividing]  # of those with the last stage the first
-    answered = _answered(prediction, asked, queue, world, stop, lambda: wire.report_step(done(), total))
+    answered = _answered_shards(prediction, asked, queue, world, stop, lambda: wire.report_step(done(), total))
     for shard, lines, values in answered:
         if writes:
             answers.put(shard, lines, values)
@@ -124,7 +125,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
         wire.report(asked_to_stop=True)  # else exit code 75 would be an error of the script's
         return EXIT_RESUME_ME
     bring_answers(answers, world, leaders)
-    value = from_first(world, lambda: answers.merge(prediction.mean))
+    value = call_on_first(world, lambda: answers.merge(prediction.mean))
     _say(world, f"{out}: {job.samples} samples, {prediction.mean} {value:.4g}")
     wire.report_done()
     if leaders[world.rank] == world.rank:
@@ -141,15 +142,15 @@ class Queue:
 
     def __init__(self, shards: Sequence[range], batch_size: int, world: World) -> None:
         self._shards, self._batch_size = shards, batch_size
-        self._counter = from_first(world, lambda: f"shards taken {new_nonce()}")
+        self._counter = call_on_first(world, lambda: f"shards taken {new_nonce()}")
         # The store in which the ranks have found each other counts for all of them.
         self._store = dist.distributed_c10d._get_default_store() if world.control is not None else dist.HashStore()  # noqa: SLF001 - no public way to it
-        self._words = f"{self._counter} for {world.share}"
-        self._tells, self._hears = (
+        self._key = f"{self._counter} for {world.share}"
+        self._leads, self._follows = (
             world.together > 1 and world.rank == world.of_share[0],
             world.rank != world.of_share[0],
         )
-        self._heard = 0  # or told
+        self._place_number = 0  # of the next place to publish or to read
         self.in_hand: deque[range] = deque()  # taken by this rank, and not done
         self.taken = 0
         self.closed = False
@@ -167,26 +168,31 @@ class Queue:
         """Have no rank take any more."""
         self.closed = True
         self._store.add(self._counter, len(self._shards))
-        if self._tells:  # or who hears might wait for another word
-            self._tell(len(self._shards))
+        if self._leads:  # or the others might wait for one more
+            self._publish(len(self._shards))
 
     def _next(self) -> int:
-        if self._hears:
-            place = int(self._store.get(f"{self._words} {self._heard}"))
-            self._heard += 1
+        if self._follows:
+            place = int(self._store.get(f"{self._key} {self._place_number}"))
+            self._place_number += 1
             return place
         place = self._store.add(self._counter, 1) - 1
-        if self._tells:
-            self._tell(place)
+        if self._leads:
+            self._publish(place)
         return place
 
-    def _tell(self, place: int) -> None:
-        self._store.set(f"{self._words} {self._heard}", str(place))
-        self._heard += 1
+    def _publish(self, place: int) -> None:
+        self._store.set(f"{self._key} {self._place_number}", str(place))
+        self._place_number += 1
 
 
-def _answered(
-    prediction: Prediction, asked: Asked, queue: Queue, world: World, stop: StopRequest, after_batch: Callable[[], None]
+def _answered_shards(
+    prediction: Prediction,
+    asked: EvaluatedModel,
+    queue: Queue,
+    world: World,
+    stop: StopRequest,
+    after_batch: Callable[[], None],
 ) -> Iterator[tuple[range, list[Line], list[float]]]:
     """Yield one shard after the other until none is left or a stop was asked for.
 
@@ -224,7 +230,6 @@ def _answered(
 
 
 def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterator[tuple[Any, bool]]:
-    """Yield this rank's batches, all of which count."""
     loader = DataLoader(
         prediction.dataset,
         batch_sampler=queue,
@@ -269,7 +274,6 @@ def _on_its_mesh(world: World, settings: Settings) -> World:
 
 
 def _with_checkpoints(wanted: Path) -> Path:
-    """Return the folder that holds the checkpoint."""
     folder, _ = named_best(wanted)
     return folder.parent if parse_folder_name(folder.name) else folder
 
@@ -293,7 +297,7 @@ def _length(dataset: Any) -> int:
     return count
 
 
-def _digest(asked: Asked, device: torch.device) -> str:
+def _digest(asked: EvaluatedModel, device: torch.device) -> str:
     """Return a digest of the weights, gathered tensor by tensor; all ranks call it."""
     digest = xxhash.xxh3_128()
     for name, value in _whole_values(asked, device):
@@ -302,8 +306,7 @@ def _digest(asked: Asked, device: torch.device) -> str:
     return digest.hexdigest()
 
 
-def _whole_values(asked: Asked, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield the whole weights by name."""
+def _whole_values(asked: EvaluatedModel, device: torch.device) -> Iterator[tuple[str, Tensor]]:
     module, pipeline = asked.module, asked.pipeline
     if pipeline is None:
         for name, value in sorted(module.state_dict().items()):

@@ -15,16 +15,16 @@ from trainer.errors import BadSettings
 from trainer.loop.settings import Settings, add_options
 from trainer.loop.trainer import Trainer
 from trainer.serving.service import Service
-from trainer.tasks.asked_classifier import classifier_service
+from trainer.tasks.answers import Line
+from trainer.tasks.classifier_service import classifier_service
 from trainer.tasks.classifiers import build_classifier, check_name
 from trainer.tasks.command import add_prediction_options, add_schedule_options, number, run, schedule, settings_of
 from trainer.tasks.images import KINDS, Images, Wanted, open_images, unseen
 from trainer.tasks.mixing import Mixed
 from trainer.tasks.predict import Prediction, predict
-from trainer.tasks.shards import Line
 
 Pair = tuple[Tensor, Tensor]  # images and labels
-_STEPS = 140  # where nothing is said of an end
+_STEPS = 140  # if no end is given
 _PREDICTED_AT_ONCE = 50
 
 

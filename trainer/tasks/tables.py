@@ -56,7 +56,7 @@ def _cell(value: Any) -> Any:
 
 def _parquet(shards: Shards) -> Iterator[bytes]:
     """Yield a row group for each shard, of types that hold the values of all."""
-    import pyarrow as pa  # late: only who wants Parquet has it
+    import pyarrow as pa  # late: an optional package
     import pyarrow.parquet as pq  # late: of that package
 
     schemas: list[Any] = []

@@ -105,7 +105,7 @@ class _Slice(io.RawIOBase):
         return count
 
 
-# -- what the description of a folder says: pure
+# -- reading a folder's description: pure functions
 
 
 def _tensors(metadata: object) -> Iterator[tuple[str, _Described]]:

@@ -31,9 +31,9 @@ class Taken:
     def __str__(self) -> str:
         parts = [f"{len(self.taken)} of {len(self.taken) + len(self.left)} tensors taken"]
         if self.left:
-            parts.append("as they were: " + _some([f"{name} ({why})" for name, why in self.left.items()]))
+            parts.append("as they were: " + _first_few([f"{name} ({why})" for name, why in self.left.items()]))
         if self.unused:
-            parts.append(f"not used: {_some(self.unused)}")
+            parts.append(f"not used: {_first_few(self.unused)}")
         return "; ".join(parts)
 
 
@@ -60,29 +60,29 @@ def load_weights(
     targets = {name.removeprefix(_OF_MODEL): tensor for name, tensor in tensors.items()}
     aliases = {other.removeprefix(_OF_MODEL): kept.removeprefix(_OF_MODEL) for other, kept in names.tied().items()}
     with opened(Path(path), Which(step, best, part), log.warning) as source:
-        homes = _homes(source.shapes, {*targets, *aliases}, rename or {})
+        homes = _sources_by_name(source.shapes, {*targets, *aliases}, rename or {})
         for alias, kept in aliases.items():
             homes.setdefault(kept, homes.pop(alias, ""))
         homes = {name: there for name, there in homes.items() if there}
-        told = _match(targets, homes, source.shapes, leave)
-        problems = [f"{name}: {why}" for name, why in told.left.items() if why != _WISHED]
-        problems += [f"{name} is not in the model" for name in told.unused]
-        if (strict and problems) or not told.taken:
+        result = _match(targets, homes, source.shapes, leave)
+        problems = [f"{name}: {why}" for name, why in result.left.items() if why != _TO_BE_LEFT]
+        problems += [f"{name} is not in the model" for name in result.unused]
+        if (strict and problems) or not result.taken:
             raise TrainerError(
-                f"{path}: does not fit the model:\n{_some(problems, chr(10))}\n"
+                f"{path}: does not fit the model:\n{_first_few(problems, chr(10))}\n"
                 "hint: `rename` names what is called otherwise, `leave` what is new, and strict=False takes what fits"
             )
         with torch.no_grad():
-            for name in told.taken:
+            for name in result.taken:
                 if is_here(targets[name]):
                     _put(targets[name], source.tensor(homes[name]))
-    return told
+    return result
 
 
-_WISHED = "to be left"
+_TO_BE_LEFT = "to be left"
 
 
-def _homes(there: Iterable[str], known: set[str], rename: Mapping[str, str]) -> dict[str, str]:
+def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str, str]) -> dict[str, str]:
     """Return the source's names by names in the model, without a prefix that a wrapper gave to all of them."""
     found: dict[str, str] = {}
     for name in there:
@@ -107,7 +107,7 @@ def _match(
     taken, left = [], {}
     for name, tensor in targets.items():
         if any(_expression(pattern).fullmatch(name) for pattern in leave):
-            left[name] = _WISHED
+            left[name] = _TO_BE_LEFT
         elif name not in homes:
             left[name] = "is not in it"
         elif shapes[homes[name]] != tuple(tensor.shape):
@@ -133,6 +133,6 @@ def _expression(pattern: str) -> re.Pattern[str]:
         raise BadSettings(f"expected a regular expression, got {pattern!r}: {error}") from error
 
 
-def _some(words: Sequence[str], between: str = ", ") -> str:
+def _first_few(words: Sequence[str], between: str = ", ") -> str:
     more = f"{between}... and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return between.join(words[:_SHOWN]) + more

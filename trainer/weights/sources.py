@@ -34,17 +34,17 @@ class Which:
 
 
 @contextmanager
-def opened(path: Path, which: Which, told: Callable[[str], None]) -> Iterator[Source]:
+def opened(path: Path, which: Which, warn: Callable[[str], None]) -> Iterator[Source]:
     """Open the weights at `path`. Raises TrainerError if there are none, or they cannot be read."""
     with ExitStack() as stack:
         try:
-            source = _open(path, which, told, stack)
+            source = _open(path, which, warn, stack)
         except OSError as error:
             raise TrainerError(f"{path}: cannot be read: {error}") from error
         yield source
 
 
-def _open(path: Path, which: Which, told: Callable[[str], None], stack: ExitStack) -> Source:
+def _open(path: Path, which: Which, warn: Callable[[str], None], stack: ExitStack) -> Source:
     if path.is_file():
         if path.suffix not in _FILES:
             raise TrainerError(f"{path}: expected a file that ends with {', '.join(_FILES)}")
@@ -53,12 +53,14 @@ def _open(path: Path, which: Which, told: Callable[[str], None], stack: ExitStac
         return open_dcp(path)
     for name in _OF_HUGGING_FACE:
         if (path / f"{name}.index.json").is_file():
-            return _joined([_open(one, which, told, stack) for one in read_index(path / f"{name}.index.json")])
+            return _joined([_open(one, which, warn, stack) for one in read_index(path / f"{name}.index.json")])
         if (path / name).is_file():
-            return _open(path / name, which, told, stack)
+            return _open(path / name, which, warn, stack)
     for folder in (path, path / "checkpoints"):
         if candidates(folder):
-            return first_whole(folder, lambda entry: _open_ours(entry, which, stack), told, which.step, best=which.best)
+            return first_whole(
+                folder, lambda entry: _open_checkpoint(entry, which, stack), warn, which.step, best=which.best
+            )
     raise TrainerError(
         f"{path}: expected weights, found none\nhint: a file of safetensors or of torch.save, a folder of Hugging Face "
         "or of torch.distributed.checkpoint, or a folder of checkpoints"
@@ -71,7 +73,7 @@ def _joined(parts: list[Source]) -> Source:
     return Source(shapes, lambda name: homes[name].tensor(name))
 
 
-def _open_ours(entry: Entry, which: Which, stack: ExitStack) -> Source:
+def _open_checkpoint(entry: Entry, which: Which, stack: ExitStack) -> Source:
     """Return the weights of a checkpoint after comparing every byte."""
     weights = Weights(entry.path, averaged(catalog.read_manifest(entry)), which.part)
     with ExitStack() as held:

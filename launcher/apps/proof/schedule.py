@@ -40,5 +40,5 @@ def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tup
 
 
 def held_at(kills: Sequence[PlannedKill], ranks: int) -> str:
-    """Return where ranks wait to be killed, as `trainer.holds` reads it: each kill's step and rank."""
+    """Return where ranks wait to be killed, as `trainer.kill_points` reads it: each kill's step and rank."""
     return ",".join(f"{one.step}@{one.among(ranks)}" for one in kills)

@@ -29,7 +29,7 @@ SABOTAGES = {
         "one_node_cannot_write and place",
     ),
     "what one disk could not do stays on the others": (
-        "checkpoint/saving.py", "            self._take_back(draft, manifest)\n", "            pass\n",
+        "checkpoint/saving.py", "            self._undo(draft, manifest)\n", "            pass\n",
         "one_node_cannot_write and place",
     ),
     "what not all disks have stays in the way": (

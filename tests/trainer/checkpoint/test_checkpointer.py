@@ -447,7 +447,7 @@ def test_load_comes_first(alone):
         checkpointer.save(1)
 
 
-class Holds:
+class KillPoints:
     def __init__(self, value):
         self.value = value
 
@@ -465,7 +465,9 @@ class Phase(enum.Enum):
 @pytest.mark.parametrize("every", ["", "1000 steps"])
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_what_cannot_be_kept_is_told_at_the_first_step_with_its_place(alone, every, asynchronous):
-    checkpointer, model, optimizer = alone(state={"mine": Holds(Phase.WARM)}, every=every, asynchronous=asynchronous)
+    checkpointer, model, optimizer = alone(
+        state={"mine": KillPoints(Phase.WARM)}, every=every, asynchronous=asynchronous
+    )
     checkpointer.load()
     one_step(model, optimizer)
     with pytest.raises(TrainerError, match=r"mine/phase/0: a .*Phase cannot be kept\nhint: .*of an Enum keep its name"):

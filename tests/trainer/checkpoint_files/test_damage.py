@@ -95,7 +95,7 @@ KINDS = (flip, flip, flip, truncate, extend, zero, shift, swap, lose, gain, rena
 
 
 @pytest.fixture
-def shelf(folder, mine):
+def directory(folder, mine):
     """A checkpoint of three ranks, one of a step before, and one of the same step from a past that was given up."""
 
     def save_small(step, seed):
@@ -108,8 +108,8 @@ def shelf(folder, mine):
     return save_small(2, 0), others
 
 
-def test_every_mutation_is_noticed(shelf, seed):
-    path, others = shelf
+def test_every_mutation_is_noticed(directory, seed):
+    path, others = directory
     pristine = contents(path)
     draw = random.Random(seed)
     made = Counter()

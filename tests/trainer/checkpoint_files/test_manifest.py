@@ -228,8 +228,8 @@ def test_overlaps_are_what_comparing_all_pairs_finds(spans):
 def test_a_manifest_costs_no_more_than_its_size(lie, monkeypatch):
     """Side by side in one dimension, thousands of parts were compared each with each."""
     compared = []
-    meet = manifest_module._meet
-    monkeypatch.setattr(manifest_module, "_meet", lambda *pair: compared.append(1) or meet(*pair))
+    meet = manifest_module._overlap
+    monkeypatch.setattr(manifest_module, "_overlap", lambda *pair: compared.append(1) or meet(*pair))
     count = 3000
     match lie:
         case "columns":

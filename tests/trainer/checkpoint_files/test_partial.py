@@ -238,7 +238,7 @@ def test_what_another_disk_could_not_do_goes_again(two, tmp_path):
     save(two, made, place=(0,))
     draft = f".tmp-5-a1-{made.nonce}"
     for disk in two:
-        commit.take_back(disk.folder / draft, made, disk.mine)
+        commit.undo(disk.folder / draft, made, disk.mine)
         assert catalog.entries(disk.folder) == [] and left_over(disk.folder) == []
 
 
@@ -247,7 +247,7 @@ def test_a_newer_start_keeps_what_the_older_one_would_take_back(two, tmp_path):
     save(two, made)
     take_token(two[0].folder)
     with pytest.raises(Fenced):
-        commit.take_back(two[0].folder / ".tmp-5", made, two[0].mine)
+        commit.undo(two[0].folder / ".tmp-5", made, two[0].mine)
     assert catalog.steps(two[0].folder) == [5]
 
 

@@ -62,7 +62,7 @@ class Slow(Numbers):
         time.sleep(3600)
 
 
-class Stuck(Slow):
+class BlockedThread(Slow):
     """Fetches in a library that never lets another thread of its process run."""
 
     def __getitem__(self, index):

@@ -9,11 +9,11 @@ import pytest
 import torch
 from sample_sets import generator_states, three_draws
 
-from trainer.data.seeds import Apart, seed_draws
+from trainer.data.seeds import IsolatedDraws, seed_draws
 
 
 def draws_at(*words):
-    with Apart():
+    with IsolatedDraws():
         seed_draws(*words)
         return [three_draws() for _ in range(3)]
 
@@ -49,7 +49,7 @@ def test_they_stay_as_they_are_when_fetching_fails():
     before = generator_states()
 
     def fail():
-        with Apart():
+        with IsolatedDraws():
             seed_draws(1)
             three_draws()
             raise ZeroDivisionError
@@ -61,7 +61,7 @@ def test_they_stay_as_they_are_when_fetching_fails():
 
 def test_one_inside_of_another():
     def drawn(interrupted):
-        with Apart():
+        with IsolatedDraws():
             seed_draws(1)
             first = three_draws()
             if interrupted:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from sample_sets import Broken, Numbers, Pids, Slow, Stuck, children, is_running, until
+from sample_sets import BlockedThread, Broken, Numbers, Pids, Slow, children, is_running, until
 from torch.utils.data import get_worker_info
 
 from trainer.data import TrainData
-from trainer.data.crew import in_turn
+from trainer.data.fetchers import in_turn
 from trainer.data.pinning import in_thread
 from trainer.data.workers import Workers
 from trainer.errors import TrainerError
@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def crew():
+def fetchers():
     """Makes workers for a function of a task; all are gone at the end."""
     made = []
 
@@ -72,36 +72,36 @@ def program(tmp_path):
         process.stdout.close()
 
 
-def test_answers_come_in_the_order_of_the_tasks(crew):
+def test_answers_come_in_the_order_of_the_tasks(fetchers):
     def work(task):
         time.sleep(0.02 if task % 3 == 0 else 0)
         return task * 10, os.getpid()
 
-    workers = crew(work, 3)
+    workers = fetchers(work, 3)
     found = list(in_turn(workers, range(20), 2))
     assert [(task, answer) for task, (answer, _) in found] == [(task, task * 10) for task in range(20)]
     assert len({pid for _, (_, pid) in found}) == 3
 
 
-def test_what_nobody_took_is_not_mixed_up_with_what_comes_later(crew):
-    workers = crew(lambda task: task)
+def test_what_nobody_took_is_not_mixed_up_with_what_comes_later(fetchers):
+    workers = fetchers(lambda task: task)
     early = in_turn(workers, range(100), 3)
     assert next(early) == (0, 0)
     early.close()
     assert [answer for _, answer in in_turn(workers, "abcde", 3)] == list("abcde")
 
 
-def test_a_thread_may_take_the_answers(crew):
-    workers = crew(lambda task: task)
+def test_a_thread_may_take_the_answers(fetchers):
+    workers = fetchers(lambda task: task)
     assert list(in_thread(in_turn(workers, range(20), 2), lambda pair: pair[1], 2)) == list(range(20))
 
 
-def test_a_thread_that_waits_for_a_worker_ends_with_it(crew, tmp_path):
+def test_a_thread_that_waits_for_a_worker_ends_with_it(fetchers, tmp_path):
     def fetch_for_ever(_task):
         (tmp_path / "fetching").touch()
         time.sleep(3600)
 
-    workers = crew(fetch_for_ever)
+    workers = fetchers(fetch_for_ever)
     answers = in_thread(in_turn(workers, range(2), 1), str, 1)
     ender = threading.Timer(0, lambda: (until("it fetches", (tmp_path / "fetching").exists), workers.end()))
     ender.start()
@@ -110,7 +110,7 @@ def test_a_thread_that_waits_for_a_worker_ends_with_it(crew, tmp_path):
     ender.join()
 
 
-def test_no_more_tasks_are_taken_than_asked_for(crew):
+def test_no_more_tasks_are_taken_than_asked_for(fetchers):
     taken = []
 
     def tasks():
@@ -118,29 +118,29 @@ def test_no_more_tasks_are_taken_than_asked_for(crew):
             taken.append(task)
             yield task
 
-    answers = in_turn(crew(lambda task: task, 2), tasks(), 3)
+    answers = in_turn(fetchers(lambda task: task, 2), tasks(), 3)
     next(answers)
     assert len(taken) == 2 * 3 + 1
 
 
-def test_big_tasks_and_big_answers_do_not_block_each_other(crew):
+def test_big_tasks_and_big_answers_do_not_block_each_other(fetchers):
     big = list(range(200_000))
-    for _, answer in in_turn(crew(lambda task: task, 2), [big] * 8, 3):
+    for _, answer in in_turn(fetchers(lambda task: task, 2), [big] * 8, 3):
         assert answer == big
 
 
-def test_tensors_come_through_small_and_big(crew):
-    workers = crew(torch.arange)
+def test_tensors_come_through_small_and_big(fetchers):
+    workers = fetchers(torch.arange)
     for size, answer in in_turn(workers, [3, 1_000_000, 0, 50], 2):
         assert torch.equal(answer, torch.arange(size))
 
 
-def test_an_exception_comes_with_its_own_type_and_traceback(crew):
+def test_an_exception_comes_with_its_own_type_and_traceback(fetchers):
     def careful(task):
         raise FileNotFoundError(2, "no such image", f"{task}.png")
 
     with pytest.raises(FileNotFoundError, match="no such image") as caught:
-        list(in_turn(crew(careful), [7], 1))
+        list(in_turn(fetchers(careful), [7], 1))
     assert caught.value.filename == "7.png"
     text = "".join(traceback.format_exception(caught.value))
     assert "in data worker 0" in text
@@ -148,7 +148,7 @@ def test_an_exception_comes_with_its_own_type_and_traceback(crew):
     assert text.strip().splitlines()[-1].startswith("FileNotFoundError: [Errno 2] no such image")
 
 
-def test_an_exception_that_cannot_travel_comes_as_its_text(crew):
+def test_an_exception_that_cannot_travel_comes_as_its_text(fetchers):
     class Odd(Exception):
         def __init__(self, one, other):
             super().__init__(f"{one} and {other}")
@@ -157,12 +157,12 @@ def test_an_exception_that_cannot_travel_comes_as_its_text(crew):
         raise Odd(1, 2)
 
     with pytest.raises(TrainerError, match="Odd: 1 and 2"):
-        list(in_turn(crew(work), [7], 1))
+        list(in_turn(fetchers(work), [7], 1))
 
 
-def test_a_batch_that_cannot_travel_is_an_error(crew):
+def test_a_batch_that_cannot_travel_is_an_error(fetchers):
     with pytest.raises(Exception, match="pickle"):
-        list(in_turn(crew(lambda _task: lambda: 1), [7], 1))
+        list(in_turn(fetchers(lambda _task: lambda: 1), [7], 1))
 
 
 def test_a_data_sets_exception_is_seen_in_the_rank():
@@ -173,27 +173,27 @@ def test_a_data_sets_exception_is_seen_in_the_rank():
     assert "sample_sets.py" in "".join(traceback.format_exception(caught.value))
 
 
-def test_workers_know_who_they_are(crew):
+def test_workers_know_who_they_are(fetchers):
     def who(_task):
         info = get_worker_info()
         return info.id, info.num_workers, info.dataset, torch.get_num_threads()
 
-    answers = [answer for _, answer in in_turn(crew(who, 2, dataset="the set"), range(2), 1)]
+    answers = [answer for _, answer in in_turn(fetchers(who, 2, dataset="the set"), range(2), 1)]
     assert answers == [(0, 2, "the set", 1), (1, 2, "the set", 1)]
     assert get_worker_info() is None
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGXCPU])
-def test_a_killed_worker_is_named_with_what_killed_it(crew, how):
-    workers = crew(lambda task: os.kill(os.getpid(), how) if task == 5 else task)
+def test_a_killed_worker_is_named_with_what_killed_it(fetchers, how):
+    workers = fetchers(lambda task: os.kill(os.getpid(), how) if task == 5 else task)
     with pytest.raises(TrainerError, match=rf"data worker 1 \(pid \d+\) was killed by {how.name} at 5"):
         list(in_turn(workers, range(20), 2))
     assert not multiprocessing.active_children()
 
 
-def test_a_worker_that_exits_is_named_too(crew):
+def test_a_worker_that_exits_is_named_too(fetchers):
     with pytest.raises(TrainerError, match=r"data worker 0 .* ended with exit code 9"):
-        list(in_turn(crew(lambda _task: os._exit(9)), [1], 1))
+        list(in_turn(fetchers(lambda _task: os._exit(9)), [1], 1))
 
 
 def test_a_worker_killed_between_epochs_is_noticed():
@@ -208,11 +208,11 @@ def test_a_worker_killed_between_epochs_is_noticed():
         assert taken == [4] * 4
 
 
-def test_workers_leave_the_ranks_signals_to_the_rank(crew):
+def test_workers_leave_the_ranks_signals_to_the_rank(fetchers):
     received = []
     old = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
     try:
-        workers = crew(lambda _task: os.getpid())
+        workers = fetchers(lambda _task: os.getpid())
         pids = {answer for _, answer in in_turn(workers, range(4), 1)}
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             for pid in pids:
@@ -223,13 +223,13 @@ def test_workers_leave_the_ranks_signals_to_the_rank(crew):
         signal.signal(signal.SIGTERM, old)
 
 
-def test_a_program_of_a_worker_still_ends_by_a_signal(crew):
+def test_a_program_of_a_worker_still_ends_by_a_signal(fetchers):
     def end_a_program(_task):
         with subprocess.Popen(["sleep", "60"]) as process:
             process.terminate()
             return process.wait(60)
 
-    assert [answer for _, answer in in_turn(crew(end_a_program), [1], 1)] == [-signal.SIGTERM]
+    assert [answer for _, answer in in_turn(fetchers(end_a_program), [1], 1)] == [-signal.SIGTERM]
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def fetch_for_ever(folder):
 
 def fetch_without_a_break(folder):
     """Only the kernel can end such a worker."""
-    list(TrainData(Stuck(40, folder), batch_size=4, workers=2).epoch_batches())
+    list(TrainData(BlockedThread(40, folder), batch_size=4, workers=2).epoch_batches())
 
 
 def fetch_in_a_thread(folder):
@@ -350,28 +350,28 @@ def test_close_ends_workers_in_the_middle_of_a_fetch(tmp_path):
     assert ended and not multiprocessing.active_children()
 
 
-def test_workers_started_by_a_thread_outlive_it(crew):
+def test_workers_started_by_a_thread_outlive_it(fetchers):
     """The kernel would end them with the thread that forked them, if they asked it to."""
     made = []
-    thread = threading.Thread(target=lambda: made.append(crew(lambda task: task)))
+    thread = threading.Thread(target=lambda: made.append(fetchers(lambda task: task)))
     thread.start()
     thread.join()
     assert [answer for _, answer in in_turn(made[0], range(4), 1)] == [0, 1, 2, 3]
 
 
-def test_workers_collect_garbage_whatever_the_rank_does(crew):
+def test_workers_collect_garbage_whatever_the_rank_does(fetchers):
     gc.disable()
     try:
-        workers = crew(lambda _: gc.isenabled(), 1)
+        workers = fetchers(lambda _: gc.isenabled(), 1)
     finally:
         gc.enable()
     workers.ask(0, "is it on?")
     assert workers.take(0)
 
 
-def test_the_parents_mask_and_handlers_are_as_before(crew):
+def test_the_parents_mask_and_handlers_are_as_before(fetchers):
     before = (signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM))
-    crew(lambda task: task)
+    fetchers(lambda task: task)
     assert (signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM)) == before
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from trainer.connections import made_here
+from trainer.connections import group_connections
 from trainer.loop import can_continue
 from trainer.loop.callbacks import Callback, Callbacks
 from trainer.loop.can_continue import Pace, PlainState, reasons
@@ -69,7 +69,7 @@ def test_what_is_noted_is_felt_where_it_is_a_part_of_each_step(monkeypatch, note
     monkeypatch.setattr(can_continue.time, "thread_time", lambda: spent[0])
     for step in range(1, 101):
         now += 1.0
-        with pace.noting():
+        with pace.measuring():
             spent[0] += noted_s if step > 5 else 1.0
         spent[0] += 1.0  # of the step itself
         found += [step] if pace.is_felt(now) else []
@@ -176,10 +176,11 @@ def test_a_number_that_a_module_counts_up_is_found_within_a_few_steps(steps, fou
 def test_a_pass_is_left_at_the_word_until_the_training_is_over(monkeypatch):
     monkeypatch.setattr(Wire, "report", lambda *_, **__: None)
     member = SimpleNamespace(world=World(0, 2, 0, 2, torch.device("cpu")))
-    snapshots = StepSnapshots(Launched.from_environment({}), loads=False, hands_over=True, made=True, suffices=True)
-    survivor, module = Survivor(Wire(None), member, arrives=False, snapshots=snapshots), torch.nn.Linear(2, 2)
-    survivor._have_arrived(SimpleNamespace(strategy=SimpleNamespace(module=module)))
-    monkeypatch.setattr(made_here, "given_up", True)
+    launched = Launched.from_environment({})
+    snapshots = StepSnapshots(launched, loads=False, has_replica=True, made=True, node_suffices=True)
+    survivor, module = Survivor(Wire(None), member, arriving=False, snapshots=snapshots), torch.nn.Linear(2, 2)
+    survivor._activate(SimpleNamespace(strategy=SimpleNamespace(module=module)))
+    monkeypatch.setattr(group_connections, "given_up", True)
     module(torch.ones(2))
     counters.clear()  # of what other tests have compiled
     survivor.messages.leave_passes()
@@ -193,13 +194,13 @@ def test_a_pass_is_left_at_the_word_until_the_training_is_over(monkeypatch):
 
 
 def test_gradients_that_were_cut_off_make_no_update(monkeypatch):
-    snapshots = SimpleNamespace(copied=lambda: None, updating=False)
+    snapshots = SimpleNamespace(await_copies=lambda: None, updating=False)
     member = SimpleNamespace(world=World(0, 2, 0, 2, torch.device("cpu")))
-    survivor = Survivor(None, member, arrives=False, snapshots=snapshots)
-    monkeypatch.setattr(made_here, "given_up", True)
+    survivor = Survivor(None, member, arriving=False, snapshots=snapshots)
+    monkeypatch.setattr(group_connections, "given_up", True)
     with pytest.raises(dist.DistNetworkError):
         survivor.updating()
     assert not snapshots.updating
-    monkeypatch.setattr(made_here, "given_up", False)
+    monkeypatch.setattr(group_connections, "given_up", False)
     survivor.updating()
     assert snapshots.updating

@@ -14,7 +14,7 @@ from trainer.data import Batch
 from trainer.errors import TrainerError
 from trainer.loop import Settings, Trainer
 from trainer.loop.losses import Answer, StepCount, StepLosses, answer_of
-from trainer.loop.own_loss import own_loss
+from trainer.loop.model_loss import own_loss
 from trainer.world import World, join
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))

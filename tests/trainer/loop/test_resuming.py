@@ -12,7 +12,7 @@ from trainer import load_model
 from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings, TrainerError
 from trainer.loop import EarlyStopping, Trainer
-from trainer.loop.schedule import Schedule
+from trainer.loop.schedules import Schedule
 from trainer.loop.settings import Settings
 from trainer.world import World
 

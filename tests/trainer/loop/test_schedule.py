@@ -3,7 +3,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, SequentialLR
 
 from trainer.errors import BadSettings
-from trainer.loop.schedule import Schedule
+from trainer.loop.schedules import Schedule
 
 
 def optimizer(rate=0.1):

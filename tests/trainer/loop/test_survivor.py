@@ -8,7 +8,7 @@ from replaced_ranks import Launched
 
 from tests.sizes import one_in
 from trainer.checkpoint_files import catalog
-from trainer.loop import arriving
+from trainer.loop import rejoining
 from trainer.loop.can_continue import Pace
 from trainer.recovery.shard_states import CannotHandOver, Source
 
@@ -572,10 +572,10 @@ def test_without_launchs_word_a_rank_fails_as_ever(tmp_path, monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("sabotage", ["draw_on", "put_bytes"])
+@pytest.mark.parametrize("sabotage", ["restore_generator_states", "put_bytes"])
 def test_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     """Generators, buffers, what was logged of a step: without any of them the numbers differ."""
-    monkeypatch.setattr(arriving, sabotage, lambda *_: None)
+    monkeypatch.setattr(rejoining, sabotage, lambda *_: None)
     fingerprint, wanted = alone(2)
     run, codes = killed(tmp_path, 2, "0 8 on_step")
     assert codes != [0, 0] or (run.fingerprint(), run.numbers()) != (fingerprint, wanted)

@@ -49,7 +49,7 @@ def test_a_stream_in_shards_has_no_batches_that_all_know(tmp_path, data):
         Trainer(settings_for(tmp_path, overfit_batches=2), model=make_model, data=data, optimizer=torch.optim.AdamW)
 
 
-class Drawn(torch.utils.data.IterableDataset):
+class GeneratorStates(torch.utils.data.IterableDataset):
     def __iter__(self):
         while True:
             yield random.random(), torch.rand(1).item()
@@ -58,11 +58,11 @@ class Drawn(torch.utils.data.IterableDataset):
 def test_what_a_stream_draws_is_alike_on_all_ranks_and_at_each_start(tmp_path):
     settings = settings_for(tmp_path, overfit_batches=1)
     before = random.getstate()
-    first = list(first_batches(settings, Drawn()))
+    first = list(first_batches(settings, GeneratorStates()))
     assert random.getstate() == before
     torch.rand(3)
-    assert list(first_batches(settings, Drawn())) == first
-    assert list(first_batches(dataclasses.replace(settings, seed=99), Drawn())) != first
+    assert list(first_batches(settings, GeneratorStates())) == first
+    assert list(first_batches(dataclasses.replace(settings, seed=99), GeneratorStates())) != first
 
 
 def everything_in(folder):

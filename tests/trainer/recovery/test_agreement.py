@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.recovery.agreement import Agreement, Standing, agree, keeper_of
+from trainer.recovery.agreement import Agreement, RankReport, agree, keeper_of
 from trainer.recovery.rank_states import KEPT
 
 
@@ -15,14 +15,14 @@ class Rank:
 
     def __init__(self) -> None:
         self.step = 0
-        self.notes = [0]
+        self.state_steps = [0]
         self.given = 0  # the newest step whose gradients it has let out
 
     def note(self) -> None:
-        self.notes = [*self.notes, self.step + 1][-KEPT:]
+        self.state_steps = [*self.state_steps, self.step + 1][-KEPT:]
 
-    def said(self, *, new: bool) -> Standing:
-        return Standing("life", None if new else self.step, tuple(self.notes))
+    def reports(self, *, new: bool) -> RankReport:
+        return RankReport("life", None if new else self.step, tuple(self.state_steps))
 
 
 def train(size: int, turns: list[tuple[int, int]], victim: int, after: int) -> list[Rank]:
@@ -50,42 +50,42 @@ def test_all_interleavings_end_in_the_newest_step_that_somebody_has_done(
     victim = data.draw(st.integers(0, size - 1))
     turn = st.tuples(st.integers(0, size - 1), st.sampled_from([0, 1]))
     ranks = train(size, data.draw(st.lists(turn, max_size=60)), victim, after)
-    said = [rank.said(new=number == victim) for number, rank in enumerate(ranks)]
-    agreed = agree(said, size)
+    reports = [rank.reports(new=number == victim) for number, rank in enumerate(ranks)]
+    agreed = agree(reports, size)
     assert isinstance(agreed, Agreement), agreed
     living = [rank.step for number, rank in enumerate(ranks) if number != victim]
     assert agreed.step == max(living)
     assert ranks[agreed.source].step == agreed.step
-    assert agreed.source not in agreed.takers
-    assert set(agreed.takers) == {n for n, rank in enumerate(ranks) if n == victim or rank.step < agreed.step}
+    assert agreed.source not in agreed.receivers
+    assert set(agreed.receivers) == {n for n, rank in enumerate(ranks) if n == victim or rank.step < agreed.step}
 
 
 def test_several_new_ranks_take_from_one_that_has_it() -> None:
-    said = [
-        Standing("x", None, (4, 5)),
-        Standing("x", 5, (4, 5)),
-        Standing("x", None, (5,)),
-        Standing("x", 4, (3, 4, 5)),
+    reports = [
+        RankReport("x", None, (4, 5)),
+        RankReport("x", 5, (4, 5)),
+        RankReport("x", None, (5,)),
+        RankReport("x", 4, (3, 4, 5)),
     ]
-    assert agree(said, 4) == Agreement(5, 1, (0, 2, 3))
+    assert agree(reports, 4) == Agreement(5, 1, (0, 2, 3))
 
 
 def test_where_nobody_has_weights_there_is_no_way() -> None:
-    assert agree([Standing("x", None, (5,))] * 2, 2) == "no rank has the weights"
+    assert agree([RankReport("x", None, (5,))] * 2, 2) == "no rank has the weights"
 
 
 def test_a_note_that_is_missing_has_no_way() -> None:
-    said = agree([Standing("x", 5, (5,)), Standing("x", None, (3, 4))], 2)
-    assert said == "rank 1 has not noted what was its own after step 5"
+    reports = agree([RankReport("x", 5, (5,)), RankReport("x", None, (3, 4))], 2)
+    assert reports == "rank 1 has not noted what was its own after step 5"
 
 
 def test_notes_of_another_start_are_not_believed() -> None:
-    said = agree([Standing("x", 5, (5,)), Standing("y", None, (5,))], 2)
-    assert said == "what rank 1 has noted is of another start of the training"
+    reports = agree([RankReport("x", 5, (5,)), RankReport("y", None, (5,))], 2)
+    assert reports == "what rank 1 has noted is of another start of the training"
 
 
 def test_ranks_that_are_further_apart_than_can_be_are_not_believed() -> None:
-    assert isinstance(agree([Standing("x", 5, (5,)), Standing("x", 3, (5,))], 2), str)
+    assert isinstance(agree([RankReport("x", 5, (5,)), RankReport("x", 3, (5,))], 2), str)
 
 
 class OfANode(Rank):
@@ -93,10 +93,10 @@ class OfANode(Rank):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: list[int] = [0]
+        self.copy_steps: list[int] = [0]
 
-    def said_of_both(self) -> Standing:
-        return Standing("life", self.step, tuple(self.notes), kept=tuple(self.kept[-KEPT:]))
+    def said_of_both(self) -> RankReport:
+        return RankReport("life", self.step, tuple(self.state_steps), copy_steps=tuple(self.copy_steps[-KEPT:]))
 
 
 def train_on_nodes(data: st.DataObject, nodes: int, each: int, after: int) -> tuple[list[OfANode], range]:
@@ -115,9 +115,9 @@ def train_on_nodes(data: st.DataObject, nodes: int, each: int, after: int) -> tu
             continue
         charge = ranks[who + each] if who + each < len(ranks) else None
         wanted = rank.step + 1
-        if charge is not None and wanted in charge.notes and rank.kept[-1] < wanted and comes:
-            rank.kept.append(wanted)  # of a node that is lost meanwhile it comes, or does not
-        has_copy = charge is None or rank.kept[-1] >= wanted
+        if charge is not None and wanted in charge.state_steps and rank.copy_steps[-1] < wanted and comes:
+            rank.copy_steps.append(wanted)  # of a node that is lost meanwhile it comes, or does not
+        has_copy = charge is None or rank.copy_steps[-1] >= wanted
         if all(one.given > rank.step for one in ranks) and has_copy:
             rank.step = wanted
     return ranks, dead
@@ -129,14 +129,14 @@ def test_of_a_lost_node_the_notes_are_with_another_or_it_is_said_that_they_are_n
 ) -> None:
     """A keeper that has done the step has them. Only where it has not, and another one has, may they be lost."""
     ranks, dead = train_on_nodes(data, nodes, each, after)
-    said = [Standing("", None, ()) if who in dead else rank.said_of_both() for who, rank in enumerate(ranks)]
-    agreed = agree(said, each)
+    reports = [RankReport("", None, ()) if who in dead else rank.said_of_both() for who, rank in enumerate(ranks)]
+    agreed = agree(reports, each)
     living = [rank.step for who, rank in enumerate(ranks) if who not in dead]
     keepers = {who: keeper_of(who, each) for who in dead}
     if isinstance(agreed, Agreement):
         assert agreed.step == max(living)
-        assert agreed.lent == tuple((keeper, who) for who, keeper in keepers.items())
-        assert {*dead} <= {*agreed.takers}
+        assert agreed.copies_sent == tuple((keeper, who) for who, keeper in keepers.items())
+        assert {*dead} <= {*agreed.receivers}
     else:
         assert "is lost, and nobody has a copy" in agreed
         assert any(keeper is not None and ranks[keeper].step < max(living) for keeper in keepers.values())
@@ -148,19 +148,19 @@ def test_ranks_that_are_left_go_on_from_the_newest_step_of_theirs_as_fewer(
 ) -> None:
     ranks, dead = train_on_nodes(data, nodes, each, after)
     left = [who for who in range(len(ranks)) if who not in dead]
-    said = [replace(ranks[who].said_of_both(), was=(who, len(ranks))) for who in left]
-    agreed = agree(said, each)
+    reports = [replace(ranks[who].said_of_both(), old_place=(who, len(ranks))) for who in left]
+    agreed = agree(reports, each)
     newest = max(ranks[who].step for who in left)
     if isinstance(agreed, Agreement):
-        assert (agreed.step, agreed.resized, agreed.lent) == (newest, True, ())
-        assert agreed.takers == tuple(place for place, who in enumerate(left) if ranks[who].step < newest)
-        assert all(newest in ranks[who - each].kept[-KEPT:] for who in dead)
+        assert (agreed.step, agreed.resized, agreed.copies_sent) == (newest, True, ())
+        assert agreed.receivers == tuple(place for place, who in enumerate(left) if ranks[who].step < newest)
+        assert all(newest in ranks[who - each].copy_steps[-KEPT:] for who in dead)
     else:
         assert "is lost, and nobody has a copy" in agreed
         assert any(ranks[who - each].step < newest for who in dead)
 
 
-OF_TWO = Standing("x", 5, (5,), kept=(5,), was=(0, 2))
+OF_TWO = RankReport("x", 5, (5,), copy_steps=(5,), old_place=(0, 2))
 
 
 def test_one_that_is_left_of_two_goes_on_alone() -> None:
@@ -168,75 +168,81 @@ def test_one_that_is_left_of_two_goes_on_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("reports", "why"),
     [
-        ([replace(OF_TWO, kept=(4,))], "what rank 1 of 2 noted after step 5 is lost, and nobody has a copy"),
-        ([replace(OF_TWO, notes=(4,))], "rank 0 of 2 has not noted what was its own after step 5"),
-        ([replace(OF_TWO, was=(0, 3)), replace(OF_TWO, was=(1, 2), life="y")], "had not met the others"),
-        ([Standing("", None, ()), replace(OF_TWO, was=(0, 3))], "the first rank is new"),
-        ([replace(OF_TWO, was=(1, 2))], "the first rank is new"),
+        ([replace(OF_TWO, copy_steps=(4,))], "what rank 1 of 2 noted after step 5 is lost, and nobody has a copy"),
+        ([replace(OF_TWO, state_steps=(4,))], "rank 0 of 2 has not noted what was its own after step 5"),
+        ([replace(OF_TWO, old_place=(0, 3)), replace(OF_TWO, old_place=(1, 2), start="y")], "had not met the others"),
+        ([RankReport("", None, ()), replace(OF_TWO, old_place=(0, 3))], "the first rank is new"),
+        ([replace(OF_TWO, old_place=(1, 2))], "the first rank is new"),
         ([replace(OF_TWO, step=None)], "no rank has the weights"),
     ],
 )
-def test_where_ranks_cannot_be_fewer_it_is_said_why(said: list[Standing], why: str) -> None:
-    found = agree(said, 1)
+def test_where_ranks_cannot_be_fewer_it_is_said_why(reports: list[RankReport], why: str) -> None:
+    found = agree(reports, 1)
     assert isinstance(found, str)
     assert why in found
 
 
 def test_who_met_in_the_new_world_is_replaced_as_in_any_other() -> None:
-    said = [replace(OF_TWO, was=(0, 2)), Standing("", None, ())]
-    assert agree(said, 1) == Agreement(5, 0, (1,), lent=((0, 1),))
+    reports = [replace(OF_TWO, old_place=(0, 2)), RankReport("", None, ())]
+    assert agree(reports, 1) == Agreement(5, 0, (1,), copies_sent=((0, 1),))
 
 
 def test_a_note_that_was_lost_comes_from_who_keeps_it() -> None:
-    said = [Standing("x", 5, (4, 5), kept=(4, 5)), Standing("", None, ())]
-    assert agree(said, 1) == Agreement(5, 0, (1,), lent=((0, 1),))
+    reports = [RankReport("x", 5, (4, 5), copy_steps=(4, 5)), RankReport("", None, ())]
+    assert agree(reports, 1) == Agreement(5, 0, (1,), copies_sent=((0, 1),))
 
 
 def test_notes_that_a_node_has_of_another_start_give_way_to_the_copy() -> None:
-    said = [Standing("x", 5, (5,), kept=(5,)), Standing("y", None, (5, 6))]
-    assert agree(said, 1) == Agreement(5, 0, (1,), lent=((0, 1),))
+    reports = [RankReport("x", 5, (5,), copy_steps=(5,)), RankReport("y", None, (5, 6))]
+    assert agree(reports, 1) == Agreement(5, 0, (1,), copies_sent=((0, 1),))
 
 
 @pytest.mark.parametrize(
     ("keeper", "each"),
     [
-        (Standing("x", 5, (5,), kept=(3, 4)), 1),  # of the step it has none
-        (Standing("x", 5, (5,), kept=(5,)), 2),  # it is of the same node, and keeps nothing of the other
+        (RankReport("x", 5, (5,), copy_steps=(3, 4)), 1),  # of the step it has none
+        (RankReport("x", 5, (5,), copy_steps=(5,)), 2),  # it is of the same node, and keeps nothing of the other
     ],
 )
-def test_where_nobody_has_it_there_is_no_way(keeper: Standing, each: int) -> None:
-    said = agree([keeper, Standing("", None, ())], each)
-    assert said == "what rank 1 noted after step 5 is lost, and nobody has a copy"
+def test_where_nobody_has_it_there_is_no_way(keeper: RankReport, each: int) -> None:
+    reports = agree([keeper, RankReport("", None, ())], each)
+    assert reports == "what rank 1 noted after step 5 is lost, and nobody has a copy"
 
 
 def test_weights_of_another_start_are_not_believed_whoever_keeps_a_copy() -> None:
-    said = agree([Standing("x", 5, (5,), kept=(5,)), Standing("y", 5, (5,))], 1)
-    assert said == "what rank 1 has noted is of another start of the training"
+    reports = agree([RankReport("x", 5, (5,), copy_steps=(5,)), RankReport("y", 5, (5,))], 1)
+    assert reports == "what rank 1 has noted is of another start of the training"
 
 
 def test_the_first_node_has_no_keeper() -> None:
     assert [keeper_of(rank, 2) for rank in range(6)] == [None, None, 0, 1, 2, 3]
 
 
-def of_shard(step: int | None, shard: int) -> Standing:
-    return Standing("x", step, (4, 5, 6), shard=shard)
+def of_shard(step: int | None, shard: int) -> RankReport:
+    return RankReport("x", step, (4, 5, 6), shard=shard)
 
 
 @pytest.mark.parametrize(
     ("steps", "agreed"),
     [
-        pytest.param((None, 5, 5, 5), Agreement(5, 1, (0,), handed=((2, 0),)), id="from the other copy"),
-        pytest.param((5, 5, None, None), Agreement(5, 0, (2, 3), handed=((0, 2), (1, 3))), id="a whole copy is lost"),
-        pytest.param((5, 6, 6, None), Agreement(6, 1, (0, 3), handed=((2, 0), (1, 3))), id="one had not done the step"),
-        pytest.param((5, 6, None, 5), Agreement(5, 0, (1, 2), handed=((3, 1), (0, 2))), id="of shard 0 nobody had"),
-        pytest.param((None, None, 5, 5), Agreement(5, 2, (0, 1), handed=((2, 0), (3, 1))), id="rank 0 is new"),
+        pytest.param((None, 5, 5, 5), Agreement(5, 1, (0,), shards_sent=((2, 0),)), id="from the other copy"),
+        pytest.param(
+            (5, 5, None, None), Agreement(5, 0, (2, 3), shards_sent=((0, 2), (1, 3))), id="a whole copy is lost"
+        ),
+        pytest.param(
+            (5, 6, 6, None), Agreement(6, 1, (0, 3), shards_sent=((2, 0), (1, 3))), id="one had not done the step"
+        ),
+        pytest.param(
+            (5, 6, None, 5), Agreement(5, 0, (1, 2), shards_sent=((3, 1), (0, 2))), id="of shard 0 nobody had"
+        ),
+        pytest.param((None, None, 5, 5), Agreement(5, 2, (0, 1), shards_sent=((2, 0), (3, 1))), id="rank 0 is new"),
     ],
 )
 def test_shards_come_from_the_newest_step_that_is_left_of_all(steps: tuple[int | None, ...], agreed: Agreement) -> None:
-    said = [of_shard(step, rank % 2) for rank, step in enumerate(steps)]
-    assert agree(said, 4) == agreed
+    reports = [of_shard(step, rank % 2) for rank, step in enumerate(steps)]
+    assert agree(reports, 4) == agreed
 
 
 @pytest.mark.parametrize(
@@ -273,11 +279,11 @@ def test_with_copies_of_shards_all_interleavings_end_in_a_step_of_all(
             rank.given = rank.step + 1
         elif all(one.given > rank.step for one in ranks) and (not dead or comes):
             rank.step += 1
-    said = [
-        Standing("life", None if who in dead else rank.step, tuple(rank.notes), shard=who % shards)
+    reports = [
+        RankReport("life", None if who in dead else rank.step, tuple(rank.state_steps), shard=who % shards)
         for who, rank in enumerate(ranks)
     ]
-    agreed = agree(said)
+    agreed = agree(reports)
     living = {who: rank.step for who, rank in enumerate(ranks) if who not in dead}
     if isinstance(agreed, str):
         newest = max(living.values())
@@ -287,7 +293,7 @@ def test_with_copies_of_shards_all_interleavings_end_in_a_step_of_all(
         )
         return
     assert agreed.step in (max(living.values()), max(living.values()) - 1)
-    assert {taker for _, taker in agreed.handed} == {*agreed.takers}
-    assert {*agreed.takers} == {who for who in range(len(ranks)) if living.get(who) != agreed.step}
-    for giver, taker in agreed.handed:
-        assert (living[giver], giver % shards) == (agreed.step, taker % shards)
+    assert {receiver for _, receiver in agreed.shards_sent} == {*agreed.receivers}
+    assert {*agreed.receivers} == {who for who in range(len(ranks)) if living.get(who) != agreed.step}
+    for sender, receiver in agreed.shards_sent:
+        assert (living[sender], sender % shards) == (agreed.step, receiver % shards)

@@ -56,8 +56,8 @@ def test_of_both_kinds_the_newest_word_counts_and_the_other_is_gone(fifo):
 def test_a_word_that_came_before_anybody_waited_is_heard(fifo):
     path, end = fifo
     os.write(end, json.dumps(WORD).encode() + b"\n")
-    word = Control(path).wait(5)
-    assert (word.generation, word.environment) == (3, {"MASTER_PORT": "21034"})
+    message = Control(path).wait(5)
+    assert (message.generation, message.environment) == (3, {"MASTER_PORT": "21034"})
 
 
 def test_of_several_words_the_newest_counts(fifo):
@@ -83,9 +83,9 @@ def test_nonsense_is_none(fifo, line):
 
 def test_what_is_printed_goes_on_in_the_new_log_and_only_what_went_into_the_old_one(tmp_path):
     script = (
-        "import sys\nfrom trainer.recovery.control import MeetAnew, take_place\n"
+        "import sys\nfrom trainer.recovery.control import RejoinMessage, become_rank\n"
         "print('before', flush=True)\nold, new = sys.argv[1:]\n"
-        "take_place(MeetAnew(2, new, old, {'X': '1'}))\nprint('after', flush=True)\n"
+        "become_rank(RejoinMessage(2, new, old, {'X': '1'}))\nprint('after', flush=True)\n"
         "import os\nprint('aside', os.environ['X'], file=sys.stderr)\n"
     )
     old, new = tmp_path / "old.log", tmp_path / "new.log"

@@ -23,13 +23,13 @@ def given():
 def other():
     """A process that has these, and where; it waits."""
     tensors = given()
-    said, told = os.pipe()
+    reports, told = os.pipe()
     pid = os.fork()
     if pid == 0:
         with readable(tensors, by=os.getppid()) as places:
             os.write(told, b"%d %s %d" % (places.pid, places.mark.hex().encode(), places.mark_at))
             signal.pause()
-    process, mark, mark_at = os.read(said, 1000).split()
+    process, mark, mark_at = os.read(reports, 1000).split()
     addresses = tuple(one.data_ptr() for one in tensors)  # a fork has them where they were
     for one in tensors:
         one.zero_()  # here, and not there

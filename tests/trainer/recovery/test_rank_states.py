@@ -14,17 +14,17 @@ from trainer.recovery.rank_states import (
     RankState,
     RankStateFile,
     bytes_of,
-    draw_on,
-    drawn_now,
     encoded,
+    generator_states,
     put_bytes,
+    restore_generator_states,
 )
 
 LIFE = "a0001.g0001"
 
 
 def note(step, **more):
-    return step, encoded(RankState(step, drawn_now(), **more))
+    return step, encoded(RankState(step, generator_states(), **more))
 
 
 def draws():
@@ -35,10 +35,10 @@ def test_the_last_ones_are_found_by_a_successor(tmp_path):
     file = RankStateFile.begin(tmp_path / "rank", LIFE)
     for step in range(7):
         assert file.write(*note(step, names=("loss",), losses=[0.1 + step, 2.0]))
-    found = RankStateFile.found(tmp_path / "rank")
-    assert (found.life, found.steps()) == (LIFE, (4, 5, 6))
-    assert found.read(5).losses == [5.1, 2.0]
-    assert found.read(3) is None
+    from_files = RankStateFile.from_files(tmp_path / "rank")
+    assert (from_files.start, from_files.steps()) == (LIFE, (4, 5, 6))
+    assert from_files.read(5).losses == [5.1, 2.0]
+    assert from_files.read(3) is None
 
 
 def test_generators_go_on_as_noted(tmp_path):
@@ -48,7 +48,7 @@ def test_generators_go_on_as_noted(tmp_path):
     file.write(*note(1))
     wanted = [draws() for _ in range(3)]
     seed_all(7)
-    draw_on(RankStateFile.found(tmp_path / "rank").read(1).drawn)
+    restore_generator_states(RankStateFile.from_files(tmp_path / "rank").read(1).drawn)
     assert [draws() for _ in range(3)] == wanted
 
 
@@ -103,7 +103,7 @@ def test_the_generator_of_a_gpu_goes_on_as_noted_too(tmp_path, monkeypatch):
     assert file.write(*note(1))
     wanted = torch.rand(3, generator=gpu).tolist()
     gpu.manual_seed(7)
-    draw_on(RankStateFile.found(tmp_path / "rank").read(1).drawn)
+    restore_generator_states(RankStateFile.from_files(tmp_path / "rank").read(1).drawn)
     assert torch.rand(3, generator=gpu).tolist() == wanted
 
 
@@ -112,20 +112,20 @@ def test_without_memory_for_it_the_older_ones_are_kept(tmp_path):
     assert file.write(*note(1))
     (tmp_path / "rank.new").mkdir()  # nothing can be written there
     assert not file.write(*note(2))
-    assert file.steps() == RankStateFile.found(tmp_path / "rank").steps() == (1,)
+    assert file.steps() == RankStateFile.from_files(tmp_path / "rank").steps() == (1,)
 
 
 def test_what_a_killed_rank_was_writing_is_not_there(tmp_path):
     file = RankStateFile.begin(tmp_path / "rank", LIFE)
     assert file.write(*note(1))
     (tmp_path / "rank.new").write_bytes((tmp_path / "rank.1").read_bytes()[:100])
-    assert RankStateFile.found(tmp_path / "rank").read(1).step == 1
+    assert RankStateFile.from_files(tmp_path / "rank").read(1).step == 1
 
 
 def test_no_file_or_a_damaged_one_is_none(tmp_path):
-    assert RankStateFile.found(tmp_path / "rank") is None
+    assert RankStateFile.from_files(tmp_path / "rank") is None
     (tmp_path / "rank.0").write_bytes(b"short")
-    assert RankStateFile.found(tmp_path / "rank") is None
+    assert RankStateFile.from_files(tmp_path / "rank") is None
 
 
 def test_a_new_file_knows_nothing_of_the_one_before(tmp_path):

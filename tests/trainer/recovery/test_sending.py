@@ -15,7 +15,7 @@ def tensors_of(rank):
     return [torch.randn(shape, generator=draw) for shape in SHAPES]
 
 
-def handed(forbidden, small=False):
+def shards_sent(forbidden, small=False):
     """Ranks 0 and 3 take what 1 and 2 give. Gives what each has had of whom, whether whole, and how many ranks read."""
     world, read, count = join(), sending.read, []
 
@@ -44,10 +44,10 @@ def handed(forbidden, small=False):
     [(4, (), [2, 2]), (4, (3,), [2, 0]), (4, (0, 3), [0, 0]), (2, (), [1, 1]), (1, (), [0, 0])],
 )
 def test_each_has_all_of_it_however_it_comes(local_size, forbidden, read):
-    first, *_, last = Ranks(handed, 4, forbidden, local_size=local_size, stay=True).results()
+    first, *_, last = Ranks(shards_sent, 4, forbidden, local_size=local_size, stay=True).results()
     assert [first, last] == [([], count) for count in read]
 
 
 def test_a_few_bytes_are_not_worth_the_words():
-    first, *_, last = Ranks(handed, 4, (), True, local_size=4, stay=True).results()
+    first, *_, last = Ranks(shards_sent, 4, (), True, local_size=4, stay=True).results()
     assert [first, last] == [([], 0)] * 2

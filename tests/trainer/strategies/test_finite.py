@@ -10,7 +10,7 @@ from torch import nn
 
 from trainer.errors import TrainerError
 from trainer.strategies import StrategySettings
-from trainer.strategies.finite import Skips, are_finite, first_gradient, step_unless_told, step_with_zeros
+from trainer.strategies.finite import Skips, are_finite, first_gradient, step_fused, step_with_zeros
 
 pytestmark = pytest.mark.nightly
 
@@ -78,7 +78,7 @@ def stepped(optimizer, finite, step):
 )
 def test_a_fused_optimizer_is_told_on_the_device(optimizer):
     def tell(finite, made, _parameter):
-        step_unless_told(finite, made)
+        step_fused(finite, made)
 
     before, after, made = stepped(optimizer, False, tell)
     assert torch.equal(before, after)

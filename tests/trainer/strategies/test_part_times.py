@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from trainer.errors import BadSettings
-from trainer.strategies.cutting import Sample
 from trainer.strategies.part_times import part_times
+from trainer.strategies.pipeline_cutting import Sample
 
 CPU = torch.device("cpu")
 

@@ -46,7 +46,7 @@ def test_a_step_that_was_given_up_before_its_update_leaves_the_scaler_as_it_was(
     one_step(strategy, trial, 0)
     with pytest.raises(ConnectionError):
         strategy.step(updating=_given_up)
-    strategy.meet_anew(strategy.world)
+    strategy.rejoin(strategy.world)
     one_step(strategy, trial, 0)
     strategy.step()
     assert strategy.has_stepped

@@ -10,7 +10,7 @@ from strategy_trials import Trial, loss_of, pixel_batch, pixels, share, start
 from torch import nn
 
 from trainer.strategies import StrategySettings
-from trainer.strategies.undone import undone
+from trainer.strategies.strategy import undone
 
 
 def _drawn():

@@ -12,9 +12,9 @@ from trainer.loop.settings import Settings
 from trainer.loop.trainer import Trainer
 from trainer.serving import Rejected
 from trainer.tasks import gpt, resnet
-from trainer.tasks.asked_classifier import classifier_service
-from trainer.tasks.asked_text import bits_per_byte, continued
+from trainer.tasks.classifier_service import classifier_service
 from trainer.tasks.images import KINDS, Wanted, open_images, unseen
+from trainer.tasks.text_service import bits_per_byte, continued
 from trainer.tasks.transformer import Shape, Transformer
 
 CPU = torch.device("cpu")

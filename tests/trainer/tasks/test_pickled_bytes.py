@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.sizes import SCALE
 from trainer.plain_pickle import NotPlain
-from trainer.tasks.pickled_bytes import PickledArray, read_pickled_bytes
+from trainer.tasks.image_files import PickledArray, read_pickled_bytes
 
 pytestmark = pytest.mark.nightly
 

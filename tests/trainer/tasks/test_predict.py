@@ -20,10 +20,10 @@ from trainer.checkpoint_files import catalog
 from trainer.loop.settings import Settings
 from trainer.metrics_files import read_metrics
 from trainer.stopping import StopRequest
-from trainer.strategies import Asked
+from trainer.strategies import EvaluatedModel
 from trainer.tasks import gpt, predict, resnet
-from trainer.tasks.predict import Prediction, Queue, _answered, _in_step
-from trainer.tasks.shards import Answers
+from trainer.tasks.answers import Answers
+from trainer.tasks.predict import Prediction, Queue, _answered_shards, _in_step
 from trainer.world import World, join
 
 pytestmark = pytest.mark.nightly
@@ -165,8 +165,8 @@ def test_each_batch_is_a_sign_of_life():
         settings=Settings(max_steps=1),
     )
     queue, signs = Queue([range(10)], 3, world), []
-    [(shard, lines, _)] = _answered(
-        prediction, Asked(prediction.model), queue, world, StopRequest(), lambda: signs.append(1)
+    [(shard, lines, _)] = _answered_shards(
+        prediction, EvaluatedModel(prediction.model), queue, world, StopRequest(), lambda: signs.append(1)
     )
     assert (shard, len(lines), len(signs)) == (range(10), 10, 4)
 

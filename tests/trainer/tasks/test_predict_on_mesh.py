@@ -10,7 +10,7 @@ from ranks import Ranks, spawn_ranks
 from trainer.checkpoint.stand_ins import is_here
 from trainer.errors import TrainerError
 from trainer.tasks import gpt, predict
-from trainer.tasks.shards import Answers
+from trainer.tasks.answers import Answers
 
 pytestmark = pytest.mark.nightly
 
@@ -71,7 +71,7 @@ def same(out, whole):
 def share_of_model(args):
     """Predict; how many of the model's numbers this rank has meanwhile."""
     counts = []
-    build = predict.build_to_ask
+    build = predict.build_for_evaluation
 
     def built(*given, **named):
         asked = build(*given, **named)
@@ -79,7 +79,7 @@ def share_of_model(args):
         counts.append(sum(getattr(one, "to_local", lambda one=one: one)().numel() for one in own))
         return asked
 
-    predict.build_to_ask = built
+    predict.build_for_evaluation = built
     return gpt.main(args), *counts
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.errors import BadSettings
 from trainer.extras import install_hint
-from trainer.tasks.shards import Answers, Job
+from trainer.tasks.answers import Answers, Job
 from trainer.tasks.tables import table
 
 ROWS = [

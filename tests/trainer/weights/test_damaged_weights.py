@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from weight_samples import saved
 
 from tests.sizes import NIGHTLY, SCALE
-from trainer.checkpoint_files import pickle_words as pickled
+from trainer.checkpoint_files import pickle_writer as pickled
 from trainer.errors import TrainerError
 from trainer.weights.dcp import open_dcp
 from trainer.weights.sources import Which, opened

@@ -1,0 +1,113 @@
+"""Fetch in worker processes or in this one, with tasks handed out in turn."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from trainer.data.pinning import in_thread, on_this_device, pinned
+from trainer.data.seeds import IsolatedDraws
+from trainer.data.workers import Work, Workers
+from trainer.errors import BadSettings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """How to fetch; nothing of it changes the data."""
+
+    workers: int = 0
+    prefetch: int = 2
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.prefetch < 1:
+            raise BadSettings(
+                f"data: expected 0 or more workers and a prefetch of 1 or more, got {self.workers} and {self.prefetch}"
+            )
+
+    @property
+    def ahead(self) -> int:
+        """How many tasks wait at each worker."""
+        return self.prefetch if self.workers else 0
+
+    @property
+    def pins(self) -> bool:
+        """Whether tensors go into page-locked memory."""
+        return self.pin_memory and torch.cuda.is_available()
+
+    def pin(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
+        """Return the items in page-locked memory if asked for, copied by a thread if there are workers."""
+        if not self.pins:
+            return items
+        if not self.workers:
+            return (pinned(item) for item in items)
+        return in_thread(items, on_this_device(pinned), self.prefetch)
+
+
+class Fetchers(Protocol):
+    """The workers, or this process in their place."""
+
+    size: int
+
+    def ask(self, worker: int, task: Any) -> None: ...
+    def take(self, worker: int) -> Any:
+        """Return the answer to the oldest task given to this worker."""
+
+    def forget(self) -> None:
+        """Drop the answers to all tasks given so far."""
+
+    def end(self) -> None: ...
+
+
+def in_turn(fetchers: Fetchers, tasks: Iterable[T], ahead: int) -> Generator[tuple[T, Any], None, None]:
+    """Yield each task with its answer, in order; workers take turns, each with `ahead` tasks waiting."""
+    fetchers.forget()
+    waiting: deque[tuple[int, T]] = deque()
+    for worker, task in zip(cycle(range(fetchers.size)), tasks, strict=False):
+        fetchers.ask(worker, task)
+        waiting.append((worker, task))
+        if len(waiting) > ahead * fetchers.size:
+            first, asked = waiting.popleft()
+            yield asked, fetchers.take(first)
+    for worker, task in waiting:
+        yield task, fetchers.take(worker)
+
+
+class InProcess:
+    """The current process in place of workers; its own generators stay as they are."""
+
+    size = 1
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._draws = getattr(work, "draws", True)
+        self._asked: deque[Any] = deque()
+
+    def ask(self, worker: int, task: Any) -> None:  # noqa: ARG002 - there is one only
+        self._asked.append(task)
+
+    def take(self, worker: int) -> Any:  # noqa: ARG002 - there is one only
+        if not self._draws:
+            return self._work(self._asked.popleft())
+        with IsolatedDraws():
+            return self._work(self._asked.popleft())
+
+    def forget(self) -> None:
+        self._asked.clear()
+
+    def end(self) -> None:
+        self.forget()
+
+
+def start_fetchers(
+    open_work: Callable[[int], Work], fetching: Fetching, dataset: Any, *, most: int | None = None
+) -> Fetchers:
+    """Return as many workers as asked for, but at most `most`."""
+    if not fetching.workers:
+        return InProcess(open_work(0))
+    return Workers(open_work, min(fetching.workers, most or fetching.workers), dataset)

@@ -1,0 +1,37 @@
+"""Agree over ranks on a step of data of which each rank reads its own part."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.data.order import Sharing
+from trainer.errors import TrainerError
+
+_UNABLE = 1 << 40  # more than a step has samples, so that one sum carries both
+
+
+@dataclass(frozen=True, slots=True)
+class StepAgreement:
+    """How many samples a step has over all ranks, each of which must have something to compute with."""
+
+    sharing: Sharing
+    total: Callable[[int], int]  # a number's sum over all ranks, which meet in it
+    only_whole: bool = False  # drop_last: a step with fewer samples is the end
+
+    def samples(self, own: int, *, able: bool, source: str) -> int:
+        """Return the samples of the step over all ranks, all of which call it.
+
+        `able` says whether this rank has a batch from its `source`, of this step or an earlier one. Raises TrainerError
+        on all ranks if one is not able while others have samples; raised on one alone, the others would wait for it.
+        """
+        unable, samples = divmod(self.total(own + (0 if able else _UNABLE)), _UNABLE)
+        if self.only_whole and samples != self.sharing.batch_size:
+            return 0
+        if samples and unable:
+            ranks = self.total(0 if able else self.sharing.rank)  # the number of that one, where it is one
+            who = f"rank {ranks}" if unable == 1 else f"{unable} of {self.sharing.world_size} ranks"
+            raise TrainerError(
+                f"data: {who} got no sample from {source}, while other ranks have some\n"
+                "hint: each rank computes in every step, and needs one batch at least: fewer ranks, or data in as many "
+                "parts as there are ranks"
+            )
+        return samples

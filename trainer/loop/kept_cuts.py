@@ -1,0 +1,105 @@
+"""Keep where a pipeline was cut by measured time, beside the checkpoints and in each of them.
+
+A later start would otherwise measure again and go on with other stages in the middle of a run.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.durable import make_folder, read_small, sync_folder, write_new
+from trainer.checkpoint_files.layout import STAGES, copy_name
+from trainer.checkpoint_files.manifest import Manifest
+from trainer.data import TrainData
+from trainer.errors import CheckpointDamaged, TrainerError
+from trainer.loop.losses import LossFunction
+from trainer.loop.pipeline_loss import sample_of
+from trainer.loop.placing import Placing
+from trainer.loop.settings import Settings
+from trainer.loop.sums import gathered
+from trainer.strategies.pipeline_cutting import Cut, Kept, Sample
+from trainer.world import World
+
+NOTED = "pp_cut"  # with a checkpoint: the parts with which stages begin
+
+
+class _File(msgspec.Struct, frozen=True):
+    begins: list[str]
+    seconds: list[float]
+    otherwise: float | None = None
+
+
+_file = msgspec.json.Decoder(_File)
+
+
+class KeptCuts:
+    """The cut of a training: that of its newest checkpoint, else of its first start."""
+
+    def __init__(self, folder: Path, world: World, measure: Callable[[], Sample] | None) -> None:
+        """Take `measure` to get a sample, or None if the model is only evaluated and its cut does not matter."""
+        self._folder, self._world, self._measure = folder, world, measure
+
+    def kept(self) -> list[Kept]:
+        """Return the cuts on the ranks' disks in order of preference; they need not all be the same."""
+        cuts_of_ranks = gathered((self._cut_of_checkpoint(), self._cut_in_file()), self._world)
+        checkpoints = sorted((one for one, _ in cuts_of_ranks if one is not None), key=lambda one: -one[0])
+        files = [one for _, one in cuts_of_ranks if one is not None]
+        noted = [Kept(begins) for _, begins in checkpoints]
+        with_times = {tuple(one.begins): one for one in files}
+        return [with_times.get(tuple(one.begins), one) for one in noted] + files
+
+    def sample(self) -> Sample | None:
+        """Return a sample to measure by, or None."""
+        return None if self._measure is None else self._measure()
+
+    def keep(self, cut: Cut) -> None:
+        """Write the cut beside the checkpoints."""
+        if not self._world.is_first:
+            return
+        make_folder(self._folder)
+        draft = self._folder / copy_name(STAGES)
+        write_new(draft, [msgspec.json.encode(_File(cut.begins, list(cut.seconds), cut.otherwise))])
+        os.rename(draft, self._folder / STAGES)
+        sync_folder(self._folder)
+
+    def _cut_of_checkpoint(self) -> tuple[int, list[str]] | None:
+        for entry in reversed(catalog.entries(self._folder)):
+            manifest = _manifest(entry) if entry.kind == "step" else None
+            if manifest is not None:
+                cut = manifest.info.get(NOTED)
+                return (entry.step, cut.split(",")) if isinstance(cut, str) else None
+        return None
+
+    def _cut_in_file(self) -> Kept | None:
+        try:
+            found = _file.decode(read_small(self._folder / STAGES))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (CheckpointDamaged, msgspec.MsgspecError) as error:
+            raise TrainerError(
+                f"{self._folder / STAGES}: {error}\nhint: remove it to measure the stages anew"
+            ) from error
+        return Kept(found.begins, tuple(found.seconds), found.otherwise)
+
+
+def _manifest(entry: catalog.Entry) -> Manifest | None:
+    """Return the manifest, or None if it is damaged, which is reported when it is loaded."""
+    try:
+        return catalog.read_manifest(entry, partial=True)
+    except (CheckpointDamaged, OSError):
+        return None
+
+
+def first_sample(settings: Settings, world: World, loss: LossFunction, data: TrainData) -> Sample:
+    """Return a micro-batch of the first batch, and leave the data where it was; all ranks call it."""
+    place = data.state_dict()
+    batches = data.epoch_batches()
+    batch = next(batches, None)
+    batches.close()
+    data.load_state_dict(place)
+    if batch is None:
+        raise TrainerError("data: an epoch without a single batch\nhint: is the data set empty?")
+    return sample_of(loss, Placing(world.device)(batch.data), settings, world)

@@ -1,0 +1,299 @@
+"""Run a user's loss function over a pipeline by splitting it where it calls the model.
+
+    loss(model, batch)  ─ up to the call ─►  what the first stage gets
+    what the last stage gives  ─ as the call's answer ─►  loss(model, batch) to its end, on each part of the batch
+
+Each rank has the whole batch. The last stage computes what the function returns and sends it to all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from trainer.checkpoint.generators import restore_generators, state_of_generators
+from trainer.data import Batch
+from trainer.errors import BadSettings, TrainerError
+from trainer.loop.losses import Answer, LossFunction, StepCount, answer_of, by_name, plain
+from trainer.loop.metric_objects import is_of_object
+from trainer.loop.settings import Settings
+from trainer.loop.shared_forward import marks_of
+from trainer.strategies.finite import first_gradient
+from trainer.strategies.pipeline_cutting import Sample
+from trainer.strategies.pipeline_schedule import micro_batches
+from trainer.strategies.precision import autocasting, low_dtype
+from trainer.world import World
+
+if TYPE_CHECKING:
+    from trainer.strategies.pipeline import Pipeline
+
+Function = Callable[[nn.Module, Any], Any]
+
+
+class _Called(BaseException):
+    """Carries what a function calls the model with out of it; a BaseException, so that the function cannot catch it."""
+
+    def __init__(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        super().__init__()
+        self.given, self.named = given, named
+
+
+class _StandIn(nn.Module):
+    """Stands for a model that is spread over several ranks."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise TrainerError(
+                f"loss: it asks for model.{name}, but with pp the model is on several ranks\n"
+                "hint: with mesh pp it may only call the model, once"
+            ) from None
+
+
+class _CaptureInput(_StandIn):
+    def forward(self, *given: Any, **named: Any) -> Any:
+        raise _Called(given, named)
+
+
+class _ReplayOutput(_StandIn):
+    def __init__(self, answer: Tensor) -> None:
+        super().__init__()
+        self._answers = [answer]
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        if not self._answers:
+            raise TrainerError("loss: it calls the model twice, but in a pipeline a batch goes through it once")
+        return self._answers.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Which values an Answer has, without their numbers."""
+
+    counts: bool
+    pairs: tuple[tuple[str, bool], ...]  # names, and whether each is a sum and a count of its own
+
+
+class Piped:
+    """Sends batches through a pipeline."""
+
+    def __init__(self, pipeline: "Pipeline") -> None:
+        self._pipeline = pipeline
+        self._device = pipeline.world.device
+        self._shape: _Shape | None = None  # of what the loss function returns, known after the first batch
+
+    def train(self, loss: LossFunction, data: Any, batch: Batch, count: StepCount, *, known: bool) -> Answer:
+        """Compute the gradients of a batch, count it, and return what the function gives.
+
+        With `known` that is the whole answer, else its count alone, if there is one.
+        """
+        pipeline = self._pipeline
+        inputs = self._inputs(loss, data, training=True)
+        many = pipeline.micro_batches(len(inputs))
+        parts = _parts(data, len(inputs), many) if pipeline.is_last else []
+        part = replace(batch, scale=batch.scale / many)
+        answers: dict[int, Answer] = {}
+
+        def loss_of(output: Tensor, number: int) -> Tensor:
+            with pipeline.casting():
+                answer = answers[number] = answer_of(loss(_ReplayOutput(output), parts[number]))
+            mine = count.share_of(answer, part)
+            first = first_gradient(mine)  # NaN, where the loss is not finite: then so are all gradients
+            return mine if first is None else mine * first
+
+        pipeline.train(inputs, loss_of)
+        answer = self._merged_answer([answers[number] for number in range(len(answers))], known=known)
+        count.add(answer, batch)
+        return answer
+
+    def ask(self, functions: Sequence[Function], data: Any) -> dict[str, Any]:
+        """Return the named values of functions for a batch, without gradients, the same on all ranks.
+
+        Functions that call the model with the same tensor share its pass.
+        """
+        # Before any of them has an answer: only the last stage has one, and all have to decide alike.
+        inputs = [self._inputs(one, data, training=False) for one in functions]
+        found: dict[str, Any] = {}
+        given = output = None
+        for function, mine in zip(functions, inputs, strict=True):
+            if given is None or marks_of(mine) != marks_of(given):
+                given, output = mine, self._pipeline.ask(mine)
+            found |= self._named_values(function, data, None if output is None else output.clone())
+        return found
+
+    def _named_values(self, function: Function, data: Any, output: Tensor | None) -> Mapping[str, Any]:
+        values: Mapping[str, Any] = {}
+        problem = ""
+        if output is not None:
+            with self._pipeline.casting():
+                given = plain(function(_ReplayOutput(output), data))
+            try:
+                values = by_name(given)
+            except TrainerError as error:  # which all ranks have to know
+                problem = str(error)
+        if values:
+            objects = [name for name, value in values.items() if is_of_object(value)]
+            if objects:
+                problem = (
+                    f"metrics: {objects[0]} is an object that collects, but with pp values are known on the last stage"
+                    "\nhint: sums, or pairs of a sum and a count"
+                )
+            values = {} if problem else tree_map_only(Tensor, lambda one: one.detach().cpu(), dict(values))
+        values, problem = self._pipeline.broadcast_from_last((values, problem))
+        if problem:
+            raise TrainerError(problem)
+        return values
+
+    def answered(self, function: Function, data: Any) -> Any:
+        """Return what a function gives for a batch, without gradients, on the last stage; None elsewhere."""
+        output = self._pipeline.ask(self._inputs(function, data, training=False))
+        if output is None:
+            return None
+        with self._pipeline.casting():
+            return function(_ReplayOutput(output), data)
+
+    def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
+        return _model_input(function, data, self._pipeline.casting, self._device, training=training)
+
+    def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
+        """Return the parts' answers put together, on all ranks."""
+        pipeline = self._pipeline
+        if self._shape is None:
+            self._shape = cast("_Shape", pipeline.broadcast_from_last(_shape_of(answers[0]) if answers else None))
+        shape, nothing = self._shape, torch.zeros((), device=self._device)
+        if not known and not shape.counts:
+            return Answer(nothing)
+        sums = torch.zeros(2 * len(shape.pairs), dtype=torch.float64, device=self._device)
+        for answer in answers:
+            if _shape_of(answer) != shape:
+                raise TrainerError(f"loss: expected values {_names(shape)} as before, got {_names(_shape_of(answer))}")
+            pairs = answer.sums(1).values()
+            sums += torch.stack([_number(one, self._device) for pair in pairs for one in pair])
+        sums = pipeline.broadcast_numbers_from_last(sums)
+        found = {name: (sums[2 * place], sums[2 * place + 1]) for place, (name, _) in enumerate(shape.pairs)}
+        own = dict(shape.pairs)
+        means = {name: pair if own[name] else pair[0] / pair[1] for name, pair in found.items()}
+        loss = means.pop("loss")
+        if isinstance(loss, tuple):
+            return Answer(loss[0], loss[1], means)
+        return Answer(loss, None, means)
+
+
+def _model_input(
+    function: Function, data: Any, casting: Callable[[], AbstractContextManager[None]], device: torch.device, *,
+    training: bool,
+) -> Tensor:  # fmt: skip
+    """Return what the function calls the model with, the same on all ranks; it may draw nothing before."""
+    before = state_of_generators(device)
+    try:
+        with casting():
+            function(_CaptureInput().train(training), data)
+    except _Called as called:
+        given = called.given
+        if called.named or len(given) != 1 or not isinstance(given[0], Tensor) or given[0].ndim == 0:
+            raise TrainerError(
+                "loss: expected the model to be called with one tensor, as a pipeline's stages are, got "
+                f"{len(given) + len(called.named)} arguments: {_kinds(*given, *called.named.values())}"
+            ) from None
+        if _differ(before, state_of_generators(device)):
+            restore_generators(before, device)
+            raise TrainerError(
+                "loss: it draws random numbers before it calls the model: with pp each rank would draw others\n"
+                "hint: draw them where the data comes from"
+            ) from None
+        found: Tensor = given[0]
+        return found
+    raise TrainerError("loss: it never calls the model, which a pipeline is to calculate")
+
+
+def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -> Sample:
+    """Return the first part into which a pipeline divides this batch, to measure by."""
+
+    def casting() -> AbstractContextManager[None]:
+        return autocasting(world.device, low_dtype(settings.precision))
+
+    samples = len(_model_input(loss, data, casting, world.device, training=True))
+    part = _parts(data, samples, micro_batches(samples, world.stages, settings.pp_microbatches))[0]
+
+    def loss_of(output: Tensor) -> Tensor:
+        with casting():
+            return answer_of(loss(_ReplayOutput(output), part)).loss
+
+    return Sample(_model_input(loss, part, casting, world.device, training=True), loss_of)
+
+
+def _shape_of(answer: Answer) -> _Shape:
+    """Return the shape; with a count, means become sums and counts as well."""
+    counts = answer.count is not None
+    return _Shape(
+        counts,
+        (("loss", counts), *((name, counts or isinstance(one, tuple)) for name, one in answer.more_values.items())),
+    )
+
+
+def _names(shape: _Shape) -> str:
+    return ", ".join(name for name, _ in shape.pairs)
+
+
+def _number(value: Any, device: torch.device) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64, device=device).detach().reshape(())
+
+
+def _parts(data: Any, samples: int, many: int) -> list[Any]:
+    """Return the batch in equal parts. Raises TrainerError if it holds something that is not one item per sample."""
+    for leaf in tree_flatten(data)[0]:
+        if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != samples:
+            raise TrainerError(
+                f"data: expected a batch of tensors with {samples} samples each, which a pipeline can divide, got "
+                f"{_kinds(leaf)}"
+            )
+    size = samples // many
+
+    def rows(begin: int, tensor: Tensor) -> Tensor:
+        return tensor[begin : begin + size]
+
+    return [tree_map_only(Tensor, partial(rows, number * size), data) for number in range(many)]
+
+
+def _kinds(*values: Any) -> str:
+    return ", ".join(
+        f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__ for one in values
+    )
+
+
+def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    (_, keys, *rest), (_, keys_now, *rest_now) = before["numpy"], now["numpy"]
+    pairs = zip([before["torch"], *before["devices"]], [now["torch"], *now["devices"]], strict=True)
+    return (
+        before["python"] != now["python"]
+        or rest != rest_now
+        or not np.array_equal(keys, keys_now)
+        or not all(torch.equal(one, other) for one, other in pairs)
+    )
+
+
+def samples_at_once(settings: Settings, world: World) -> int:
+    """Return the number of samples that one rank trains on at once."""
+    return -(-settings.batch_size // (settings.accumulate * world.shares))
+
+
+def refuse_off_stages(settings: Settings, world: World) -> None:
+    """Raise BadSettings listing what a pipeline cannot do, and how its batch does not fit."""
+    if world.stages > 1 and (problems := list(_problems(settings, world))):
+        raise BadSettings("\n".join(problems))
+
+
+def _problems(settings: Settings, world: World) -> Iterator[str]:
+    samples, wanted = samples_at_once(settings, world), settings.pp_microbatches
+    ways = f"batch_size {settings.batch_size} / (accumulate {settings.accumulate} x {world.shares} dp) = {samples}"
+    if samples < world.stages:
+        yield f"mesh: pp={world.stages} expected at least {world.stages} samples of a rank at once, got {ways}"
+    elif wanted is not None and samples % wanted:
+        yield f"pp_microbatches: {wanted} does not divide the samples of a rank at once, {ways}"

@@ -1,0 +1,146 @@
+"""Bring ranks that have met again after one was killed to the step from which they continue.
+
+standing of each ─► agree ─► rank states from copies ─► weights, optimizer, snapshot: sent in stripes, or restored
+                 ─► buffers, generators, the step's losses ─► all are right after that step's update
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint.generators import seed_all
+from trainer.loop.loop import Loop
+from trainer.loop.step_snapshots import StepSnapshots
+from trainer.loop.sums import gathered
+from trainer.recovery.agreement import Agreement, agree
+from trainer.recovery.rank_states import RankState, put_bytes, restore_generator_states
+from trainer.recovery.replica import Replica, ReplicaReader
+from trainer.recovery.shard_states import ShardState
+from trainer.strategies.replicas import unsaved_buffers
+
+CANNOT = "the training cannot go on in place: "  # what an error begins with that no other meeting mends
+
+
+def cannot(why: str) -> dist.DistBackendError:
+    """Return the error that makes launch start all ranks anew, for what is no error of the user's."""
+    return dist.DistBackendError(CANNOT + why)
+
+
+def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str:
+    """Bring all ranks, in new groups, to the step from which the training goes on.
+
+    Returns the step and its number of samples, or why all ranks have to go back to what was saved.
+    """
+    world = loop.training.world
+    snapshots.find(loop)
+    reports = gathered(snapshots.report(loop), world)
+    agreed = agree(reports, world.local_size)
+    if isinstance(agreed, str):
+        snapshots.part = None
+        return agreed
+    snapshots.has_replica = True
+    if not agreed.resized:
+        _send_copied_states(loop, snapshots, agreed, reports[agreed.source].start)
+    elif not snapshots.save_resized_state(loop, agreed.step):
+        raise cannot("what ranks have noted takes too much room in memory")
+    snapshots.copy_in_new_groups(loop, agreed.step)
+    loop.checkpointer.continue_from(agreed.step)
+    values = (_with_part if snapshots.loads else _with_weights)(loop, snapshots, agreed)
+    _put_back(loop, snapshots, agreed.step, values)
+    step_samples: int | None = values["step_samples"]
+    who = ", ".join(map(str, agreed.receivers)) or "none"
+    step = f"step {agreed.step}" + (f" on {world.size} rank{'s' if world.size > 1 else ''}" if agreed.resized else "")
+    loop.training.say(f"goes on in place after {step}; ranks that took its state from others: {who}")
+    return agreed.step, step_samples
+
+
+def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
+    """Give or take whole weights, as each rank's model has all of them; return the loop's position."""
+    world, subjects = loop.training.world, loop.checkpointer.subjects
+    if world.rank in agreed.receivers:
+        snapshots.snapshot = None  # until it has all of it
+        values = ReplicaReader(agreed, subjects, world).take()
+    else:
+        snapshot = snapshots.snapshot
+        if snapshot is None:
+            raise cannot(f"this rank has no snapshot of step {agreed.step}")
+        if agreed.receivers:
+            Replica(subjects, snapshot).give(agreed, world)
+        snapshot.put_back(subjects)
+        values = dict(snapshot.loop)
+    for buffer in unsaved_buffers(loop.strategy.module):  # the new rank may have made others
+        value = buffer.detach().cpu().contiguous()
+        dist.broadcast(value, src=agreed.source, group=world.control)
+        buffer.copy_(value)
+    return values
+
+
+def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
+    """Put shards into models that were made anew, from this rank or another one; return the loop's position."""
+    world = loop.training.world
+    for sender in dict.fromkeys(one for one, _ in agreed.shards_sent):
+        receivers = [rank for one, rank in agreed.shards_sent if one == sender]
+        if world.rank == sender and snapshots.part is not None:
+            snapshots.part.give(receivers, world)
+        elif world.rank in receivers:
+            snapshots.part = ShardState.take(sender, world)
+    part = snapshots.part
+    if part is None or part.step != agreed.step:
+        raise cannot(f"this rank has no shards of step {agreed.step}")
+    part.put_back(loop.checkpointer.subjects)
+    return dict(part.snapshot.loop)
+
+
+def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement, start: str) -> None:
+    """Send the state that was lost with its node to its rank, from the rank that keeps a copy."""
+    world = loop.training.world
+    for keeper, rank in agreed.copies_sent:
+        if world.rank == keeper and snapshots.copies is not None:
+            dist.send_object_list([snapshots.copies.kept[agreed.step]], dst=rank, group=world.control)
+        elif world.rank == rank:
+            received: list[Any] = [None]
+            dist.recv_object_list(received, src=keeper, group=world.control)
+            if not snapshots.keep_copied_state(loop, start, agreed.step, received[0]):
+                raise cannot(f"there is no memory for the note of step {agreed.step}")
+
+
+def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str, Any]) -> None:
+    """Restore the loop's position and this rank's own state, after weights, optimizer and objects."""
+    state = snapshots.rank_states.read(step) if snapshots.rank_states is not None else None
+    if state is None:
+        raise cannot(f"the note of step {step} is gone")
+    _put_buffers_back(loop, state)
+    for name, value in values.items():
+        if name not in ("norm", "step_samples"):
+            setattr(loop, name, value)
+    loop.norm = None if values["norm"] is None else torch.tensor(values["norm"], dtype=torch.float64)
+    _put_back_losses(loop, state)
+    restore_generator_states(state.drawn)
+    snapshots.resized = state.resized
+    if state.resized:  # batches of a validation are cut by the number of ranks: what it has found stays
+        found = gathered(snapshots.validated, loop.training.world)
+        loop.validated = next((one for one in found if one[0] == state.step), loop.validated)
+
+
+def _put_buffers_back(loop: Loop, state: RankState) -> None:
+    buffers = loop.strategy.buffers
+    if not buffers or (loop.strategy.is_sharded and not state.resized):  # each rank has kept its own
+        put_bytes(state.buffers, buffers)
+        return
+    flat = torch.frombuffer(bytearray(state.buffers or bytes(sum(one.nbytes for one in buffers))), dtype=torch.uint8)
+    dist.broadcast(flat, src=0, group=loop.training.world.control)
+    put_bytes(flat.numpy().tobytes(), buffers)
+
+
+def _put_back_losses(loop: Loop, state: RankState) -> None:
+    if state.names:
+        loop.losses.put_back(state.names, state.losses, state.others)
+
+
+def draw_anew(loop: Loop) -> None:
+    """Seed the generators at the end of a step as a start from its checkpoint on other ranks does."""
+    world, step = loop.training.world, loop.progress.step
+    seed_all(loop.training.settings.seed, world.share)
+    if step:
+        seed_all(torch.initial_seed(), world.rank, step)

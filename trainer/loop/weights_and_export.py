@@ -1,0 +1,69 @@
+"""Load the weights that a training starts from, and export those that it leaves."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainer.checkpoint.models import load_model_together
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.choice import first_whole
+from trainer.checkpoint_files.export import Form, Shape, Written, check, export_entry
+from trainer.errors import TrainerError
+from trainer.loop.loop import Loop
+from trainer.weights import Taken, load_weights
+from trainer.world import World, call_on_first
+
+log = logging.getLogger("trainer")
+StartFrom = str | Path | Callable[[nn.Module], Taken]
+_OF_HUGGING_FACE = ("config", "generation_config")
+
+
+def begin_with(start: StartFrom | None, loop: Loop) -> None:
+    """Load the given weights into the model, which is wrapped and sharded by now."""
+    if start is None:
+        return
+    module = loop.strategy.module
+    result = start(module) if callable(start) else load_weights(module, start)
+    loop.training.say(f"starts from given weights: {result}")
+
+
+def begin_average(loop: Loop) -> None:
+    """Begin the average from the current weights, unless the checkpoint had one."""
+    loaded = loop.checkpointer.loaded
+    if loop.average is not None and loop.average.begin(loaded.averages if loaded else ()) and loaded is not None:
+        loop.training.say("ema: the checkpoint has no average of the weights, which begins from them now")
+
+
+def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *, best: bool = False) -> None:
+    """Load the newest whole checkpoint, the best one, or that of a step; without any, the weights to start from."""
+    folder, world, module = loop.checkpointer.folder, loop.training.world, loop.strategy.module
+    if step is not None or best or call_on_first(world, lambda: bool(catalog.entries(folder))):
+        loop.progress.step = load_model_together(module, folder, world, step, best=best)
+    else:
+        begin_with(start, loop)
+    begin_average(loop)
+
+
+def hand_over(
+    folder: Path, target: Path, world: World, module: nn.Module | None, shape: Shape, step: int | None, *, best: bool
+) -> Written:
+    """Export on rank 0, with a Hugging Face model's configuration beside it; all ranks call it."""
+
+    def write() -> Written:
+        try:
+            form = check(target, shape)
+            found = first_whole(
+                folder, lambda entry: export_entry(entry, target, shape, {}), log.warning, step, best=best
+            )
+        except OSError as error:
+            raise TrainerError(str(error)) from error
+        for name in _OF_HUGGING_FACE if form is Form.FOLDER else ():
+            words: Any = getattr(module, name, None)
+            if hasattr(words, "save_pretrained"):
+                words.save_pretrained(target)
+        return found
+
+    return call_on_first(world, write)

@@ -1,0 +1,62 @@
+"""Give all ranks rank 0's tensors: weights at the start, buffers before each training step."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_MESSAGE_BYTES = 64 * 2**20
+
+
+def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Give every rank the values that rank 0 has; all ranks call it, with tensors of the same shapes.
+
+    `group` is over all ranks, where it is not the one of the gradients.
+    """
+    with torch.no_grad():
+        for some in _messages(tensors):
+            _take(some, group)
+
+
+class PersistentBuffers:
+    """Buffers that belong to the state; others (masks, tables) are made by each start and do not change."""
+
+    def __init__(self, module: nn.Module) -> None:
+        # Found once: to walk through a large model costs milliseconds, in every step. Not by state_dict(), which under
+        # FSDP2 costs even more.
+        self._places = [
+            (part, name)
+            for part in module.modules()
+            for name in part._buffers  # noqa: SLF001 - named_buffers() leaves out those that are None by now
+            if name not in part._non_persistent_buffers_set  # noqa: SLF001 - there is no public way
+        ]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the current buffers, each once, as a module may replace them."""
+        found = (part._buffers[name] for part, name in self._places)  # noqa: SLF001 - getattr() might ask a descriptor
+        return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
+
+
+def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors to send together, larger elements first so that each is aligned to its own size."""
+    some: list[Tensor] = []
+    size = 0
+    for tensor in sorted(tensors, key=lambda tensor: -tensor.element_size()):
+        some.append(tensor)
+        size += tensor.nbytes
+        if size >= _MESSAGE_BYTES:
+            yield some
+            some, size = [], 0
+    if size:
+        yield some
+
+
+def _take(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
+    message = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+    dist.broadcast(message, src=0, group=group)
+    if dist.get_rank() == 0:
+        return
+    parts = message.split([tensor.nbytes for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view(tensor.dtype).view(tensor.shape))

@@ -1,0 +1,228 @@
+"""Skip the random initialisation of weights that a checkpoint is about to replace.
+
+Random numbers are the most expensive part of making a model, and a restart does not need them. They are skipped only
+where nothing else can tell: once something reads what was skipped, or draws anything after it, the model has to be made
+again with all its draws.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.strategies.broadcast import PersistentBuffers
+from trainer.world import World
+
+T = TypeVar("T")
+_aten = torch.ops.aten
+# Of another tensor they take the form alone.
+_FORM_ALONE = {
+    _aten.empty_like.default,
+    _aten.zeros_like.default,
+    _aten.ones_like.default,
+    _aten.full_like.default,
+    _aten.new_empty.default,
+    _aten.new_zeros.default,
+    _aten.new_ones.default,
+    _aten.new_full.default,
+}
+# They lead to a tensor's memory, or show what is in it, past all operations.
+_PAST_OPERATIONS = {
+    getattr(Tensor, name)
+    for name in (
+        *(
+            "__array__",
+            "__deepcopy__",
+            "__dlpack__",
+            "__reduce_ex__",
+            "__repr__",
+            "apply_",
+            "data_ptr",
+            "map_",
+            "map2_",
+        ),
+        *("numpy", "pin_memory", "share_memory_", "storage", "tolist", "untyped_storage"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What an operation does."""
+
+    in_place: bool  # it writes numbers into its first argument, and gives that one back
+    draws: bool
+    reads: bool  # numbers
+
+
+@cache
+def _kind(func: Any) -> _Kind:
+    name = func.overloadpacket.__name__
+    changes_form = torch.Tag.inplace_view in func.tags or "resize" in name
+    return _Kind(
+        in_place=name.endswith("_") and not name.startswith("_") and not changes_form,
+        draws=torch.Tag.nondeterministic_seeded in func.tags,
+        reads=not func.is_view and func not in _FORM_ALONE,
+    )
+
+
+class WeightsWanted(BaseException):
+    """Raised where something depends on skipped weights; a BaseException, so that model code does not catch it."""
+
+
+class _DeferredInit(TorchDispatchMode):
+    """Skips draws into fresh memory, and raises WeightsWanted where somebody would notice."""
+
+    def __init__(self, *, made_before: nn.Module | None = None) -> None:
+        """Take `made_before`, a module whose weights hold anything, to skip nothing more but watch it."""
+        super().__init__()
+        self._leaves_out = made_before is None
+        self._memory: dict[int, StorageWeakRef] = {}  # what holds anything
+        self.was_wanted = False
+        self._has_left_out = made_before is not None
+        for tensor in () if made_before is None else _kept(made_before):
+            self._hold(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        kind = _kind(func)
+        if kind.draws:
+            if self._leaves_out and kind.in_place and kwargs.get("generator") is None and _is_fresh(args[0]):
+                self._hold(args[0])
+                self._has_left_out = True
+                return args[0]
+            if self._has_left_out:  # and what those should have got would be drawn here
+                self.give_up()
+        elif kind.in_place and self.holds(args[0]):
+            return args[0]  # what is made of anything stays anything
+        if kind.reads and self._memory and any(map(self.holds, _values(args, kwargs))):
+            self.give_up()
+        return func(*args, **kwargs)
+
+    def _hold(self, tensor: Tensor) -> None:
+        held = StorageWeakRef(_storage(tensor))
+        self._memory[held.cdata] = held  # whose identity is nobody else's as long as this is there
+
+    def holds(self, value: object) -> bool:
+        if not isinstance(value, Tensor) or value.layout is not torch.strided or not self._memory:
+            return False
+        return _storage(value)._cdata in self._memory  # noqa: SLF001 - its identity
+
+    def still_there(self) -> set[int]:
+        """Return the memory that holds anything and is still in use."""
+        return {identity for identity, held in self._memory.items() if not held.expired()}
+
+    def give_up(self) -> None:
+        self.was_wanted = True
+        raise WeightsWanted
+
+
+class _PastOperations(TorchFunctionMode):
+    """Notices functions that read memory without an operation."""
+
+    def __init__(self, deferred: _DeferredInit) -> None:
+        super().__init__()
+        self._deferred = deferred
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PAST_OPERATIONS and self._deferred.holds(args[0]):
+            self._deferred.give_up()
+        return func(*args, **(kwargs or {}))
+
+
+_at_work: list[_DeferredInit] = []
+
+
+def is_deferred() -> bool:
+    """Return whether the model being made gets its weights from a checkpoint, so that trying it out is useless."""
+    return bool(_at_work)
+
+
+def make_deferred(make: Callable[[], nn.Module]) -> nn.Module | None:
+    """Return the model with parameters that hold anything, or None if something depends on their values."""
+    deferred = _DeferredInit()
+    with _watched(deferred):
+        try:
+            module = make()
+        except WeightsWanted:
+            return None
+    return None if deferred.was_wanted or deferred.still_there() - _replaced(module) else module
+
+
+def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
+    """Return what `act` returns, or None if it depends on weights still to come, or draws anything."""
+    deferred = _DeferredInit(made_before=module)
+    with _watched(deferred):
+        try:
+            done = act()
+        except WeightsWanted:
+            return None
+    return None if deferred.was_wanted else done
+
+
+def agreed(world: World, yes: bool) -> bool:
+    """Return whether all ranks say so; all call it, but a rank that joins others decides alone."""
+    if world.anew:
+        return yes
+    vote = torch.tensor([yes], dtype=torch.uint8)
+    if world.control is not None:
+        dist.all_reduce(vote, dist.ReduceOp.MIN, group=world.control)
+    return bool(vote)
+
+
+@contextmanager
+def _watched(deferred: _DeferredInit) -> Iterator[None]:
+    _at_work.append(deferred)
+    try:
+        with deferred, _PastOperations(deferred):
+            yield
+    finally:
+        _at_work.remove(deferred)
+
+
+def _replaced(module: nn.Module) -> set[int]:
+    """Return the memory that a checkpoint fills completely."""
+    return {
+        tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
+        for tensor in _kept(module)
+        if tensor.layout is torch.strided and tensor.nbytes == tensor.untyped_storage().nbytes()
+    }
+
+
+def _values(args: Any, kwargs: Any) -> Iterator[Any]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+def _kept(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *PersistentBuffers(module).tensors()]
+
+
+def _is_fresh(tensor: object) -> bool:
+    """Return whether it is CPU memory of torch's own; that of an array, for example, is not resizable."""
+    plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+    return (
+        plain
+        and isinstance(tensor, Tensor)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.untyped_storage().resizable()
+    )
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # of a sharded one, this rank's part
+    storage: torch.UntypedStorage = local.untyped_storage()
+    return storage

@@ -1,0 +1,228 @@
+"""Cut a sequence of parts into the stages of a pipeline: by layers, by measured time, or as the user says.
+
+These are pure functions; `Cuts` measures parts and keeps a cut.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import inf
+from typing import Protocol
+
+from torch import Tensor
+
+from trainer.errors import BadSettings
+
+BY_LAYERS, BY_TIME = "layers", "time"
+
+Rows = list[list[str]]  # the parts of each stage
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The stages, and how they were found."""
+
+    rows: Rows
+    way: str = BY_LAYERS
+    seconds: tuple[float, ...] = ()  # of each stage a forward and a backward pass, where that was measured
+    otherwise: float | None = None  # the share of the slowest stage, had it been cut by layers
+
+    @property
+    def begins(self) -> list[str]:
+        """The parts with which stages begin, except the first."""
+        return [row[0] for row in self.rows[1:]]
+
+    @property
+    def shares(self) -> list[float]:
+        """Each stage's share of the time of all."""
+        return [one / sum(self.seconds) for one in self.seconds]
+
+    def summary(self) -> str:
+        """Return `by measured time: embedding to blocks.0 47 %, blocks.1 to head 53 %`."""
+        better = self.otherwise is not None and self.otherwise > max(self.shares, default=1.0)
+        beside = f"; by layers the slowest would have {self.otherwise:.0%}" if better else ""
+        return f"{_IN_WORDS.get(self.way, 'as given')}: {', '.join(self._stages())}{beside}"
+
+    def lines(self) -> list[str]:
+        """Return lines for a picture: how it was cut, and one for each stage."""
+        rows = [f"stage {number}: {stage_text}" for number, stage_text in enumerate(self._stages())]
+        return [f"cut {_IN_WORDS.get(self.way, 'as given')}", *rows]
+
+    def _stages(self) -> list[str]:
+        names = [row[0] if len(row) == 1 else f"{row[0]} to {row[-1]}" for row in self.rows]
+        shares = [f" {share:.0%}" for share in self.shares] or [""] * len(names)
+        return [f"{name}{share}" for name, share in zip(names, shares, strict=True)]
+
+
+_IN_WORDS = {BY_LAYERS: "by layers", BY_TIME: "by measured time"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A cut that was found before."""
+
+    begins: list[str]
+    seconds: tuple[float, ...] = ()  # empty: they are not known any more
+    otherwise: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What parts are measured with: a part of a batch, as one stage after the other has it."""
+
+    inputs: Tensor
+    loss_of: Callable[[Tensor], Tensor]  # of what the last part gives
+
+
+class Cuts(Protocol):
+    """What cutting by time needs; all ranks make the same calls."""
+
+    def kept(self) -> list[Kept]:
+        """Return the cuts found before, the same on all ranks; the first that fits is used."""
+
+    def sample(self) -> Sample | None:
+        """Return a sample, or None if nothing is to be measured now."""
+
+    def keep(self, cut: Cut) -> None:
+        """Keep a measured cut, with which this training goes on."""
+
+
+def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> Rows:
+    """Return stages with equally many layers, or one more in some; other parts go with the layer before them.
+
+    The first stage has what comes before the first layer. Raises BadSettings if there are too few.
+    """
+    if len(layers) < stages:
+        raise BadSettings(
+            f"mesh: pp: expected at least {stages} layers for {stages} stages, found {len(layers)}\n"
+            "hint: fewer stages, or name the layers by `blocks`"
+        )
+    found: Rows = [[] for _ in range(stages)]
+    numbers = {name: number for number, name in enumerate(layers)}
+    stage = 0
+    for name in parts:
+        if name in numbers:
+            stage = numbers[name] * stages // len(layers)
+        found[stage].append(name)
+    return found
+
+
+def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
+    """Return stages that begin with these parts. Raises BadSettings if they are no such parts."""
+    if strangers := [name for name in begins if name not in parts]:
+        raise BadSettings(
+            f"pp_cut: expected layers, time, or parts with which stages begin, got {strangers[0]!r}\n"
+            f"hint: parts are {', '.join(parts)}"
+        )
+    places = [0, *(parts.index(name) for name in begins), len(parts)]
+    if len(places) != stages + 1:
+        raise BadSettings(
+            f"pp_cut: expected {stages - 1} parts with which stages begin, as there are {stages} stages, "
+            f"got {len(begins)}: {', '.join(begins)}"
+        )
+    if any(one >= other for one, other in pairwise(places)):
+        raise BadSettings(
+            f"pp_cut: expected parts in the order of the model, the first of all left out, got {', '.join(begins)}"
+        )
+    return [list(parts[one:other]) for one, other in pairwise(places)]
+
+
+def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequence[bool], stages: int) -> Rows:
+    """Return the stages whose slowest is fastest, and among those the most even ones.
+
+    A stage needs a part with something to train. Raises BadSettings if there are fewer such parts than stages.
+    """
+    if sum(trained) < stages:
+        raise BadSettings(
+            f"mesh: pp: expected at least {stages} parts with parameters to train for {stages} stages, "
+            f"found {sum(trained)}"
+        )
+    times, learners = [0.0, *accumulate(seconds)], [0, *accumulate(trained)]
+
+    def time_of(begin: int, end: int) -> float:
+        return times[end] - times[begin] if learners[end] > learners[begin] else inf
+
+    slowest, _ = _cheapest(time_of, max, len(parts), stages)
+
+    def unlikeness(begin: int, end: int) -> float:
+        time = time_of(begin, end)
+        return time * time if time <= slowest else inf
+
+    _, places = _cheapest(unlikeness, lambda one, other: one + other, len(parts), stages)
+    return [list(parts[begin:end]) for begin, end in zip([0, *places], [*places, len(parts)], strict=True)]
+
+
+def _cheapest(
+    cost: Callable[[int, int], float], add: Callable[[float, float], float], many: int, stages: int
+) -> tuple[float, list[int]]:
+    """Return the least cost of cutting a sequence into stages, and where each but the first begins."""
+    best = [cost(0, end) if end else inf for end in range(many + 1)]  # of the first so many, in one stage
+    cut_at_: list[list[int]] = []
+    for stage in range(1, stages):
+        now, begins = [inf] * (many + 1), [0] * (many + 1)
+        for end in range(stage + 1, many + 1):
+            for begin in range(stage, end):
+                whole = add(best[begin], cost(begin, end))
+                if whole < now[end]:
+                    now[end], begins[end] = whole, begin
+        best = now
+        cut_at_.append(begins)
+    places: list[int] = []
+    end = many
+    for begins in reversed(cut_at_):
+        end = begins[end]
+        places.append(end)
+    return best[many], places[::-1]
+
+
+def how_cut(
+    wanted: str,
+    parts: Sequence[str],
+    layers: Sequence[str],
+    trained: Sequence[bool],
+    stages: int,
+    cuts: Cuts | None,
+    measure: Callable[[Sample], Sequence[float]],
+) -> Cut:
+    """Return the cut that the setting asks for; `measure` gives each part's seconds, the same on all ranks.
+
+    A measured cut is kept from then on: times differ between starts, and a cut decides the last bits of norms and which
+    rank draws which numbers for dropout.
+    """
+    if wanted == BY_LAYERS:
+        return Cut(cut_by_layers(parts, layers, stages))
+    if wanted != BY_TIME:
+        return Cut(cut_at(parts, [name.strip() for name in wanted.split(",")], stages), "")
+    for known in cuts.kept() if cuts is not None else ():
+        if (rows := _fitting(parts, known.begins, stages)) is not None:
+            return Cut(rows, BY_TIME, known.seconds if len(known.seconds) == stages else (), known.otherwise)
+    sample = cuts.sample() if cuts is not None else None
+    if cuts is None or sample is None:
+        return Cut(cut_by_layers(parts, layers, stages))
+    seconds = measure(sample)
+    rows = cut_by_time(parts, seconds, trained, stages)
+    times = dict(zip(parts, seconds, strict=True))
+    cut = Cut(rows, BY_TIME, _of_stages(rows, times), _slowest_by_layers(parts, layers, stages, times))
+    cuts.keep(cut)
+    return cut
+
+
+def _of_stages(rows: Rows, times: dict[str, float]) -> tuple[float, ...]:
+    return tuple(sum(times[name] for name in row) for row in rows)
+
+
+def _slowest_by_layers(
+    parts: Sequence[str], layers: Sequence[str], stages: int, times: dict[str, float]
+) -> float | None:
+    """Return the slowest stage's share when cut by layers, or None if that is impossible."""
+    if len(layers) < stages:
+        return None
+    return max(_of_stages(cut_by_layers(parts, layers, stages), times)) / sum(times.values())
+
+
+def _fitting(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows | None:
+    """Return the stages, or None if the cut is of another model or number of stages."""
+    try:
+        return cut_at(parts, begins, stages)
+    except BadSettings:
+        return None

@@ -1,0 +1,183 @@
+"""Keep answers on disk: shards of fixed ranges of samples that are whole or absent, and the file made of them.
+
+```
+OUT.parts/job.json              what decides the answers; other settings may not go on with these shards
+OUT.parts/00000000-00000064     the lines of these samples, then a line that proves that they are all there
+OUT, OUT.about.json             at the end: all lines in order, or the table that OUT's name says (tables.py); the job,
+                                and the means over all samples
+```
+"""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from trainer.checkpoint_files.durable import make_folder, sync_folder, write_new
+from trainer.checkpoint_files.layout import new_nonce
+from trainer.errors import BadSettings
+from trainer.tasks.tables import check_table, table
+
+_DRAFT = ".draft-"
+_MOST_SHARDS = 1000
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What decides every byte of the answers; the number of ranks does not."""
+
+    task: str
+    data: str
+    samples: int
+    batch_size: int
+    precision: str
+    weights: str  # a digest
+    step: int
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The job as plain values."""
+        return {name: getattr(self, name) for name in _JOB_WORDS}
+
+    def shards(self) -> list[range]:
+        """Return ranges of whole batches, always the same, as another batch may change an answer's last bit."""
+        size = self.batch_size * math.ceil(self.samples / self.batch_size / _MOST_SHARDS)
+        return [range(begin, min(begin + size, self.samples)) for begin in range(0, self.samples, size)]
+
+
+_JOB_WORDS = [field.name for field in dataclasses.fields(Job)]
+
+
+class Answers:
+    """The folder of a job's shards, and the file made of them."""
+
+    def __init__(self, out: Path, job: Job) -> None:
+        self._out, self._job = out, job
+        self._folder = out.with_name(out.name + ".parts")
+        self._about = out.with_name(out.name + ".about.json")
+
+    def begin(self) -> bool:
+        """Make the folder or go on with it, on one rank; return False if the answers are all there.
+
+        Raises BadSettings if answers of another job are in the way, or such a file cannot be written.
+        """
+        check_table(self._out)
+        if not self._folder.exists():
+            if self._out.exists() or self._about.exists():
+                self._compare(self._about)
+                return False
+            make_folder(self._folder)
+        if not self._path("job.json").exists():
+            self._write(self._path("job.json"), [_to_json(self._job.described)])
+        self._compare(self._path("job.json"))
+        for name in os.listdir(self._folder):
+            if name.startswith(_DRAFT):
+                self._path(name).unlink()  # of a rank that was killed
+        return True
+
+    def join(self) -> None:
+        """Make the folder on another disk than that of the rank that began."""
+        make_folder(self._folder)
+        if not self._path("job.json").exists():
+            self._write(self._path("job.json"), [_to_json(self._job.described)])
+        self._compare(self._path("job.json"))
+
+    @property
+    def shards(self) -> list[range]:
+        """All shards of the job."""
+        return self._job.shards()
+
+    def whole(self) -> set[range]:
+        """Return the shards that are there, after comparing every byte."""
+        names = set(
+            os.listdir(self._folder)
+        )  # not one by one: a file system may remember for a while that one was missing
+        return {shard for shard in self._job.shards() if _name(shard) in names and self._read(shard) is not None}
+
+    def read_shard(self, shard: range) -> bytes:
+        """Return a shard's file as it is."""
+        return self._path(_name(shard)).read_bytes()
+
+    def keep_shard(self, shard: range, content: bytes) -> None:
+        """Write a shard that came from another disk."""
+        self._write(self._path(_name(shard)), [content])
+
+    def put(self, shard: range, lines: Sequence[Line], values: Sequence[float]) -> None:
+        """Write a shard: a line for each sample, and the sum of the values for the mean."""
+        body = b"".join(_to_json({"index": index, **line}) for index, line in zip(shard, lines, strict=True))
+        proof = {"begin": shard.start, "end": shard.stop, "sum": math.fsum(values), "xxh3": _digest(body)}
+        self._write(self._path(_name(shard)), [body, _to_json(proof)])
+
+    def merge(self, mean: str) -> float:
+        """Write the one file and its description, and return the mean over all samples; for one rank."""
+        sums: dict[range, float] = {}
+        self._write(self._out, table(self._out, lambda: self._bodies(sums)))
+        value = math.fsum(sums.values()) / self._job.samples
+        self._write(self._about, [_to_json({**self._job.described, mean: value})])
+        return value
+
+    def clean_up(self) -> None:
+        """Remove the shards, which are in the file now; for one rank of each disk."""
+        shutil.rmtree(self._folder)
+        sync_folder(self._folder.parent)
+
+    def _bodies(self, sums: dict[range, float]) -> Iterator[bytes]:
+        for shard in self._job.shards():
+            found = self._read(shard)
+            if found is None:
+                raise BadSettings(f"{self._path(_name(shard))}: was whole and is not any more\nhint: start again")
+            sums[shard] = found[1]
+            yield found[0]
+
+    def _read(self, shard: range) -> tuple[bytes, float] | None:
+        """Return a shard's lines and their sum, or None if it is not whole."""
+        data = self._path(_name(shard)).read_bytes()
+        end = data.rfind(b"\n", 0, -1) + 1
+        try:
+            proof = json.loads(data[end:])
+            whole = (proof["begin"], proof["end"], proof["xxh3"]) == (shard.start, shard.stop, _digest(data[:end]))
+            return (data[:end], float(proof["sum"])) if whole else None
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def _compare(self, path: Path) -> None:
+        try:
+            theirs = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            theirs = {}
+        for name, mine in self._job.described.items():
+            if theirs.get(name) != mine:
+                got = f": {name} {theirs[name]!r} there, {mine!r} here" if name in theirs else ""
+                raise BadSettings(
+                    f"--predict: {self._out}: expected nothing, or answers of this job, found others{got}\n"
+                    f"hint: give another name, or remove {self._out.name}, {self._about.name} and {self._folder.name}"
+                )
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name
+
+    def _write(self, path: Path, parts: Iterator[bytes] | list[bytes]) -> None:
+        draft = path.with_name(f"{_DRAFT}{new_nonce()}")
+        write_new(draft, parts)
+        os.rename(draft, path)
+        sync_folder(path.parent)
+
+
+def _name(shard: range) -> str:
+    return f"{shard.start:08d}-{shard.stop:08d}"
+
+
+def _digest(body: bytes) -> str:
+    return xxhash.xxh3_128(body).hexdigest()
+
+
+def _to_json(value: Line) -> bytes:
+    return json.dumps(value).encode() + b"\n"

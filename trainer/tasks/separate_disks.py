@@ -1,0 +1,109 @@
+"""Predict where nodes share no disk: copy the checkpoint to all of them, and the answers to the first."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.checkpoint.save_group import disk_leaders
+from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.choice import named_best
+from trainer.checkpoint_files.layout import parse_folder_name
+from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged, TrainerError
+from trainer.loop.sums import gathered
+from trainer.tasks.answers import Answers
+from trainer.world import World, call_on_rank
+
+_PIECE = 8 << 20
+
+
+def leaders_of(world: World, *, apart: bool) -> tuple[int, ...]:
+    """Return for each rank the one that acts for its disk; all ranks call it."""
+    return disk_leaders(world) if apart else (0,) * world.size
+
+
+def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> None:
+    """Copy the checkpoint that `wanted` means to every disk, if all of it is on some of them; all ranks call it.
+
+    Raises TrainerError on all ranks if a file could not be read or written.
+    """
+    if len(set(leaders)) == 1:
+        return
+    folder, best = named_best(wanted)
+    parsed = parse_folder_name(folder.name)
+    kind, step = parsed or ("best" if best else "step", None)
+    folder = folder.parent if parsed else folder
+    acts = leaders[world.rank] == world.rank
+    disks: list[list[Held]] = gathered(partial.inventory(folder) if acts else [], world)
+    found = [held for held in partial.whole_over(disks, kind) if step in (None, held.step)]
+    if not found:
+        return  # loading it reports what is missing
+    newest = found[-1]
+    mine = [
+        next((one for one in disk if (one.step, one.digest, one.kind) == (newest.step, newest.digest, kind)), None)
+        for disk in disks
+    ]
+    having = next(rank for rank, one in enumerate(mine) if one is not None and one.committed)
+    manifest = call_on_rank(world, having, lambda: partial.read_manifest(folder, newest.step, kind))
+    for name in (*newest.present, *newest.missing):
+        lacking = [
+            rank
+            for rank, one in enumerate(mine)
+            if leaders[rank] == rank and (one is None or not one.committed or name in one.missing)
+        ]
+        having = next(
+            rank for rank, one in enumerate(mine) if one is not None and one.committed and name in one.present
+        )
+        if lacking:
+            _send(folder, manifest, newest, name, having, world, takes=world.rank in lacking)
+
+
+def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, world: World, *, takes: bool) -> None:
+    pieces, trouble = _pieces(folder, held, name, having, world), ""
+    try:
+        if takes:
+            partial.receive(folder, manifest, name, pieces, held.kind)
+    except (CheckpointDamaged, OSError) as error:
+        trouble = str(error)
+    for _ in pieces:
+        pass  # the others are still at it
+    if troubles := [one for one in gathered(trouble, world) if one]:
+        raise TrainerError(f"{name} of the checkpoint of step {held.step} cannot be brought: {troubles[0]}")
+
+
+def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> Iterator[bytes]:
+    file = partial.open_file(folder, held.step, name, held.kind) if world.rank == having else None
+
+    def read() -> bytes:
+        return b"" if file is None else file.read(_PIECE)
+
+    try:
+        while piece := call_on_rank(world, having, read):
+            yield piece
+    finally:
+        if file is not None:
+            file.close()
+
+
+def missing_on_all(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[range]:
+    """Return the shards that are on no disk; all ranks call it."""
+    there = _there(answers, world, leaders)
+    return [shard for shard in answers.shards if not any(shard in found for found in there)]
+
+
+def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> None:
+    """Copy all shards to the first rank's disk; all ranks call it."""
+    if len(set(leaders)) == 1:
+        return
+    there = _there(answers, world, leaders)
+    for shard in answers.shards:
+        having = next((rank for rank, found in enumerate(there) if shard in found), 0)
+        if having:
+            content = call_on_rank(world, having, lambda shard=shard: answers.read_shard(shard))  # type: ignore[misc] # of a lambda
+            if world.is_first:
+                answers.keep_shard(shard, content)
+
+
+def _there(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[set[range]]:
+    """Return by rank the whole shards of the disk that it acts for."""
+    acts = leaders[world.rank] == world.rank
+    return gathered(answers.whole() if acts else set(), world)
