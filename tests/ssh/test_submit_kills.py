@@ -338,7 +338,7 @@ def test_cancelled_before_any_host_had_the_word(pool, desk):
 
 STANDING = """
 import os, signal, sys
-import launcher.places.ssh.submit.handover as handover
+import launcher.supervisor.handover as handover
 from launcher.cli.main import main
 locked = handover.locked
 

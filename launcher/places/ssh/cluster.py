@@ -12,7 +12,6 @@ from launcher.places.ssh.comeback import ask
 from launcher.places.ssh.facts import Surveyed
 from launcher.places.ssh.submit import cancel, look
 from launcher.places.ssh.submit.predecessors import release, unseen
-from launcher.places.ssh.submit.unfinished import is_unfinished
 from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun, Plan
 from launcher.plan.queueing import not_taken
@@ -20,6 +19,7 @@ from launcher.remote.shipping import bundle
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import ClusterWord
 from launcher.spec.model import JobSpec, Ssh
+from launcher.supervisor.handover import is_open
 from launcher.supervisor.slots.table import GPU
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ class SshCluster(Place):
         self.prepare(plan).start(attempt)
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        left = [(run, attempt) for run, attempt in attempts if is_unfinished(attempt)]
+        left = [(run, attempt) for run, attempt in attempts if is_open(run, attempt)]
         if left:
-            from launcher.places.ssh.submit.mend import mend  # late: a killed submitter is rare
+            from launcher.places.ssh.submit.handover import mend  # late: a killed submitter is rare
 
             self._not_mended = mend(left)
         for run, attempt in attempts:
-            if not is_unfinished(attempt):
+            if not is_open(run, attempt):
                 ask.ask_lost(run)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:

@@ -14,15 +14,15 @@ from launcher.places.ssh import run_hosts
 from launcher.places.ssh.host import server
 from launcher.places.ssh.messages import RunReport
 from launcher.places.ssh.results import fetch
-from launcher.places.ssh.submit import cancel, discovery, elsewhere, look, mend, report, unfinished
-from launcher.places.ssh.submit.handover import PoolHandover
+from launcher.places.ssh.submit import cancel, discovery, elsewhere, look, report
+from launcher.places.ssh.submit.handover import PoolHandover, mend
 from launcher.run.avoided import avoided
 from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
-from launcher.run.locks import locked
 from launcher.run.records import Blame, Event, Handle
 from launcher.spec.model import Ssh, SshHost
 from launcher.states import Cause, State
+from launcher.supervisor.handover import Handover
 from tests.places.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import dead_process, plan_of
 from trainer.errors import CheckpointDamaged
@@ -399,11 +399,10 @@ def test_a_submitter_that_lives_and_has_given_up_is_not_waited_for(hosts):
     assert hosts.look() is None
     with pytest.raises(Refused, match="is being handed"):
         cancel.cancel(hosts.run, attempt)
-    with locked(attempt.job_lock) as lock:
+    with Handover.of(hosts.run, attempt).held():
         with pytest.raises(Refused, match="is being handed"):
             cancel.cancel(hosts.run, attempt)
         assert hosts.look() is None
-        unfinished.let_go(lock)
     cancel.cancel(hosts.run, attempt)
     assert status(hosts).state is State.CANCELLED
 
@@ -415,7 +414,7 @@ def test_who_comes_late_hands_nothing_over_and_who_cannot_lets_go(hosts):
     attempt = unhanded(hosts, this_process())
     with pytest.raises(NotStarted):
         late.start(1)
-    assert not unfinished.in_hand(attempt)
+    assert not Handover.of(hosts.run, attempt).is_in_hand()
 
 
 def test_who_looks_changes_nothing_and_who_mends_writes_what_has_begun(hosts):
@@ -423,7 +422,7 @@ def test_who_looks_changes_nothing_and_who_mends_writes_what_has_begun(hosts):
     attempt = unhanded(hosts, dead_process())
     hosts.on("node0").attempt().state(State.RUNNING)
     assert hosts.look().phase == "running" and not attempt.handle.exists()
-    assert mend.mend([(hosts.run, attempt)]) == {}
+    assert mend([(hosts.run, attempt)]) == {}
     assert attempt.handle.exists()
 
 

@@ -12,7 +12,6 @@ from launcher.places.ssh.host_client import HostClient
 from launcher.places.ssh.host_clients import ask_all
 from launcher.places.ssh.messages import AskSubmitted, Cancel, ListRuns, Pardon, PassOnCancel, Submitted
 from launcher.places.ssh.run_hosts import places_of
-from launcher.places.ssh.submit import unfinished
 from launcher.places.ssh.submit.look import judge
 from launcher.plan.model import Plan
 from launcher.remote.parallel import answers, failures, reasons
@@ -21,9 +20,9 @@ from launcher.run import avoided
 from launcher.run.attempts import newest, read_plan
 from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.locks import locked
 from launcher.run.records import AttemptEnd, Blame, ClusterWord
 from launcher.supervisor.attempt_end import cancelled, write_end
+from launcher.supervisor.handover import Handover, is_being_handed, is_open
 
 _MOST_NAMED, _LONGEST_NAME = 8, 100
 
@@ -37,22 +36,18 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
     if strangers := sorted(set(gone) - known.keys()):
         was_on = f"hint: it was on {', '.join(known)}" if known else "hint: it was on no host yet"
         raise Refused(f"{run.path.name} was never on {', '.join(strangers)}", was_on)
-    if not unfinished.is_unfinished(attempt):
+    if not is_open(run, attempt):
         return _cancel(run, attempt, gone)
-    if not unfinished.in_hand(attempt):
-        with locked(attempt.job_lock) as alone:
-            if alone is not None:
-                return _cancel_unfinished(run, attempt, gone)
-    hint = f"hint: launch cancel {run.path.name} again, in a moment"
-    raise Refused(f"{run.path.name} is being handed to its hosts: nothing was ended", hint)
-
-
-def _cancel_unfinished(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-    report = _cancel(run, attempt, gone)
-    if unfinished.is_unfinished(attempt):
-        unfinished.withdraw(run, attempt)
-        return CancelReport(report.ended, already=False)
-    return report
+    handover = Handover.of(run, attempt)
+    if not handover.is_in_hand():
+        with handover.held() as lock:
+            if lock is not None:
+                report = _cancel(run, attempt, gone)
+                if not handover.is_open():
+                    return report
+                handover.withdraw()
+                return CancelReport(report.ended, already=False)
+    raise is_being_handed(run, "its hosts")
 
 
 def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
@@ -77,7 +72,7 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
         _have_told(run, [*told], [*troubles])
         raise _not_ended(run, troubles, let_in, ended)
     _refuse_to_forget_strangers(run, plan)
-    word = None if unfinished.is_unfinished(attempt) else judge(run, attempt)
+    word = None if is_open(run, attempt) else judge(run, attempt)
     by_word = word is not None and bool(missing) and _end_without(run, missing, word)
     return CancelReport(ended, already=not by_word and all(one.already for one in told.values()))
 

@@ -1,4 +1,4 @@
-"""Handing an attempt to hosts: chosen, made ready side by side, told of each other, and told to go, in that order.
+"""Hand an attempt to hosts: chosen, made ready side by side, told of each other, and told to go, in that order.
 
 Until the leader is told to go nothing has started and nothing is lost; from then on nobody here is needed.
 """
@@ -13,14 +13,16 @@ from launcher.copies import news
 from launcher.copies.mirror.fetch import bring_what_it_goes_on_from
 from launcher.copies.mirror.holders import lacking
 from launcher.copies.mirror.tails import Tail, parts_of
-from launcher.errors import Exit, LaunchError, NotStarted
+from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
 from launcher.places.ssh import pool
 from launcher.places.ssh.facts import Surveyed
 from launcher.places.ssh.host_client import HostClient, Place, settled_in
 from launcher.places.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened, Peer
 from launcher.places.ssh.results.checkpoints import disks_of, holders_of
-from launcher.places.ssh.submit import unfinished
+from launcher.places.ssh.run_hosts import handed_to
+from launcher.places.ssh.submit.look import Asked, each
 from launcher.places.ssh.submit.predecessors import is_waiting, leaders_of
+from launcher.places.ssh.submit.report import ask_reports, knowing
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import kept_at, with_hosts
 from launcher.remote.parallel import answers, failures, for_all
@@ -30,9 +32,9 @@ from launcher.run.avoided import avoided
 from launcher.run.code.listing import list_frozen
 from launcher.run.durable import write_record
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.locks import locked
 from launcher.run.records import Handle, Intent
 from launcher.states import LOCAL
+from launcher.supervisor.handover import Handover
 from launcher.supervisor.waiting import has_happened
 from trainer.checkpoint_files.partial import Held
 
@@ -51,17 +53,14 @@ class PoolHandover:
         self._getting_ready.start()
 
     def start(self, attempt: int) -> None:
-        """The intent is on disk: carry the attempt out, unless whoever looked meanwhile did, or withdrew it."""
-        there = self._run.attempt(attempt)
-        with locked(there.job_lock, wait=True) as lock:
-            try:
-                if not there.handle.exists():
-                    self.carry_out(attempt)
-            finally:
-                unfinished.let_go(lock)
+        """Hand the attempt, whose intent is on disk, to hosts, unless a `mend` has done so or a cancel withdrew it."""
+        handover = Handover.of(self._run, self._run.attempt(attempt))
+        with handover.held(wait=True):
+            if handover.is_open():
+                self.carry_out(attempt)
 
     def carry_out(self, attempt: int) -> None:
-        """Hand it to hosts, for whoever holds its lock."""
+        """Hand the attempt to hosts. The caller holds its lock."""
         self._getting_ready.join()
         there = self._run.attempt(attempt)
         plan, intent = read_plan(self._run, attempt), read_intent(there)
@@ -244,3 +243,27 @@ def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:
     error = NotStarted(*lines)
     error.exit_code = exit_code
     return error
+
+
+def mend(wanted: Sequence[Asked]) -> dict[str, LaunchError]:
+    """Hand over the attempts whose submitter is gone; return, by the attempt's folder, why that cannot be done now."""
+    return failures(each(wanted, _mend))
+
+
+def _mend(run: RunDir, attempt: AttemptDir) -> None:
+    """Adopt what the attempt's hosts have begun, or start it. Do nothing while a host that may know does not answer."""
+    handover = Handover.of(run, attempt)
+    if handover.is_in_hand():
+        return
+    with handover.held() as lock:
+        if lock is None or not handover.is_open():
+            return
+        reports = ask_reports(run, handed_to(run, attempt))
+        if any(one.has_begun(attempt) for one in knowing(reports)):
+            write_record(attempt.handle, Handle("ssh", ticket=handover.intent.ticket))
+        elif not failures(reports):
+            ssh = read_plan(run, attempt.number).spec.ssh
+            found, troubles = pool.surveyed(ssh)
+            if troubles and not found:
+                raise Unreachable(*(line for one in troubles.values() for line in one.lines))
+            PoolHandover(run.path, found, agent=ssh.agent).carry_out(attempt.number)

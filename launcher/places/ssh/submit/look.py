@@ -11,7 +11,7 @@ from launcher.places.ssh import run_hosts
 from launcher.places.ssh.host_client import Place
 from launcher.places.ssh.messages import RunReport
 from launcher.places.ssh.run_hosts import handed_to, places_of
-from launcher.places.ssh.submit import elsewhere, unfinished
+from launcher.places.ssh.submit import elsewhere
 from launcher.places.ssh.submit.report import HostReport, ask_reports, best_of, keep, knowing
 from launcher.plan.model import Plan
 from launcher.remote.parallel import AT_ONCE, answers, failures, for_all, reasons
@@ -21,6 +21,7 @@ from launcher.run.durable import read_record, write_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import ClusterWord
 from launcher.states import State
+from launcher.supervisor.handover import Handover, is_open
 
 T = TypeVar("T")
 
@@ -58,10 +59,11 @@ def _said_of(word: ClusterWord | LaunchError | None) -> ClusterWord | None:
 
 
 def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterWord | None:
-    if unfinished.is_unfinished(attempt):
-        if unfinished.in_hand(attempt):
+    if is_open(run, attempt):
+        handover = Handover.of(run, attempt)
+        if handover.is_in_hand():
             return None
-        if (word := _unfinished(run, attempt, why_not)) is not None:
+        if (word := _of_open(run, attempt, handover, why_not)) is not None:
             return word
     return judge(run, attempt)
 
@@ -131,9 +133,9 @@ def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | Launc
     return 2 * agreed >= len(said) or len(said) - len(knowing(said)) < max(_MAY_TAKE_OVER, plan.nodes_min)
 
 
-def _unfinished(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterWord | None:
-    """Its submitter is gone; None where the hosts that it had chosen were told to go all the same."""
-    if unfinished.is_locked(attempt):
+def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: LaunchError | None) -> ClusterWord | None:
+    """Return the state of an attempt whose submitter is gone, or None if its hosts were told to go all the same."""
+    if handover.is_locked():
         return ClusterWord("queued", "", time.time(), text="it is being handed to its hosts")
     said = ask_reports(run, handed_to(run, attempt))
     if any(one.has_begun(attempt) for one in knowing(said)):

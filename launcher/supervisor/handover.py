@@ -1,0 +1,118 @@
+"""Handing attempts to a place exactly once, whoever is killed and whenever that is.
+
+intent with its submit token (fsync) ─ lock ─ the place is asked to start it ─ handle (fsync) ─ marked as done ─ unlock
+
+An attempt that has an intent, and neither a handle nor an end, is open. Whoever finds one that nobody has in hand takes
+its lock and asks the place for what has the submit token: what there is gets its handle, what there is not is submitted
+now, or gets an end. How a place finds a token is its own: a batch system by the mark on its jobs, a pool by the run's
+folder on its hosts, a login node by what it keeps of each token.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import Exit, Refused
+from launcher.run.attempts import read_intent, read_plan
+from launcher.run.durable import read_record
+from launcher.run.identity import alive
+from launcher.run.layout import AttemptDir, BatchDir, NamedFile, RunDir
+from launcher.run.locks import locked
+from launcher.run.records import AttemptEnd, Intent
+from launcher.states import Cause, State
+from launcher.supervisor.attempt_end import cancelled, write_end
+
+_GIVEN_UP_S = 60.0  # a submitter on another machine, of which nobody here can tell whether it lives, is done by then
+
+
+def is_open(run: RunDir, attempt: AttemptDir) -> bool:
+    """Return whether nobody has written down what became of the attempt at its place."""
+    return not attempt.handle.exists() and not attempt.end.exists() and run.plan.exists()
+
+
+def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
+    """Write the end of an attempt that was never started and never will be."""
+    end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), why)
+    write_end(run, attempt, end, read_plan(run, attempt.number))
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What is handed to a place at once: one attempt, or the first attempts of runs that were submitted together."""
+
+    path: Path  # the attempt's folder, or the one that these runs share
+    intent: Intent  # of the attempt by which it was found
+    members: tuple[tuple[RunDir, AttemptDir], ...]
+
+    lock = NamedFile(".job-lock")  # held as long as somebody may be handing it over
+    site = NamedFile("site.json")  # which of the clusters of its kind it is handed to
+    script = NamedFile("job.sh")
+
+    @classmethod
+    def of(cls, run: RunDir, attempt: AttemptDir) -> "Handover":
+        """Return the handover that an attempt is, or is part of. Raises Damaged if its records cannot be read."""
+        intent = read_intent(attempt)
+        if not intent.batch:
+            return cls(attempt.path, intent, ((run, attempt),))
+        folder = BatchDir(Path(intent.batch))
+        runs = [RunDir(Path(path)) for path in read_record(folder.runs, list[str]) or [str(run.path)]]
+        return cls(folder.path, intent, tuple((one, one.attempt(attempt.number)) for one in runs))
+
+    def is_open(self) -> bool:
+        """Return whether any of its attempts is."""
+        return any(is_open(run, attempt) for run, attempt in self.members)
+
+    def is_in_hand(self) -> bool:
+        """Return whether its submitter lives and is at it, or about to be, or somebody else is."""
+        lives = alive(self.intent.created_by)
+        if lives is False:
+            return False
+        # A lock that is free tells nothing as long as its submitter lives: its file is there before it is locked.
+        is_recent = time.time() - self.intent.created_at < _GIVEN_UP_S
+        return (not self._was_left() and (lives or is_recent)) or self.is_locked()
+
+    def is_locked(self) -> bool:
+        """Return whether somebody is handing it over, or withdrawing it."""
+        if not self.lock.exists():
+            return False
+        with locked(self.lock) as free:
+            return free is None
+
+    @contextlib.contextmanager
+    def held(self, *, wait: bool = False) -> Iterator[int | None]:
+        """Hold the lock, or yield None if somebody else does. A client that inherits it holds it as long as it lives.
+
+        Afterwards the lock says that its submitter is at it no more, whatever came of it.
+        """
+        with locked(self.lock, wait=wait) as lock:
+            try:
+                yield lock
+            finally:
+                if lock is not None:
+                    os.ftruncate(lock, 1)  # works on a full disk too
+
+    def withdraw(self) -> None:
+        """Write that it was cancelled before it began. Whoever comes later hands nothing over."""
+        for run, attempt in self.members:
+            write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, attempt.number))
+
+    def give_up(self, why: str) -> None:
+        """Write the end of all of its attempts that are open."""
+        for run, attempt in self.members:
+            if is_open(run, attempt):
+                give_up(run, attempt, why)
+
+    def _was_left(self) -> bool:
+        try:
+            return self.lock.stat().st_size > 0
+        except FileNotFoundError:
+            return False
+
+
+def is_being_handed(run: RunDir, to: str) -> Refused:
+    """Return the error of a cancel that comes while its submitter is at it."""
+    hint = f"hint: launch cancel {run.path.name} again, in a moment"
+    return Refused(f"{run.path.name} is being handed to {to}: nothing was ended", hint)
