@@ -10,12 +10,12 @@ from launcher.places.login.messages import AttemptNews, RunNews
 from launcher.plan.facts import Machine
 from launcher.remote.rpc.wire import Made, Outcome
 from launcher.run import registry
-from launcher.run.attempts import read_intent
 from launcher.run.durable import read_record, write_record
 from launcher.run.layout import RunDir
 from launcher.run.locks import locked
 from launcher.run.records import Handle
 from launcher.states import State
+from launcher.supervisor.handover import Handover
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def left(specs, monkeypatch):
     with pytest.raises(Unreachable) as raised:
         api.submit_many(specs[:1], on="hpc")
     run = RunDir(api.run(raised.value.runs[0][0]).path)
-    return handover.handover_of(run, run.attempt(1))
+    return Handover.of(run, run.attempt(1))
 
 
 def refuses(*_, **__):
@@ -123,8 +123,8 @@ def refuses(*_, **__):
 
 
 def test_what_was_heard_is_not_given_up_because_of_what_comes_later(left, monkeypatch):
-    [attempt] = left.attempts
-    ticket = read_intent(attempt).ticket
+    ((_, attempt),) = left.members
+    ticket = left.intent.ticket
     monkeypatch.setattr(handover, "persistently", refuses)
     monkeypatch.setattr(handover, "ask", lambda *_, **__: {ticket: Outcome(made("a-2222"))})
     handover.finish(left)
@@ -132,7 +132,7 @@ def test_what_was_heard_is_not_given_up_because_of_what_comes_later(left, monkey
 
 
 def test_what_was_never_heard_and_never_can_be_gets_its_end(left, monkeypatch):
-    [attempt] = left.attempts
+    ((_, attempt),) = left.members
     monkeypatch.setattr(handover, "persistently", refuses)
     monkeypatch.setattr(handover, "ask", lambda *_, **__: {})
     handover.finish(left)
@@ -143,7 +143,7 @@ def test_whoever_looks_waits_for_nobody_who_hands_over(left, monkeypatch):
     monkeypatch.setattr(handover, "persistently", refuses)
     with locked(left.lock, wait=True):
         handover.finish(left)
-    assert left.is_unfinished()
+    assert left.is_open()
 
 
 def test_interrupted_before_the_login_node_has_heard_of_it_nothing_is_left(specs, monkeypatch):
@@ -159,9 +159,9 @@ def test_interrupted_before_the_login_node_has_heard_of_it_nothing_is_left(specs
 
 
 def test_a_damaged_run_keeps_nobody_else_from_being_looked_at(left, monkeypatch):
-    [attempt] = left.attempts
+    ((run, attempt),) = left.members
     attempt.handle.write_text("{")
-    [word] = cluster.LoginCluster().look([(left.runs[0], attempt)])
+    [word] = cluster.LoginCluster().look([(run, attempt)])
     assert "handle.json" in word.silent
 
 

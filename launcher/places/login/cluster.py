@@ -12,15 +12,7 @@ from launcher.ids import is_run_id, parse_run_id
 from launcher.places.clusters_file import login_of, named_clusters
 from launcher.places.login import files, records, waiting
 from launcher.places.login.address import KIND, Address, address_of, as_planned, now
-from launcher.places.login.handover import (
-    LoginHandover,
-    code_there,
-    finish,
-    hand_over,
-    handover_of,
-    spec_there,
-    withdraw,
-)
+from launcher.places.login.handover import code_there, finish, hand_over, spec_there, withdraw
 from launcher.places.login.lines import ask, ask_all, leave_alone, left_alone, persistently
 from launcher.places.login.messages import (
     AskHosts,
@@ -44,11 +36,11 @@ from launcher.run.attempts import newest
 from launcher.run.code.listing import CodeList, list_code
 from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.locks import locked
 from launcher.run.records import Blame, ClusterWord, Handle
 from launcher.spec.model import JobSpec, Login
 from launcher.status.checkpoints import Checkpoint
 from launcher.supervisor.attempt_end import grace_s_of
+from launcher.supervisor.handover import Handover, is_being_handed
 
 if TYPE_CHECKING:
     from launcher.ids import RunId
@@ -126,7 +118,7 @@ class LoginCluster(Place):
 
     def start(self, plan: Plan, attempt: int) -> None:
         run = RunDir(Path(plan.run_dir))
-        hand_over(handover_of(run, run.attempt(attempt)))
+        hand_over(Handover.of(run, run.attempt(attempt)))
 
     # -- runs that are there
 
@@ -155,13 +147,13 @@ class LoginCluster(Place):
         left = {}
         for run, attempt in attempts:
             try:
-                wanted = handover_of(run, attempt)
-                if wanted.is_unfinished() and not wanted.is_in_hand():
-                    left[str(wanted.lock)] = wanted
+                handover = Handover.of(run, attempt)
+                if handover.is_open() and not handover.is_in_hand():
+                    left[str(handover.path)] = handover
             except (LaunchError, OSError) as error:
                 self._not_handed[attempt.path] = str(error)
-        for name, trouble in failures(for_all(left, lambda _, wanted: _mend(wanted))).items():
-            self._not_handed |= {one.path: trouble.lines[0] for one in left[name].attempts}
+        for name, trouble in failures(for_all(left, lambda _, handover: _mend(handover))).items():
+            self._not_handed |= {one.path: trouble.lines[0] for _, one in left[name].members}
 
     def _unfinished(self, attempt: AttemptDir) -> ClusterWord | None:
         """Of an attempt that no login node is known to have."""
@@ -173,13 +165,14 @@ class LoginCluster(Place):
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
         address = address_of(run, attempt)
-        wanted = handover_of(run, attempt)
-        if wanted.is_unfinished():
-            _refuse_in_hand(run, wanted)
-            with locked(wanted.lock, wait=True):
-                if wanted.is_unfinished() and len(wanted.runs) == 1 and withdraw(wanted, address):
+        handover = Handover.of(run, attempt)
+        if handover.is_open():
+            if handover.is_in_hand():
+                raise is_being_handed(run, "its login node")
+            with handover.held(wait=True):
+                if handover.is_open() and len(handover.members) == 1 and withdraw(handover):
                     return CancelReport((), already=False)
-            hand_over(wanted)  # others were submitted with it, and go on
+            hand_over(handover)  # others were submitted with it, and go on
         handle = read_record(attempt.handle, Handle)
         if handle is None or (there := handle.run_there()) is None:
             return CancelReport((), already=True)
@@ -252,18 +245,12 @@ def _word(
     return records.word_of(attempt, answer[there])
 
 
-def _mend(wanted: LoginHandover) -> None:
-    """Raises what keeps it from being handed over now; what never can be gets its end."""
-    address = address_of(wanted.runs[0], wanted.attempts[0])
+def _mend(handover: Handover) -> None:
+    """Finish it. Raises what keeps it from being handed over now; what never can be gets its end."""
+    address = address_of(*handover.members[0])
     if (why := left_alone(address)) is not None:
         raise why
     try:
-        finish(wanted)
+        finish(handover)
     except Unreachable as error:
         raise leave_alone(address, error) from None
-
-
-def _refuse_in_hand(run: RunDir, wanted: LoginHandover) -> None:
-    if wanted.is_in_hand():
-        hint = f"hint: launch cancel {run.path.name} again, in a moment"
-        raise Refused(f"{run.path.name} is being handed to its login node: nothing was ended", hint)

@@ -1,11 +1,10 @@
-"""Handing attempts to a login node, once: their tickets are the tokens for which it starts them, however often asked.
+"""Hand attempts to a login node, which starts them once for their submit token, however often it is asked.
 
-What was never said there is NotStarted. From the moment in which the request is on its way, nobody knows until there
-is an answer: then the attempt has a handle, or an end.
+Whatever fails before the request is on its way raises NotStarted. From then on nothing is known until there is an
+answer: then the attempt has a handle, or an end.
 """
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +21,12 @@ from launcher.plan.model import Plan
 from launcher.remote.rpc.client import FarLaunch, far_error, said_by
 from launcher.remote.rpc.wire import Have, Outcome, Tree
 from launcher.remote.shipping.tree import contents, digest_of, entries
-from launcher.run.attempts import read_intent, read_plan
+from launcher.run.attempts import read_plan
 from launcher.run.code.listing import CodeList, list_frozen
 from launcher.run.durable import read_lines, read_record, readable, write_record
-from launcher.run.identity import alive
-from launcher.run.layout import AttemptDir, BatchDir, RunDir
-from launcher.run.locks import locked
-from launcher.run.records import ANEW, AttemptEnd, Event, Handle
-from launcher.states import Cause, State
-from launcher.supervisor.attempt_end import cancelled, write_end
+from launcher.run.layout import RunDir
+from launcher.run.records import ANEW, Event, Handle
+from launcher.supervisor.handover import Handover, give_up
 from launcher.supervisor.notify.record import Notifying
 from trainer.checkpoint_files.partial import Held
 
@@ -46,81 +42,67 @@ class _Patience:
 _PATIENT, _HASTY = _Patience(120.0, 600.0), _Patience(13.0, 30.0)
 
 
-@dataclass(frozen=True, slots=True)
-class LoginHandover:
-    """One attempt, or the first ones of all runs that were submitted with it."""
-
-    number: int
-    runs: tuple[RunDir, ...]
-    lock: Path
-
-    @property
-    def attempts(self) -> list[AttemptDir]:
-        return [run.attempt(self.number) for run in self.runs]
-
-    def is_unfinished(self) -> bool:
-        """Nobody has written down what came of it."""
-        return any(not (one.handle.exists() or one.end.exists()) for one in self.attempts if one.intent.exists())
-
-    def is_in_hand(self) -> bool:
-        """Its submitter lives and is at it, or about to be: one that could not do it has let go of the lock."""
-        if alive(read_intent(self.attempts[0]).created_by) is False:
-            return False
-        if not self.lock.exists():
-            return True
-        with locked(self.lock) as free:
-            return free is None
+def hand_over(handover: Handover) -> None:
+    """Hand it over unless somebody else has. Raises NotStarted if nothing was begun there, else what is wrong."""
+    with handover.held(wait=True):
+        if handover.is_open():
+            _carry_out(handover, _PATIENT)
 
 
-def handover_of(run: RunDir, attempt: AttemptDir) -> LoginHandover:
-    batch = read_intent(attempt).batch
-    if not batch:
-        return LoginHandover(attempt.number, (run,), attempt.job_lock)
-    folder = BatchDir(Path(batch))
-    paths = read_record(folder.runs, list[str]) or [str(run.path)]
-    return LoginHandover(attempt.number, tuple(RunDir(Path(path)) for path in paths), folder.lock)
+def finish(handover: Handover) -> None:
+    """Do what its submitter, which is gone, did not; what can never be done gets its end. Raises Unreachable.
 
-
-def hand_over(wanted: LoginHandover) -> None:
-    """Unless somebody else has. Raises NotStarted where surely nothing was begun, else what is wrong."""
-    with locked(wanted.lock, wait=True):
-        if wanted.is_unfinished():
-            _carry_out(wanted, _PATIENT)
-
-
-def finish(wanted: LoginHandover) -> None:
-    """Do what its submitter, which was killed, did not; what never can be done gets its end. Raises Unreachable.
-
-    A request of the submitter may have been heard all the same: the login node is asked before anything is given up.
+    A request of the submitter may have arrived all the same, so the login node is asked before anything is given up.
     """
-    with locked(wanted.lock) as free:
-        if free is None or not wanted.is_unfinished():
-            return  # whoever has the lock is at it
+    with handover.held() as lock:
+        if lock is None or not handover.is_open():
+            return
         try:
-            _carry_out(wanted, _HASTY)
+            _carry_out(handover, _HASTY)
         except NotStarted as error:
             if error.exit_code == Exit.UNREACHABLE:
                 raise Unreachable(*error.lines) from error
-            if not _was_heard(wanted, address_of(wanted.runs[0], wanted.attempts[0])):
-                for run, attempt in zip(wanted.runs, wanted.attempts, strict=True):
-                    give_up(run, attempt, "; ".join(error.lines))
+            if not _has_begun(handover):
+                handover.give_up("; ".join(error.lines))
 
 
-def _carry_out(wanted: LoginHandover, patience: _Patience) -> None:
-    run, number = wanted.runs[0], wanted.number
-    plan, address = read_plan(run, number), address_of(run, run.attempt(number))
+def withdraw(handover: Handover) -> bool:
+    """Return whether it is cancelled for good: False if it has begun, and the login node is to be asked to end it."""
+    if _has_begun(handover):
+        return False
+    handover.withdraw()
+    return True
+
+
+def _has_begun(handover: Handover) -> bool:
+    """Return whether the login node has begun it; from now on it never will if it has not."""
+    token, address = handover.intent.ticket, _address(handover)
+    outcomes = ask(address, VoidTokens(address.folder, (token,)), dict[str, Outcome], timeout_s=_PATIENT.answer_s)
+    outcome = outcomes.get(token, Outcome())
+    if outcome.runs:
+        _settle(handover, Outcome(outcome.runs))
+    return bool(outcome.runs)
+
+
+def _address(handover: Handover) -> Address:
+    return address_of(*handover.members[0])
+
+
+def _carry_out(handover: Handover, patience: _Patience) -> None:
+    run, attempt = handover.members[0]
+    plan, address = read_plan(run, attempt.number), _address(handover)
     begun = False
-    attempt = _next_attempt(wanted, plan, address)
+    following = _next_attempt(handover, plan, address)
 
     def work(line: FarLaunch) -> Outcome:
         nonlocal begun
-        request = attempt or _new_runs(wanted, plan, address, line, patience)
+        request = following or _new_runs(handover, plan, address, line, patience)
         begun = True
         return line.ask(request, Outcome, timeout_s=patience.answer_s)
 
     try:
-        if attempt is None and (number > 1 or (run.path / plan.spec.checkpoint.dir).exists()):
-            _bring_checkpoints_there(run, address, read_intent(wanted.attempts[0]).ticket)
+        if following is None and (attempt.number > 1 or (run.path / plan.spec.checkpoint.dir).exists()):
+            _bring_checkpoints_there(run, address, handover.intent.ticket)
         outcome = persistently(address, work, without=plan.secrets)
     except LaunchError as error:
         if begun:
@@ -132,52 +114,28 @@ def _carry_out(wanted: LoginHandover, patience: _Patience) -> None:
         told = NotStarted("interrupted before the login node was told of it")
         told.exit_code = Exit.INTERRUPTED
         raise told from None
-    settle(wanted, outcome)
+    _settle(handover, outcome)
 
 
-def settle(wanted: LoginHandover, outcome: Outcome) -> None:
+def _settle(handover: Handover, outcome: Outcome) -> None:
     """Write down what came of it. Raises what went wrong there."""
-    ticket = read_intent(wanted.attempts[0]).ticket
-    for attempt, made in zip(wanted.attempts, outcome.runs, strict=False):
-        write_record(attempt.handle, Handle(KIND, ticket=ticket, run=made.run, path=made.path))
+    for (_, attempt), made in zip(handover.members, outcome.runs, strict=False):
+        write_record(attempt.handle, Handle(KIND, ticket=handover.intent.ticket, run=made.run, path=made.path))
     if outcome.runs and not outcome.error:
         return
-    who = address_of(wanted.runs[0], wanted.attempts[0])
-    error = said_by(str(who), far_error(outcome.error or ("the login node gave no answer",), outcome.exit_code))
+    lines = outcome.error or ("the login node gave no answer",)
+    error = said_by(str(_address(handover)), far_error(lines, outcome.exit_code))
     if not outcome.runs:
         raise _not_started(error)
-    for run in wanted.runs[len(outcome.runs) :]:
-        give_up(run, run.attempt(wanted.number), f"not started there: {error.lines[0]}")
+    for run, attempt in handover.members[len(outcome.runs) :]:
+        give_up(run, attempt, f"not started there: {error.lines[0]}")
     raise error
 
 
-def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
-    end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), why)
-    write_end(run, attempt, end, read_plan(run, attempt.number))
-
-
-def withdraw(wanted: LoginHandover, address: Address) -> bool:
-    """Nothing is to come of it any more; False where something has, and the login node is to be asked to end it."""
-    if _was_heard(wanted, address):
-        return False
-    for run, attempt in zip(wanted.runs, wanted.attempts, strict=True):
-        write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, wanted.number))
-    return True
-
-
-def _was_heard(wanted: LoginHandover, address: Address) -> bool:
-    """Whether the login node has begun it; from now on it never will where it has not."""
-    ticket = read_intent(wanted.attempts[0]).ticket
-    outcomes = ask(address, VoidTokens(address.folder, (ticket,)), dict[str, Outcome], timeout_s=_PATIENT.answer_s)
-    outcome = outcomes.get(ticket, Outcome())
-    if outcome.runs:
-        settle(wanted, Outcome(outcome.runs))
-    return bool(outcome.runs)
-
-
-def _next_attempt(wanted: LoginHandover, plan: Plan, address: Address) -> OpenAttempt | None:
-    """Where the attempt before was there too: the run that is there goes on."""
-    run, after = wanted.runs[0], wanted.number - 1
+def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttempt | None:
+    """Return the request by which the run that is there goes on, or None if the attempt before was elsewhere."""
+    run, attempt = handover.members[0]
+    after = attempt.number - 1
     before = run.attempt(after)
     handle = read_record(before.handle, Handle) if after else None
     there = handle.run_there() if handle is not None and handle.cluster_kind == KIND else None
@@ -188,18 +146,19 @@ def _next_attempt(wanted: LoginHandover, plan: Plan, address: Address) -> OpenAt
     if any(word.startswith("queue.") for word in added):
         added = (*added, *options_there(plan, address))
     usual = None if plan.defaults == last.defaults else _without_the_way(plan)
-    anew = any(event.kind == ANEW and event.attempt == wanted.number for event in read_lines(run.events, Event))
-    return OpenAttempt(address.folder, read_intent(wanted.attempts[0]).ticket, there, after, added, usual, anew)
+    anew = any(event.kind == ANEW and event.attempt == attempt.number for event in read_lines(run.events, Event))
+    return OpenAttempt(address.folder, handover.intent.ticket, there, after, added, usual, anew)
 
 
-def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaunch, patience: _Patience) -> OpenRuns:
-    """What starts them there, once their code is there."""
-    first, number = wanted.runs[0], wanted.number
+def _new_runs(handover: Handover, plan: Plan, address: Address, line: FarLaunch, patience: _Patience) -> OpenRuns:
+    """Send their code, and return the request that starts them there."""
+    first, attempt = handover.members[0]
+    number = attempt.number
     code = list_frozen(first.code)
     digest = plan.code.digest if number == 1 else digest_of(code)  # ranks may have written into it elsewhere
     code_there(line, code, digest, address.folder, patience.tree_s)
     specs, runs = list[SpecThere](), list[RunWanted]()
-    for run in wanted.runs:
+    for run, _ in handover.members:
         own = read_plan(run, number)
         spec = spec_there(own, run.spec.read_bytes(), options_there(own, address, again=number > 1))
         specs += [spec] if specs[-1:] != [spec] else []
@@ -207,8 +166,8 @@ def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaun
         runs.append(RunWanted(own.run_id, len(specs) - 1, repeat_of(own), number, events, own.starts_at))
     secrets = read_record(first.secrets, dict[str, str]) or {}
     notifying = readable(first.notify, Notifying)
-    ticket = read_intent(wanted.attempts[0]).ticket
-    return OpenRuns(address.folder, address.on, ticket, digest, tuple(specs), tuple(runs), secrets, notifying)
+    token = handover.intent.ticket
+    return OpenRuns(address.folder, address.on, token, digest, tuple(specs), tuple(runs), secrets, notifying)
 
 
 def _bring_checkpoints_there(run: RunDir, address: Address, token: str) -> None:
