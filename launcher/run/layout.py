@@ -52,7 +52,6 @@ class AttemptDir:
     released = NamedFile("released")  # there once a person has let a held attempt go
     seen = NamedFile("seen.json")  # the cluster's last answer
     site = NamedFile("site.json")  # which of the clusters of its kind the attempt was handed to
-    job_script = NamedFile("job.sh")  # what was handed to the cluster's batch system
     job_lock = NamedFile(".job-lock")  # held as long as somebody may be handing the attempt over
     others_log = NamedFile("others.log")  # what the program that starts agents on other machines says
     keeper_log = NamedFile("keeper.log")
@@ -139,7 +138,6 @@ class BatchDir:
 
     runs = NamedFile("runs.json")  # the runs' folders, by their index in the job
     site = NamedFile("site.json")
-    script = NamedFile("job.sh")
     lock = NamedFile(".job-lock")
 
 

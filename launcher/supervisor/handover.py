@@ -49,7 +49,7 @@ class Handover:
 
     lock = NamedFile(".job-lock")  # held as long as somebody may be handing it over
     site = NamedFile("site.json")  # which of the clusters of its kind it is handed to
-    script = NamedFile("job.sh")
+    script = NamedFile("job.sh")  # what a batch system is given
 
     @classmethod
     def of(cls, run: RunDir, attempt: AttemptDir) -> "Handover":

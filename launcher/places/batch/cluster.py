@@ -9,7 +9,7 @@ from launcher.errors import BadInput, Refused, Unreachable
 from launcher.places.batch.batch import BatchSystem, ExecHost, Phase, QueuedJob, Ticket
 from launcher.places.batch.cancelling import Cancelling
 from launcher.places.batch.dependencies import dependency_problems
-from launcher.places.batch.hand_over import batch_job_of, hand_over
+from launcher.places.batch.hand_over import hand_over
 from launcher.places.batch.look import look, of_each
 from launcher.places.batch.mend import include_nodes, mend
 from launcher.places.kinds import of_kind
@@ -21,6 +21,7 @@ from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import ClusterWord, Handle
 from launcher.spec.model import JobSpec
+from launcher.supervisor.handover import Handover
 
 if TYPE_CHECKING:
     from launcher.remote.running import Running
@@ -67,7 +68,7 @@ class BatchCluster(Place):
 
     def start(self, plan: Plan, attempt: int) -> None:
         run = RunDir(Path(plan.run_dir))
-        hand_over(self.queue, batch_job_of(run, run.attempt(attempt)))
+        hand_over(self.queue, Handover.of(run, run.attempt(attempt)))
 
     def preview(self, plan: Plan) -> Preview:
         """The script, and what the scheduler says of it without taking it."""

@@ -1,4 +1,4 @@
-"""What is handed to a scheduler as one job: one attempt, or several runs' first attempts as an array. Exactly once.
+"""Hand one attempt, or several runs' first attempts as an array, to a scheduler as one job, exactly once.
 
 intent (fsync) ─ lock ─ which cluster (fsync) ─ its client, which holds the lock too ─ job id (fsync) ─ unlock
 Whoever finds an intent without a job id, and the lock free, knows that no client is under way: the scheduler has a job
@@ -15,39 +15,15 @@ import msgspec
 
 from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob, Ticket
 from launcher.plan.queueing import begun
-from launcher.run.attempts import attempts, read_intent, read_plan
+from launcher.run.attempts import attempts, read_plan
 from launcher.run.avoided import avoided
 from launcher.run.durable import create_records, read_record, readable, write_bytes, write_record
 from launcher.run.layout import BATCH_PREFIX, AttemptDir, BatchDir, RunDir
-from launcher.run.locks import locked
 from launcher.run.records import Handle, Intent, Site
 from launcher.supervisor.attempt_end import is_cancelled
+from launcher.supervisor.handover import Handover, is_open
 
 _STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be put back, and then it is the one that goes on
-
-
-class BatchJob(msgspec.Struct, frozen=True):
-    """One job to be: its ticket, what its script is told, and whose attempts it carries."""
-
-    ticket: Ticket
-    where: Path  # the run's folder, or the array's
-    script: Path
-    lock: Path
-    site: Path
-    members: tuple[tuple[RunDir, AttemptDir], ...]  # of an array: by index
-
-
-def batch_job_of(run: RunDir, attempt: AttemptDir) -> BatchJob:
-    """The job that this attempt is, or is part of."""
-    intent = read_intent(attempt)
-    if not intent.batch:
-        return BatchJob(
-            Ticket(intent.ticket), run.path, attempt.job_script, attempt.job_lock, attempt.site, ((run, attempt),)
-        )
-    batch = BatchDir(Path(intent.batch))
-    runs = [RunDir(Path(path)) for path in read_record(batch.runs, list[str]) or []]
-    members = tuple((one, one.attempt(1)) for one in runs)
-    return BatchJob(Ticket(intent.ticket, len(members)), batch.path, batch.script, batch.lock, batch.site, members)
 
 
 def run_of_element(where: Path, index: int | None) -> RunDir | None:
@@ -59,32 +35,29 @@ def run_of_element(where: Path, index: int | None) -> RunDir | None:
     return run if run.plan.exists() else None
 
 
-def hand_over(queue: BatchSystem, job: BatchJob, *, again: bool = False) -> bool:
-    """Have the scheduler take this job. `again`: somebody may have submitted it before, so it is looked for first.
+def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) -> None:
+    """Have the scheduler take the job. `again`: somebody may have submitted it before, so it is looked for first.
 
-    False where somebody is at it right now. Raises NotStarted where it is refused, Unreachable where nobody can tell.
+    Does nothing while somebody else is at it. Raises NotStarted if it is refused, Unreachable if nobody can tell.
     """
-    with locked(job.lock) as lock:
-        if lock is None:
-            return False
-        missing = [(index, attempt) for index, (run, attempt) in enumerate(job.members) if _is_open(run, attempt)]
-        if not missing:
-            return True
-        ThisCluster(queue).note(job.site)
-        known = _known(queue, job) if again else None
+    with handover.held() as lock:
+        missing = [(index, one[1]) for index, one in enumerate(handover.members) if is_open(*one)]
+        if lock is None or not missing:
+            return
+        ThisCluster(queue).note(handover.site)
+        known = _known(queue, handover) if again else None
         if known is not None and known.phase in _STILL_AT_IT:
-            return False
-        made = known or _Known(_submit(queue, job, lock), job.ticket.text)
+            return
+        made = known or _Known(_submit(queue, handover, lock), handover.intent.ticket)
         handles = {
-            attempt: Handle(queue.kind, job_id=_name(queue, job, made.id, index), ticket=made.ticket)
+            attempt: Handle(queue.kind, job_id=_name(queue, handover, made.id, index), ticket=made.ticket)
             for index, attempt in missing
         }
-        # But those of jobs that have started already, and said so themselves.
-        create_records(job.where, {attempt.handle: handle for attempt, handle in handles.items()})
+        # Jobs that have started already have written their own.
+        create_records(_folder(handover), {attempt.handle: handle for attempt, handle in handles.items()})
         for attempt, handle in handles.items():
             if handle.job_id is not None and (attempt.end.exists() or is_cancelled(attempt)):
                 queue.cancel(handle.job_id)  # meanwhile, when there was no job yet that could have been ended
-    return True
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -95,26 +68,27 @@ class _Known(msgspec.Struct, frozen=True):
     phase: Phase | None = None
 
 
-def _name(queue: BatchSystem, job: BatchJob, made: str, index: int) -> str:
-    return made if job.ticket.array is None else queue.name_of(made, index)
+def _folder(handover: Handover) -> Path:
+    """Return the folder that the script is told: the run's, or the one that an array's runs share."""
+    return handover.path if handover.intent.batch else handover.members[0][0].path
 
 
-def _is_open(run: RunDir, attempt: AttemptDir) -> bool:
-    return run.plan.exists() and not attempt.handle.exists() and not attempt.end.exists()
+def _name(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
+    return queue.name_of(made, index) if handover.intent.batch else made
 
 
-def _known(queue: BatchSystem, job: BatchJob) -> _Known | None:
-    """What the scheduler says now: an answer from before we had the lock may be older than the job.
+def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
+    """Return the job that has the ticket, by an answer of now: one from before we had the lock may be older than it.
 
     An attempt that follows another may be the older job's, put back by a controller that did not answer in time.
     """
-    jobs, ticket = queue.jobs(), job.ticket.text
+    jobs, ticket = queue.jobs(), handover.intent.ticket
     for one in jobs:
         if ticket in one.tickets:
             return _Known(one.id if one.element is None else one.element[0], ticket)
-    run, attempt = job.members[0]
-    if read_intent(attempt).reason != "requeue":
+    if handover.intent.reason != "requeue":
         return None
+    run, _ = handover.members[0]
     older = ((one, own) for one in jobs if one.phase is not Phase.ENDED and (own := ticket_on(one, run)))
     return next((_Known(one.id, own, one.phase) for one, own in older), None)
 
@@ -140,15 +114,16 @@ def tickets_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
             yield folder.name.removeprefix(BATCH_PREFIX), names.index(run.path.name)
 
 
-def _submit(queue: BatchSystem, job: BatchJob, lock: int) -> str:
-    run, attempt = next((run, attempt) for run, attempt in job.members if run.plan.exists())
+def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
+    run, attempt = next((run, attempt) for run, attempt in handover.members if run.plan.exists())
     plan = read_plan(run, attempt.number)
-    if read_intent(attempt).reason == "requeue":
+    if handover.intent.reason == "requeue":
         plan = begun(plan)
-    script = queue.script(plan, job.ticket, job.where, [blame.host for blame in avoided(run)])
-    write_bytes(job.script, script.encode(), fsync=False)  # it is read now, and never again
+    ticket = Ticket(handover.intent.ticket, len(handover.members) if handover.intent.batch else None)
+    script = queue.script(plan, ticket, _folder(handover), [blame.host for blame in avoided(run)])
+    write_bytes(handover.script, script.encode(), fsync=False)  # it is read now, and never again
     environ = {name: value for name, value in os.environ.items() if name not in plan.secrets}
-    return queue.submit(job.script, environ, lock)
+    return queue.submit(handover.script, environ, lock)
 
 
 class ThisCluster:

@@ -10,14 +10,14 @@ import msgspec
 
 from launcher.errors import LaunchError, Unreachable
 from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob
-from launcher.places.batch.hand_over import ThisCluster, batch_job_of
+from launcher.places.batch.hand_over import ThisCluster
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.durable import read_record, readable
 from launcher.run.identity import alive
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import ClusterWord, Handle, Intent
+from launcher.run.records import ClusterWord, Handle
+from launcher.supervisor.handover import Handover
 
-_GIVEN_UP_S = 60.0  # a submitter on another machine, of which nobody here can tell whether it lives, is done by then
 _SKEW_S = 3600.0  # between this machine's clock and the scheduler's
 _GONE = "gone"
 
@@ -40,9 +40,10 @@ def of_each(attempts: Asked, say: Callable[[Asked], Words]) -> Words:
     words: dict[AttemptDir, ClusterWord | None] = {}
     for run, attempt in attempts:
         try:
-            intent, handle = read_intent(attempt), read_record(attempt.handle, Handle)
-            if handle is None and not attempt.end.exists() and is_left_lying(intent, time.time()):
-                batch_job_of(run, attempt), read_plan(run, attempt.number)  # it is yet to be handed over
+            read_intent(attempt)
+            handle = read_record(attempt.handle, Handle)
+            if handle is None and not attempt.end.exists() and not Handover.of(run, attempt).is_in_hand():
+                read_plan(run, attempt.number)  # it is yet to be handed over
         except (LaunchError, OSError) as error:
             words[attempt] = _last_seen(attempt, str(error))
     if whole := [one for one in attempts if one[1] not in words]:
@@ -129,12 +130,6 @@ def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> Clu
     if attempt.end.exists() or attempt.handle.exists() or alive(read_intent(attempt).created_by):
         return None
     return ClusterWord(Phase.QUEUED, "", now, text=f"it is being handed to {queue.called}")
-
-
-def is_left_lying(intent: Intent, now: float) -> bool:
-    """Nobody is at it any more who could hand it over."""
-    lives = alive(intent.created_by)
-    return lives is False or (lives is None and now - intent.created_at > _GIVEN_UP_S)
 
 
 def _word_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterWord:

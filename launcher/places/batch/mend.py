@@ -8,18 +8,17 @@ import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from launcher.errors import Exit, NotStarted, Unreachable
+from launcher.errors import NotStarted, Unreachable
 from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob
-from launcher.places.batch.hand_over import ThisCluster, batch_job_of, hand_over, tickets_of
-from launcher.places.batch.look import Asked, is_left_lying, silence, words_on
-from launcher.run.attempts import newest, read_intent, read_plan
+from launcher.places.batch.hand_over import ThisCluster, hand_over, tickets_of
+from launcher.places.batch.look import Asked, silence, words_on
+from launcher.run.attempts import newest, read_plan
 from launcher.run.avoided import avoided, forget, is_over
 from launcher.run.durable import read_record, readable, write_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import DISK_ERRORS
-from launcher.run.records import AttemptEnd, ClusterWord, Handle
-from launcher.states import Cause, State
-from launcher.supervisor.attempt_end import write_end
+from launcher.run.records import ClusterWord, Handle
+from launcher.supervisor.handover import Handover, is_open
 
 _SEEN_AGAIN_S = 60.0
 
@@ -30,7 +29,7 @@ def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterWord | None]:
     try:
         for run, attempt in attempts:
             with _where_there_is_room():
-                _hand_over_what_lies(queue, run, attempt, here)
+                _hand_over_open(queue, run, attempt, here)
         handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
         jobs = queue.jobs()  # after the handles: a job that has one is in it
         _end_doubles(queue, attempts, handles, jobs)
@@ -56,15 +55,16 @@ def _where_there_is_room() -> Iterator[None]:
             raise
 
 
-def _hand_over_what_lies(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
-    now = time.time()
-    if attempt.handle.exists() or not is_left_lying(read_intent(attempt), now) or here.elsewhere(run, attempt):
+def _hand_over_open(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
+    if not is_open(run, attempt):
+        return
+    handover = Handover.of(run, attempt)
+    if handover.is_in_hand() or here.elsewhere(run, attempt):
         return
     try:
-        hand_over(queue, batch_job_of(run, attempt), again=True)
+        hand_over(queue, handover, again=True)
     except NotStarted as refusal:
-        end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, now, str(refusal))
-        write_end(run, attempt, end, read_plan(run, attempt.number))
+        handover.give_up(str(refusal))
 
 
 def _end_doubles(

@@ -10,7 +10,7 @@ from launcher import api
 from launcher.errors import Exit, Unreachable
 from launcher.places.batch import cancelling
 from launcher.places.batch.cancelling import Cancelling
-from launcher.places.batch.hand_over import batch_job_of, hand_over
+from launcher.places.batch.hand_over import hand_over
 from launcher.places.slurm.queue import SlurmSystem
 from launcher.run.attempts import new_attempt
 from launcher.run.durable import make_dir, read_record, write_record
@@ -20,6 +20,7 @@ from launcher.run.locks import locked
 from launcher.run.records import AttemptEnd, Handle, Site, StopRequest
 from launcher.states import Cause, State
 from launcher.supervisor.attempt_end import ask_to_stop, cancelled, first_state, is_cancelled
+from launcher.supervisor.handover import Handover
 
 
 def end_of(attempt):
@@ -256,7 +257,7 @@ def test_after_a_cancel_nobody_hands_the_attempt_over(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", None, "mine")
     clients.program("sbatch", "echo 9")
     Cancelling(SlurmSystem(), run, attempt, plan).carry_out()
-    assert hand_over(SlurmSystem(), batch_job_of(run, attempt))
+    hand_over(SlurmSystem(), Handover.of(run, attempt))
     assert not attempt.handle.exists()
 
 
@@ -266,7 +267,7 @@ def test_what_was_cancelled_during_its_sbatch_has_no_job_afterwards(clients, sub
     write_record(tmp_path / "end", cancelled())
     write_record(tmp_path / "stop", StopRequest("cancel", time.time(), this_process()))
     clients.program("sbatch", f"cp '{tmp_path}/{by}' '{getattr(attempt, by)}'; echo 9")
-    hand_over(SlurmSystem(), batch_job_of(run, attempt))
+    hand_over(SlurmSystem(), Handover.of(run, attempt))
     assert clients.ended == ["9"]
 
 

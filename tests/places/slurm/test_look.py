@@ -8,7 +8,7 @@ import pytest
 from run_folder import dead_process, of_another_machine
 
 from launcher import api
-from launcher.places.batch.hand_over import batch_job_of, hand_over
+from launcher.places.batch.hand_over import hand_over
 from launcher.places.batch.look import look
 from launcher.places.batch.mend import mend
 from launcher.places.slurm.queries.values import FIELD, ROW
@@ -21,6 +21,7 @@ from launcher.run.records import AttemptEnd, Blame, ClusterWord, Handle, RunStat
 from launcher.states import Cause, State
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
+from launcher.supervisor.handover import Handover
 
 DATABASE_DOWN = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
 
@@ -93,7 +94,7 @@ def test_where_a_job_is_handed_to_is_noted_before_it_is(clients, submitted, tmp_
     run, attempt, plan = submitted("train-aaaa", None, "mine")
     clients.program("sbatch", f"cat '{attempt.site}' > '{tmp_path}/noted'; echo 9")
     write_record(attempt.plan, plan)
-    hand_over(SlurmSystem(), batch_job_of(run, attempt))
+    hand_over(SlurmSystem(), Handover.of(run, attempt))
     assert read_record(tmp_path / "noted", Site) == read_record(attempt.site, Site) == Site("here")
 
 
@@ -103,7 +104,7 @@ def test_an_array_notes_it_once_for_all(clients, submitted, tmp_path):
     write_record(BatchDir(batch).runs, [str(tmp_path / "train-aaaa"), str(tmp_path / "train-bbbb")])
     made = [submitted(f"train-{name}", None, "tick", batch=batch) for name in ("aaaa", "bbbb")]
     clients.program("sbatch", "echo 9")
-    hand_over(SlurmSystem(), batch_job_of(*made[0][:2]))
+    hand_over(SlurmSystem(), Handover.of(*made[0][:2]))
     clients.cluster("far")
     assert all("on the Slurm cluster here" in silent for silent in phases(*made))
 

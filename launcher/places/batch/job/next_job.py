@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.errors import Exit, NotStarted, Refused, Unreachable
 from launcher.places.batch.batch import BatchSystem, Fate
-from launcher.places.batch.hand_over import batch_job_of, hand_over
+from launcher.places.batch.hand_over import hand_over
 from launcher.places.batch.job.claims import cancel, next_attempt, owner_of
 from launcher.places.batch.job.nodes import is_back, lost_nodes, unfit_nodes
 from launcher.plan.model import Plan
@@ -20,6 +20,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import EXPLAINED, AttemptEnd, Blame, Event, Failure, Handle, RunState
 from launcher.states import Cause, State, exit_of
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
+from launcher.supervisor.handover import Handover
 from launcher.supervisor.wakeup import Wakeup
 
 _TAKEN = (Cause.PREEMPTED, Cause.TIME_LIMIT)  # the allocation will be gone, so the run has to move
@@ -173,7 +174,7 @@ class NextJob:
             print(later, file=sys.stderr)
             return ""
         try:
-            hand_over(queue, batch_job_of(run, after))
+            hand_over(queue, Handover.of(run, after))
         except NotStarted as refusal:
             if owner_of(queue, run, after, self._job) == self._job:  # and no other machine has handed it over meanwhile
                 message = f"no new job: {refusal}"
