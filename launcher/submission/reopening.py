@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.copies import news
-from launcher.errors import BadInput, Exit, NotStarted, Refused
+from launcher.errors import BadInput, NotStarted, Refused
 from launcher.places.clusters_file import ClusterEntry, as_reached_now, entry
 from launcher.places.kinds import CARRIED, of_kind
 from launcher.places.place import Place
@@ -29,9 +29,8 @@ from launcher.run.durable import (
 from launcher.run.graphs import given_to
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.ownership import is_ours_alone
-from launcher.run.records import ANEW, AttemptEnd, Event, Gone
+from launcher.run.records import ANEW, Event, Gone
 from launcher.spec.model import JobSpec
-from launcher.states import Cause, State
 from launcher.submission.call_there import SCRIPT
 from launcher.submission.opening import counted
 from launcher.submission.project import ProjectCode, code_of, look_at
@@ -45,7 +44,7 @@ from launcher.submission.requests import (
     refuse,
     waiting,
 )
-from launcher.supervisor.attempt_end import write_end
+from launcher.supervisor.handover import give_up
 from launcher.supervisor.notify.record import Notifying
 from launcher.supervisor.notify.settings import notifying_of
 from launcher.supervisor.waiting import awaited_by
@@ -93,8 +92,7 @@ def reopen(
     try:
         prepared.start(attempt.number)
     except NotStarted as refusal:
-        end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(refusal))
-        write_end(run, attempt, end, plan)
+        give_up(run, attempt, str(refusal))
         raise
 
 

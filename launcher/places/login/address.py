@@ -37,19 +37,16 @@ class _SpecHead(msgspec.Struct, frozen=True):
     login: _LoginHead = _LoginHead()
 
 
-class PlanThere(msgspec.Struct, frozen=True):
-    """The part of a plan that says whose run it is, and where it went: `launch status` need not read the rest."""
+class _PlanHead(msgspec.Struct, frozen=True):
+    """The part of a plan that says where a run went: `launch status` need not read the rest."""
 
-    run_id: str
-    name: str
     cluster: str
-    submitted_at: float
     spec: _SpecHead
 
 
 def address_of(run: RunDir, attempt: AttemptDir) -> Address:
     """Where this attempt went, as it is got to now."""
-    plan = plan_as(run, attempt.number, PlanThere)
+    plan = plan_as(run, attempt.number, _PlanHead)
     return now(as_planned(plan.cluster, plan.spec.login))
 
 

@@ -4,26 +4,23 @@ own (where the run is, what it is called, its plan) stays as it is."""
 import hashlib
 import time
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from launcher.errors import Exit, LaunchError
+from launcher.copies.mirror.records import keep_end, keep_state, renew
+from launcher.errors import LaunchError
 from launcher.ids import RunId
-from launcher.places.login.address import KIND, PlanThere
+from launcher.places.login.address import KIND
 from launcher.places.login.messages import EVENTS_BYTES, AttemptNews, KnownRun, RunNews
-from launcher.run.attempts import newest, plan_as, read_intent
+from launcher.run.attempts import newest, read_intent
 from launcher.run.durable import make_dir, read_record, write_record
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd, Blame, ClusterWord, Handle, Intent, RunState, StopRequest
-from launcher.states import Cause, State, exit_of
-
-T = TypeVar("T")
+from launcher.run.records import Blame, ClusterWord, Handle, Intent, StopRequest
+from launcher.states import State
 
 _OVERLAP = 4096  # bytes of the events that are compared: do others continue these?
 _MOST_EVENTS = 256 << 20  # in all: they are read as a whole
-_ENDS = frozenset(Exit) - {Exit.INTERRUPTED, Exit.PIPE_CLOSED} - {code for code in Exit if code < Exit.USER_ERROR}
 _SEEN_S = 5.0  # how much older than the truth the note of when the run was last seen may be
 
 
@@ -74,22 +71,10 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
     _keep_avoided(run, news)
     for one in news.attempts[:-1] if news.more else news.attempts:
         here = run.attempt(one.number)
-        _renew(here.stop, one.stop, StopRequest)
-        if (end := one.end) is not None:
-            end = msgspec.structs.replace(end, exit_code=_exit_code(end.state, end.cause, end.exit_code))
-        _renew(here.end, end, AttemptEnd)
+        renew(here.stop, one.stop, StopRequest)
+        keep_end(here, one.end)
     if news.last is not None and not (news.more and news.last.state.ended):
-        plan = plan_as(run, attempt.number, PlanThere)
-        named = {"run": plan.run_id, "name": plan.name, "cluster": plan.cluster, "submitted_at": plan.submitted_at}
-        code = _exit_code(news.last.state, news.last.cause, news.last.exit_code) if news.last.state.ended else None
-        _renew(run.state, msgspec.structs.replace(news.last, **named, exit_code=code, boot_id=""), RunState)
-
-
-def _exit_code(state: State, cause: Cause | None, said: int | None) -> int:
-    """How `launch wait` ends here: zero for success alone, and nothing that means something else."""
-    if state is State.SUCCEEDED:
-        return Exit.OK
-    return said if said in _ENDS else Exit.LOST if cause is None else exit_of(cause)
+        keep_state(run, attempt, news.last)
 
 
 def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
@@ -97,7 +82,7 @@ def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str 
     here = run.attempt(news.number)
     handle = read_record(known.handle, Handle) or Handle(KIND)
     make_dir(here.path)
-    _renew(here.handle, msgspec.structs.replace(handle, job_id=job), Handle)
+    renew(here.handle, msgspec.structs.replace(handle, job_id=job), Handle)
     if not here.intent.exists():
         before = read_intent(known)
         intent = Intent(news.number, "", before.cluster, news.reason, news.cause, news.created_at, this_process(), KIND)
@@ -128,11 +113,6 @@ def _keep_events(run: RunDir, news: RunNews) -> None:
     with run.events.open("r+b" if news.events_at else "wb") as file:
         file.seek(news.events_at)
         file.write(news.events)  # not durable: what a crash takes is asked for again
-
-
-def _renew(path: Path, record: T | None, kind: type[T]) -> None:
-    if record is not None and record != read_record(path, kind):
-        write_record(path, record)
 
 
 def word_of(attempt: AttemptDir, news: RunNews) -> ClusterWord:

@@ -21,7 +21,8 @@ from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
 from launcher.run.records import Blame, Event, Handle
 from launcher.spec.model import Ssh, SshHost
-from launcher.states import Cause, State
+from launcher.states import Cause, State, exit_of
+from launcher.status.derive import exit_code_of
 from launcher.supervisor.handover import Handover
 from tests.places.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import dead_process, plan_of
@@ -455,3 +456,12 @@ def test_logs_for_which_there_is_no_room_are_not_told_of(hosts):
     attempt.path.joinpath("node-00").mkdir(exist_ok=True)
     attempt.path.joinpath("node-00", "agent.log").write_text("begun\n")
     assert [one.content for one in server._logs(attempt, most_bytes=4)] == [b"kept"]
+
+
+@pytest.mark.parametrize("code", [0, 3, 4242])
+def test_a_failed_run_has_no_exit_code_of_anything_else(hosts, code):
+    """`launch wait` would have ended as if the run had succeeded."""
+    there = hosts.on("node0").attempt(keeper=dead_process())
+    there.end(State.FAILED, Cause.USER_ERROR, code).state(State.FAILED, cause=Cause.USER_ERROR, exit_code=code)
+    hosts.look()
+    assert exit_code_of(status(hosts)) == exit_of(Cause.USER_ERROR)

@@ -8,37 +8,26 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from launcher.copies.mirror import tails
+from launcher.copies.mirror.records import keep_end, keep_state, renew
 from launcher.errors import LaunchError
 from launcher.places.ssh.host_client import HostClient, Place
 from launcher.places.ssh.host_clients import ask_all
 from launcher.places.ssh.messages import MOST_OF_A_REPORT, AskReport, OpenedByHosts, RunReport
 from launcher.places.ssh.run_hosts import places_of
 from launcher.plan.on_hosts import with_hosts
-from launcher.run.attempts import newest, plan_as, read_plan
-from launcher.run.durable import Damaged, make_dir, read_record, write_bytes, write_record
+from launcher.run.attempts import newest, read_plan
+from launcher.run.durable import make_dir, write_bytes, write_record
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd, Blame, Handle, Intent, RunState, StopRequest
+from launcher.run.records import Blame, Handle, Intent, StopRequest
 from launcher.states import State
-
-T = TypeVar("T")
 
 _LOG = re.compile(r"exits\.jsonl|(node-\d{2,6}/)?[a-z][a-z-]{0,40}\.log", re.ASCII)
 _OVERLAP = 4096  # bytes of the events that are asked for again: do they continue ours, or are they others?
-
-
-class _OurWords(msgspec.Struct, frozen=True):
-    """What our own plan says the run is called."""
-
-    name: str
-    cluster: str
-    submitted_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +145,16 @@ def keep(run: RunDir, told: HostReport) -> None:
             if file.content != (path.read_bytes() if path.exists() else b""):
                 make_dir(path.parent)
                 write_bytes(path, file.content)
-    _renew(run.avoided, head.avoided, tuple[Blame, ...])
+    renew(run.avoided, head.avoided, tuple[Blame, ...])
     if not head.more:
-        _renew(attempt.stop, head.stop, StopRequest)
+        renew(attempt.stop, head.stop, StopRequest)
     if head.last is not None and not (head.more and head.last.state.ended):
-        ours = plan_as(run, attempt.number, _OurWords)
-        named = {"run": run.id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
-        last = msgspec.structs.replace(head.last, **named, attempt=min(head.last.attempt, head.attempt), boot_id="")
-        _renew(run.state, last, RunState)
+        last = msgspec.structs.replace(head.last, attempt=min(head.last.attempt, head.attempt))
+        keep_state(run, attempt, last)
     if told.lives:
         attempt.end.unlink(missing_ok=True)  # somebody who could not know better was believed
     elif not head.more:
-        _renew(attempt.end, head.end, AttemptEnd)
+        keep_end(attempt, head.end)
 
 
 def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:
@@ -190,12 +177,3 @@ def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:
     me = this_process()
     intent = Intent(attempt.number, "", plan.cluster, reason, begun.cause, begun.created_at, me, "ssh")
     write_record(attempt.intent, intent)  # last: with it there is such an attempt
-
-
-def _renew(path: Path, record: T | None, kind: type[T]) -> None:
-    try:
-        known = read_record(path, kind)
-    except Damaged:
-        known = None
-    if record is not None and record != known:
-        write_record(path, record)

@@ -1,0 +1,61 @@
+"""Records of a run that is on other machines, kept in its folder here.
+
+What another machine says is data of declared types. Where the run is, what it is called and what an exit code means
+stay our own.
+"""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from launcher.errors import Exit
+from launcher.run.attempts import plan_as
+from launcher.run.durable import Damaged, read_record, write_record
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd, RunState
+from launcher.states import Cause, State, exit_of
+
+T = TypeVar("T")
+
+_ENDS = frozenset(Exit) - {Exit.INTERRUPTED, Exit.PIPE_CLOSED} - {code for code in Exit if code < Exit.USER_ERROR}
+
+
+class _OurPlan(msgspec.Struct, frozen=True):
+    """The part of our own plan that says what the run is called."""
+
+    name: str
+    cluster: str
+    submitted_at: float
+
+
+def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
+    """Keep how an attempt has ended, if it has."""
+    if end is not None:
+        end = msgspec.structs.replace(end, exit_code=_exit_code(end.state, end.cause, end.exit_code))
+    renew(attempt.end, end, AttemptEnd)
+
+
+def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
+    """Keep the coordinator's newest state, under the names that the run and its place have here."""
+    ours = plan_as(run, attempt.number, _OurPlan)
+    named = {"run": run.id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
+    code = _exit_code(last.state, last.cause, last.exit_code) if last.state.ended else None
+    renew(run.state, msgspec.structs.replace(last, **named, exit_code=code, boot_id=""), RunState)
+
+
+def renew(path: Path, record: T | None, kind: type[T]) -> None:
+    """Write a record, unless there is none or the very same is there."""
+    try:
+        known = read_record(path, kind)
+    except Damaged:
+        known = None
+    if record is not None and record != known:
+        write_record(path, record)
+
+
+def _exit_code(state: State, cause: Cause | None, reported: int | None) -> int:
+    """Return the code that `launch wait` ends with: 0 for success alone, and none that has another meaning."""
+    if state is State.SUCCEEDED:
+        return Exit.OK
+    return reported if reported in _ENDS else Exit.LOST if cause is None else exit_of(cause)
