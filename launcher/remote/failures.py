@@ -8,7 +8,14 @@ Unreachable
     Silent    no answer came in time
 """
 
-from launcher.errors import Unreachable
+import time
+from typing import Generic, TypeVar
+
+from launcher.errors import LaunchError, Unreachable
+
+_QUIET_S = 30.0
+
+T = TypeVar("T")
 
 
 class Dropped(Unreachable):
@@ -35,3 +42,24 @@ def why(error: BaseException | None) -> str:
     """The first line of what an error says."""
     said = (getattr(error, "strerror", None) or str(error)) if error is not None else ""
     return said.splitlines()[0][:200] if said else type(error).__name__
+
+
+class SilentMachines(Generic[T]):
+    """Machines that did not answer a moment ago: whoever watches runs does not wait for them every time."""
+
+    def __init__(self) -> None:
+        self._found: dict[T, tuple[float, LaunchError]] = {}
+
+    def note(self, machine: T, why: LaunchError) -> LaunchError:
+        """Have it left alone for a while, and return why."""
+        self._found[machine] = (time.monotonic() + _QUIET_S, why)
+        return why
+
+    def why(self, machine: T) -> LaunchError | None:
+        """Return why it is not to be asked again so soon, or None if it may be."""
+        until, why = self._found.get(machine, (0.0, None))
+        return why if time.monotonic() < until else None
+
+    def forget(self, machine: T) -> None:
+        """Take note that it answers again."""
+        self._found.pop(machine, None)

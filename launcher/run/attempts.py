@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from launcher.errors import Refused
 from launcher.ids import attempt_token, new_ticket, new_token
 from launcher.run import drafts
@@ -16,7 +18,7 @@ from launcher.run.durable import Damaged, make_dir, read_record, readable, sync_
 from launcher.run.fence import fence
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import Handle, Intent, RunState
+from launcher.run.records import ClusterWord, Handle, Intent, RunState
 from launcher.states import LOCAL, Cause
 
 if TYPE_CHECKING:
@@ -43,6 +45,12 @@ def _numbers(run: RunDir) -> list[int]:
 def newest(run: RunDir) -> AttemptDir | None:
     """The newest attempt whose intent is on disk."""
     return next((one for one in map(run.attempt, reversed(_numbers(run))) if one.intent.exists()), None)
+
+
+def last_seen(attempt: AttemptDir, silent: str) -> ClusterWord:
+    """Return what the attempt's place said of it when it last answered, with why nothing newer is known."""
+    before = readable(attempt.seen, ClusterWord) or ClusterWord("unknown", "", 0.0)
+    return msgspec.structs.replace(before, silent=silent)
 
 
 def new_attempt(

@@ -7,6 +7,7 @@ from run_folder import RunFolder, state_of
 from launcher.errors import Exit, LaunchError
 from launcher.places.login import records
 from launcher.places.login.messages import AttemptNews, KnownRun, RunNews
+from launcher.run.attempts import last_seen
 from launcher.run.durable import read_record, write_record
 from launcher.run.layout import RunDir
 from launcher.run.records import AttemptEnd, Blame, ClusterWord, Handle, Intent, RunState
@@ -151,9 +152,9 @@ def test_the_word_of_a_login_node(here, state, phase):
 
 
 def test_silence_says_when_it_was_last_seen(here):
-    assert records.silence(here.attempt(1), "away").at == 0.0
+    assert last_seen(here.attempt(1), "away").at == 0.0
     seen = records.word_of(here.attempt(1), news())
-    told = records.silence(here.attempt(1), "away")
+    told = last_seen(here.attempt(1), "away")
     assert (told.silent, told.word, told.at) == ("away", "RUNNING", seen.at)
     assert read_record(here.attempt(1).seen, ClusterWord).silent == "", "that is never on disk"
 

@@ -11,7 +11,7 @@ import msgspec
 from launcher.errors import LaunchError, Unreachable
 from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob
 from launcher.places.batch.hand_over import ThisCluster
-from launcher.run.attempts import read_intent, read_plan
+from launcher.run.attempts import last_seen, read_intent, read_plan
 from launcher.run.durable import read_record, readable
 from launcher.run.identity import alive
 from launcher.run.layout import AttemptDir, RunDir
@@ -45,7 +45,7 @@ def of_each(attempts: Asked, say: Callable[[Asked], Words]) -> Words:
             if handle is None and not attempt.end.exists() and not Handover.of(run, attempt).is_in_hand():
                 read_plan(run, attempt.number)  # it is yet to be handed over
         except (LaunchError, OSError) as error:
-            words[attempt] = _last_seen(attempt, str(error))
+            words[attempt] = last_seen(attempt, str(error))
     if whole := [one for one in attempts if one[1] not in words]:
         words |= zip((attempt for _, attempt in whole), say(whole), strict=True)
     return [words[attempt] for _, attempt in attempts]
@@ -53,7 +53,7 @@ def of_each(attempts: Asked, say: Callable[[Asked], Words]) -> Words:
 
 def silence(attempts: Asked, error: Unreachable) -> Words:
     """What was last seen of each, where nobody answers."""
-    return [_last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
+    return [last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
 
 
 def words_on(queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]) -> Words:
@@ -96,8 +96,8 @@ def _words_on_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) 
     try:
         away = {one.attempt: why for one in asked if (why := here.elsewhere(one.run, one.attempt))}
     except Unreachable as error:
-        return {one.attempt: _last_seen(one.attempt, str(error.lines[0])) for one in asked}
-    words = {attempt: _last_seen(attempt, why) for attempt, why in away.items()}
+        return {one.attempt: last_seen(one.attempt, str(error.lines[0])) for one in asked}
+    words = {attempt: last_seen(attempt, why) for attempt, why in away.items()}
     for one in asked:
         if one.job is not None and one.attempt not in away and not one.forgotten:
             words[one.attempt] = _word_of(queue, one.job, now)
@@ -112,7 +112,7 @@ def _words_on_forgotten(queue: BatchSystem, asked: Sequence[_Asked], now: float)
     try:
         accounts = queue.accounts([one.forgotten for one in asked], since)
     except Unreachable as error:
-        return {one.attempt: _last_seen(one.attempt, str(error.lines[0])) for one in asked}
+        return {one.attempt: last_seen(one.attempt, str(error.lines[0])) for one in asked}
     known = {job.id: _word_of(queue, job, now) for job in accounts}
     return {one.attempt: known.get(one.forgotten) or ClusterWord(_GONE, "", now, one.forgotten) for one in asked}
 
@@ -140,8 +140,3 @@ def _word_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterWord:
     return ClusterWord(
         job.phase, job.word, now, job.id, text, job.starts_at, job.ended_as, job.cause, said_by=queue.called
     )
-
-
-def _last_seen(attempt: AttemptDir, why: str) -> ClusterWord:
-    before = readable(attempt.seen, ClusterWord) or ClusterWord(Phase.UNKNOWN, "", 0.0)
-    return msgspec.structs.replace(before, silent=why)

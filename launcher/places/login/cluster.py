@@ -13,7 +13,7 @@ from launcher.places.clusters_file import login_of, named_clusters
 from launcher.places.login import files, records, waiting
 from launcher.places.login.address import KIND, Address, address_of, as_planned, now
 from launcher.places.login.handover import code_there, finish, hand_over, spec_there, withdraw
-from launcher.places.login.lines import ask, ask_all, leave_alone, left_alone, persistently
+from launcher.places.login.lines import ask, ask_all, persistently, silent
 from launcher.places.login.messages import (
     AskHosts,
     AskMachine,
@@ -32,7 +32,7 @@ from launcher.remote.rpc.client import FarLaunch, started
 from launcher.remote.running import Running
 from launcher.remote.shipping.tree import digest_of, refuse_links_out
 from launcher.run import registry
-from launcher.run.attempts import newest
+from launcher.run.attempts import last_seen, newest
 from launcher.run.code.listing import CodeList, list_code
 from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir
@@ -131,7 +131,7 @@ class LoginCluster(Place):
                 if (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
                     asked.setdefault(address_of(run, attempt), []).append((there, run, attempt))
             except (LaunchError, OSError) as error:  # one damaged run keeps nobody else's from being looked at
-                words[attempt.path] = records.silence(attempt, str(error))
+                words[attempt.path] = last_seen(attempt, str(error))
         questions = {
             address: LookAtRuns(tuple(records.known_of(run, attempt, there) for there, run, attempt in runs))
             for address, runs in asked.items()
@@ -160,7 +160,7 @@ class LoginCluster(Place):
         if attempt.handle.exists() or attempt.end.exists():
             return None  # by now
         if why := self._not_handed.get(attempt.path):
-            return records.silence(attempt, f"it was not handed over yet: {why}")
+            return last_seen(attempt, f"it was not handed over yet: {why}")
         return ClusterWord("queued", "", time.time(), text="it is being handed to its login node")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
@@ -235,22 +235,22 @@ def _word(
 ) -> ClusterWord:
     if isinstance(answer, LaunchError):
         why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))
-        return records.silence(attempt, why)
+        return last_seen(attempt, why)
     if there not in answer:
-        return records.silence(attempt, f"{address.login} does not know it any more")
+        return last_seen(attempt, f"{address.login} does not know it any more")
     try:
         records.keep(run, attempt, answer[there])
     except (LaunchError, OSError) as error:
-        return records.silence(attempt, f"{address}: {error}")
+        return last_seen(attempt, f"{address}: {error}")
     return records.word_of(attempt, answer[there])
 
 
 def _mend(handover: Handover) -> None:
     """Finish it. Raises what keeps it from being handed over now; what never can be gets its end."""
     address = address_of(*handover.members[0])
-    if (why := left_alone(address)) is not None:
+    if (why := silent.why(address)) is not None:
         raise why
     try:
         finish(handover)
     except Unreachable as error:
-        raise leave_alone(address, error) from None
+        raise silent.note(address, error) from None

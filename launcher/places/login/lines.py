@@ -9,17 +9,17 @@ from typing import TypeVar
 from launcher.errors import LaunchError, Unreachable
 from launcher.places.login.address import Address
 from launcher.places.login.messages import Request
+from launcher.remote.failures import SilentMachines
 from launcher.remote.parallel import for_all
 from launcher.remote.rpc.client import Broken, FarLaunch, Silent
 from launcher.remote.rpc.wire import Garbled
 
-_QUIET_S = 30.0  # how long one that did not answer is left alone by those who watch
 _PAUSES_S = (0.5, 2.0, 5.0)  # before each further try
 
 T = TypeVar("T")
 
 _open: dict[Address, tuple[FarLaunch, frozenset[str]]] = {}
-_quiet: dict[Address, tuple[float, LaunchError]] = {}  # until when, and why
+silent = SilentMachines[Address]()  # to those who watch
 
 
 @contextlib.contextmanager
@@ -84,31 +84,20 @@ def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float)
             answers[address] = error
             if isinstance(line, FarLaunch):
                 line.close()
-                leave_alone(address, error)
+                silent.note(address, error)
     return answers
-
-
-def left_alone(address: Address) -> LaunchError | None:
-    """Why it is not asked again so soon by those who look time and again."""
-    until, why = _quiet.get(address, (0.0, None))
-    return why if time.monotonic() < until else None
-
-
-def leave_alone(address: Address, why: LaunchError) -> LaunchError:
-    _quiet[address] = (time.monotonic() + _QUIET_S, why)
-    return why
 
 
 def _begun(address: Address, request: Request) -> FarLaunch:
     """The connection on which the question is on its way."""
-    if (why := left_alone(address)) is not None:
+    if (why := silent.why(address)) is not None:
         raise why
     line = _taken(address)
     try:
         line.send(request)
     except LaunchError as error:
         line.close()
-        raise leave_alone(address, error) from None
+        raise silent.note(address, error) from None
     return line
 
 

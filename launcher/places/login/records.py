@@ -138,9 +138,3 @@ def _word(news: RunNews, last: ClusterWord | None) -> ClusterWord:
             return ClusterWord("ended", state.upper(), at, text=news.message, ended_as=state, cause=news.cause)
         case state:
             return ClusterWord("running", state.upper(), at, text=news.message)
-
-
-def silence(attempt: AttemptDir, why: str) -> ClusterWord:
-    """When it was last seen, and why nothing newer is known."""
-    last = read_record(attempt.seen, ClusterWord) or ClusterWord("unknown", "", 0.0)
-    return msgspec.structs.replace(last, silent=why)

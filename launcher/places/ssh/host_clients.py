@@ -1,7 +1,6 @@
 """Whom this process asks: one client to each host, kept open; silent ones are left alone for a while."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -9,12 +8,11 @@ from launcher.errors import LaunchError, Unreachable
 from launcher.places.ssh import pool
 from launcher.places.ssh.host_client import HostClient, HostLimits, Place
 from launcher.remote.connect import Line
+from launcher.remote.failures import SilentMachines
 from launcher.remote.parallel import failures, for_all
 
-_QUIET_S = 30.0  # how long a host that did not answer is left alone by one process
-
 _clients: dict[Place, HostClient] = {}
-_silent: dict[Place, tuple[float, LaunchError]] = {}
+_silent = SilentMachines[Place]()
 _lock = threading.Lock()
 
 T = TypeVar("T")
@@ -37,21 +35,17 @@ def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
 
 def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line | LaunchError]:
     """To all at the same time; who did not answer a moment ago is left alone, unless it is to be tried anew."""
-    now = time.monotonic()
-    with _lock:
-        heard = {place: _silent[place] for place in places if place in _silent and not anew}
     lines: dict[str, Line | LaunchError] = {
-        place.host.name: why for place, (until, why) in heard.items() if now < until
+        place.host.name: why for place in places if not anew and (why := _silent.why(place)) is not None
     }
     asked = [place for place in places if place.host.name not in lines]
     lines |= pool.lines_to([place.host for place in asked], agent=any(place.agent for place in asked))
     for place in asked:
         line = lines[place.host.name]
         if isinstance(line, LaunchError):
-            _leave_alone(place, line)
+            _silent.note(place, line)
         else:
-            with _lock:
-                _silent.pop(place, None)
+            _silent.forget(place)
     return lines
 
 
@@ -66,14 +60,9 @@ def ask_all(
         try:
             return work(client_to(by_name[name]))
         except Unreachable as error:  # lets us in and then says nothing
-            _leave_alone(by_name[name], error)
+            _silent.note(by_name[name], error)
             raise
 
     results: dict[str, T | LaunchError] = {**failures(lines)}
     results |= for_all(pool.working(lines), done)
     return {name: results[name] for name in by_name}
-
-
-def _leave_alone(place: Place, why: LaunchError) -> None:
-    with _lock:
-        _silent[place] = (time.monotonic() + _QUIET_S, why)

@@ -14,7 +14,7 @@ from launcher.places.ssh.messages import Request
 from launcher.places.ssh.submit import look
 from launcher.plan.model import NodePlan
 from launcher.remote.connect import Line
-from launcher.remote.failures import Lost
+from launcher.remote.failures import Lost, SilentMachines
 from launcher.remote.rpc.server import answer_all
 from launcher.remote.rpc.wire import Incoming, decoded, greeting
 from launcher.run.layout import RunDir
@@ -89,7 +89,7 @@ class NearHosts:
         self.cut, self.dialled = set(), set()
         monkeypatch.setattr(pool, "lines_to", self._lines_to)
         monkeypatch.setattr(host_clients, "_clients", {})
-        monkeypatch.setattr(host_clients, "_silent", {})
+        monkeypatch.setattr(host_clients, "_silent", SilentMachines())
         self.mirror = RunFolder(folder / "here" / RUN).plan(len(names))
         self.hand_over(1, *names)
 
@@ -101,7 +101,7 @@ class NearHosts:
     def let_back(self):
         """All can be reached, and who was silent is asked at once."""
         self.cut.clear()
-        host_clients._silent.clear()
+        host_clients._silent._found.clear()
 
     @property
     def run(self):

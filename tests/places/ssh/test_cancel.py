@@ -103,7 +103,7 @@ def test_one_host_that_has_ended_it_does_not_speak_for_another_that_has_not(host
     assert run.status().state is State.UNKNOWN
     hosts.lines[silent].hangs = False
     hosts.on(silent).attempt(keeper=dead_process())
-    host_clients._silent.clear()
+    host_clients._silent._found.clear()
     run.cancel()
     assert run.status().state is State.CANCELLED
 

@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-import msgspec
-
 from launcher.errors import LaunchError
 from launcher.places.ssh import run_hosts
 from launcher.places.ssh.host_client import Place
@@ -16,8 +14,8 @@ from launcher.places.ssh.submit.report import HostReport, ask_reports, best_of, 
 from launcher.plan.model import Plan
 from launcher.remote.parallel import AT_ONCE, answers, failures, for_all, reasons
 from launcher.run import registry
-from launcher.run.attempts import attempts, read_plan
-from launcher.run.durable import read_record, write_record
+from launcher.run.attempts import attempts, last_seen, read_plan
+from launcher.run.durable import write_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import ClusterWord
 from launcher.states import State
@@ -145,13 +143,12 @@ def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: Laun
 
 
 def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterWord:
-    last = read_record(attempt.seen, ClusterWord) or ClusterWord("unknown", "", 0.0)
     why = silent[0] if len(silent) == 1 else f"{len(silent)} of its hosts do not answer: {'; '.join(silent)}"
     if best is not None and best.head.state is State.CANCELLED:
         why = f"{why}; the others say CANCELLED, without a word of those that it has ended there and holds no slots"
     elif best is not None and best.head.state is not None:
         why = f"{why}; the others, who may not know better, say {best.head.state.upper()}"
-    return msgspec.structs.replace(last, silent=why)
+    return last_seen(attempt, why)
 
 
 def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
