@@ -39,19 +39,19 @@ from launcher.places.login.messages import (
     AskStock,
     AttemptNews,
     EndRun,
-    ForgiveNodes,
     GivePiece,
+    IncludeNodes,
     KeepPiece,
     KnownRun,
     LogNews,
     LookAtRuns,
     OpenAttempt,
     OpenRuns,
-    PreviewThere,
     ReleaseRun,
+    RemotePreview,
+    RemoteSpec,
     Request,
     RunNews,
-    SpecThere,
     TidyRuns,
     VoidTokens,
 )
@@ -88,7 +88,7 @@ _MOST_LISTED = 4  # runs
 _listed: dict[RunId, list[str]] = {}  # what their ranks have written, for the next answers to who asks for it
 
 
-def serve_far() -> int:
+def serve_requests() -> int:
     return serve(Request, lambda request, _body: answer(request), where="on the login node: ")
 
 
@@ -125,7 +125,7 @@ def answer(request: Request) -> Any:
             return _logs(request)
         case AskOutputs():
             return _outputs(request)
-        case EndRun() | ForgiveNodes() | ReleaseRun():
+        case EndRun() | IncludeNodes() | ReleaseRun():
             return _of_life(request)
         case AskCheckpoints() | AskStock() | GivePiece() | KeepPiece():
             return _of_checkpoints(request)
@@ -148,11 +148,11 @@ def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> An
             return str(_runs_root(request.folder))
 
 
-def _of_life(request: EndRun | ForgiveNodes | ReleaseRun) -> Any:
+def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
     match request:
         case EndRun():
             return _run(request.run).cancel()
-        case ForgiveNodes():
+        case IncludeNodes():
             return _run(request.run).pardon(request.hosts)
         case ReleaseRun():
             return api.release(_run(request.run))
@@ -180,12 +180,12 @@ def _queue_problems(request: AskQueue) -> list[Misfit]:
     return [*unknown, *cluster.queue_problems(spec, awaited)]
 
 
-def _preview(request: AskPreview) -> PreviewThere:
+def _preview(request: AskPreview) -> RemotePreview:
     root = _project(request.folder, request.digest)
     with tempfile.TemporaryDirectory(prefix="launch-") as made, _shipped(request.spec, Path(made), root) as shipped:
         overrides = shipped.overrides
         plan, _ = prepare(shipped.file, on=request.on, overrides=overrides, shipped=shipped)
-        return PreviewThere(plan.run_dir, api.preview(plan))
+        return RemotePreview(plan.run_dir, api.preview(plan))
 
 
 def _open_runs(request: OpenRuns) -> Outcome:
@@ -374,7 +374,7 @@ def _run(run_id: RunId) -> api.Run:
 
 
 @contextlib.contextmanager
-def _shipped(spec: SpecThere, folder: Path, root: Path) -> Iterator[Shipped]:
+def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
     """The spec in a file here; problems name the files where the user is."""
     plain = spec.name and set(spec.name) <= _PLAIN and not spec.name.startswith((".", "-"))
     make_dir(folder)

@@ -134,9 +134,9 @@ def _run(argv: list[str]) -> int:
         print(top_help(), end="", file=sys.stdout if argv else sys.stderr)
         return Exit.OK if argv else Exit.BAD_INPUT
     if argv[0] == "_far":
-        from launcher.apps.remote_api import serve_far  # late: only a login node that is asked from elsewhere needs it
+        from launcher.apps.remote_api import serve_requests  # late: only a login node that is asked needs it
 
-        return serve_far()
+        return serve_requests()
     if argv[0] == "_inside":
         from launcher.apps.remote_api import serve_inside  # late: as above
 

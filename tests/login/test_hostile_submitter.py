@@ -42,7 +42,7 @@ class Far:
         (project / "train.py").write_bytes(SCRIPT)
         self.digest = digest_of(list_frozen(project))
         (root / "job.yaml").write_bytes(SPEC)
-        self.spec = say.SpecThere("job.yaml", SPEC, (), (), ("job.yaml", "project"))
+        self.spec = say.RemoteSpec("job.yaml", SPEC, (), (), ("job.yaml", "project"))
 
     def answer(self, request, contents=b""):
         """The reply to a message, or to whatever was made of one."""
@@ -113,7 +113,7 @@ def requests(far):
         "logs": say.AskLogs(far.run, {"logs/a0001.g0001/rank-00000.log": 1}),
         "outputs": say.AskOutputs(far.run, {"code/written.txt": 1}),
         "cancel": say.EndRun(far.run),
-        "forgive": say.ForgiveNodes(far.run, ("n1",)),
+        "forgive": say.IncludeNodes(far.run, ("n1",)),
         "checkpoints": say.AskCheckpoints(far.run, False),
         "stock": say.AskStock(far.run, "newest"),
         "give": say.GivePiece(far.run, 7, "step", "rank-00000.data", 0),

@@ -50,7 +50,7 @@ def test_an_odd_name_keeps_no_log_from_coming(tmp_path, there, monkeypatch, odd)
     for number in range(2):
         with log.open("a") as file:
             file.write(f"{number}\n")
-        files._bring_from(files.Stay(here, HPC, "job-bbbb", 1), tails.sizes(here.path, FOLDERS))
+        files._bring_from(files.RemoteRun(here, HPC, "job-bbbb", 1), tails.sizes(here.path, FOLDERS))
     assert {
         path.name: path.read_text() for path in here.path.rglob("*") if path.is_file() and path.parent != here.path
     } == {"rank-00000.log": "0\n1\n"}

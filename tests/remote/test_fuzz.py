@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import BadInput, LaunchError
-from launcher.places.login.messages import LogNews, PreviewThere, Request, RunNews
+from launcher.places.login.messages import LogNews, RemotePreview, Request, RunNews
 from launcher.places.place import CancelReport
 from launcher.plan.facts import Machine
 from launcher.remote import known_hosts, target
@@ -32,7 +32,7 @@ MANY = settings(max_examples=150 * SCALE)
 SOME = settings(max_examples=40 * SCALE)
 ANSWERS = (
     Machine,
-    PreviewThere,
+    RemotePreview,
     Outcome,
     dict[str, RunNews],
     LogNews,

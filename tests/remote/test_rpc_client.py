@@ -12,7 +12,7 @@ from launcher.errors import Exit, Unreachable
 from launcher.places.login.address import Address
 from launcher.remote.openssh import SshCommand
 from launcher.remote.rpc import client
-from launcher.remote.rpc.client import FarLaunch, RpcClient, Silent, far_error, far_program
+from launcher.remote.rpc.client import RemoteLaunch, RpcClient, Silent, remote_error, remote_program
 from launcher.remote.rpc.wire import Reply, encoded, greeting
 from tests.lab.nodes import until
 
@@ -42,7 +42,7 @@ def test_what_ssh_is_told(monkeypatch):
 )
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_program_is_one_word_to_any_shell(path, shell, tmp_path):
-    line = f"/usr/bin/printf '%s' {far_program(path)}"
+    line = f"/usr/bin/printf '%s' {remote_program(path)}"
     done = subprocess.run([shell, "-c", line], env={"HOME": "/home/me"}, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == path.replace("~/", "/home/me/", 1) if path.startswith("~/") else done.stdout == path
     assert os.listdir(tmp_path) == []
@@ -51,7 +51,7 @@ def test_the_program_is_one_word_to_any_shell(path, shell, tmp_path):
 def test_without_ssh(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unreachable, match="no `ssh` on PATH"):
-        FarLaunch(HPC)
+        RemoteLaunch(HPC)
 
 
 def fake_ssh(monkeypatch, tmp_path, body):
@@ -78,7 +78,7 @@ def fake_ssh(monkeypatch, tmp_path, body):
 )
 def test_what_is_said_where_launch_does_not_answer(monkeypatch, tmp_path, body, told):
     fake_ssh(monkeypatch, tmp_path, body)
-    with FarLaunch(HPC) as connection, pytest.raises(Unreachable) as raised:
+    with RemoteLaunch(HPC) as connection, pytest.raises(Unreachable) as raised:
         connection.greet()
     assert told in str(raised.value)
     assert "login node me@hpc of hpc" in raised.value.lines[0]
@@ -88,7 +88,7 @@ def test_ssh_has_none_of_the_variables_that_it_must_not_see(monkeypatch, tmp_pat
     fake_ssh(monkeypatch, tmp_path, f"env > {tmp_path}/seen; exit 255")
     monkeypatch.setenv("CANARY", "secret")
     monkeypatch.setenv("OTHER", "public")
-    with FarLaunch(HPC, without={"CANARY"}) as connection, pytest.raises(Unreachable):
+    with RemoteLaunch(HPC, without={"CANARY"}) as connection, pytest.raises(Unreachable):
         connection.greet()
     seen = (tmp_path / "seen").read_text()
     assert "OTHER=public" in seen
@@ -97,7 +97,7 @@ def test_ssh_has_none_of_the_variables_that_it_must_not_see(monkeypatch, tmp_pat
 
 def test_nothing_of_a_connection_is_left(monkeypatch, tmp_path):
     fake_ssh(monkeypatch, tmp_path, f"trap '' TERM; sleep 1000 & echo $! > {tmp_path}/child; echo up; wait; wait")
-    connection = FarLaunch(HPC)
+    connection = RemoteLaunch(HPC)
     assert connection._running._channel.process.stdout.read(3) == b"up\n"
     child = int((tmp_path / "child").read_text())
     connection.close()
@@ -115,9 +115,9 @@ def lives(pid):
 
 
 def test_an_error_there_is_the_same_error_here():
-    error = far_error(("no such run",), Exit.NO_SUCH_RUN)
+    error = remote_error(("no such run",), Exit.NO_SUCH_RUN)
     assert (error.lines, error.exit_code) == (("no such run",), Exit.NO_SUCH_RUN)
-    assert far_error(("x",), 77).exit_code == Exit.INTERNAL
+    assert remote_error(("x",), 77).exit_code == Exit.INTERNAL
 
 
 class SlowLine:

@@ -14,9 +14,9 @@ from launcher.places.login.messages import (
     LookAtRuns,
     OpenAttempt,
     OpenRuns,
+    RemoteSpec,
     Request,
     RunWanted,
-    SpecThere,
     VoidTokens,
 )
 from launcher.remote.failures import Silent
@@ -26,7 +26,7 @@ from launcher.remote.shipping.tree import FileEntry
 from tests.sizes import SEED
 
 SET, DEFAULTS = ("a=b\nc", "x='$(y)'"), (("slurm.partition", "gpu"),)
-SPEC = SpecThere("job.yaml", b"\xff\x00 any bytes", SET, DEFAULTS, ("job.yaml", "/p"))
+SPEC = RemoteSpec("job.yaml", b"\xff\x00 any bytes", SET, DEFAULTS, ("job.yaml", "/p"))
 RUN = parse_run_id("job-aaaa")
 WANTED = RunWanted(RUN, 0, None, 3, b"\xfe")
 REQUESTS = [

@@ -24,7 +24,7 @@ from launcher.node.inside.words import (
 )
 from launcher.remote.failures import Broken, Silent
 from launcher.remote.program import ProgramChannel
-from launcher.remote.rpc.client import GREETING_S, far_error
+from launcher.remote.rpc.client import GREETING_S, remote_error
 from launcher.remote.rpc.wire import WIRE, Garbled, OtherVersion, decoded, encoded, read_greeting
 from launcher.remote.running import ClosedAtTheEnd, Running
 from launcher.run.durable import readable, write_all
@@ -145,7 +145,7 @@ class Visit(ClosedAtTheEnd):
             raise Garbled(f"{self._running.who}: a line of {len(line)} bytes")
         word = decoded(line, _words)
         if isinstance(word, VisitDeclined):
-            raise far_error(word.lines, word.exit_code)
+            raise remote_error(word.lines, word.exit_code)
         return word
 
     def _gone(self, what: str) -> LaunchError:

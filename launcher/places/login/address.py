@@ -12,7 +12,7 @@ KIND = "login"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A cluster whose programs are on another machine."""
+    """How to get to a cluster whose programs are on another machine."""
 
     cluster: str  # as the user calls it
     login: str  # for ssh
@@ -45,13 +45,13 @@ class _PlanHead(msgspec.Struct, frozen=True):
 
 
 def address_of(run: RunDir, attempt: AttemptDir) -> Address:
-    """Where this attempt went, as it is got to now."""
+    """Return where this attempt went, as it is reached now."""
     plan = plan_as(run, attempt.number, _PlanHead)
     return now(as_planned(plan.cluster, plan.spec.login))
 
 
 def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
-    """Raises BadInput where no login node is named."""
+    """Return the address that a plan names. Raises BadInput if it names no login node."""
     if login.node is None:
         hint = "hint: `login: me@login.example.org` of a cluster in the clusters file, and --on its name"
         raise BadInput(f"--on {cluster}: no login node is named", hint)
@@ -59,6 +59,7 @@ def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
 
 
 def now(planned: Address) -> Address:
+    """Return the address as the clusters file has it now, or as planned if it cannot be told."""
     from launcher.places.clusters_file import login_of, named_clusters  # late: it reads YAML, for remote runs alone
 
     try:

@@ -1,4 +1,4 @@
-"""A cluster whose programs are on another machine: `launch` there carries the runs out, and is asked about them."""
+"""A cluster whose programs are on another machine: the `launch` there carries the runs out, and is asked about them."""
 
 import atexit
 import time
@@ -12,23 +12,23 @@ from launcher.ids import is_run_id, parse_run_id
 from launcher.places.clusters_file import login_of, named_clusters
 from launcher.places.login import files, records, waiting
 from launcher.places.login.address import KIND, Address, address_of, as_planned, now
-from launcher.places.login.handover import code_there, finish, hand_over, spec_there, withdraw
+from launcher.places.login.handover import finish, hand_over, remote_spec, send_code, withdraw
 from launcher.places.login.lines import ask, ask_all, persistently, silent
 from launcher.places.login.messages import (
     AskHosts,
     AskMachine,
     AskPreview,
     EndRun,
-    ForgiveNodes,
+    IncludeNodes,
     LookAtRuns,
-    PreviewThere,
+    RemotePreview,
     RunNews,
 )
 from launcher.places.place import CancelReport, HostNow, KeptRemote, Place, Preview
 from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun, Plan
 from launcher.remote.parallel import failures, for_all
-from launcher.remote.rpc.client import FarLaunch, started
+from launcher.remote.rpc.client import RemoteLaunch, started
 from launcher.remote.running import Running
 from launcher.remote.shipping.tree import digest_of, refuse_links_out
 from launcher.run import registry
@@ -70,7 +70,7 @@ class LoginCluster(Place):
         refuse_links_out(code)
 
     def machine(self, spec: JobSpec) -> Machine:
-        """What a node offers, as the login node finds."""
+        """Return what a node offers, as the login node finds."""
         if self._offered is None or self._offered[0] != spec:
             address, without = at(spec.login), [secret.name for secret in spec.secrets]
             request = AskMachine(address.on, spec)
@@ -81,7 +81,7 @@ class LoginCluster(Place):
         return self._offered[1]
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """As its cluster tells the login node. A run has its id there too, where that was free."""
+        """Return what its cluster tells the login node. A run has its id there too, where that was free."""
         address = at(spec.login)
         hosts = ask(address, AskHosts(address.on, spec), list[HostNow], timeout_s=LIMIT_S)
         return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]
@@ -96,20 +96,20 @@ class LoginCluster(Place):
         waiting.release(run, attempt)
 
     def most_together(self) -> int:
-        """All: the login node makes of them what its cluster takes."""
+        """Return more than anybody submits: the login node makes of them what its cluster takes."""
         return _MANY
 
     def preview(self, plan: Plan) -> Preview:
-        """What the login node would hand to its batch system. The code is sent: only there it can be looked at."""
+        """Return what the login node would hand to its batch system. The code is sent: it is looked at there."""
         address = now(as_planned(plan.cluster, plan.spec.login))
         code = list_code(Path(plan.project), plan.spec.code)
         digest = digest_of(code)
-        spec = spec_there(plan, Path(plan.spec_file).read_bytes(), waiting.options_there(plan, address))
+        spec = remote_spec(plan, Path(plan.spec_file).read_bytes(), waiting.remote_options(plan, address))
 
-        def work(line: FarLaunch) -> PreviewThere:
-            code_there(line, code, digest, address.folder, _TREE_S)
+        def work(line: RemoteLaunch) -> RemotePreview:
+            send_code(line, code, digest, address.folder, _TREE_S)
             request = AskPreview(address.folder, address.on, digest, spec)
-            return line.ask(request, PreviewThere, timeout_s=_ANSWER_S)
+            return line.ask(request, RemotePreview, timeout_s=_ANSWER_S)
 
         there = persistently(address, work, without=plan.secrets)
         handed = there.handed or Preview("", "")
@@ -123,7 +123,7 @@ class LoginCluster(Place):
     # -- runs that are there
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-        """One question to each login node, all at once; what they say is copied into the runs' folders."""
+        """Ask each login node once, all at the same time; copy their records into the runs' folders."""
         asked: dict[Address, list[tuple[RunId, RunDir, AttemptDir]]] = {}
         words: dict[Path, ClusterWord] = {}
         for run, attempt in attempts:
@@ -156,7 +156,7 @@ class LoginCluster(Place):
             self._not_handed |= {one.path: trouble.lines[0] for _, one in left[name].members}
 
     def _unfinished(self, attempt: AttemptDir) -> ClusterWord | None:
-        """Of an attempt that no login node is known to have."""
+        """Return the state of an attempt that no login node is known to have."""
         if attempt.handle.exists() or attempt.end.exists():
             return None  # by now
         if why := self._not_handed.get(attempt.path):
@@ -184,11 +184,11 @@ class LoginCluster(Place):
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
         attempt = newest(run)
         if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
-            request = ForgiveNodes(there, tuple(hosts))
+            request = IncludeNodes(there, tuple(hosts))
             ask(address_of(run, attempt), request, list[Blame], timeout_s=_ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
-        """By the login node's own way to that node: `launch _inside` there passes on what both say."""
+        """Reach it by the login node's own way to that node: `launch _inside` there passes on what both send."""
         handle = read_record(attempt.handle, Handle)
         if handle is None or (there := handle.run_there()) is None:
             raise Refused(f"{run.path.name} is being handed to its login node", f"hint: launch status {run.path.name}")
@@ -225,7 +225,7 @@ def _is_known_here(run_id: str) -> bool:
 
 
 def at(login: Login) -> Address:
-    """As the user calls it, where the clusters file has it."""
+    """Return the address under the name that the clusters file has for it, if any."""
     named = (name for name, place in named_clusters().items() if login_of(place) == login)
     return as_planned(next(named, login.node or KIND), login)
 

@@ -1,4 +1,4 @@
-"""What a run on a login node has written comes here: logs and metrics as they grow, checkpoints that are chosen."""
+"""Bring what a run on a login node has written: logs and metrics as they grow, checkpoints that are chosen."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -50,8 +50,8 @@ _passed_over: dict[tuple[Path, Address, RunId], dict[str, int]] = {}  # files th
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
-    """A run of the login node, whose attempts are some of those of a run here."""
+class RemoteRun:
+    """A run of a login node, whose attempts are some of those of a run here."""
 
     run: RunDir
     address: Address
@@ -59,18 +59,18 @@ class Stay:
     first: int  # the number of its first attempt
 
 
-def stays(run: RunDir) -> list[Stay]:
-    """Where the run is and has been, the oldest first."""
+def remote_runs(run: RunDir) -> list[RemoteRun]:
+    """Return the runs on login nodes that a run here is, and was, the oldest first."""
     found: dict[tuple[Address, RunId], int] = {}
     for attempt in attempts(run):
         handle = read_record(attempt.handle, Handle)
         if handle is not None and handle.cluster_kind == KIND and (there := handle.run_there()):
             found.setdefault((address_of(run, attempt), there), attempt.number)
-    return [Stay(run, *place, first) for place, first in found.items()]
+    return [RemoteRun(run, *place, first) for place, first in found.items()]
 
 
 def is_there(attempt: AttemptDir) -> bool:
-    """Its ranks write on a login node's cluster."""
+    """Return whether the attempt's ranks write on a login node's cluster."""
     intent = read_record(attempt.intent, Intent)
     return intent is None or intent.cluster_kind == KIND
 
@@ -97,68 +97,70 @@ def bring_logs(run: RunDir) -> None:
 
 
 def _bring(run: RunDir) -> dict[str, LaunchError]:
-    """What is new on the login nodes; gives those that could not be asked."""
+    """Copy what is new on the login nodes, and return why some of them could not be asked."""
     known = logs.known(run, is_there)
     troubles = {}
-    for stay in stays(run):
+    for remote in remote_runs(run):
         try:
-            _bring_from(stay, known)
+            _bring_from(remote, known)
         except LaunchError as error:
-            troubles[str(stay.address)] = error
+            troubles[str(remote.address)] = error
     return troubles
 
 
-def _bring_from(stay: Stay, here: dict[str, int]) -> None:
-    """Attempts that were elsewhere may have left a file of metrics of that name here."""
-    mark = f".a{stay.first:04d}.jsonl" if stay.first > 1 else ".jsonl"
+def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
+    """Copy what is new on one of them. Metrics get a mark if attempts elsewhere may have left files of the name."""
+    mark = f".a{remote.first:04d}.jsonl" if remote.first > 1 else ".jsonl"
     known = {
         name.removesuffix(mark) + ".jsonl" if name.startswith("metrics/") else name: size
         for name, size in here.items()
         if not name.startswith("metrics/") or name.endswith(mark)
     }
-    passed_over = _passed_over.setdefault((stay.run.path, stay.address, stay.there), {})
+    passed_over = _passed_over.setdefault((remote.run.path, remote.address, remote.there), {})
     known |= passed_over
     for _ in range(_MOST_ANSWERS):
-        answer = ask(stay.address, AskLogs(stay.there, known), LogNews, timeout_s=_ANSWER_S)
+        answer = ask(remote.address, AskLogs(remote.there, known), LogNews, timeout_s=_ANSWER_S)
         brought = False
         for tail in answer.tails:
             if tail.at != known.get(tail.name, 0) or len(known) > _MOST_FILES:
-                raise LaunchError(f"{stay.address}: {tail.name[:100]!r} from byte {tail.at} on: nobody asked for that")
+                raise LaunchError(
+                    f"{remote.address}: {tail.name[:100]!r} from byte {tail.at} on: nobody asked for that"
+                )
             brought = brought or bool(tail.content) or tail.name not in known
-            if not tail.is_plainly_named or not _is_of(stay, tail.name):
+            if not tail.is_plainly_named or not _is_of(remote, tail.name):
                 if not passed_over:
-                    news.say(f"{stay.address}: passed over what cannot be a log of the run: {tail.name[:100]!r}")
+                    news.say(f"{remote.address}: passed over what cannot be a log of the run: {tail.name[:100]!r}")
                 known[tail.name] = passed_over[tail.name] = logs.ALL
                 continue
             known[tail.name] = tail.at + len(tail.content)
             name = tail.name.removesuffix(".jsonl") + mark if tail.name.startswith("metrics/") else tail.name
-            tails.put(stay.run.path, logs.FOLDERS, tail._replace(name=name))
+            tails.put(remote.run.path, logs.FOLDERS, tail._replace(name=name))
         if not answer.more or not brought:
             return
-    raise Unreachable(f"{stay.address}: there is more of the run's logs than comes at once", "hint: again")
+    raise Unreachable(f"{remote.address}: there is more of the run's logs than comes at once", "hint: again")
 
 
-def _is_of(stay: Stay, name: str) -> bool:
-    """Logs of attempts before it are not a login node's to write."""
+def _is_of(remote: RemoteRun, name: str) -> bool:
+    """Return whether a log is of attempts that were there: a login node writes no other."""
     found = parse_log_folder(name.split("/")[1])
-    return name.startswith("metrics/") or (found is not None and found[0] >= stay.first)
+    return name.startswith("metrics/") or (found is not None and found[0] >= remote.first)
 
 
 # -- what ranks have written beside their code
 
 
 def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
-    """Have it below this folder; gives the folder of each login node, which tells code from outputs itself."""
+    """Copy it below `draft`; return the folder of each login node, which tells code from outputs itself."""
     folders = []
-    for number, stay in enumerate(stays(run)):
-        folder = draft / f"{number:03d}" / stay.address.login.replace("/", "_")
-        tails.bring(folder, (run.code.name,), {}, partial(_outputs_of, stay), str(stay.address))
+    for number, remote in enumerate(remote_runs(run)):
+        folder = draft / f"{number:03d}" / remote.address.login.replace("/", "_")
+        tails.bring(folder, (run.code.name,), {}, partial(_outputs_of, remote), str(remote.address))
         folders.append(folder / run.code.name)
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _outputs_of(stay: Stay, known: dict[str, int]) -> tuple[tuple[tails.Tail, ...], bool]:
-    answer = ask(stay.address, AskOutputs(stay.there, known), LogNews, timeout_s=_ANSWER_S)
+def _outputs_of(remote: RemoteRun, known: dict[str, int]) -> tuple[tuple[tails.Tail, ...], bool]:
+    answer = ask(remote.address, AskOutputs(remote.there, known), LogNews, timeout_s=_ANSWER_S)
     return answer.tails, answer.more
 
 
@@ -166,21 +168,21 @@ def _outputs_of(stay: Stay, known: dict[str, int]) -> tuple[tuple[tails.Tail, ..
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Bring home logs, metrics and a checkpoint: `newest` with the best, `none`, or a step; a line for each thing."""
+    """Copy logs, metrics and a checkpoint here: `newest` with the best, `none`, or a step. Return a line for each."""
     return mirror.fetch(
         run, checkpoint, theirs=is_there, bring_logs=lambda: _bring(run), holders=lambda: holders_of(run, checkpoint)
     )
 
 
 def bring_newest(run: RunDir) -> None:
-    """The run is to go on somewhere else: what it would go on from is here, and the logs where they can be had."""
+    """Copy what a run that is to go on somewhere else would go on from, and its logs where they can be had."""
     mirror.bring_newest(run, holders_of(run))
     _bring(run)
 
 
 def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
-    """Those on the login node, verified there."""
-    if not (there := stays(run)):
+    """Return those on the login node, verified there if asked for."""
+    if not (there := remote_runs(run)):
         return []
     last = there[-1]
     limit_s = _LONG_S if verify else _ANSWER_S
@@ -189,9 +191,10 @@ def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
 
 
 def holders_of(run: RunDir, checkpoint: str = "newest") -> Holders:
-    """The login nodes as machines that have its checkpoints."""
+    """Return the login nodes as machines that have its checkpoints."""
     disks = {
-        f"{stay.address.login}:{stay.there}": LoginDisk(stay.address, stay.there, checkpoint) for stay in stays(run)
+        f"{remote.address.login}:{remote.there}": LoginDisk(remote.address, remote.there, checkpoint)
+        for remote in remote_runs(run)
     }
     held: dict[str, Sequence[Held] | LaunchError] = {}
     for name, disk in disks.items():

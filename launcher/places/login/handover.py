@@ -14,11 +14,11 @@ from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
 from launcher.places.login.address import KIND, Address, address_of
 from launcher.places.login.files import LoginDisk, holders_of
 from launcher.places.login.lines import ask, persistently
-from launcher.places.login.messages import OpenAttempt, OpenRuns, RunWanted, SpecThere, VoidTokens
-from launcher.places.login.waiting import options_there
+from launcher.places.login.messages import OpenAttempt, OpenRuns, RemoteSpec, RunWanted, VoidTokens
+from launcher.places.login.waiting import remote_options
 from launcher.plan.build import repeat_of
 from launcher.plan.model import Plan
-from launcher.remote.rpc.client import FarLaunch, far_error, said_by
+from launcher.remote.rpc.client import RemoteLaunch, remote_error, said_by
 from launcher.remote.rpc.wire import Have, Outcome, Tree
 from launcher.remote.shipping.tree import contents, digest_of, entries
 from launcher.run.attempts import read_plan
@@ -33,7 +33,7 @@ from trainer.checkpoint_files.partial import Held
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """How long a login node is waited for: by who submits, and by who only looks and hands over on the way."""
+    """How long to wait for a login node: at a submit, and in a status command that hands over on the way."""
 
     answer_s: float
     tree_s: float  # for a large tree to be written and read there
@@ -94,7 +94,7 @@ def _carry_out(handover: Handover, patience: _Patience) -> None:
     begun = False
     following = _next_attempt(handover, plan, address)
 
-    def work(line: FarLaunch) -> Outcome:
+    def work(line: RemoteLaunch) -> Outcome:
         nonlocal begun
         request = following or _new_runs(handover, plan, address, line, patience)
         begun = True
@@ -124,7 +124,7 @@ def _settle(handover: Handover, outcome: Outcome) -> None:
     if outcome.runs and not outcome.error:
         return
     lines = outcome.error or ("the login node gave no answer",)
-    error = said_by(str(_address(handover)), far_error(lines, outcome.exit_code))
+    error = said_by(str(_address(handover)), remote_error(lines, outcome.exit_code))
     if not outcome.runs:
         raise _not_started(error)
     for run, attempt in handover.members[len(outcome.runs) :]:
@@ -144,23 +144,23 @@ def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttem
     last = read_plan(run, after)
     added = plan.overrides[len(last.overrides) :]
     if any(word.startswith("queue.") for word in added):
-        added = (*added, *options_there(plan, address))
+        added = (*added, *remote_options(plan, address))
     usual = None if plan.defaults == last.defaults else _without_the_way(plan)
     anew = any(event.kind == ANEW and event.attempt == attempt.number for event in read_lines(run.events, Event))
     return OpenAttempt(address.folder, handover.intent.ticket, there, after, added, usual, anew)
 
 
-def _new_runs(handover: Handover, plan: Plan, address: Address, line: FarLaunch, patience: _Patience) -> OpenRuns:
+def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaunch, patience: _Patience) -> OpenRuns:
     """Send their code, and return the request that starts them there."""
     first, attempt = handover.members[0]
     number = attempt.number
     code = list_frozen(first.code)
     digest = plan.code.digest if number == 1 else digest_of(code)  # ranks may have written into it elsewhere
-    code_there(line, code, digest, address.folder, patience.tree_s)
-    specs, runs = list[SpecThere](), list[RunWanted]()
+    send_code(line, code, digest, address.folder, patience.tree_s)
+    specs, runs = list[RemoteSpec](), list[RunWanted]()
     for run, _ in handover.members:
         own = read_plan(run, number)
-        spec = spec_there(own, run.spec.read_bytes(), options_there(own, address, again=number > 1))
+        spec = remote_spec(own, run.spec.read_bytes(), remote_options(own, address, again=number > 1))
         specs += [spec] if specs[-1:] != [spec] else []
         events = run.events.read_bytes() if number > 1 else b""
         runs.append(RunWanted(own.run_id, len(specs) - 1, repeat_of(own), number, events, own.starts_at))
@@ -171,7 +171,7 @@ def _new_runs(handover: Handover, plan: Plan, address: Address, line: FarLaunch,
 
 
 def _bring_checkpoints_there(run: RunDir, address: Address, token: str) -> None:
-    """What the run goes on from, where that is not there: it was elsewhere before."""
+    """Send the checkpoint that the run goes on from, if it was elsewhere before."""
     before = holders_of(run)  # other login nodes
     there = Holders(before.home, {address.login: LoginDisk(address, run.id, token=token)}, {}, {})
 
@@ -182,23 +182,23 @@ def _bring_checkpoints_there(run: RunDir, address: Address, token: str) -> None:
     bring_what_it_goes_on_from(run, before, send)
 
 
-def code_there(line: FarLaunch, code: CodeList, digest: str, folder: str, limit_s: float) -> None:
-    """Have this code there, under its digest."""
+def send_code(line: RemoteLaunch, code: CodeList, digest: str, folder: str, limit_s: float) -> None:
+    """Send this code, unless it is there under its digest."""
     if not line.ask(Have(folder, digest), bool, timeout_s=limit_s):
         tree = Tree(folder, digest, entries(code))
         line.ask(tree, bool, contents=contents(code), timeout_s=limit_s)
 
 
-def spec_there(plan: Plan, text: bytes, waits: tuple[str, ...]) -> SpecThere:
-    """The spec as it goes to the login node: without how to get there. `waits`: options of what it waits for there."""
+def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
+    """Return the spec for the login node, without how to get there. `waits`: options of what it waits for there."""
     defaults = _without_the_way(plan)
     file, project = os.fsencode(plan.spec_file), os.fsencode(plan.project)
     called = (file.decode(errors="replace"), project.decode(errors="replace"))
-    return SpecThere(Path(called[0]).name, text, (*plan.overrides, *waits), defaults, called)
+    return RemoteSpec(Path(called[0]).name, text, (*plan.overrides, *waits), defaults, called)
 
 
 def _without_the_way(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """What the clusters file says of options, but for how to get to the login node."""
+    """Return the options of the clusters file, but for how to get to the login node."""
     return tuple((key, value) for key, value in plan.defaults if not key.startswith(f"{KIND}."))
 
 

@@ -1,4 +1,4 @@
-"""The connections of this process to login nodes: kept open, all asked at once, silent ones left alone for a while."""
+"""Connections of this process to login nodes: kept open, all asked at once, silent ones left alone for a while."""
 
 import atexit
 import contextlib
@@ -11,20 +11,20 @@ from launcher.places.login.address import Address
 from launcher.places.login.messages import Request
 from launcher.remote.failures import SilentMachines
 from launcher.remote.parallel import for_all
-from launcher.remote.rpc.client import Broken, FarLaunch, Silent
+from launcher.remote.rpc.client import Broken, RemoteLaunch, Silent
 from launcher.remote.rpc.wire import Garbled
 
 _PAUSES_S = (0.5, 2.0, 5.0)  # before each further try
 
 T = TypeVar("T")
 
-_open: dict[Address, tuple[FarLaunch, frozenset[str]]] = {}
+_open: dict[Address, tuple[RemoteLaunch, frozenset[str]]] = {}
 silent = SilentMachines[Address]()  # to those who watch
 
 
 @contextlib.contextmanager
-def line_to(address: Address, *, without: Collection[str] = (), compress: bool = False) -> Iterator[FarLaunch]:
-    """A connection that is kept open for whoever asks next, unless it broke. `without`: variables it must not get."""
+def line_to(address: Address, *, without: Collection[str] = (), compress: bool = False) -> Iterator[RemoteLaunch]:
+    """Yield a connection that stays open for the next question unless it broke. `without`: variables kept from it."""
     line = _taken(address, frozenset(without), compress=compress)
     try:
         line.greet()
@@ -39,7 +39,7 @@ def line_to(address: Address, *, without: Collection[str] = (), compress: bool =
 
 
 def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) -> T:
-    """Over a connection that may have been open for long: one that has broken meanwhile is made again, once."""
+    """Ask over the connection that is open, if any; one that has broken meanwhile is made again, once."""
     if address in _open:
         with contextlib.suppress(Broken):
             return _asked(address, request, kind, timeout_s)
@@ -51,8 +51,8 @@ def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) 
         return line.ask(request, kind, timeout_s=timeout_s)
 
 
-def persistently(address: Address, work: Callable[[FarLaunch], T], *, without: Collection[str]) -> T:
-    """What comes of it; all of it anew where the connection breaks on the way."""
+def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without: Collection[str]) -> T:
+    """Return what `work` does; where the connection breaks on the way, all of it is done anew."""
     pauses = iter(_PAUSES_S)
     was_there = address in _open
     while True:
@@ -69,9 +69,9 @@ def persistently(address: Address, work: Callable[[FarLaunch], T], *, without: C
 
 
 def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float) -> dict[Address, T | LaunchError]:
-    """Each login node its own question, all at the same time; where there is no answer in time, why."""
+    """Ask each login node its own question, all at the same time; return the answers, or why there is none in time."""
     deadline = time.monotonic() + limit_s
-    # All at the same time: a connection that is slow to come keeps nobody else waiting.
+    # A connection that is slow to come keeps none of the others waiting.
     begun = for_all({str(index): pair for index, pair in enumerate(questions.items())}, lambda _, pair: _begun(*pair))
     answers: dict[Address, T | LaunchError] = {}
     for address, line in zip(questions, begun.values(), strict=True):
@@ -82,14 +82,14 @@ def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float)
             _open[address] = (line, frozenset())
         except LaunchError as error:
             answers[address] = error
-            if isinstance(line, FarLaunch):
+            if isinstance(line, RemoteLaunch):
                 line.close()
                 silent.note(address, error)
     return answers
 
 
-def _begun(address: Address, request: Request) -> FarLaunch:
-    """The connection on which the question is on its way."""
+def _begun(address: Address, request: Request) -> RemoteLaunch:
+    """Send the question, and return the connection on which its answer comes."""
     if (why := silent.why(address)) is not None:
         raise why
     line = _taken(address)
@@ -101,14 +101,14 @@ def _begun(address: Address, request: Request) -> FarLaunch:
     return line
 
 
-def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> FarLaunch:
-    """It is somebody's alone until it is put back."""
+def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> RemoteLaunch:
+    """Take the open connection out of `_open`, or make one: nobody else uses it until it is put back."""
     line, kept_from = _open.pop(address, (None, frozenset()))
     if line is not None:
         if without <= kept_from:
             return line
         line.close()
-    return FarLaunch(address, without=without, compress=compress)
+    return RemoteLaunch(address, without=without, compress=compress)
 
 
 @atexit.register

@@ -1,6 +1,6 @@
-"""What this machine and a login node say to each other about runs. One answer to each request; data only, typed.
+"""Requests to a login node about runs, and the answers: one to each request, data only, typed.
 
-README.md has the picture; behind each request's arrow stands its answer.
+README.md has the picture; behind each request's arrow stands its answer. Login nodes with 0.1.0 understand all of them.
 """
 
 from typing import Annotated
@@ -53,12 +53,12 @@ class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
 
 
 class ReleaseRun(msgspec.Struct, frozen=True, tag="release"):
-    """Let it go, which was held. → None"""
+    """Release a held run. → None"""
 
     run: RunId
 
 
-class SpecThere(msgspec.Struct, frozen=True):
+class RemoteSpec(msgspec.Struct, frozen=True):
     """A spec as it was written here, with what belongs to it."""
 
     name: str  # of its file
@@ -69,15 +69,15 @@ class SpecThere(msgspec.Struct, frozen=True):
 
 
 class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
-    """What would be done with this spec and this tree of code? → PreviewThere"""
+    """What would be done with this spec and this tree of code? → RemotePreview"""
 
     folder: str
     on: str
     digest: str
-    spec: SpecThere
+    spec: RemoteSpec
 
 
-class PreviewThere(msgspec.Struct, frozen=True):
+class RemotePreview(msgspec.Struct, frozen=True):
     run_dir: str
     handed: Preview | None
 
@@ -94,13 +94,13 @@ class RunWanted(msgspec.Struct, frozen=True):
 
 
 class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
-    """Start these runs, unless this token has started any. → Outcome"""
+    """Start these runs, unless this submit token has started any. → Outcome"""
 
     folder: str
     on: str
     token: str
     digest: str  # of their code, a tree that is there
-    specs: tuple[SpecThere, ...]
+    specs: tuple[RemoteSpec, ...]
     runs: tuple[RunWanted, ...]
     secrets: dict[str, str]
     notifying: Notifying | None = None  # with its addresses
@@ -110,7 +110,7 @@ class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
 
 
 class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
-    """A new attempt of a run there whose attempt `after` has ended, unless this token has started it. → Outcome"""
+    """Open a new attempt of a run there whose attempt `after` has ended, unless this token has. → Outcome"""
 
     folder: str
     token: str
@@ -122,7 +122,7 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
-    """Nobody asks for these any more: what came of each? Nothing will, after this. → dict of Outcome"""
+    """What came of each of these tokens? From now on they start nothing. → dict of Outcome"""
 
     folder: str
     tokens: tuple[str, ...]
@@ -192,8 +192,8 @@ class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
     run: RunId
 
 
-class ForgiveNodes(msgspec.Struct, frozen=True, tag="forgive"):
-    """Nothing is held against these nodes any more; without one, against any. → list of Blame"""
+class IncludeNodes(msgspec.Struct, frozen=True, tag="forgive"):
+    """Include these nodes again, or all if none is named. → list of Blame"""
 
     run: RunId
     hosts: tuple[str, ...]
@@ -237,7 +237,7 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
 
 
 class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
-    """What do these runs take of disks there, and code that no other run there needs? → list of KeptRemote"""
+    """What do these runs, and code that no run needs, take of disks there? → list of KeptRemote"""
 
     folder: str
     runs: tuple[RunId, ...]
@@ -246,6 +246,6 @@ class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
 
 Request = (
     AskMachine | AskHosts | AskQueue | AskPreview | OpenRuns | OpenAttempt | ReleaseRun | VoidTokens | LookAtRuns
-    | AskLogs | AskRunsFolder | AskOutputs | EndRun | ForgiveNodes | AskCheckpoints | AskStock | GivePiece | KeepPiece
+    | AskLogs | AskRunsFolder | AskOutputs | EndRun | IncludeNodes | AskCheckpoints | AskStock | GivePiece | KeepPiece
     | TidyRuns
 )  # fmt: skip

@@ -1,5 +1,7 @@
-"""The records of a run on a login node, kept in its folder here: what came is data of declared types, and what is our
-own (where the run is, what it is called, its plan) stays as it is."""
+"""Keep the records of a run on a login node in its folder here.
+
+What came is data of declared types, and what is our own (where the run is, what it is called, its plan) stays as it is.
+"""
 
 import hashlib
 import time
@@ -25,7 +27,7 @@ _SEEN_S = 5.0  # how much older than the truth the note of when the run was last
 
 
 def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
-    """How much of a run is here already, for the login node to send the rest."""
+    """Return how much of a run is here already, for the login node to send the rest."""
     try:
         size = run.events.stat().st_size
     except FileNotFoundError:
@@ -34,7 +36,7 @@ def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
 
 
 def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tuple[int, bytes]:
-    """Where the new whole lines belong, and they: all of them where they do not continue what is known."""
+    """Return where new whole lines belong, and these lines: all there are if they do not continue what is known."""
     at = known.events if _tail(run.events, known.events) == known.tail else 0
     try:
         with run.events.open("rb") as events:
@@ -56,9 +58,9 @@ def _tail(events: Path, end: int) -> str:
 
 
 def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
-    """Those of an attempt before the newest that is known here are nobody's news. The end comes last.
+    """Keep what is new. Records of an attempt before the newest that is known here are not. The end comes last.
 
-    Of what has ended nothing is asked any more: until all events are here, it has not.
+    An ended run is not asked about again, so it has not ended until all of its events are here.
     """
     mine = newest(run)
     if mine is not None and mine.number > attempt.number + len(news.attempts) - 1:
@@ -78,7 +80,7 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
 
 
 def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
-    """An attempt that was begun there. Its handle is there before it is: what has none is yet to be handed over."""
+    """Create an attempt that was begun there, its handle first: one without would be open to be handed over."""
     here = run.attempt(news.number)
     handle = read_record(known.handle, Handle) or Handle(KIND)
     make_dir(here.path)
@@ -90,7 +92,7 @@ def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str 
 
 
 def _keep_avoided(run: RunDir, news: RunNews) -> None:
-    """What attempts elsewhere hold against nodes is not for a login node to say."""
+    """Keep which nodes are excluded there. What attempts elsewhere say of nodes is not a login node's to change."""
     before = read_record(run.avoided, list[Blame]) or []
     theirs = {number for number in {blame.attempt for blame in (*before, *news.avoided)} if _was_there(run, number)}
     blames = [blame for blame in before if blame.attempt not in theirs]
@@ -116,7 +118,7 @@ def _keep_events(run: RunDir, news: RunNews) -> None:
 
 
 def word_of(attempt: AttemptDir, news: RunNews) -> ClusterWord:
-    """What the login node says, in the words of a cluster; noted, for the time when it says nothing."""
+    """Return the state that the login node reports, and note it for the time when it reports nothing."""
     last = read_record(attempt.seen, ClusterWord)
     word = _word(news, last)
     if last is None or last.word != word.word or word.at - last.at > _SEEN_S:

@@ -1,10 +1,10 @@
-"""What runs keep on login nodes and their clusters: told by the `launch` there, and taken away by it."""
+"""List and remove what runs keep on login nodes and their clusters: the `launch` there does it."""
 
 from collections.abc import Sequence
 
 from launcher.ids import RunId
 from launcher.places.login.address import Address
-from launcher.places.login.files import stays
+from launcher.places.login.files import remote_runs
 from launcher.places.login.lines import ask
 from launcher.places.login.messages import TidyRuns
 from launcher.places.place import KeptRemote
@@ -20,8 +20,8 @@ Names = dict[RunId, RunId]  # by what runs are called there: what they are calle
 def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
     asked: dict[Address, Names] = {}
     for run in runs:
-        for stay in stays(run):
-            asked.setdefault(stay.address, {})[stay.there] = run.id
+        for remote in remote_runs(run):
+            asked.setdefault(remote.address, {})[remote.there] = run.id
     addresses = {str(address): address for address in asked}
 
     def work(_: str, address: Address) -> list[KeptRemote]:
@@ -39,7 +39,7 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
 
 
 def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
-    """As the runs are called here; of others it was not asked."""
+    """Return it under the names that the runs have here, without runs that it was not asked about."""
     return KeptRemote(
         f"{address.login}:{told.where[:_MOST_WHERE]}" if told.where else address.login,
         {names[run]: size for run, size in told.runs.items() if run in names},

@@ -1,4 +1,4 @@
-"""What runs on a login node's cluster wait for: that cluster waits, for runs as they are called there."""
+"""Say what runs on a login node's cluster wait for: that cluster waits, for runs under the names they have there."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _USUAL = QueueOptions()
 
 
 def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """What of these options the cluster there cannot do, nor of following these runs; asked only where there is any."""
+    """Return what of these options, and of following these runs, the cluster there cannot do."""
     if queue == _USUAL:
         return []
     follows, problems = list[Predecessor](), list[Misfit]()
@@ -40,9 +40,11 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
     return [Misfit(one.key if one.key.startswith("queue.") else "queue", one.reason, one.hint) for one in found]
 
 
-def options_there(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
-    """`--set` options by which the run there waits as its plan here says, whatever its spec had in mind. Raises Refused
-    where a run that it is to follow is not there. `again`: it begins there, and has waited elsewhere."""
+def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
+    """Return the `--set` options by which the run there waits as its plan here says, whatever its spec says.
+
+    Raises Refused if a run that it is to follow is not there. `again`: it begins there, and has waited elsewhere.
+    """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
         return ()
     follows = [str(_there(one, address)) for one in plan.awaited]
@@ -52,7 +54,7 @@ def options_there(plan: Plan, address: Address, *, again: bool = False) -> tuple
 
 
 def runs_folder(address: Address) -> str:
-    """Where runs there are."""
+    """Return the folder of all runs there."""
     question = AskRunsFolder(address.folder)
     return persistently(address, lambda line: line.ask(question, str, timeout_s=_ANSWER_S), without=())
 
@@ -66,7 +68,7 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _there(one: AwaitedRun, address: Address) -> Predecessor:
-    """As the login node calls it. Raises Refused where it has it not."""
+    """Return it under the name that it has there. Raises Refused if it is not there."""
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None
@@ -80,5 +82,5 @@ def _there(one: AwaitedRun, address: Address) -> Predecessor:
 
 
 def _is_at(there: Address, address: Address) -> bool:
-    """Clusters of one login node know each other's runs."""
+    """Return whether they have one folder of runs, as clusters of one login node have."""
     return (there.login, there.folder) == (address.login, address.folder)

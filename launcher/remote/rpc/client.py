@@ -19,7 +19,7 @@ from launcher.remote.target import target_of
 from launcher.spec.model import SshHost
 from launcher.states import VERSION
 
-__all__ = ["Broken", "FarLaunch", "RpcClient", "Silent", "far_error", "far_program"]
+__all__ = ["Broken", "RemoteLaunch", "RpcClient", "Silent", "remote_error", "remote_program"]
 
 GREETING_S = 30.0  # Python may start slowly from a login node's file system
 _LEAVE_S = 2.0
@@ -34,7 +34,7 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 T = TypeVar("T")
 
 
-class FarProgram(Protocol):
+class RemoteProgram(Protocol):
     """Where to find `launch` on another machine."""
 
     @property
@@ -54,7 +54,7 @@ class FarProgram(Protocol):
         """openssh or paramiko."""
 
 
-def far_program(path: str) -> str:
+def remote_program(path: str) -> str:
     """A program's path for whatever shell the user has there; `~` is theirs to fill in."""
     if path == "~" or path.startswith("~/"):
         return f'"$HOME"{_quoted(path[1:])}'
@@ -118,7 +118,7 @@ class RpcClient(ClosedAtTheEnd):
             raise self._garbled(f"expected at most {most} bytes behind the answer, got {reply.follows}")
         self._waits, self._left = False, reply.follows
         if reply.error:
-            raise self._told(far_error(reply.error, reply.exit_code))
+            raise self._told(remote_error(reply.error, reply.exit_code))
         return cast("T", value)
 
     def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
@@ -174,10 +174,10 @@ class RpcClient(ClosedAtTheEnd):
         return error
 
 
-class FarLaunch(RpcClient):
+class RemoteLaunch(RpcClient):
     """`launch _far` on a login node."""
 
-    def __init__(self, login: FarProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
+    def __init__(self, login: RemoteProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
         """`without`: variables that must not reach ssh."""
         self.login = login
         self._way, running = started(login, "_far", without, compress=compress)
@@ -202,7 +202,7 @@ class FarLaunch(RpcClient):
             more = f"hint: `launch: ~/path/to/launch` of {self.login.cluster} in the clusters file says where it is"
             return Unreachable(f"{_who(self.login)}: there is no `{self.login.launch}`", *words, more)
         if code == Exit.BAD_INPUT:
-            return self._other_version(far_version(self.login))
+            return self._other_version(remote_version(self.login))
         if code == -1 and not words:
             return Broken(f"{_who(self.login)} cannot be reached: the connection ended before launch there answered")
         if code == -1:
@@ -222,10 +222,10 @@ class FarLaunch(RpcClient):
 
 
 def started(
-    login: FarProgram, word: str, without: Collection[str] = (), *, compress: bool = False
+    login: RemoteProgram, word: str, without: Collection[str] = (), *, compress: bool = False
 ) -> tuple[Line | None, Running]:
     """The program there with this word, and what has to be closed after it: ssh makes a connection for it alone."""
-    line = f"{far_program(login.launch)} {word}"
+    line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":
         user, _, host = login.login.rpartition("@")
         way = connect(target_of(SshHost(host, user=user or None)))
@@ -235,7 +235,7 @@ def started(
     return None, Running(_who(login), command.start(line))
 
 
-def far_error(lines: Collection[str], code: int) -> LaunchError:
+def remote_error(lines: Collection[str], code: int) -> LaunchError:
     """What went wrong there, as if it had gone wrong here."""
     error = LaunchError(*(line[:_LONGEST_WORD] for line in [*lines][:_MOST_LINES]))
     error.exit_code = Exit(code) if code in set(Exit) - {Exit.OK} else Exit.INTERNAL
@@ -248,7 +248,7 @@ def said_by(who: str, error: LaunchError) -> LaunchError:
     return error
 
 
-def far_version(login: FarProgram) -> str:
+def remote_version(login: RemoteProgram) -> str:
     """What `launch --version` says there; for a message."""
     with contextlib.suppress(LaunchError):
         way, running = started(login, "--version")
@@ -260,5 +260,5 @@ def far_version(login: FarProgram) -> str:
     return "?"
 
 
-def _who(login: FarProgram) -> str:
+def _who(login: RemoteProgram) -> str:
     return f"login node {login.login} of {login.cluster}"
