@@ -30,6 +30,7 @@ _PIECE_S = 60.0  # for a mebibyte behind an answer: many hosts at once may share
 _SAID_LINES = 8  # of what ssh or a shell there says in the end
 _LONGEST_WORD, _MOST_LINES = 2000, 200  # of what is said instead of an answer
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_NO_MODULE = "No module named 'launcher"  # what Python says of a version that has its modules elsewhere
 
 T = TypeVar("T")
 
@@ -155,6 +156,8 @@ class RpcClient(ClosedAtTheEnd):
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
         if isinstance(error, OtherVersion):
             return OtherVersion(f"{self._running.who}: {error.lines[0]}")
+        if isinstance(error, EOFError) and _NO_MODULE in "".join(self._running.last_words()):
+            return OtherVersion(f"{self._running.who}: another version of launch is there, without what {VERSION} asks")
         return self._garbled(error.lines[0]) if isinstance(error, Garbled) else self._broken(error)
 
     def _broken(self, error: EOFError | Silent) -> Unreachable:

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.errors import Exit, LaunchError
 from launcher.ids import parse_run_id
+from launcher.places.ssh import host_client
 from launcher.places.ssh.host_client import HostClient, Place
 from launcher.places.ssh.messages import ListRuns, SendFile
 from launcher.remote.rpc.wire import Garbled, Reply, encoded, greeting
@@ -55,6 +56,25 @@ def client(host):
 
 def ask(client, workdir="/w", contents=()):
     return client.ask(ListRuns(workdir), list[str], contents)
+
+
+class _OlderHost(_Host):
+    """Its launcher has no such module."""
+
+    def read(self, _size, _limit_s):
+        return b""
+
+    def last_words(self):
+        return ["  python: Error while finding module specification (No module named 'launcher.x')"]
+
+
+def test_a_host_with_a_version_that_has_its_modules_elsewhere_gets_ours(host, monkeypatch):
+    """A pool's run that 0.1.0 had begun could not be seen any more."""
+    programs = {"python": _OlderHost(), "ours": host}
+    monkeypatch.setattr(host_client, "survey", lambda *_: None)
+    monkeypatch.setattr(host_client, "settled_in", lambda *_: "ours")
+    line = SimpleNamespace(start=lambda argv: programs[argv[0]])
+    assert ask(HostClient(line, Place(SshHost("node0"), False, "python", "/w", "node0"))) == ["job-1a2b"]
 
 
 def test_nobody_else_is_answered_while_a_file_is_still_coming(client, host):
