@@ -45,6 +45,10 @@ COMMANDS = {
         "launcher.cli.looking.report",
         "write runs as one page to send: curves, differences, environment, notes",
     ),
+    "debug-archive": (
+        "launcher.cli.looking.debug_archive",
+        "write what a bug report needs of a run, without secrets and hosts; shows first what it holds",
+    ),
     "fetch": ("launcher.cli.keeping.fetch", "copy logs, metrics and checkpoints here from other machines"),
     "export": (
         "launcher.cli.keeping.export",
@@ -96,7 +100,7 @@ HEADINGS = {
     "run": ("sweep", "predict", "serve", "release"),
     "look": ("compare", "top", "board", "exec", "shell", "stacks", "debug"),
     "manage": ("edit", "rm", "prune", "du", "nodes", "notify"),
-    "share": ("report", "fetch", "export"),
+    "share": ("report", "fetch", "export", "debug-archive"),
     "check": ("spec", "prove", "scale", "completion"),
 }  # fmt: skip
 

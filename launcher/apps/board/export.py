@@ -19,9 +19,9 @@ from launcher.apps.board.life_view import board_life
 from launcher.apps.board.log_view import LogPage, LogWish, log_page
 from launcher.apps.board.measured.curves import MOST_NAMES, CurveWindow, curves
 from launcher.apps.board.measured.reading import MeasuredRun
-from launcher.apps.board.redacted import redacted, redacted_record, secrets_of
 from launcher.apps.board.rows import BoardRow, board_row, figures_of
 from launcher.apps.board.run_view import RunView, board_checkpoints, checkpoint_words, run_head, run_sheet
+from launcher.apps.redacted import redacted, redacted_record, secrets_of
 from launcher.errors import BadInput, LaunchError, Refused, said_by_the_system
 from launcher.run.durable import write_bytes
 from launcher.run.layout import RunDir

@@ -34,7 +34,6 @@ from launcher.apps.board.live.feed import Feed
 from launcher.apps.board.log_view import LogPage, LogWish, log_page
 from launcher.apps.board.measured.curves import MOST_NAMES, By, Curves, CurveWindow, curves
 from launcher.apps.board.measured.shelf import MeasuredRuns
-from launcher.apps.board.redacted import redacted
 from launcher.apps.board.run_view import (
     BoardCheckpoints,
     RunView,
@@ -43,6 +42,7 @@ from launcher.apps.board.run_view import (
     run_head,
     run_sheet,
 )
+from launcher.apps.redacted import redacted
 from launcher.apps.web.guard import RequestGuard
 from launcher.apps.web.keys import Keys
 from launcher.apps.web.limits import Limits

@@ -18,8 +18,8 @@ from launcher.apps.board.groups import RunGroup, group_of
 from launcher.apps.board.live.apart import apart
 from launcher.apps.board.live.listed import ListedRuns
 from launcher.apps.board.measured.shelf import MeasuredRuns
-from launcher.apps.board.redacted import known_secrets, redacted_record
 from launcher.apps.board.rows import BoardRow, Figures, board_row, figures_of
+from launcher.apps.redacted import known_secrets, redacted_record
 from launcher.run.layout import RunDir
 from launcher.status.about import About
 from launcher.status.derive import RunStatus

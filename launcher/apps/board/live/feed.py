@@ -15,7 +15,7 @@ from launcher.apps.board.live.all_runs import AllRuns, RowChanges
 from launcher.apps.board.live.apart import apart
 from launcher.apps.board.live.watched import Message, WatchedRun
 from launcher.apps.board.measured.shelf import MeasuredRuns
-from launcher.apps.board.redacted import redacted
+from launcher.apps.redacted import redacted
 
 _LOOK_S = 0.5  # with open pages
 _IDLE_S = 2.0  # without any

@@ -5,9 +5,11 @@ that says so, such as API_KEY or --token.
 """
 
 import contextlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -45,6 +47,11 @@ class _SpelledOut(msgspec.Struct, frozen=True):
     entry: _EntryArgs
 
 
+def names_a_secret(name: str) -> bool:
+    """Whether a variable of this name, such as API_KEY, holds a secret."""
+    return _OF_A_SECRET.search(name) is not None
+
+
 def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
     """Of all attempts up to this one. Raises what keeps the records of them from being read."""
     for value in (read_record(run.secrets, dict[str, str]) or {}).values():
@@ -54,7 +61,7 @@ def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
     for number in range(1, max(1, attempt) + 1):
         words = plan_as(run, number, _SpelledOut)
         for name, value in words.spec.env.items():
-            if _OF_A_SECRET.search(name):
+            if names_a_secret(name):
                 yield from _as_shown(value)
         for name, value in options_in(words.entry.args).items():
             if name.startswith("-") and _OPTION_OF_A_SECRET.search(name.lstrip("-")):
@@ -71,8 +78,8 @@ def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
 
 
 def _as_shown(value: str) -> Iterable[str]:
-    """Line by line, and on one line, too."""
-    return (value, *value.splitlines(), " ".join(value.split()))
+    """Yield a secret in all the ways that it may be printed: by line, on one line, as JSON, in an address."""
+    return (value, *value.splitlines(), " ".join(value.split()), json.dumps(value)[1:-1], quote(value, safe=""))
 
 
 def redacted(answer: Any, secrets: Sequence[str]) -> Any:
