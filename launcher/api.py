@@ -199,11 +199,27 @@ class Run:
     def fetch(self, checkpoint: str = "newest") -> list[str]:
         """Bring home what is on other machines: logs, metrics, and a checkpoint (`newest`, `none` or a step).
 
-        With the newest comes the best one.
+        With the newest comes the best one. What no machine has comes from the run's object store.
         """
-        self.status()
-        run = RunDir(self.path)
-        return [line for place in _places_of(run) for line in place.fetch(run, checkpoint)]
+        from launcher.copies import stored  # late: of no use to `status`
+
+        status, run = self.status(), RunDir(self.path)
+        places, lines, trouble = _places_of(run), list[str](), None
+        try:
+            lines = [line for place in places for line in place.fetch(run, checkpoint)]
+        except LaunchError as error:
+            trouble = error
+        try:
+            # No other checkpoint is put among those that a live run here goes on from.
+            asked = checkpoint != "none" and (places or status.state.ended) and stored.has_store(run)
+            brought = stored.fetch_stored(run, checkpoint) if asked else []
+        except LaunchError:
+            if trouble is None and not places:
+                raise
+            brought = []
+        if trouble is not None and not brought:
+            raise trouble
+        return lines + brought
 
     def fetch_outputs(self) -> list[str]:
         """Bring what ranks wrote beside their code to `fetched-outputs` in the run's folder; return one line per place.
@@ -239,7 +255,7 @@ class Run:
         `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or `model`, a
         folder as Hugging Face reads it. What is on other machines is fetched first.
         """
-        from launcher.copies import news  # late: `status` does not fetch
+        from launcher.copies import news, stored  # late: `status` does not fetch
         from launcher.submission import exporting  # late: of no use to `status`
         from trainer.checkpoint_files.export import Shape  # late: of no use to `status`
 
@@ -248,7 +264,8 @@ class Run:
         wish = exporting.Wish(Path(target), shape, step, best)
         exporting.look_at(wish)
         place = _place_of(newest(run))
-        if place is not None and place.remote and (step is None or not exporting.is_here(run, step)):
+        there = place is not None and place.remote
+        if (there and step is None) or (not exporting.is_here(run, step) and (there or stored.has_store(run))):
             for line in self.fetch("newest" if step is None else str(step)):
                 news.say(line)
         return exporting.export(run, wish)

@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 
 from launcher import api
-from launcher.apps.redacted import names_a_secret, secrets_of
+from launcher.apps.redacted import secrets_of
 from launcher.errors import LaunchError, Refused, said_by_the_system
 from launcher.health.last import last_check_up
+from launcher.plan.secret_values import names_a_secret, without_secrets
 from launcher.run.attempts import attempts, read_plan
 from launcher.run.durable import read_record, readable, write_bytes
 from launcher.run.layout import RunDir, parse_log_folder
@@ -28,7 +29,6 @@ from launcher.run.records import Intent
 from launcher.states import LOCAL, VERSION
 from launcher.status.derive import RunStatus
 from launcher.status.rank_log import open_log
-from launcher.supervisor.notify.record import without_secrets
 
 _MOST_BYTES = 20_000_000  # of all members together
 _MOST_OF_A_RECORD, _MOST_OF_A_LOG = 4_000_000, 64_000  # bytes of one file: the last ones

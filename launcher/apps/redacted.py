@@ -15,14 +15,14 @@ import msgspec
 
 from launcher.decoding import converted
 from launcher.errors import LaunchError
+from launcher.plan.secret_values import names_a_secret, without_secrets
 from launcher.run.attempts import plan_as
 from launcher.run.durable import read_record
 from launcher.run.layout import RunDir
 from launcher.status.about import options_in
-from launcher.supervisor.notify.record import Notifying, without_secrets
+from launcher.supervisor.notify.record import Notifying
 
 T = TypeVar("T")
-_OF_A_SECRET = re.compile(r"(?:key|token|secret|passw(?:or)?d|credentials?)$", re.IGNORECASE)  # a variable's name
 # Of an option, where `--sort-key` and `--pad-token` are words as others are, a key has to say more.
 _OPTION_OF_A_SECRET = re.compile(
     r"(?:(?:^|api|access|secret|private|auth|license|account)[-_]?key"
@@ -45,11 +45,6 @@ class _SpelledOut(msgspec.Struct, frozen=True):
 
     spec: _EnvSpec
     entry: _EntryArgs
-
-
-def names_a_secret(name: str) -> bool:
-    """Whether a variable of this name, such as API_KEY, holds a secret."""
-    return _OF_A_SECRET.search(name) is not None
 
 
 def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:

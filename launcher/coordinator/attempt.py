@@ -24,7 +24,7 @@ class AttemptPhase(Enum):
     WAITING = auto()
     STARTING = auto()
     RUNNING = auto()
-    COPYING = auto()  # disks apart: all ranks have finished, their last checkpoint lies on one disk only
+    COPYING = auto()  # all ranks have finished, their last checkpoint lies on one disk only, or is not in the store yet
     CLOSING = auto()
     OVER = auto()
 

@@ -227,13 +227,13 @@ class Watch:
     def _finished(self) -> None:
         """Nothing is left to train; until the result survives the loss of any one disk, the run is not over."""
         attempt, done = self._attempt, "all ranks have finished"
-        if not attempt.plan.disks_apart or attempt.current.settled:
+        if not attempt.plan.copies_last or attempt.current.settled:
             alone = "".join(f"; {problem}" for problem in attempt.current.uncopied)
             self._aftermath.finish(State.SUCCEEDED, None, Exit.OK, done + alone)
         elif attempt.phase is not AttemptPhase.COPYING:
             attempt.phase = AttemptPhase.COPYING
             attempt.standing.state = State.RUNNING
-            attempt.standing.message = f"{done}; their last checkpoint gets its second copies"
+            attempt.standing.message = f"{done}; their last checkpoint gets its copies"
 
     def _stopped(self, node: KnownNode, message: messages.Stopped) -> None:
         attempt = self._attempt

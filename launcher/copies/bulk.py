@@ -20,10 +20,10 @@ Heard = Callable[[int], None]
 
 def new_pool() -> ThreadPoolExecutor:
     """The threads that copy; the kernel prefers everybody else."""
-    return ThreadPoolExecutor(_THREADS, "server", initializer=_step_back)
+    return ThreadPoolExecutor(_THREADS, "server", initializer=step_back)
 
 
-def _step_back() -> None:
+def step_back() -> None:
     with contextlib.suppress(OSError):  # already as low as that, or forbidden: copying works as well
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)  # of this thread alone: Linux keeps it by thread
 

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import Exit, said_by_the_system
 from launcher.health.evidence import Fitness
@@ -40,6 +40,7 @@ from launcher.wire.messages import ToCoordinator
 if TYPE_CHECKING:
     from launcher.copies.buddies import Buddies
     from launcher.copies.replication import Replication
+    from launcher.copies.uploads import Uploads
     from launcher.health.probe import Prober
 
 NEWS_S = 0.1
@@ -69,6 +70,7 @@ class NodeAgent:
         self._leader = asyncio.Event()
         self._replication: Replication | None = None  # only where each node has a disk of its own
         self._buddies: Buddies | None = None  # only where what is in memory has copies on other nodes
+        self._uploads: Uploads | None = None  # only where checkpoints have copies in a store
         self._prober: Prober | None = None  # only where links are measured
         self._failing = ""  # what the kernel tells of a device
         self._work: set[asyncio.Task[None]] = set()
@@ -92,6 +94,8 @@ class NodeAgent:
             self._replication = await _open_replication(self._home, self._token, self._line.say)
         elif self._home.plan.keeps_copies and self._home.snapshots is not None:
             self._buddies = await _open_buddies(self._home, self._home.snapshots, self._token, self._line.say)
+        if self._home.plan.spec.checkpoint.copy_to is not None:
+            self._uploads = _open_uploads(self._home, self._line.say)
         if self._home.plan.spec.recovery.health and len(self._home.plan.nodes) > 1:
             self._prober = await _open_prober(self._home, self._token)
         for life in (
@@ -110,6 +114,8 @@ class NodeAgent:
             await self._replication.close()
         if self._buddies is not None:
             await self._buddies.close()
+        if self._uploads is not None:
+            self._uploads.close()
         if self._prober is not None:
             await self._prober.close()
         await self._preparation.close()
@@ -250,6 +256,8 @@ class NodeAgent:
         if self._replication is not None and (problem := await _bring(node, self._replication, start)) is not None:
             self._line.tell(problem)
             return
+        if self._uploads is not None:
+            self._uploads.follow(start)
         if self._buddies is not None:
             await self._buddies.bring(start)
             await self._buddies.follow(start)
@@ -265,6 +273,8 @@ class NodeAgent:
         if group is None or group.generation >= word.start.generation:
             return  # it was stopped meanwhile
         self._line.forget()
+        if self._uploads is not None:
+            self._uploads.follow(word.start)
         if self._buddies is not None:
             await self._buddies.follow(word.start)
         await self._preparation.renew()
@@ -336,6 +346,8 @@ class NodeAgent:
     def news(self) -> None:
         if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
             self._replication.note(self._group.checkpoint)
+        if self._uploads is not None and self._group is not None and self._group.checkpoint is not None:
+            self._uploads.note(self._group.checkpoint)
         if self._buddies is not None and self._group is not None and self._group.remembered is not None:
             self._buddies.note(self._group.remembered)
         if self._group is not None and self._group.is_steady and self._preparation.reserve.is_short(self._group.start):
@@ -348,9 +360,15 @@ class NodeAgent:
 
     def ended(self, exited: messages.Exited) -> None:
         self._line.tell(exited)
-        if self._replication is not None and self._group is not None and self._group.over:
+        if self._home.plan.copies_last and self._group is not None and self._group.over:
             self.news()  # of a commit just before the end
-            self._go(_settle(self._line, self._home.node.index, self._replication, self._group.generation))
+            self._go(self._settle(self._group.generation))
+
+    async def _settle(self, generation: int) -> None:
+        """Say when no file of this node's ranks waits for a copy elsewhere."""
+        problems = [await one.settle() for one in (self._replication, self._uploads) if one is not None]
+        problem = "; ".join(filter(None, problems))
+        self._line.tell(messages.Settled(self._home.node.index, generation, problem))
 
     # -- pulse and lease
 
@@ -404,6 +422,25 @@ async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator
     return replication
 
 
+def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads":
+    # late: 20 ms that runs without a store are spared
+    from launcher.copies.stored import open_store, variables_for_store  # late: see above
+    from launcher.copies.uploads import UploadRules, Uploads  # late: see above
+
+    plan, node, checkpoint = home.plan, home.node, home.plan.spec.checkpoint
+    rules = UploadRules(
+        checkpoint.copy_to_keep or checkpoint.keep, checkpoint.copy_to_every_steps, checkpoint.copy_to_every_s,
+        checkpoint.copy_to_limit_bytes, plan.disks_apart,
+    )  # fmt: skip
+    secrets = {name: home.environment[name] for name in plan.secrets if name in home.environment}
+    os.environ.update(variables_for_store(plan, secrets))
+
+    def tell(kind: Literal["checkpoint_stored", "copy_failed"], text: str) -> None:
+        say(messages.Noted(node.index, kind, text))
+
+    return Uploads(Path(plan.run_dir, checkpoint.dir), lambda: open_store(plan), rules, tell)
+
+
 async def _open_prober(home: Home, token: str) -> "Prober":
     from launcher.health.probe import Prober  # late: 20 ms that runs without such checks are spared
 
@@ -443,11 +480,6 @@ async def _bring(
     except DiskFailed as error:
         return messages.Fault(node, False, f"node {node}: its disk: {error}", disk=True)
     return None
-
-
-async def _settle(line: Lifeline, node: int, replication: "Replication", generation: int) -> None:
-    """Say when no file of this node's ranks waits for its second copy."""
-    line.tell(messages.Settled(node, generation, await replication.settle()))
 
 
 def fault_of_start(node: int, error: OSError) -> messages.Fault | None:

@@ -93,6 +93,11 @@ class Plan(msgspec.Struct, frozen=True):
         return mode == "hot" or (mode == "auto" and not self.nodes_vary)
 
     @property
+    def copies_last(self) -> bool:
+        """The last checkpoint gets copies elsewhere before the run is over."""
+        return self.disks_apart or self.spec.checkpoint.copy_to is not None
+
+    @property
     def keeps_copies(self) -> bool:
         """What a node has in memory is copied into another one's; with disks apart second copies are on those."""
         return self.spec.checkpoint.buddy and len(self.nodes) > 1 and not self.disks_apart

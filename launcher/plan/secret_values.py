@@ -1,13 +1,33 @@
 """Taking the values of secrets at submit, from the environment or a file. They are never put in words."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from launcher.errors import BadInput
 from launcher.spec.model import JobSpec, Secret
 
 _MAX_BYTES = 1 << 16
+_LEAST = 4  # characters; shorter secrets are words that occur anyway
+_OF_A_SECRET = re.compile(r"(?:key|key_id|token|secret|passw(?:or)?d|credentials?)$", re.IGNORECASE)
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether a variable of this name, such as API_KEY, holds a secret."""
+    return _OF_A_SECRET.search(name) is not None
+
+
+def credentials_in(environ: Mapping[str, str], secrets: Collection[str]) -> tuple[str, ...]:
+    """Return the values of these variables, and of all whose name says that they hold a secret."""
+    return tuple(value for name, value in environ.items() if name in secrets or names_a_secret(name))
+
+
+def without_secrets(text: str, secrets: Collection[str]) -> str:
+    """Return the text without these; the longest go first, for one may be a part of another."""
+    for one in sorted((secret for secret in secrets if len(secret) >= _LEAST), key=len, reverse=True):
+        text = text.replace(one, "(secret)")
+    return text
 
 
 def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> list[str]:

@@ -73,6 +73,15 @@ def buddy_needs_snapshots(checkpoint: Mapping, values: Values[str, Any]) -> Iter
         yield Problem(buddy.value.mark, "there is nothing in memory to copy without memory_every", hint, ("buddy",))
 
 
+def copies_need_an_address(checkpoint: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
+    """How copies in a store are made says nothing without the store."""
+    if "copy_to" in checkpoint.entries:
+        return
+    for name in ("copy_to_every", "copy_to_keep", "copy_to_limit"):
+        if (entry := checkpoint.entries.get(name)) is not None:
+            yield Problem(entry.value.mark, "has no use without copy_to", "write copy_to: s3://bucket/prefix", (name,))
+
+
 def link_floor_needs_health(recovery: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
     floor = recovery.find("link_floor")
     if floor is None or values.get("link_floor_bytes") is None or values.get("health"):

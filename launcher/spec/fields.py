@@ -15,7 +15,7 @@ from launcher.spec.kinds.queueing import PredecessorName, Priority, WrittenMomen
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.steps import NEEDS, NEEDS_KEY, ON, ON_KEY, StepsTable
 from launcher.spec.kinds.targets import WhoHears
-from launcher.spec.kinds.text import RUN_DIR_NAMES, Choice, InnerPath, Text, any_path
+from launcher.spec.kinds.text import RUN_DIR_NAMES, Choice, InnerPath, StoreAddress, Text, any_path
 from launcher.spec.kinds.times import Duration, DurationRange, Every, HangAfter
 from launcher.spec.model import (
     Budget,
@@ -127,8 +127,17 @@ CHECKPOINT = Section(
               "`buddy`, and second copies where hosts have no disk in common", ("copy_limit_bytes",), "200MB"),
         Field("copy_lag", Every(), "How far second copies may be behind, in steps or time, where hosts have no disk in "
               "common: then the next save waits for them", ("copy_lag_steps", "copy_lag_s"), "500 steps"),
+        Field("copy_to", StoreAddress(), "Where whole checkpoints have copies, in a folder of the run's id: an address "
+              "of fsspec; no step waits for them, the run's end does", example="s3://bucket/prefix"),
+        Field("copy_to_every", Every(), "How much newer than the last one a checkpoint is that is copied there, in "
+              "steps or time; without it all are, as fast as it goes", ("copy_to_every_steps", "copy_to_every_s"),
+              "1h"),
+        Field("copy_to_keep", Integer(1, 100_000), "How many of the newest stay there; without it as many as `keep`",
+              example="5"),
+        Field("copy_to_limit", Size(), "The most that these copies take of a host's network, a second",
+              ("copy_to_limit_bytes",), "100MB"),
     ),
-    checks=(checks.buddy_needs_snapshots,),
+    checks=(checks.buddy_needs_snapshots, checks.copies_need_an_address),
 )  # fmt: skip
 
 _BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, refill}}"

@@ -67,6 +67,11 @@ class CheckpointOptions(Struct, frozen=True):
     buddy: bool = False  # what is in a node's memory has a copy in the next one's
     copy_lag_steps: int | None = None  # `copy_lag: 500 steps`
     copy_lag_s: float | None = None  # `copy_lag: 10m`
+    copy_to: str | None = None  # an address of fsspec
+    copy_to_every_steps: int | None = None  # `copy_to_every: 5000 steps`
+    copy_to_every_s: float | None = None  # `copy_to_every: 1h`
+    copy_to_keep: int | None = None  # None: as many as `keep`
+    copy_to_limit_bytes: int | None = None  # `copy_to_limit:` a second; None: as fast as it goes
 
 
 class Budget(Struct, frozen=True):

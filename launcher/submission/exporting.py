@@ -74,9 +74,9 @@ def export(run: RunDir, wish: Wish) -> Exported:
     raise damaged
 
 
-def is_here(run: RunDir, step: int) -> bool:
-    """Whether a checkpoint of this step is whole here, as far as names and sizes tell."""
-    return any(one.step == step and one.state is Condition.OK for one in checkpoints(run))
+def is_here(run: RunDir, step: int | None) -> bool:
+    """Whether a checkpoint of this step, or any, is whole here, as far as names and sizes tell."""
+    return any(step in (None, one.step) and one.state is Condition.OK for one in checkpoints(run))
 
 
 def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:

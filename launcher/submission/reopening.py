@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from launcher.copies import news
-from launcher.errors import BadInput, NotStarted, Refused
+from launcher.copies.stored import fetch_stored, has_store, whole_here
+from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused
 from launcher.places.clusters_file import ClusterEntry, as_reached_now, entry
 from launcher.places.kinds import CARRIED, of_kind
 from launcher.places.place import Place
@@ -77,8 +78,7 @@ def reopen(
     wish = _asked_again(run, before, _place(before, on, defaults), overrides, renew=renew)
     plan = _plan_again(wish, run, before, renew=renew)
     was = of_kind(before.cluster_kind)
-    if was.kind != wish.cluster.kind and was.remote:
-        was.bring_newest(run)
+    _bring_newest(run, was, moves=was.kind != wish.cluster.kind, anew=anew)
     prepared = wish.cluster.prepare(plan)
     try:
         attempt, _ = new_attempt(run, wish.on, "resume", None, plan, kind=wish.cluster.kind, after=after)
@@ -104,6 +104,21 @@ def _check_code_is_here(run: RunDir, after: int) -> None:
     if not is_ours_alone(run.path.resolve()):
         hint = f"hint: ls -ld {run.path}; where it is yours, chmod go-w gives it back to you alone"
         raise BadInput(f"{run.path}: other users own it or can write to it: the code in it may be theirs", hint)
+
+
+def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
+    """Have here what the run goes on from, of the machines that it was on or else of its object store."""
+    try:
+        if was.remote and moves:
+            was.bring_newest(run)
+    except LaunchError as error:
+        if has_store(run):
+            fetch_stored(run, "newest")
+        if not has_store(run) or not (here := whole_here(run)):
+            raise
+        news.say("; ".join((error.lines[0], f"it goes on from step {here[-1]}, as the store has it")))
+    if not was.remote and not anew and has_store(run) and not whole_here(run):
+        fetch_stored(run, "newest")
 
 
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:

@@ -156,6 +156,7 @@ def able(wish: Request) -> Request:
     awaited, unknown = awaited_by(wish.spec.queue.after)
     wish, waits = waiting(replace(wish, awaited=awaited))
     problems += [*python_problems(wish.python, machine, wish.spec), *waits, *unknown]
+    problems += store_problems(machine, wish.spec)
     refuse(wish.file, problems)
     _warn(wish, machine)
     return wish
@@ -248,6 +249,16 @@ def python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit
     if spec.run.command is None and is_too_old(version):
         return [Misfit("run.python", f"{python} is Python {version}: ranks need {OLDEST} or newer")]
     return []
+
+
+def store_problems(machine: Machine, spec: JobSpec) -> list[Misfit]:
+    """Return what agents with this interpreter lack for the object store."""
+    if spec.checkpoint.copy_to is None or machine.own_python:
+        return []
+    from trainer.checkpoint_files.object_store import package_problem  # late: of use only where a store is named
+
+    problem = package_problem(spec.checkpoint.copy_to)
+    return [Misfit("checkpoint.copy_to", *problem)] if problem is not None else []
 
 
 def _unset(wish: Request) -> Collection[str]:

@@ -185,7 +185,7 @@ class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
-    """agent → coordinator: disks apart; its ranks have ended, and nothing of theirs waits for its second copy.
+    """agent → coordinator: its ranks have ended, and nothing of theirs waits for a copy elsewhere.
 
     `problem`: why there is none of the newest.
     """
@@ -200,8 +200,8 @@ class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
 
     node: int
     kind: Literal[
-        "checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "copy_failed", "memory_copied",
-        "node_fit", "health_unknown", "in_reserve", "no_reserve",
+        "checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "checkpoint_stored", "copy_failed",
+        "memory_copied", "node_fit", "health_unknown", "in_reserve", "no_reserve",
     ]  # fmt: skip
     text: Text
 

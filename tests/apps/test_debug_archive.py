@@ -2,15 +2,10 @@
 
 import json
 import socket
-import sys
 import tarfile
-from pathlib import Path
 
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from run_folder import RunFolder, dead_process, plan_of
 
 from launcher import api

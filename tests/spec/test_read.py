@@ -58,7 +58,8 @@ def test_every_option() -> None:
         code=Code(("data/*.txt",), ("notebooks/**", "*.ipynb"), 3 * 2**29),
         checkpoint=CheckpointOptions(
             every_steps=500, keep=5, dir="out/checkpoints", memory_every_steps=20, memory_limit_bytes=3 * 2**29,
-            copy_limit_bytes=250_000_000, buddy=True, copy_lag_steps=1000,
+            copy_limit_bytes=250_000_000, buddy=True, copy_lag_steps=1000, copy_to="s3://bucket/prefix",
+            copy_to_every_s=3600.0, copy_to_keep=5, copy_to_limit_bytes=100_000_000,
         ),
         recovery=Recovery(
             user_error=Budget(0, refill_s=86_400.0, explicit=True),

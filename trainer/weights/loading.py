@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainer.checkpoint.names import ModelNames, clean
 from trainer.checkpoint.stand_ins import is_here
+from trainer.checkpoint_files.object_store import brought, is_url
 from trainer.errors import BadSettings, TrainerError
 from trainer.weights.sources import Which, opened
 
@@ -50,8 +52,8 @@ def load_weights(
 ) -> Taken:
     """Load weights into a model, wrapped and sharded or not; all ranks call it, and each takes its part.
 
-    `path` is a safetensors or torch.save file, or a folder of Hugging Face, DCP, or checkpoints; of the last, `step`,
-    `best` and `part` (of several models) choose one. `rename` maps regular expressions of names there to their
+    `path` is a safetensors or torch.save file, a folder of Hugging Face, DCP, or checkpoints, or a run's address in an
+    object store, such as s3://bucket/RUN; of the last two, `step`, `best` and `part` (of several models) choose one. `rename` maps regular expressions of names there to their
     replacements. `leave` lists regular expressions of names in the model that stay as they are, such as a new head's.
     With `strict`, TrainerError is raised before anything changes if some other tensor stays, or is not used.
     """
@@ -59,7 +61,13 @@ def load_weights(
     tensors = names.parameters() | names.stand_ins() | names.buffers()  # so that all ranks find the same problems
     targets = {name.removeprefix(_OF_MODEL): tensor for name, tensor in tensors.items()}
     aliases = {other.removeprefix(_OF_MODEL): kept.removeprefix(_OF_MODEL) for other, kept in names.tied().items()}
-    with opened(Path(path), Which(step, best, part), log.warning) as source:
+    with ExitStack() as stack:
+        place = Path(path)
+        if is_url(str(path)):
+            if best:
+                raise TrainerError(f"{path}: `checkpoint.copy_to` copies none of the best\nhint: name its step")
+            place = stack.enter_context(brought(str(path), step, log.warning))
+        source = stack.enter_context(opened(place, Which(step, best, part), log.warning))
         homes = _sources_by_name(source.shapes, {*targets, *aliases}, rename or {})
         for alias, kept in aliases.items():
             homes.setdefault(kept, homes.pop(alias, ""))

@@ -92,6 +92,24 @@ def any_path(what: str) -> Text:
     return Text(what, r"[^-].*")
 
 
+class StoreAddress(Leaf, frozen=True):
+    """An address of fsspec, without credentials: specs are shown."""
+
+    WORDS = "an address such as s3://bucket/prefix"
+    PATTERN = r"[a-z][a-z0-9+.-]*://[^\s@?#]+"
+
+    def convert(self, scalar: Scalar) -> str:
+        text = _text_of(scalar, lines=False)
+        if re.search(r"://[^/]*@|[?#]", text):
+            raise Unfit(
+                "credentials come from the environment, or from `secrets:`",
+                "expected an address without user, password or options",
+            )
+        if not re.fullmatch(self.PATTERN, text):
+            raise Unfit("write file:///folder for a folder" if text.startswith("/") else "")
+        return text.rstrip("/")
+
+
 class InnerPath(Leaf, frozen=True):
     """A relative path that cannot lead out of the folder it starts from."""
 

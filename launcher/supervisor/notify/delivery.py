@@ -18,9 +18,10 @@ from email.message import EmailMessage
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from launcher.plan.secret_values import without_secrets
 from launcher.supervisor.notify import payload
 from launcher.supervisor.notify.message import Message
-from launcher.supervisor.notify.record import MailServer, Notifying, Recipient, without_secrets
+from launcher.supervisor.notify.record import MailServer, Notifying, Recipient
 
 _ANSWER_S = 10.0
 _COMMAND_S = 30.0

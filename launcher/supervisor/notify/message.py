@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from launcher.plan.secret_values import without_secrets
 from launcher.run.records import AttemptEnd, Event, NotFinite, RunState
 from launcher.states import State
 from launcher.status.derive import next_command
 from launcher.status.text import plain
-from launcher.supervisor.notify.record import without_secrets
 
 _TAIL, _LONGEST_LINE = 15, 300
 _METRICS = 8

@@ -75,13 +75,3 @@ class Notifying(msgspec.Struct, frozen=True):
 def is_shell(argv: tuple[str, ...]) -> bool:
     """A command that was written as text."""
     return argv[:2] == ("/bin/sh", "-c") and len(argv) == 3 and bool(argv[2].strip())
-
-
-def without_secrets(text: str, secrets: tuple[str, ...]) -> str:
-    """The text without these; the longest first, for one may be a part of another."""
-    for one in sorted(filter(lambda secret: len(secret) >= _LEAST, secrets), key=len, reverse=True):
-        text = text.replace(one, "(secret)")
-    return text
-
-
-_LEAST = 4  # shorter ones are words that occur anyway

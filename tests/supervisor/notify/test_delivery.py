@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from listeners import Mail, open_listener
 
+from launcher.plan.secret_values import without_secrets
 from launcher.supervisor.notify import delivery
 from launcher.supervisor.notify.delivery import NotDelivered, deliver
 from launcher.supervisor.notify.message import Message
-from launcher.supervisor.notify.record import MailServer, Notifying, Recipient, without_secrets
+from launcher.supervisor.notify.record import MailServer, Notifying, Recipient
 
 MESSAGE = Message("ended/1", "ended", "job-1", "job", "job-1 failed: user_error", 0.0, summary="it broke")
 

@@ -1,0 +1,108 @@
+"""What a run has in its object store (`checkpoint.copy_to`), and bringing it here when nothing nearer has it."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from launcher.copies import news
+from launcher.copies.files import ReplicaFiles
+from launcher.copies.protocol import Save
+from launcher.errors import Exit, LaunchError, Unreachable
+from launcher.plan.model import Plan
+from launcher.plan.secret_values import credentials_in, without_secrets
+from launcher.run.attempts import attempts, read_plan
+from launcher.run.durable import read_record
+from launcher.run.layout import RunDir
+from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.layout import folder_name
+from trainer.checkpoint_files.object_store import ObjectStore, StoreFailed
+from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged
+
+_OF_PROGRAMS = ("LD_", "PYTHON")  # how variables begin that change what a process of ours is
+
+
+def variables_for_store(plan: Plan, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return what the spec says of the environment: a store's package reads its credentials there."""
+    given = {**plan.spec.env, **secrets}
+    return {name: value for name, value in given.items() if not name.startswith(_OF_PROGRAMS)}
+
+
+def open_store(plan: Plan) -> ObjectStore:
+    """Return the run's part of its store, which is named in the plan. Raises StoreFailed."""
+    hidden = credentials_in(os.environ, plan.secrets)
+    address = f"{plan.spec.checkpoint.copy_to}/{plan.run_id}"
+    return ObjectStore(address, lambda text: without_secrets(text, hidden))
+
+
+def has_store(run: RunDir) -> bool:
+    """Whether the newest attempt copies checkpoints to a store."""
+    return read_plan(run, attempts(run)[-1].number).spec.checkpoint.copy_to is not None
+
+
+def whole_here(run: RunDir) -> list[int]:
+    """Return the steps whose checkpoints are whole in the run's folder, oldest first; no bytes are read."""
+    return [held.step for held in partial.whole_over([partial.inventory(_folder(run))])]
+
+
+def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
+    """Bring a checkpoint (`newest`, or a step) from the store unless it, or a newer one, is here: a line if it came.
+
+    A damaged one is passed over for the one before it. Raises Unreachable where the store cannot be asked, and
+    LaunchError with exit code 6 where all that it has are damaged.
+    """
+    here, damaged = whole_here(run), list[str]()
+    try:
+        with _store(run) as store:
+            for held in reversed(store.saves()):
+                if not _is_wanted(held, checkpoint, here):
+                    continue
+                try:
+                    _bring(store, held, _folder(run))
+                except CheckpointDamaged as error:
+                    damaged.append(f"{store.url}: {error}")
+                    news.say(f"{damaged[-1]}; the one before it is taken")
+                    continue
+                return [f"checkpoint of step {held.step} from {store.url}: {_folder(run) / folder_name(held.step)}"]
+    except StoreFailed as error:
+        raise Unreachable(*str(error).splitlines()) from error
+    if damaged:
+        trouble = LaunchError(*damaged, "hint: the store gives other bytes than were written")
+        trouble.exit_code = Exit.DAMAGED
+        raise trouble
+    return []
+
+
+def _is_wanted(held: Held, checkpoint: str, here: list[int]) -> bool:
+    if checkpoint == "newest":
+        return not here or held.step > here[-1]
+    return held.step == int(checkpoint) and held.step not in here
+
+
+def _bring(store: ObjectStore, held: Held, folder: Path) -> None:
+    save = Save(held.kind, held.step, held.digest)
+    if ReplicaFiles(folder).make_room(save):
+        news.say(f"another {save} that was here is set aside")
+    news.say(f"{store.url}: {save}")
+    store.bring(held, folder)
+
+
+def _folder(run: RunDir) -> Path:
+    return run.path / read_plan(run, attempts(run)[-1].number).spec.checkpoint.dir
+
+
+@contextlib.contextmanager
+def _store(run: RunDir) -> Iterator[ObjectStore]:
+    """Open the store in the environment that the run's ranks have, which is as it was afterwards."""
+    plan, before = read_plan(run, attempts(run)[-1].number), dict(os.environ)
+    given = variables_for_store(plan, read_record(run.secrets, dict[str, str]) or {})
+    os.environ.update(given)
+    try:
+        yield open_store(plan)
+    finally:
+        for name in given:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)

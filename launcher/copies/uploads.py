@@ -1,0 +1,248 @@
+"""Copies in an object store, behind the steps: each due checkpoint's files, its manifest last, then old ones go.
+
+One daemon thread does it and may wait for the network as long as it likes: nothing waits for it but `settle`.
+"""
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import xxhash
+
+from launcher.copies.bulk import PIECE_BYTES, Throttle, step_back
+from launcher.wire.messages import Start
+from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.layout import MANIFEST, data_name
+from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
+from trainer.checkpoint_files.object_store import ObjectStore, StoreFailed, save_name
+from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged
+
+Say = Callable[[Literal["checkpoint_stored", "copy_failed"], str], None]
+_GONE = (FileNotFoundError, NotADirectoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRules:
+    """Which checkpoints are copied, how fast, and how many stay."""
+
+    keep: int = 3
+    every_steps: int | None = None
+    every_s: float | None = None
+    limit_bytes_per_s: float | None = None
+    apart: bool = False  # each node has the files of its own ranks on its disk; else the first node has all
+    retry_s: float = 2.0  # after a failure, doubled up to `retry_max_s`
+    retry_max_s: float = 60.0
+    give_up_s: float = 120.0  # at a run's end, without a byte that moves
+
+
+class _Stopped(Exception):
+    """Another generation has begun, or the agent leaves."""
+
+
+class Uploads:
+    """`follow` each generation, `note` each commit that a rank reports; `settle` waits for the newest at the end."""
+
+    def __init__(self, folder: Path, open_store: Callable[[], ObjectStore], rules: UploadRules, say: Say) -> None:
+        self._folder, self._open_store, self._rules, self._say = folder, open_store, rules, say
+        self._work: _Work | None = None
+        self._noted: int | None = None
+
+    def follow(self, start: Start) -> None:
+        """From now on this node's files are those of these ranks; what an earlier generation left is looked at."""
+        self.close()
+        if start.group_rank == 0 or self._rules.apart:
+            names = {data_name(start.first_rank + local) for local in range(start.local_world_size)}
+            mine, loop = names if self._rules.apart else None, asyncio.get_running_loop()
+            self._work = _Work(
+                self._folder, self._open_store, self._rules, self._say, loop, mine, first=start.group_rank == 0
+            )
+            threading.Thread(target=self._work.run, name="uploads", daemon=True).start()
+
+    def note(self, step: int) -> None:
+        """A rank has reported the commit of this step."""
+        if self._work is not None and step != self._noted:
+            self._noted = step
+            self._work.more.set()
+
+    async def settle(self) -> str:
+        """Return once the newest checkpoint is in the store: "", or why that was given up."""
+        work = self._work
+        if work is None:
+            return ""
+        over = asyncio.Event()
+        work.finish(over.set)
+        while not over.is_set():
+            try:
+                async with asyncio.timeout(self._rules.give_up_s):
+                    await over.wait()
+            except TimeoutError:
+                if time.monotonic() - work.moved_at >= self._rules.give_up_s:
+                    return work.problem or "the newest checkpoint is not in the store yet"
+        return ""
+
+    def close(self) -> None:
+        """Begin no further file."""
+        if self._work is not None:
+            self._work.stop()
+            self._work = None
+
+
+class _Work:
+    """What the thread of one generation does; `mine` are the files that this node brings, or None for all."""
+
+    def __init__(
+        self, folder: Path, open_store: Callable[[], ObjectStore], rules: UploadRules, say: Say,
+        loop: asyncio.AbstractEventLoop, mine: set[str] | None, *, first: bool,
+    ) -> None:  # fmt: skip
+        self._folder, self._open_store, self._rules, self._say = folder, open_store, rules, say
+        self._loop, self._mine, self._first = loop, mine, first
+        self._pace = Throttle(rules.limit_bytes_per_s)
+        self._passed_over = set[str]()  # digests of those that are not to be loaded
+        self._at_end: Callable[[], None] | None = None
+        self._stopped = threading.Event()
+        self.problem = ""  # why the last try failed
+        self.moved_at = time.monotonic()
+        self.more = threading.Event()
+        self.more.set()
+
+    def finish(self, over: Callable[[], None]) -> None:
+        """Call `over` once the newest is in the store, whatever else is due."""
+        self._at_end, self.moved_at = over, time.monotonic()
+        self.more.set()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.more.set()
+
+    def run(self) -> None:
+        step_back()
+        store, wait_s = None, self._rules.retry_s
+        while True:
+            self.more.wait()
+            self.more.clear()
+            at_end = self._at_end
+            try:
+                store = store or self._open_store()
+                again = self._upload_due(store, ends=at_end is not None)
+                wait_s, self.problem = self._rules.retry_s, ""
+                if again:
+                    self.more.set()
+                elif at_end is not None:
+                    self._call(at_end)
+                    return
+            except _Stopped:
+                return
+            except (StoreFailed, CheckpointDamaged, OSError) as error:
+                text = f"no copy in the store: {error}"
+                if not self.problem:
+                    self._call(functools.partial(self._say, "copy_failed", text))
+                self.problem = text
+                self.more.set()
+                if self._stopped.wait(wait_s):
+                    return
+                wait_s = min(2 * wait_s, self._rules.retry_max_s)
+
+    def _upload_due(self, store: ObjectStore, *, ends: bool) -> bool:
+        """Copy the next one that is due; return whether there may be another. `ends`: the newest is due in any case."""
+        if self._stopped.is_set():
+            raise _Stopped
+        stored = store.saves()
+        newest = stored[-1] if stored else None
+        found = [one for one in partial.inventory(self._folder) if one.committed and one.kind == "step"]
+        held = [one for one in found if one.digest not in self._passed_over]
+        due = [one for one in held if self._is_due(one, newest, last=ends and one is held[-1])]
+        if not due:
+            return False
+        # Nodes that have a part each take the same one only if all take the oldest.
+        wanted = due[0] if self._rules.apart and not ends else due[-1]
+        try:
+            is_stored = self._upload(store, wanted)
+        except _GONE:
+            return True  # pruned: newer ones have taken its place
+        except CheckpointDamaged:
+            self._passed_over.add(wanted.digest)
+            raise
+        if is_stored:
+            text = f"the checkpoint of step {wanted.step} is in {store.url}"
+            self._call(functools.partial(self._say, "checkpoint_stored", text))
+            self._prune(store)
+        return is_stored
+
+    def _is_due(self, held: Held, newest: Held | None, *, last: bool) -> bool:
+        if newest is None or (last and held.step >= newest.step and held.digest != newest.digest):
+            return True
+        if held.step <= newest.step:
+            return False
+        if self._rules.every_steps is not None:
+            return held.step - newest.step >= self._rules.every_steps
+        return self._rules.every_s is None or held.saved_unix_s - newest.saved_unix_s >= self._rules.every_s
+
+    def _upload(self, store: ObjectStore, held: Held) -> bool:
+        """Return whether it is a checkpoint there now, by this node's manifest."""
+        data = partial.read_manifest(self._folder, held.step)
+        manifest = decode(data)
+        if not manifest.finite:
+            self._passed_over.add(held.digest)
+            return True
+        folder = save_name(manifest)
+        files = [file for file in manifest.files if self._mine is None or file.name in self._mine]
+        with ExitStack() as stack:
+            # All are opened first: what is pruned meanwhile can still be read.
+            opened = [
+                (file, stack.enter_context(partial.open_file(self._folder, held.step, file.name))) for file in files
+            ]
+            there = store.sizes(folder)
+            for file, contents in opened:
+                if there.get(file.name) != file.size:
+                    store.put(folder, file.name, self._pieces(file, contents))
+        while self._first and (missing := _missing(store, folder, manifest)):
+            if self._mine is None:
+                raise StoreFailed(f"{store.url}: of step {held.step} {', '.join(missing)} did not arrive")
+            partial.read_manifest(self._folder, held.step)  # once it is pruned here, nobody else brings the rest
+            self._pause(self._rules.retry_s)
+        if self._first:
+            store.put(folder, MANIFEST, [data])
+        return self._first
+
+    def _pieces(self, file: FileEntry, contents: BinaryIO) -> Iterator[bytes]:
+        """Yield the bytes of a file. Raises CheckpointDamaged at its end where they are not what was written."""
+        digest = xxhash.xxh3_128()
+        while piece := contents.read(min(PIECE_BYTES, self._pace.piece_bytes)):
+            if self._stopped.is_set():
+                raise _Stopped
+            digest.update(piece)
+            self._pace.pay(len(piece))
+            yield piece
+            self.moved_at = time.monotonic()
+        if digest.hexdigest() != file.digest:
+            raise CheckpointDamaged(f"{file.name}: is damaged here, and is not copied")
+
+    def _prune(self, store: ObjectStore) -> None:
+        """Delete all but the newest saves, and what older uploads have left unfinished."""
+        saves = store.saves()
+        kept = {held.folder for held in saves[-self._rules.keep :]}
+        for folder, step in store.folders().items():
+            if folder not in kept and saves and step <= saves[-1].step:
+                store.remove(folder)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the agent has left
+            self._loop.call_soon_threadsafe(function)
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise _Stopped
+
+
+def _missing(store: ObjectStore, folder: str, manifest: Manifest) -> list[str]:
+    """Return the names of the files that the store has not, or in another size."""
+    there = store.sizes(folder)
+    return [file.name for file in manifest.files if there.get(file.name) != file.size]

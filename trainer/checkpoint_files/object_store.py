@@ -1,0 +1,252 @@
+"""Checkpoints in an object store, or in any file system of fsspec: a folder for each save, its manifest written last.
+
+URL/RUN/step-00001200.3f9a1c2b4d5e/rank-00000.data ...   each file is whole or not there
+                                   MANIFEST.json         there once all others are; a checkpoint exists from then on
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import xxhash
+
+from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.durable import make_folder, sync_folder
+from trainer.checkpoint_files.layout import MANIFEST, folder_name, parse_folder_name, waiting_name
+from trainer.checkpoint_files.manifest import Manifest, decode
+from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged, TrainerError
+from trainer.extras import install_hint
+
+_PIECE_BYTES = 1 << 20
+_LONGEST = 300  # characters of what a store says
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://.+")
+
+
+class StoreFailed(TrainerError):
+    """The store cannot be reached, refuses, or has not what was asked for."""
+
+
+def is_url(path: str) -> bool:
+    """Whether this is an address of fsspec, such as s3://bucket/prefix, and no path."""
+    return _URL.fullmatch(path) is not None
+
+
+def save_name(manifest: Manifest) -> str:
+    """Return the folder of a save: another save of the same step has another one, so neither overwrites the other."""
+    return f"{folder_name(manifest.step)}.{manifest.nonce}"
+
+
+def package_problem(url: str) -> tuple[str, str] | None:
+    """Return what is not installed here for such an address, and a hint; None where all is."""
+    try:
+        from fsspec.registry import known_implementations, registry  # late: of use only where a store is named
+    except ImportError:
+        return "fsspec is not installed", install_hint("objectstore").removeprefix("hint: ")
+    protocol = url.partition("://")[0]
+    if protocol in registry:
+        return None
+    known = known_implementations.get(protocol)
+    if known is None:
+        return f"fsspec knows no {protocol}://", "s3://, gs://, abfs:// and file:// are addresses that it knows"
+    package = known["class"].partition(".")[0]
+    if find_spec(package) is None:
+        return f"{package} is not installed, which {protocol}:// needs", f"{sys.executable} -m pip install {package}"
+    return None
+
+
+class ObjectStore:
+    """The saves below one address. All methods wait for the network and raise StoreFailed.
+
+    `clean` takes secrets out of what the store says. Credentials come from the environment, as the store's own package
+    reads it.
+    """
+
+    def __init__(self, url: str, clean: Callable[[str], str] = str) -> None:
+        self.url, self._clean = url.rstrip("/"), clean
+        if problem := package_problem(url):
+            raise StoreFailed(f"{url}: {problem[0]}\nhint: {problem[1]}")
+        from fsspec.core import url_to_fs  # late: of use only where a store is named
+
+        try:
+            self._fs, root = url_to_fs(self.url, skip_instance_cache=True)
+        except Exception as error:
+            raise self._failed(error) from error
+        self._root = str(root).rstrip("/")
+        self._known: dict[str, bytes] = {}  # manifests, which never change
+
+    def folders(self) -> dict[str, int]:
+        """Return the folder of each save that is there, finished or not, and its step."""
+        found = {}
+        for name in self._names(self._root):
+            parsed = parse_folder_name(name.partition(".")[0])
+            if parsed is not None and parsed[0] == "step":
+                found[name] = parsed[1]
+        return found
+
+    def saves(self) -> list[Held]:
+        """Return the saves whose manifest is there and sound, oldest first; sizes were looked at, no bytes."""
+        found = [held for name in self.folders() if (held := self._held(name)) is not None]
+        return sorted(found, key=lambda held: (held.step, held.attempt, held.saved_unix_s))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the size of each file that a save has there."""
+        with self._asking():
+            self._fs.invalidate_cache()
+            with contextlib.suppress(FileNotFoundError):
+                listed = self._fs.ls(f"{self._root}/{folder}", detail=True)
+                return {_last(one["name"]): int(one["size"] or 0) for one in listed if one["type"] == "file"}
+        return {}
+
+    def manifest(self, folder: str) -> bytes:
+        """Return the manifest of a save. Raises CheckpointDamaged where it is not what was written."""
+        if folder not in self._known:
+            data = b"".join(self.pieces(folder, MANIFEST))
+            if save_name(decode(data)) != folder:
+                raise CheckpointDamaged(f"{self.url}/{folder}: the manifest is of another save")
+            self._known[folder] = data
+        return self._known[folder]
+
+    def pieces(self, folder: str, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a file."""
+        with self._asking():
+            file = self._fs.open(f"{self._root}/{folder}/{name}", "rb")
+        with contextlib.closing(file):
+            while True:
+                with self._asking():
+                    piece = file.read(_PIECE_BYTES)
+                if not piece:
+                    return
+                yield piece
+
+    def put(self, folder: str, name: str, pieces: Iterable[bytes]) -> None:
+        """Write a file, which is there once this returns. Where `pieces` raises, nothing of it is."""
+        path = f"{self._root}/{folder}/{name}"
+        with self._asking():
+            if not self._fs.async_impl:  # else it is an object store, where no folder has to be made
+                self._fs.makedirs(f"{self._root}/{folder}", exist_ok=True)
+            file = self._fs.open(path, "wb", autocommit=False)
+            self._fs.transaction.files.clear()  # it is committed here, and not by a transaction
+        try:
+            for piece in pieces:
+                with self._asking():
+                    file.write(piece)
+            with self._asking():
+                file.close()
+                file.commit()
+        except BaseException:
+            # Some file systems write in place; and a file that is open still would be flushed when it is collected.
+            for undo in (file.discard, lambda: self._fs.rm_file(path), lambda: setattr(file, "closed", True)):
+                with contextlib.suppress(Exception):  # the first error is the one to hear of
+                    undo()
+            raise
+
+    def remove(self, folder: str) -> None:
+        """Delete a save: first the manifest, so that no reader takes what is left for a checkpoint."""
+        path = f"{self._root}/{folder}"
+        self._known.pop(folder, None)
+        with self._asking():
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(f"{path}/{MANIFEST}")
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm(path, recursive=True)
+
+    def bring(self, held: Held, folder: Path) -> None:
+        """Have this save in a folder of checkpoints here, every byte compared. What came before is not fetched again.
+
+        Raises CheckpointDamaged where the store has other bytes, and OSError, also where another save of this step is
+        here.
+        """
+        if held.missing:
+            raise CheckpointDamaged(f"{self.url}/{held.folder}: {', '.join(held.missing)} missing, or of another size")
+        data, name = self.manifest(held.folder), folder_name(held.step)
+        draft = folder / waiting_name(name, held.digest)
+        into = folder if _held_in(folder, held) is not None else draft
+        make_folder(into)
+        mine = _held_in(into, held)
+        try:
+            for missing in held.present if mine is None else mine.missing:
+                partial.receive(into, data, missing, self.pieces(held.folder, missing))
+        except CheckpointDamaged:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        if into == draft:
+            os.rename(draft / name, folder / name)
+            sync_folder(folder)
+            draft.rmdir()
+
+    def _held(self, name: str) -> Held | None:
+        """None for what has no manifest yet, or a damaged one."""
+        sizes = self.sizes(name)
+        if MANIFEST not in sizes:
+            return None
+        try:
+            data = self.manifest(name)
+        except CheckpointDamaged:
+            return None
+        except StoreFailed as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None  # it was pruned meanwhile
+            raise
+        manifest = decode(data)
+        present = tuple(file.name for file in manifest.files if sizes.get(file.name) == file.size)
+        missing = tuple(file.name for file in manifest.files if file.name not in present)
+        digest = xxhash.xxh3_128_hexdigest(data)
+        saved, attempt = manifest.saved_unix_s, manifest.attempt
+        return Held(manifest.step, "step", manifest.nonce, attempt, saved, name, True, digest, present, missing)
+
+    def _names(self, path: str) -> list[str]:
+        with self._asking():
+            self._fs.invalidate_cache()
+            with contextlib.suppress(FileNotFoundError):
+                return [_last(str(one)) for one in self._fs.ls(path, detail=False)]
+        return []
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> StoreFailed:
+        said = self._clean(" ".join(str(error).split()))[:_LONGEST]
+        return StoreFailed(f"{self.url}: {said or type(error).__name__}")
+
+
+def _held_in(folder: Path, held: Held) -> Held | None:
+    """Return what this folder has of a save, or None."""
+    found = (one for one in partial.inventory(folder) if one.digest == held.digest and one.committed)
+    return next(found, None)
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+@contextlib.contextmanager
+def brought(url: str, step: int | None, told: Callable[[str], None]) -> Iterator[Path]:
+    """Yield a folder that has the newest whole checkpoint below an address of a run, or that of this step.
+
+    A damaged one is passed over, unless it was asked for. Raises TrainerError where there is none.
+    """
+    store = ObjectStore(url)
+    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
+        for held in reversed([one for one in store.saves() if step is None or one.step == step]):
+            try:
+                store.bring(held, Path(folder))
+            except CheckpointDamaged as error:
+                if step is not None:
+                    raise
+                told(f"passing over a damaged checkpoint: {error}")
+                continue
+            yield Path(folder) / folder_name(held.step)
+            return
+        which = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+        raise TrainerError(f"{url}: expected {which}, found none\nhint: the address ends with the id of the run")
