@@ -20,7 +20,7 @@ from trainer.checkpoint_files.object_store import ObjectStore, StoreFailed
 from trainer.checkpoint_files.partial import Held
 from trainer.errors import CheckpointDamaged
 
-_OF_PROGRAMS = ("LD_", "PYTHON")  # how variables begin that change what a process of ours is
+_OF_PROGRAMS = ("LD_", "PATH", "PYTHON")  # how variables begin that change what a process of ours is
 
 
 def variables_for_store(plan: Plan, secrets: Mapping[str, str]) -> dict[str, str]:

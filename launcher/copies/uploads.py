@@ -141,7 +141,7 @@ class _Work:
             except _Stopped:
                 return
             except (StoreFailed, CheckpointDamaged, OSError) as error:
-                text = f"no copy in the store: {error}"
+                text = f"no copy in the store: {'; '.join(str(error).splitlines())}"
                 if not self.problem:
                     self._call(functools.partial(self._say, "copy_failed", text))
                 self.problem = text

@@ -12,7 +12,8 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[3]
 # Of the trainer, what checkpoints are on disk; the rest is the user's to install, with torch.
-_OURS = ("launcher/**/*.py", "trainer/__init__.py", "trainer/errors.py", "trainer/checkpoint_files/*.py")
+_OURS = ("launcher/**/*.py", "trainer/__init__.py", "trainer/errors.py", "trainer/extras.py",
+         "trainer/checkpoint_files/*.py")  # fmt: skip
 COMPILED = ("msgspec", "xxhash")
 
 
