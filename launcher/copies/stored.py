@@ -1,8 +1,12 @@
 """What a run has in its object store (`checkpoint.copy_to`), and bringing it here when nothing nearer has it."""
 
 import contextlib
+import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.copies import news
@@ -20,6 +24,7 @@ from trainer.checkpoint_files.object_store import ObjectStore, StoreFailed
 from trainer.checkpoint_files.partial import Held
 from trainer.errors import CheckpointDamaged
 
+_PYTHON_S = 60.0  # for an interpreter to say where its packages are
 _OF_PROGRAMS = ("LD_", "PATH", "PYTHON")  # how variables begin that change what a process of ours is
 
 
@@ -34,6 +39,21 @@ def open_store(plan: Plan) -> ObjectStore:
     hidden = credentials_in(os.environ, plan.secrets)
     address = f"{plan.spec.checkpoint.copy_to}/{plan.run_id}"
     return ObjectStore(address, lambda text: without_secrets(text, hidden))
+
+
+def borrow_packages(python: str) -> None:
+    """Have what is installed for an interpreter importable here, after our own: on hosts, ours has no fsspec."""
+    if find_spec("fsspec") is not None:
+        return
+    words = [
+        python,
+        "-c",
+        "import sysconfig; print(sysconfig.get_path('purelib'), sysconfig.get_path('platlib'), sep='\\n')",
+    ]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the package is missing, which is told
+        found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_PYTHON_S)
+        sys.path.extend(dict.fromkeys(found.stdout.splitlines()))
+        importlib.invalidate_caches()
 
 
 def has_store(run: RunDir) -> bool:

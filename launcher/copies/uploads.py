@@ -21,7 +21,7 @@ from launcher.wire.messages import Start
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.layout import MANIFEST, data_name
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
-from trainer.checkpoint_files.object_store import ObjectStore, StoreFailed, save_name
+from trainer.checkpoint_files.object_store import ObjectStore, PackageMissing, StoreFailed, save_name
 from trainer.checkpoint_files.partial import Held
 from trainer.errors import CheckpointDamaged
 
@@ -86,7 +86,7 @@ class Uploads:
             except TimeoutError:
                 if time.monotonic() - work.moved_at >= self._rules.give_up_s:
                     return work.problem or "the newest checkpoint is not in the store yet"
-        return ""
+        return work.problem if work.hopeless else ""
 
     def close(self) -> None:
         """Begin no further file."""
@@ -109,6 +109,7 @@ class _Work:
         self._at_end: Callable[[], None] | None = None
         self._stopped = threading.Event()
         self.problem = ""  # why the last try failed
+        self.hopeless = False  # and every other one would
         self.moved_at = time.monotonic()
         self.more = threading.Event()
         self.more.set()
@@ -117,6 +118,8 @@ class _Work:
         """Call `over` once the newest is in the store, whatever else is due."""
         self._at_end, self.moved_at = over, time.monotonic()
         self.more.set()
+        if self.hopeless:
+            over()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -145,6 +148,10 @@ class _Work:
                 if not self.problem:
                     self._call(functools.partial(self._say, "copy_failed", text))
                 self.problem = text
+                if isinstance(error, PackageMissing):
+                    self.hopeless = True
+                    self._call(self._at_end or (lambda: None))
+                    return
                 self.more.set()
                 if self._stopped.wait(wait_s):
                     return

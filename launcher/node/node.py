@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from launcher.copies.replication import Replication
     from launcher.copies.uploads import Uploads
     from launcher.health.probe import Prober
+    from trainer.checkpoint_files.object_store import ObjectStore
 
 NEWS_S = 0.1
 _KERNEL_S = 1.0  # how often its log is read
@@ -424,7 +425,7 @@ async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator
 
 def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads":
     # late: 20 ms that runs without a store are spared
-    from launcher.copies.stored import open_store, variables_for_store  # late: see above
+    from launcher.copies.stored import borrow_packages, open_store, variables_for_store  # late: see above
     from launcher.copies.uploads import UploadRules, Uploads  # late: see above
 
     plan, node, checkpoint = home.plan, home.node, home.plan.spec.checkpoint
@@ -438,7 +439,11 @@ def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads"
     def tell(kind: Literal["checkpoint_stored", "copy_failed"], text: str) -> None:
         say(messages.Noted(node.index, kind, text))
 
-    return Uploads(Path(plan.run_dir, checkpoint.dir), lambda: open_store(plan), rules, tell)
+    def open_there() -> "ObjectStore":
+        borrow_packages(plan.entry.python)
+        return open_store(plan)
+
+    return Uploads(Path(plan.run_dir, checkpoint.dir), open_there, rules, tell)
 
 
 async def _open_prober(home: Home, token: str) -> "Prober":

@@ -108,16 +108,19 @@ def _check_code_is_here(run: RunDir, after: int) -> None:
 
 def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
     """Have here what the run goes on from, of the machines that it was on or else of its object store."""
+    if was.remote and not moves:
+        return
+    stored = has_store(run)
     try:
-        if was.remote and moves:
+        if was.remote:
             was.bring_newest(run)
     except LaunchError as error:
-        if has_store(run):
+        if stored:
             fetch_stored(run, "newest")
-        if not has_store(run) or not (here := whole_here(run)):
+        if not stored or not (here := whole_here(run)):
             raise
         news.say("; ".join((error.lines[0], f"it goes on from step {here[-1]}, as the store has it")))
-    if not was.remote and not anew and has_store(run) and not whole_here(run):
+    if stored and not anew and not whole_here(run):
         fetch_stored(run, "newest")
 
 

@@ -10,6 +10,7 @@ import pytest
 from object_stores import Node, start, steps, until
 from saved_checkpoints import save, save_part
 
+from launcher.copies.uploads import UploadRules, Uploads
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name
 from trainer.checkpoint_files.object_store import ObjectStore, StoreFailed
 from trainer.errors import CheckpointDamaged
@@ -122,6 +123,22 @@ def test_a_run_ends_although_the_store_never_answers(tmp_path, store):
     store.fails = {"all"}
     _, problem = run(tmp_path / "here", store, 10, give_up_s=0.2)
     assert problem == "no copy in the store: it says no"
+
+
+def test_a_package_that_is_missing_is_told_at_once_and_not_waited_for(tmp_path):
+    def open_store():
+        return ObjectStore("zz://bucket/run")
+
+    async def scene():
+        node = Node(tmp_path, None)
+        node.uploads = Uploads(tmp_path, open_store, UploadRules(), lambda kind, text: node.said.append((kind, text)))
+        node.uploads.follow(start())
+        await until("it is told", lambda: node.said)
+        return node.said, await node.uploads.settle()
+
+    said, problem = asyncio.run(scene())
+    assert said == [("copy_failed", problem)]
+    assert problem.startswith("no copy in the store: zz://bucket/run: fsspec knows no zz://; hint: s3://")
 
 
 def test_what_a_killed_upload_left_goes_on(tmp_path, store):

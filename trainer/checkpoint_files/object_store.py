@@ -33,6 +33,10 @@ class StoreFailed(TrainerError):
     """The store cannot be reached, refuses, or has not what was asked for."""
 
 
+class PackageMissing(StoreFailed):
+    """What talks to such a store is not installed here: no further try can succeed."""
+
+
 def is_url(path: str) -> bool:
     """Whether this is an address of fsspec, such as s3://bucket/prefix, and no path."""
     return _URL.fullmatch(path) is not None
@@ -71,7 +75,7 @@ class ObjectStore:
     def __init__(self, url: str, clean: Callable[[str], str] = str) -> None:
         self.url, self._clean = url.rstrip("/"), clean
         if problem := package_problem(url):
-            raise StoreFailed(f"{url}: {problem[0]}\nhint: {problem[1]}")
+            raise PackageMissing(f"{url}: {problem[0]}\nhint: {problem[1]}")
         from fsspec.core import url_to_fs  # late: of use only where a store is named
 
         try:
