@@ -64,6 +64,13 @@ def test_a_run_whose_checkpoints_are_lost_goes_on_from_the_store(lab, saver):
     assert holding(lab.project / "archive") == []
 
 
+def test_a_store_whose_package_is_missing_is_refused_before_anything_starts(lab, saver):
+    refused = lab.launch("submit", saver, "--set", "checkpoint.copy_to=gs://bucket", check=Exit.BAD_INPUT).stderr
+    assert "checkpoint.copy_to: gcsfs is not installed, which gs:// needs\n" in refused
+    assert "-m pip install gcsfs" in refused
+    assert "fsspec knows no zz://" in lab.launch("submit", saver, "--set", "checkpoint.copy_to=zz://b", check=2).stderr
+
+
 def test_a_cancel_waits_for_no_copy_and_a_resume_says_that_the_store_is_gone(lab, saver, server):
     server.kill()
     run = lab.submit(saver, "--set", f"env.AWS_ENDPOINT_URL=http://127.0.0.1:1/{SECRET}")
