@@ -47,6 +47,10 @@ class _Stopped(Exception):
     """Another generation has begun, or the agent leaves."""
 
 
+class _Superseded(Exception):
+    """At a run's end the nodes bring the newest checkpoint, and the rest of this one may never come."""
+
+
 class Uploads:
     """`follow` each generation, `note` each commit that a rank reports; `settle` waits for the newest at the end."""
 
@@ -171,17 +175,24 @@ class _Work:
         # Nodes that have a part each take the same one only if all take the oldest.
         wanted = due[0] if self._rules.apart and not ends else due[-1]
         try:
-            is_stored = self._upload(store, wanted)
-        except _GONE:
-            return True  # pruned: newer ones have taken its place
+            data = partial.read_manifest(self._folder, wanted.step)
+            manifest = decode(data)
+            if not manifest.finite:
+                self._passed_over.add(wanted.digest)
+                return True
+            self._upload(store, manifest, ends=ends)
+            if self._first:
+                store.put(save_name(manifest), MANIFEST, [data])
+        except (*_GONE, _Superseded):
+            return True  # it was pruned, or is to be no more: newer ones have taken its place
         except CheckpointDamaged:
             self._passed_over.add(wanted.digest)
             raise
-        if is_stored:
+        if self._first:
             text = f"the checkpoint of step {wanted.step} is in {store.url}"
             self._call(functools.partial(self._say, "checkpoint_stored", text))
             self._prune(store)
-        return is_stored
+        return self._first
 
     def _is_due(self, held: Held, newest: Held | None, *, last: bool) -> bool:
         if newest is None or (last and held.step >= newest.step and held.digest != newest.digest):
@@ -192,19 +203,14 @@ class _Work:
             return held.step - newest.step >= self._rules.every_steps
         return self._rules.every_s is None or held.saved_unix_s - newest.saved_unix_s >= self._rules.every_s
 
-    def _upload(self, store: ObjectStore, held: Held) -> bool:
-        """Return whether it is a checkpoint there now, by this node's manifest."""
-        data = partial.read_manifest(self._folder, held.step)
-        manifest = decode(data)
-        if not manifest.finite:
-            self._passed_over.add(held.digest)
-            return True
+    def _upload(self, store: ObjectStore, manifest: Manifest, *, ends: bool) -> None:
+        """Bring this node's files; the first node returns once all other ones are there, too."""
         folder = save_name(manifest)
         files = [file for file in manifest.files if self._mine is None or file.name in self._mine]
         with ExitStack() as stack:
             # All are opened first: what is pruned meanwhile can still be read.
             opened = [
-                (file, stack.enter_context(partial.open_file(self._folder, held.step, file.name))) for file in files
+                (file, stack.enter_context(partial.open_file(self._folder, manifest.step, file.name))) for file in files
             ]
             there = store.sizes(folder)
             for file, contents in opened:
@@ -212,12 +218,11 @@ class _Work:
                     store.put(folder, file.name, self._pieces(file, contents))
         while self._first and (missing := _missing(store, folder, manifest)):
             if self._mine is None:
-                raise StoreFailed(f"{store.url}: of step {held.step} {', '.join(missing)} did not arrive")
-            partial.read_manifest(self._folder, held.step)  # once it is pruned here, nobody else brings the rest
+                raise StoreFailed(f"{store.url}: of step {manifest.step} {', '.join(missing)} did not arrive")
+            if self._at_end is not None and not ends:
+                raise _Superseded
+            partial.read_manifest(self._folder, manifest.step)  # once it is pruned here, nobody else brings the rest
             self._pause(self._rules.retry_s)
-        if self._first:
-            store.put(folder, MANIFEST, [data])
-        return self._first
 
     def _pieces(self, file: FileEntry, contents: BinaryIO) -> Iterator[bytes]:
         """Yield the bytes of a file. Raises CheckpointDamaged at its end where they are not what was written."""

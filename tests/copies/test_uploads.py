@@ -183,8 +183,9 @@ def test_a_file_that_is_damaged_here_never_gets_a_manifest(tmp_path, store):
 def test_weights_that_are_not_finite_are_not_copied(tmp_path, store):
     save(tmp_path / "here", 10)
     save(tmp_path / "here", 20, finite=False)
-    run(tmp_path / "here", store)
+    said, _ = run(tmp_path / "here", store)
     assert steps(store) == [10]
+    assert [text for _, text in said] == [f"the checkpoint of step 10 is in {store.url}"]
 
 
 @pytest.mark.parametrize(("rules", "kept"), [({"every_steps": 100}, [10, 120]), ({"every_s": 3600.0}, [10])])
@@ -220,6 +221,26 @@ def test_nodes_with_disks_of_their_own_bring_their_parts(tmp_path, store):
     asyncio.run(scene())
     (held,) = store.saves()
     assert held.present == tuple(map(data_name, range(4)))
+
+
+def test_at_the_end_no_node_waits_for_an_older_one_that_the_others_pass_over(tmp_path, store):
+    folders = [tmp_path / "one", tmp_path / "two"]
+
+    async def scene():
+        first, second = (Node(folder, Flaky(store.url), apart=True) for folder in folders)
+        for step in (10, 20):
+            made = save_part(folders[0], step, {0}, world_size=2)
+            shutil.copytree(made, folders[1] / made.name)
+            (folders[1] / made.name / data_name(0)).unlink()
+            (folders[1] / made.name / data_name(1)).write_bytes(bytes([1]) * 1000)
+        first.uploads.follow(start(0, 2, ranks=1))
+        await until("it waits for step 10", lambda: list(store.folders().values()) == [10])
+        shutil.rmtree(folders[1] / folder_name(10))  # pruned there
+        second.uploads.follow(start(1, 2, ranks=1))
+        assert await asyncio.gather(first.uploads.settle(), second.uploads.settle()) == ["", ""]
+
+    asyncio.run(scene())
+    assert steps(store)[-1] == 20
 
 
 def test_the_network_is_used_no_more_than_allowed(tmp_path, store):
