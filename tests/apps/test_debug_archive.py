@@ -157,5 +157,9 @@ def test_it_is_listed_before_it_is_written(tmp_path, monkeypatch, capsys):
         assert {line.split()[0] for line in listed.splitlines()} == {
             name.removeprefix("debug-archive/") for name in archive.getnames()
         }
+    assert main(["debug-archive", "job-abcd", "--list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["file"], told["left_out"]) == (None, [])
+    assert {one["name"] for one in told["members"]} == {line.split()[0] for line in listed.splitlines()}
     assert main(["debug-archive", "job-abcd", "-o", "nowhere/x.tar.gz"]) == 4
     assert "cannot write nowhere/x.tar.gz" in capsys.readouterr().err

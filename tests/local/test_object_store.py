@@ -59,6 +59,8 @@ def test_a_run_whose_checkpoints_are_lost_goes_on_from_the_store(lab, saver):
     shown = [lab.launch(*words).stdout for words in (("status", run, "--json"), ("logs", run), ("debug-archive", run))]
     assert not any(SECRET in text or ACCESS in text for text in shown)
     assert holding(lab.run_dir(run)) == []
+    listed = lab.launch("debug-archive", run, "--list", "--json").stdout
+    assert "events.jsonl" in listed and SECRET not in listed
     with tarfile.open(lab.project / f"{run}-debug.tar.gz") as archive:
         archive.extractall(lab.project / "archive", filter="data")
     assert holding(lab.project / "archive") == []

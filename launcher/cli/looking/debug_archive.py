@@ -4,10 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
+import msgspec
+
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import columns, safe
+from launcher.cli.terminal import columns, safe, to_json
 from launcher.errors import Exit
 
 EXAMPLES = """
@@ -22,10 +24,27 @@ script prints stays.
 """
 
 
+class ListedMember(msgspec.Struct, frozen=True):
+    """One file of the archive."""
+
+    name: str
+    size_bytes: int
+    last_part: bool  # there is more of it, which is not in the archive
+
+
+class ListedArchive(msgspec.Struct, frozen=True):
+    """What the archive holds, and one line for each thing that it does not."""
+
+    file: str | None  # None: only listed
+    members: tuple[ListedMember, ...]
+    left_out: tuple[str, ...]
+
+
 def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     arguments.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to (default: RUN-debug.tar.gz)")
     arguments.add_argument("--list", action="store_true", help="only list what it would hold")
+    arguments.prints_json(lambda: {"": ListedArchive}, "what it holds, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,16 +52,17 @@ def run(options: argparse.Namespace) -> int:
 
     one = api.run(options.run)
     found = collect(one)
-    listed = [
-        (safe(member.name), figures.size(len(member.data)), "the last part" if member.cut else "")
-        for member in found.members
-    ]
-    where = sys.stdout if options.list else sys.stderr
-    print("\n".join(line.rstrip() for line in columns(listed)), file=where, flush=True)
-    for line in found.left_out:
-        print(f"left out: {safe(line)}", file=sys.stderr)
-    if not options.list:
-        file = options.output or Path(f"{one.id}-debug.tar.gz")
+    file = None if options.list else options.output or Path(f"{one.id}-debug.tar.gz")
+    members = tuple(ListedMember(member.name, len(member.data), member.cut) for member in found.members)
+    if not options.json:
+        rows = [(safe(one.name), figures.size(one.size_bytes), "the last part" * one.last_part) for one in members]
+        print("\n".join(columns(rows)), file=sys.stdout if file is None else sys.stderr, flush=True)
+        for line in found.left_out:
+            print(f"left out: {safe(line)}", file=sys.stderr)
+    if file is not None:
         found.write(file)
+    if options.json:
+        print(to_json(ListedArchive(None if file is None else str(file), members, found.left_out)))
+    elif file is not None:
         print(safe(str(file)))
     return Exit.OK
