@@ -8,7 +8,7 @@ import msgspec
 
 from launcher.copies import news
 from launcher.copies.stored import fetch_stored, has_store, whole_here
-from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused
+from launcher.errors import BadInput, LaunchError, NotStarted, Refused
 from launcher.places.clusters_file import ClusterEntry, as_reached_now, entry
 from launcher.places.kinds import CARRIED, of_kind
 from launcher.places.place import Place
