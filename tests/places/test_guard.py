@@ -53,8 +53,8 @@ def guard(tmp_path):
     (supervisor / "__main__.py").write_text(KEEPER)
     made = []
 
-    def begin(kind):
-        command = [sys.executable, "-P", "-m", "launcher.places.batch.job.guard", kind, str(tmp_path / "log")]
+    def begin(kind, *ends):
+        command = [sys.executable, "-P", "-m", "launcher.places.batch.job.guard", kind, str(tmp_path / "log"), *ends]
         env = {**os.environ, "PYTHONPATH": str(tmp_path)}
         made.append(subprocess.Popen(["/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh", *command], env=env))
         return made[-1]
@@ -96,6 +96,13 @@ def test_signals_reach_the_batch_process(guard, tmp_path):
         until_said(tmp_path, name, 1 + times // 2)
     job.terminate()
     assert job.wait(BOUND_S) == 7
+
+
+def test_a_job_that_the_scheduler_would_hold_for_a_failure_ends_with_0(guard, tmp_path):
+    job = guard("", "ends-with-0")
+    until_said(tmp_path, "pid")
+    job.terminate()
+    assert job.wait(BOUND_S) == 0
 
 
 def test_what_comes_while_its_python_starts_is_heard_once_it_can(guard, tmp_path):

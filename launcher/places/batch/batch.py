@@ -269,6 +269,11 @@ class BatchSystem(ABC):
         """Put this job back into the queue; return why that is refused, or ""."""
         return "" if self.leaves_with is not None else f"{self.called} puts no job back"
 
+    def puts_back_within_s(self, plan: "Plan", job: str) -> float | None:  # noqa: ARG002 - of those that can
+        """Return how long the scheduler may take to put this job, which has lost a node, back at the head of its queue
+        by itself; None if it does not."""
+        return None
+
     def start_again(  # noqa: B027 - doing nothing is the default
         self, plan: "Plan", job: str, avoid: Sequence[str], delay_s: float | None = None
     ) -> None:

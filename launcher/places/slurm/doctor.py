@@ -79,7 +79,7 @@ def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
     if not strangers:
         answer = ask(["sbatch", "--test-only", *options(wish, shape, 1), "--wrap=true"])
         yield checks.start_finding(*read_test_only(answer.err), time.time())
-    yield from checks.setting_findings(config, rules.values())
+    yield from checks.setting_findings(config, rules.values(), expedites=SlurmSystem().expedites)
     unkept = _what_keeps_accounts_from_us(config)
     yield checks.accounting_finding(config.accounting, unkept, config.min_job_age_s)
     yield checks.memory_finding(config.min_job_age_s, accounting=config.accounting is not False and not unkept)

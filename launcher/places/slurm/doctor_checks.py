@@ -1,13 +1,12 @@
 """What is said of a Slurm site, from what its clients answer. Pure: facts in, findings out."""
 
 import difflib
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.health.findings import Finding, ok, problem, time_words, warning
 from launcher.places.slurm.queries.nodes import Node, Partition
-from launcher.places.slurm.queries.site import Config, PartitionRules
+from launcher.places.slurm.queries.site import Config, PartitionRules, read_release
 from launcher.spec.model import Recovery
 
 _NAMED = 8
@@ -32,7 +31,7 @@ def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], c
     """`client`: sbatch's version."""
     where = "".join(f" on {host}" for host, well in up.items() if well)
     text = f"cluster {config.cluster or '?'}{where} answers in {took_s * 1000:.0f} ms, version {config.version or '?'}"
-    ours, theirs = _release(client), _release(config.version)
+    ours, theirs = read_release(client), read_release(config.version)
     if ours is not None and theirs is not None and ours > theirs:
         hint = "a client must not be newer than the controller: load the module of the controller's version"
         yield warning("controller", f"{text}, which is older than sbatch's {client}", hint)
@@ -148,29 +147,30 @@ def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
     return ok("start", f"a job of one node could start at {at}, as Slurm sees it now")
 
 
-def _release(version: str | None) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", version or "")
-    return (int(found[1]), int(found[2])) if found else None
-
-
 # What the settings of the controller mean for runs
 
 
-def setting_findings(config: Config, rules: Iterable[PartitionRules]) -> Iterable[Finding]:
+def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedites: bool) -> Iterable[Finding]:
     """What the controller's configuration means for runs."""
-    yield requeue_finding(config.requeue)
+    yield requeue_finding(config.requeue, expedites=expedites)
     yield preemption_finding(config.preempt_type, config.preempt_mode, {rule.preempt_mode for rule in rules})
     yield kill_wait_finding(config.kill_wait_s)
     yield silent_node_finding(config.slurmd_timeout_s)
     yield array_finding(config.max_array_size)
 
 
-def requeue_finding(default: bool | None) -> Finding:
+def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
+    """`expedites`: runs are put back at once, and first, where the site and its clients know how."""
+    how = (
+        "; after a lost node at once and first (enable_expedited_requeue), so its jobs end with exit code 0"
+        if expedites
+        else "; after a lost node in turn: no expedited requeue here (Slurm 25.11, enable_expedited_requeue)"
+    )
     if default is None:
         return warning("requeue", "Slurm does not say whether it requeues jobs", "--try asks for a job that may be")
     if default:
-        return ok("requeue", "on (JobRequeue=1)")
-    return ok("requeue", "off unless asked for (JobRequeue=0), and runs ask for it")
+        return ok("requeue", f"on (JobRequeue=1){how}")
+    return ok("requeue", f"off unless asked for (JobRequeue=0), and runs ask for it{how}")
 
 
 def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None) -> Finding:

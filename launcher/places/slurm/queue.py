@@ -28,7 +28,7 @@ from launcher.places.batch.client import deaf
 from launcher.places.slurm import script, steps
 from launcher.places.slurm.dependencies import dependency_of
 from launcher.places.slurm.hosts import addresses_of, hosts_of
-from launcher.places.slurm.queries.fate import fate_of, show_job
+from launcher.places.slurm.queries.fate import fate_of, is_expedited, show_job
 from launcher.places.slurm.queries.jobs import (
     SlurmJob,
     cancel,
@@ -51,7 +51,7 @@ from launcher.places.slurm.queries.nodes import (
 )
 from launcher.places.slurm.queries.reasons import plain
 from launcher.places.slurm.queries.refusals import refusal
-from launcher.places.slurm.queries.site import Config, read_config, show_config
+from launcher.places.slurm.queries.site import Config, read_config, read_release, read_version, show_config
 from launcher.places.slurm.queries.states import end_of
 from launcher.places.slurm.reach import CALLED, ask, clean_environment
 from launcher.plan.model import Plan
@@ -59,6 +59,9 @@ from launcher.run.layout import AttemptDir
 from launcher.supervisor.agent_processes import AgentProcess
 
 _EXECUTOR = "launcher.places.slurm.executor"
+_EXPEDITES_SINCE = (25, 11)
+_SLURMD_TIMEOUT_S = 300.0  # Slurm's own default
+_TO_PUT_BACK_S = 60.0
 _DEPENDS = ("Dependency", "DependencyNeverSatisfied")
 
 
@@ -76,6 +79,18 @@ class SlurmSystem(BatchSystem):
         """What the controller says of the site; asked once."""
         return read_config(ask(show_config()).out)
 
+    @cached_property
+    def expedites(self) -> bool:
+        """Whether jobs may ask for Slurm's expedited requeue: the controller allows it, and sbatch here knows of it.
+        Elsewhere the option would have the job refused."""
+        try:
+            if not self.config.expedites:
+                return False
+            version = read_version(ask(["scontrol", "--version"]).out)
+        except Unreachable:
+            return False
+        return (read_release(version) or (0, 0)) >= _EXPEDITES_SINCE
+
     def get_ready(self) -> None:
         """Begin what a submit will need while it does other things: 100 ms of submitit, and an answer of Slurm's."""
         threading.Thread(target=self._get_ready).start()
@@ -89,7 +104,8 @@ class SlurmSystem(BatchSystem):
         return self.config.cluster or ""
 
     def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
-        return script.script_of(plan, ticket, where, self._bearable(plan, avoid), dependency_of(plan.awaited))
+        bearable, dependency = self._bearable(plan, avoid), dependency_of(plan.awaited)
+        return script.script_of(plan, ticket, where, bearable, dependency, expedites=self.expedites)
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         from launcher.places.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
@@ -122,6 +138,16 @@ class SlurmSystem(BatchSystem):
 
     def fate(self, job: str) -> Fate:
         return fate_of(ask(show_job(job), in_job=True).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+
+    def puts_back_within_s(self, plan: Plan, job: str) -> float | None:
+        if script.outlives_a_node(plan):
+            return None
+        try:
+            if not is_expedited(ask(show_job(job), in_job=True).out):
+                return None
+            return (self.config.slurmd_timeout_s or _SLURMD_TIMEOUT_S) + _TO_PUT_BACK_S
+        except Unreachable:
+            return None
 
     def requeue(self, job: str) -> str:
         return ask(requeue(job), in_job=True).refusal
@@ -184,6 +210,8 @@ def _queued(job: SlurmJob) -> QueuedJob:
     match job.state.phase:
         case Phase.QUEUED:
             text = plain(job.reason)
+            if job.state.word == "EXPEDITING":
+                text = f"put back before all other jobs after a lost node (expedited requeue): {text}"
         case Phase.RUNNING | Phase.ENDING:
             text = f"on {job.hosts}" if job.hosts else ""
         case Phase.ENDED | Phase.UNKNOWN:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.places.batch.batch import Ticket, batch_command, nodes_asked, warned_before_s
+from launcher.places.batch.job.guard import ENDS_WITH_0
 from launcher.places.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
 
@@ -21,9 +22,16 @@ _DEAF = "trap '' USR1 USR2"
 
 
 def options(
-    plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[str] = (), dependency: str = ""
+    plan: Plan,
+    ticket: Ticket,
+    output: str,
+    hosts_to_avoid: Sequence[str] = (),
+    dependency: str = "",
+    *,
+    expedites: bool = False,
 ) -> dict[str, str | bool]:
-    """The long options of sbatch, without their dashes. `output`: where the batch process's own words go."""
+    """Return the long options of sbatch, without their dashes. `output`: where the batch process's own words go;
+    `expedites`: the site puts jobs that ask for it back at once, and first, after they lose a node."""
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
     fewest, most = plan.nodes_min, plan.nodes_max
     found: dict[str, str | bool | None] = {
@@ -46,8 +54,8 @@ def options(
         "exclude": ",".join(left_out(plan, hosts_to_avoid)) or None,
         "mail-user": slurm.mail_user,
         "mail-type": ",".join(slurm.mail_type) or None,
-        "requeue": True,
-        "no-kill": True if fewest < most or spec.recovery.spares else None,
+        "requeue": "expedite" if expedites else True,
+        "no-kill": outlives_a_node(plan) or None,
         "open-mode": "append",
         "output": output,
         "chdir": "/",
@@ -85,6 +93,11 @@ def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
     return list(dict.fromkeys((*slurm.exclude, *free)))
 
 
+def outlives_a_node(plan: Plan) -> bool:
+    """Return whether the job goes on without a node that it loses."""
+    return plan.nodes_min < plan.nodes_max or plan.spec.recovery.spares > 0
+
+
 def fewest_nodes(plan: Plan) -> int:
     """With fewer the job does not start."""
     return plan.nodes_min if plan.nodes_min < plan.nodes_max else plan.nodes_max + plan.spec.recovery.spares
@@ -100,10 +113,20 @@ def signal_before_s(plan: Plan) -> float:
     return warned_before_s(plan.spec.resources.time_s, plan.spec.slurm.signal_before_s)
 
 
-def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], dependency: str = "") -> str:
-    """The text that sbatch gets. `where`: what the batch process is told, and where its own words go."""
-    chosen = options(plan, ticket, _output(ticket, str(where)), avoid, dependency)
-    return render(chosen, f"{_DEAF}\n{batch_command('slurm', where, guarded=True)}")
+def script_of(
+    plan: Plan,
+    ticket: Ticket,
+    where: Path,
+    avoid: Sequence[str],
+    dependency: str = "",
+    *,
+    expedites: bool = False,
+) -> str:
+    """Return the text that sbatch gets. `where`: what the batch process is told, and where its own words go."""
+    chosen = options(plan, ticket, _output(ticket, str(where)), avoid, dependency, expedites=expedites)
+    # Slurm puts an expedited job that exits otherwise back, too, and holds it: one for each run that has failed.
+    always_0 = f" {ENDS_WITH_0}" if expedites else ""
+    return render(chosen, f"{_DEAF}\n{batch_command('slurm', where, guarded=True)}{always_0}")
 
 
 def _output(ticket: Ticket, folder: str) -> str:

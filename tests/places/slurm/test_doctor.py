@@ -176,13 +176,15 @@ def test_what_a_test_submission_says():
 
 def settings(**changes):
     config = msgspec.structs.replace(CONFIG, preempt_type="preempt/partition_prio", **changes)
-    return found(doctor_checks.setting_findings(config, RULES.values()))
+    return found(doctor_checks.setting_findings(config, RULES.values(), expedites=config.expedites))
 
 
 @pytest.mark.parametrize(
     ("about", "changes", "level", "said"),
     [
         ("requeue", {"requeue": True}, Level.OK, "on"),
+        ("requeue", {"requeue": True, "expedites": True}, Level.OK, "after a lost node at once and first"),
+        ("requeue", {"requeue": True}, Level.OK, "no expedited requeue here"),
         ("requeue", {"requeue": False}, Level.OK, "runs ask for it"),
         ("requeue", {"requeue": None}, Level.WARNING, "does not say"),
         ("KillWait", {"kill_wait_s": 30.0}, Level.OK, "30 s"),
@@ -247,7 +249,10 @@ def test_how_long_jobs_are_known(age_s, accounting, level):
 
 def test_a_controller_that_says_nothing_breaks_nothing():
     config = read_config("")
-    findings = [*doctor_checks.setting_findings(config, []), *doctor_checks.controller_findings(config, 0, {}, None)]
+    findings = [
+        *doctor_checks.setting_findings(config, [], expedites=False),
+        *doctor_checks.controller_findings(config, 0, {}, None),
+    ]
     assert not problems(findings)
     assert all(finding.hint for finding in findings if finding.level is not Level.OK)
 

@@ -38,6 +38,7 @@ PREEMPTED = "PreemptEligibleTime=2026-11-21T12:00:00 PreemptTime=2026-11-21T12:0
         (line("COMPLETING", restarts=1), 0, Fate.QUEUED_AGAIN),
         (line("COMPLETING", restarts=1), 1, Fate.CANCELLED),  # that one was long ago
         (line("PENDING", "BeginTime", restarts=2), 2, Fate.QUEUED_AGAIN),
+        (line("EXPEDITING", restarts=1), 1, Fate.QUEUED_AGAIN),
         ("", 0, Fate.UNKNOWN),
         ("slurm_load_jobs error: Invalid job id specified\n", 0, Fate.UNKNOWN),
         ("JobState=CANCELLED", 0, Fate.UNKNOWN),

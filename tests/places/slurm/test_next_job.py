@@ -130,6 +130,37 @@ def test_a_scheduler_that_is_silent_about_the_job_makes_it_neither_cancelled_nor
     until_asked(slurm_programs, "scontrol update")
 
 
+# A site that puts a job which has lost a node back first in its queue, by itself
+
+EXPEDITED = RUNS.replace("Restarts=0", "Restarts=0 ExpeditedRequeue=Yes")
+
+
+def scontrol_that_expedites(folder):
+    """The third question finds the job put back."""
+    told = f"{folder}/told"
+    config = "*config*) echo 'SlurmdTimeout = 300 sec' ;;"
+    job = f"if [ -e {told} ]; then {AGAIN.replace('PENDING', 'EXPEDITING')}; else {EXPEDITED}; fi"
+    asked = f'[ "$(grep -c "show job" "$0.asked" 2>/dev/null)" -lt 3 ] || touch {told}'
+    return f'echo "$*" >> "$0.asked"; {asked}; case "$*" in {config} *"show job"*) {job} ;; esac'
+
+
+def test_a_job_that_is_put_back_first_is_waited_for(begun, moves, slurm_programs, tmp_path):
+    """A new job would be the last of the queue."""
+    begun.plan = msgspec.structs.replace(begun.plan, nodes_min=2)
+    assert moves(Cause.NODE_LOST, scontrol=scontrol_that_expedites(tmp_path)) == [5.0, 120.0]
+    assert newest(begun.run).number == 1
+    assert not [words for words in slurm_programs.asked() if words.startswith(("sbatch", "scontrol requeue"))]
+    told = [event.text for event in read_lines(begun.run.events, Event) if event.kind == "job"]
+    assert told == ["a node of the job is lost: Slurm is to put job 7 back first in its queue, within 360 s"]
+    until_asked(slurm_programs, "scontrol update")
+
+
+def test_a_job_that_outlives_its_nodes_is_not_put_back_for_one(begun, moves):
+    assert begun.plan.nodes_min < begun.plan.nodes_max
+    assert moves(Cause.NODE_LOST, scontrol=scontrol(EXPEDITED)) == []
+    assert read_record(begun.run.attempt(2).handle, Handle).job_id == "9"
+
+
 # Which nodes a requeued job may have
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from launcher.errors import Unreachable
 from launcher.places.batch.answers import read_submitted
-from launcher.places.batch.batch import Phase
+from launcher.places.batch.batch import Fate, Phase
 from launcher.places.slurm.queries import jobs, nodes, site
+from launcher.places.slurm.queries.fate import fate_of, is_expedited
 from launcher.places.slurm.queries.jobs import (
     cancel,
     read_jobs,
@@ -36,6 +37,7 @@ from launcher.places.slurm.queries.nodes import (
 )
 from launcher.places.slurm.queries.site import read_config, read_version, show_config
 from launcher.places.slurm.queries.values import FIELD, ROW, read_duration, read_time
+from launcher.places.slurm.queue import SlurmSystem
 from tests.sizes import SEED
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -504,6 +506,41 @@ def test_the_configuration_of_a_real_cluster():
     assert (config.preempt_mode, config.accounting) == ("REQUEUE", True)
 
 
+@pytest.mark.parametrize("version", ["25.11", "26.05"])
+def test_a_version_with_expedited_requeue(version):
+    config = read_config(recorded(f"show-config-{version}.txt"))
+    assert config.expedites
+    assert config.version.startswith(version)
+    accounts = {job.id: job for job in read_sacct(0, recorded(f"sacct-{version}.txt"))}
+    for listed in (jobs_of(f"squeue-{version}.txt"), accounts):
+        assert (listed["997"].state.word, listed["997"].state.phase) == ("EXPEDITING", Phase.QUEUED)
+        assert listed["998"].state.phase is Phase.QUEUED
+    shown = recorded(f"show-job-{version}.txt")
+    assert is_expedited(shown)
+    assert fate_of(shown, 1) is Fate.QUEUED_AGAIN
+
+
+@pytest.mark.parametrize("version", ["20.11", "22.05", "24.11"])
+def test_no_older_version_has_it(version):
+    assert not read_config(recorded(f"show-config-{version}.txt")).expedites
+
+
+@pytest.mark.parametrize(
+    ("config", "client", "expected"),
+    [
+        ("show-config-25.11.txt", "slurm 25.11.4", True),
+        ("show-config-26.05.txt", "slurm-wlm 26.05.1", True),
+        ("show-config-25.11.txt", "slurm 25.05.3", False),
+        ("show-config-25.11.txt", "", False),
+        ("show-config-22.05.txt", "slurm 25.11.4", False),
+    ],
+    ids=["25.11", "26.05", "older client", "client of no version", "not allowed"],
+)
+def test_expedited_requeue_takes_a_site_and_a_client_that_know_it(clients, config, client, expected):
+    clients.program("scontrol", f"case $1 in show) cat '{RECORDED / config}' ;; *) echo '{client}' ;; esac")
+    assert SlurmSystem().expedites is expected
+
+
 def test_the_configuration_of_other_versions():
     older, newer = read_config(recorded("show-config-20.11.txt")), read_config(recorded("show-config-24.11.txt"))
     assert (older.version, older.requeue, older.accounting, older.preempt_mode) == ("20.11.9", False, False, "OFF")
@@ -587,7 +624,7 @@ def test_garbage_never_raises_anything_but_unreachable():
     special = ("read_sacct", "read_rows")
     readers = [read for name, read in named.items() if name.startswith("read_") and name not in special]
     readers += [gpu_count, lambda text: read_sacct(0, text, text[:40])]
-    assert len(readers) == 20
+    assert len(readers) == 21
     read = refused = 0
     for _ in range(3_000):
         text = spoilt(draw.choice(texts), draw)

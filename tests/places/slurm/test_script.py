@@ -46,6 +46,14 @@ def written(text):
     return {name: value if equals else True for name, equals, value in words}
 
 
+def test_a_site_that_expedites_is_asked_to_and_its_job_never_fails(tmp_path):
+    """Slurm puts an expedited job whose script fails back and holds it: a failed run would leave one in the queue."""
+    text = script_of(plan_of(tmp_path), TICKET, RUN, (), expedites=True)
+    assert written(text)["requeue"] == "expedite"
+    assert text.rstrip().endswith(f"batch.job.guard slurm {RUN} ends-with-0")
+    assert written(script(tmp_path))["requeue"] is True
+
+
 GOLDEN = {
     "plain": (
         "resources:\n  gpus_per_node: 0\n",

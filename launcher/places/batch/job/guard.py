@@ -1,6 +1,6 @@
 """Begins the batch process of a job below itself, and anew where that was killed; passes on what the scheduler says.
 
-    python -m launcher.places.batch.job.guard KIND RUN_DIR
+    python -m launcher.places.batch.job.guard KIND RUN_DIR [ends-with-0]
 
 Signals wait until they are heard: here, and in the batch process, which they would end while its Python starts. Where
 the job is being ended nothing is begun anew: the scheduler decides what follows.
@@ -12,21 +12,22 @@ import sys
 
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _STRATEGY = "launcher.places.batch.job.batch_process:BatchSupervisor"
+ENDS_WITH_0 = "ends-with-0"  # the job does, however its run has ended: the scheduler would hold it for another start
 _LIVES = 10  # a batch process that dies before it has an attempt has no other budget
 
 
 def main() -> int:
-    """Gives the batch process's exit code, which for one that was killed is that of a shell."""
+    """Return the batch process's exit code, or 0 if so told; for one that was killed it is that of a shell."""
     with open("/proc/self/comm", "w") as name:  # as `launcher.run.processes.name_this`, without its imports
         name.write("launch-super")
     signal.pthread_sigmask(signal.SIG_BLOCK, {*HEARD, signal.SIGCHLD})
-    kind, folder = sys.argv[1:]
+    kind, folder, *ends = sys.argv[1:]
     killed_by: list[str] = []
     for _ in range(_LIVES):
         words = [sys.executable, "-P", "-m", "launcher.supervisor", _STRATEGY, folder, kind, *killed_by]
         code, told = _watch(os.posix_spawn(sys.executable, words, os.environ, setsigmask=HEARD))
         if code >= 0:
-            return code
+            return 0 if ENDS_WITH_0 in ends else code
         if told:
             break
         killed_by = [str(-code)]

@@ -70,6 +70,8 @@ class NextJob:
         where it is not heard either, because then it may be this node that is cut off.
         """
         fate = self._fate()
+        if lost and fate is Fate.RUNS:
+            fate = self._fate_once_put_back(attempt, fate)
         latest = newest(self._run)
         if latest is not None and latest.number > attempt.number:
             return False  # while we heard nothing another start of the job, or another job, has gone on
@@ -87,6 +89,23 @@ class NextJob:
                 return True
             case Fate.PREEMPTED | Fate.TIMED_OUT | Fate.RUNS | Fate.UNKNOWN:
                 return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
+
+    def _fate_once_put_back(self, attempt: AttemptDir, fate: Fate) -> Fate:
+        """Wait for a scheduler that puts the job back first in its queue by itself: a new job would be the last. Return
+        what has become of the job; still RUNS if the scheduler does not find the node lost."""
+        within_s = self._queue.puts_back_within_s(self._plan, self._job)
+        if within_s is None:
+            return fate
+        text = f"{self._queue.called} is to put job {self._job} back first in its queue, within {within_s:.0f} s"
+        append_line(self._run.events, Event(time.time(), attempt.number, "job", f"a node of the job is lost: {text}"))
+        deadline = time.monotonic() + within_s
+        while fate in (Fate.RUNS, Fate.UNKNOWN) and time.monotonic() < deadline and not is_cancelled(attempt):
+            stopped = self._wakeup.stop_asked
+            self._wakeup.wait(_ASK_S)
+            fate = self._fate()
+            if stopped:
+                break
+        return fate
 
     def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Blame]) -> AttemptEnd:
         """Nodes that fell silent because the scheduler had ended what ran there are not lost."""

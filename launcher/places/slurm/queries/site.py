@@ -21,6 +21,7 @@ class Config(msgspec.Struct, frozen=True):
     preempt_mode: str | None
     accounting: bool | None
     preempt_type: str | None  # preempt/partition_prio
+    expedites: bool = False  # jobs may ask to be put back at once, and first, after they lose a node
     grows: bool = True  # nodes are started when they are asked for, and sinfo may not show those that are off
 
 
@@ -73,6 +74,7 @@ def read_config(text: str) -> Config:
         # Newer ones have no plugin where older ones have one that keeps nothing.
         accounting=None if storage is None else storage not in ("", "(null)", "accounting_storage/none"),
         preempt_type=fields.get("PreemptType"),
+        expedites="enable_expedited_requeue" in fields.get("SlurmctldParameters", "").split(","),
         grows=fields.get("ResumeProgram") != "(null)",
     )
 
@@ -81,6 +83,12 @@ def read_version(text: str) -> str | None:
     """The version in what `sbatch --version` writes: `slurm-wlm 22.05.8`."""
     found = re.search(r"^slurm\S*[ \t]+([0-9]+\.[0-9]+\S*)", text, re.MULTILINE)
     return found[1] if found else None
+
+
+def read_release(version: str | None) -> tuple[int, int] | None:
+    """Return the release of a version: (25, 11) of `25.11.2`."""
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _seconds(text: str) -> float | None:

@@ -40,6 +40,7 @@ _FLAGS = {
     "RESV_DEL_HOLD": Phase.QUEUED,
     "REQUEUE_FED": Phase.QUEUED,
     "REQUEUED": Phase.QUEUED,
+    "EXPEDITING": Phase.QUEUED,  # since 25.11: put back after a lost node, before all other jobs
     "POWER_UP_NODE": Phase.QUEUED,  # has nodes, which boot: nothing is started before they are up
     "CONFIGURING": Phase.QUEUED,
     "STOPPED": Phase.RUNNING,
@@ -47,7 +48,7 @@ _FLAGS = {
     "SIGNALING": Phase.RUNNING,
 }
 # These only say why or how; without a base state beside them they leave open what becomes of the job.
-_NOTES = ("LAUNCH_FAILED", "RECONFIG_FAIL", "UPDATE_DB", "EXPEDITING")
+_NOTES = ("LAUNCH_FAILED", "RECONFIG_FAIL", "UPDATE_DB")
 _COMPACT = {
     "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "CF": "CONFIGURING", "CG": "COMPLETING",
     "DL": "DEADLINE", "F": "FAILED", "NF": "NODE_FAIL", "OOM": "OUT_OF_MEMORY", "PD": "PENDING", "PR": "PREEMPTED",
