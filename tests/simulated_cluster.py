@@ -45,6 +45,7 @@ from launcher.wire.messages import (
     Exited,
     Fault,
     Follow,
+    HostLeaves,
     Join,
     Leads,
     LinkSeen,
@@ -124,6 +125,7 @@ class Agent:
     fetched: int | None = None  # bytes, while it brings a checkpoint to its disk
     copies: bool = False  # what its ranks saved last still gets its second copy
     ignores_stop: bool = False
+    leaves: str = ""  # what tells that its host is about to go
     sick: str = ""  # what a check of its devices would show
     unfit: str = ""  # what one has shown
     generation: int = 0
@@ -327,6 +329,7 @@ class Cluster:
         replica_port = 40_000 + agent.process.pid if self.plan.disks_apart else 0
         ports = replica_port, 50_000 + agent.process.pid if self.plan.spec.recovery.health else 0
         self.up[index].append(Join(index, address, agent.process, port, agent.generation, agent.buried, *ports))
+        self.up[index].append(HostLeaves(index, agent.leaves))
         if agent.unfit:
             self.up[index].append(Fault(index, False, agent.unfit, unfit=True))
         elif agent.ready:
@@ -338,6 +341,12 @@ class Cluster:
         if agent.alive and agent.connected and not agent.frozen:
             self.up[index].append(message)
             self.said[index].append((agent.generation, message))
+
+    def host_leaves(self, index: int, text: str) -> None:
+        """Something tells that this host is about to go; "": nothing does any more."""
+        if self.agents[index].leaves != text:
+            self.agents[index].leaves = text
+            self.say(index, HostLeaves(index, text))
 
     def make_ready(self, index: int) -> None:
         if not self.agents[index].frozen and self.finds_fit(index):

@@ -112,7 +112,7 @@ class Attendance:
                 self._nodes.doubt(node)
         elif node.stale_agent is None:
             node.holds = 0
-        node.fault, node.unfit, node.slow = "", False, ""
+        node.fault, node.unfit, node.slow, node.leaves = "", False, "", ""
         if node.failing and before is not None and before.boot_id != process.boot_id:
             node.failing, node.drained = "", False
         return loss

@@ -204,8 +204,8 @@ class Coordinator:
                 | messages.Noted()
             ):
                 self._watch.hear_of_checkpoints(message)
-            case messages.DeviceFails():
-                self._drainer.fails(node, f"its kernel tells of {message.text}")
+            case messages.DeviceFails() | messages.HostLeaves():
+                self._will_fail(node, message)
             case messages.LinkSeen():
                 self._links.hear(message)
             case messages.Join():
@@ -214,6 +214,15 @@ class Coordinator:
                 assert_never(message)
         if not isinstance(message, messages.Pulse):
             self._nodes.settle(node)
+
+    def _will_fail(self, node: KnownNode, message: messages.DeviceFails | messages.HostLeaves) -> None:
+        """Its ranks are to be gone before. Without the first node's host there is no coordinator: the attempt ends."""
+        if isinstance(message, messages.DeviceFails):
+            self._drainer.fails(node, f"its kernel tells of {message.text}")
+            return
+        self._drainer.leaves(node, message.text)
+        if message.text and self._attempt.is_open and node.index == self._attempt.plan.nodes[0].index:
+            self._stop_asked(messages.StopAsked(node.index, "notice"))
 
     def _fault(self, node: KnownNode, fault: messages.Fault) -> None:
         attempt = self._attempt

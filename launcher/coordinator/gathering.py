@@ -85,7 +85,9 @@ class Gathering:
         if doing and self._plan.nodes_max == 1 and not self._nodes.unfit:
             return doing[0]
         text = f"waiting for nodes: {len(self._nodes.usable)} of {self._plan.nodes_max} are ready"
-        return "; ".join([text, *(f"node {waits[0].index}: {one}" for one in doing), *self._unfit_words()])
+        leaving = [f"{node} is about to go: {node.leaves}" for node in self._nodes if node.leaves and node.hopeful]
+        doing = [f"node {waits[0].index}: {one}" for one in doing]
+        return "; ".join([text, *doing, *leaving[:_MOST_TOLD], *self._unfit_words()])
 
     def _unfit_words(self) -> list[str]:
         found = [self._nodes[index] for index in sorted(self._nodes.unfit)]

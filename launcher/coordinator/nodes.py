@@ -33,6 +33,8 @@ class KnownNode:
     unfit: bool = False  # that is what was seen of its devices, or of its links
     drained: bool = False  # somebody wants no ranks on it any more
     failing: str = ""  # what its kernel tells of a device
+    leaves: str = ""  # what tells that its host is about to go: it has no ranks then
+    leaves_by: float = 0.0  # when its ranks are to save at the latest
     slow: str = ""  # which of its ranks all others waited for
     moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
     wanted: bool = False  # somebody wants them here
@@ -71,6 +73,7 @@ class KnownNode:
             self.link is Presence.UP
             and self.ready
             and not self.is_left_out
+            and not self.leaves
             and not self.holds
             and self.stale_agent is None
         )

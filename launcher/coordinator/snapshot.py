@@ -142,7 +142,7 @@ def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
         return "unknown"
     if member:
         return "up"
-    if node.drained:
+    if node.drained or node.leaves:
         return "drained"
     return "spare" if node.usable and (begun or node.spare) else "waiting"
 

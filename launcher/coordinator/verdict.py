@@ -19,6 +19,7 @@ STOPS = {
     "cancel": "somebody cancelled the run",
     "preempt": "the cluster takes the nodes back",
     "limit": "the time limit of the cluster's job is near",
+    "notice": "the host that coordinates the others is about to go",
 }
 
 
@@ -136,7 +137,7 @@ def of_stop(kind: str) -> Verdict:
         return Verdict(Cause.CANCELLED, "cancelled")
     if kind == "limit":
         return Verdict(Cause.TIME_LIMIT, STOPS["limit"])
-    return Verdict(Cause.PREEMPTED, f"preempted: {STOPS['preempt']}")
+    return Verdict(Cause.PREEMPTED, f"preempted: {STOPS[kind]}")
 
 
 def of_limit(plan: Plan) -> Verdict:

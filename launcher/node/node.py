@@ -20,6 +20,7 @@ from launcher.health.evidence import Fitness
 from launcher.health.kernel_log import KernelLog, device_error
 from launcher.node.lifeline import Lifeline
 from launcher.node.load.sampler import KEPT_SAMPLES, Sampler
+from launcher.node.notice import HostNotice
 from launcher.node.ranks.checkup import NodeUnfit
 from launcher.node.ranks.group import Home, Pids, RankGroup
 from launcher.node.ranks.lease import Guard, LeaseWatch, Slept
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint_files.object_store import ObjectStore
 
 NEWS_S = 0.1
-_KERNEL_S = 1.0  # how often its log is read
+_KERNEL_S = 1.0  # how often its log is read, and what tells that the host goes is looked at
 _PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
 # A batch system may send any of these to every process of a job, some time before it takes the nodes back.
 # No descriptor, no process, no memory was left for a rank: nothing that its script has done.
@@ -74,6 +75,10 @@ class NodeAgent:
         self._uploads: Uploads | None = None  # only where checkpoints have copies in a store
         self._prober: Prober | None = None  # only where links are measured
         self._failing = ""  # what the kernel tells of a device
+        notice, code = home.plan.spec.notice, home.workdir
+        self._notice = HostNotice(notice, code, home.environment, reaper) if notice.is_given else None
+        self._noticed = asyncio.Event()  # it was looked at once
+        self._leaves = ""  # what tells that this host is about to go
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
@@ -108,6 +113,9 @@ class NodeAgent:
             self._go(life)
         if self._home.plan.spec.recovery.health:
             self._go(self._watch_kernel())
+        if self._notice is not None:
+            self._notice.watch_signal()
+            self._go(self._watch_notice(self._notice))
         code = await self._over
         for task in self._work:
             task.cancel()
@@ -150,6 +158,8 @@ class NodeAgent:
             self._line.say(_fault_of(self._home, failure))
             return
         self._tell_health()
+        if self._notice is not None:
+            await self._noticed.wait()  # else ranks would begin on a host that goes
         self._line.say(messages.Ready(self._home.node.index))
 
     async def _is_still_fit(self, suspects: list[int]) -> bool:
@@ -185,6 +195,21 @@ class NodeAgent:
         else:
             self._line.say(messages.DeviceFails(node, self._failing))
 
+    async def _watch_notice(self, notice: HostNotice) -> None:
+        """Tell of it whenever that changes: a host that stays after all has ranks again."""
+        node, problem = self._home.node.index, ""
+        while True:
+            leaves = await notice.look()
+            if leaves != self._leaves:
+                self._leaves = leaves
+                self._line.say(messages.HostLeaves(node, leaves))
+            if notice.problem and notice.problem != problem:
+                text = f"notice.command does not tell whether the host of node {node} goes: {notice.problem}"
+                self._line.note(messages.Noted(node, "notice_failed", text))
+            problem = notice.problem or problem
+            self._noticed.set()
+            await asyncio.sleep(_KERNEL_S)
+
     def _tell_of_reserve(self, kind: ReserveEvent, text: str) -> None:
         self._line.note(messages.Noted(self._home.node.index, kind, text))
 
@@ -205,9 +230,11 @@ class NodeAgent:
         port_of_links = self._prober.port if self._prober is not None else 0
         ports = port_of_replicas, port_of_links
         self._line.join(messages.Join(node.index, node.address, me, port, self._generation, self._buried, *ports))
+        if self._notice is not None:  # also if nothing tells that any more: that may not have arrived
+            self._line.say(messages.HostLeaves(node.index, self._leaves))
         if self._preparation.failure is not None:
             self._line.say(_fault_of(self._home, self._preparation.failure))
-        elif self._preparation.done:
+        elif self._preparation.done and (self._notice is None or self._noticed.is_set()):
             self._line.say(messages.Ready(node.index))
         if self._failing:
             self._line.say(messages.DeviceFails(node.index, self._failing))

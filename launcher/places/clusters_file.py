@@ -27,7 +27,7 @@ from launcher.errors import BadInput
 from launcher.places.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, of_kind, plugins
 from launcher.places.place import HostNow
 from launcher.run.ownership import refuse_strangers
-from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH
+from launcher.spec.cluster_fields import LOGIN, NOTICE, OPTIONS_OF, SSH
 from launcher.spec.kinds.groups import TableOf
 from launcher.spec.kinds.leaf import Json, Leaf, Unfit
 from launcher.spec.kinds.names import JOB_NAME
@@ -281,8 +281,14 @@ class _ByKind(Struct, frozen=True):
             kind = Choice(tuple(ours if is_ours else _kinds_with_entries())).parse(named.value)
         except Wrong as error:
             raise Wrong(*(replace(problem, key=("kind",)) for problem in error.problems)) from None
-        said = Mapping({key: one for key, one in node.entries.items() if key != "kind"}, node.mark)
-        return _pool(kind, said) if kind in OURS and OURS[kind].names else _queue(kind, said)
+        said = Mapping({key: one for key, one in node.entries.items() if key not in ("kind", "notice")}, node.mark)
+        place = _pool(kind, said) if kind in OURS and OURS[kind].names else _queue(kind, said)
+        if (notice := node.entries.get("notice")) is None:
+            return place
+        try:
+            return replace(place, defaults=(*place.defaults, *_Defaults(NOTICE, "notice").parse(notice.value)))
+        except Wrong as error:
+            raise Wrong(*(replace(one, key=("notice", *one.key)) for one in error.problems)) from None
 
     def schema(self) -> Json:
         return {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": _kinds_with_entries()}}}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping as Values
 from typing import Any
 
-from launcher.spec.model import Recovery, Resources, Slurm
+from launcher.spec.model import Notice, Recovery, Resources, Slurm
 from launcher.spec.problems import Problem
 from launcher.spec.tree import Mapping, Node, Scalar, Sequence
 
@@ -97,6 +97,22 @@ def signal_before_time(job: Mapping, values: Values[str, Any]) -> Iterator[Probl
         return
     if slurm.signal_before_s >= resources.time_s:
         yield Problem(before.value.mark, "expected less than resources.time", key=("slurm", "signal_before"))
+
+
+def notice_needs_a_source(notice: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
+    if "lead" in notice.entries and not {"file", "command", "signal"} & {*notice.entries}:
+        hint = "write file: PATH, command: [...] or signal: PWR beside it"
+        yield Problem(notice.mark, "nothing tells that a host is about to go", hint, ("lead",))
+
+
+def lead_covers_grace(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    """Ranks have the grace to save: a host that goes before would take a save with it for which others wait."""
+    notice, recovery = values.get("notice"), values.get("recovery", Recovery())
+    if not isinstance(notice, Notice) or not isinstance(recovery, Recovery) or not notice.is_given:
+        return
+    if notice.lead_s < recovery.grace_s and (written := job.find("notice")) is not None:
+        reason = f"shorter than recovery.grace, {recovery.grace_s:g} s, in which ranks save"
+        yield Problem(written.value.mark, reason, "set recovery.grace to less", ("notice", "lead"))
 
 
 def _resources(job: Mapping, values: Values[str, Any]) -> Resources | None:

@@ -2,13 +2,14 @@
 
 from msgspec.structs import replace
 
-from launcher.spec.kinds.groups import Flag, ListOf, TableOf
+from launcher.spec import checks
+from launcher.spec.kinds.groups import WORD, Flag, ListOf, TableOf
 from launcher.spec.kinds.names import JOB_NAME, SlurmOption
 from launcher.spec.kinds.numbers import Boolean, Integer
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.text import Choice, Text, any_path, word
 from launcher.spec.kinds.times import Duration
-from launcher.spec.model import GridEngine, Kubernetes, Login, Lsf, Pbs, Slurm, Ssh, SshHost
+from launcher.spec.model import GridEngine, Kubernetes, Login, Lsf, Notice, Pbs, Slurm, Ssh, SshHost
 
 _HOST = r"[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,63}"
@@ -160,6 +161,21 @@ _HOST_OPTIONS = Section(
         *_OF_A_HOST,
     ),
     required=True,
+)  # fmt: skip
+
+NOTICE = Section(
+    Notice,
+    (
+        Field("file", any_path("the path of a file"), "A file on the host: once it is there, the host is about to go; "
+              "relative to the folder where ranks begin", example="/run/host-goes"),
+        Field("command", ListOf(WORD, minimum=1), "A command that exits with 0 on a host that is about to go; each "
+              "host runs it every 5 s, and ends it after 10 s", example="[./notice.sh]"),
+        Field("signal", Choice(("HUP", "PWR")), "A signal to the agent on the host; USR1, USR2 and TERM, which "
+              "schedulers send, stop the whole run", example="PWR"),
+        Field("lead", Duration(zero=False), "How long before it goes a host is told; at least recovery.grace",
+              ("lead_s",), "2m"),
+    ),
+    checks=(checks.notice_needs_a_source,),
 )  # fmt: skip
 
 SSH = Section(

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from launcher.spec import checks
-from launcher.spec.cluster_fields import OF_KINDS
+from launcher.spec.cluster_fields import NOTICE, OF_KINDS
 from launcher.spec.kinds.groups import WORD, ArgsTable, ByShape, ListOf, TableOf
 from launcher.spec.kinds.leaf import WordOr
 from launcher.spec.kinds.names import SecretSource, VariableName, job_name
@@ -303,11 +303,13 @@ JOB = _Job(
         Field("checkpoint", CHECKPOINT, "When and where the trainer saves"),
         Field("recovery", RECOVERY, "What follows a failure"),
         Field("notify", NOTIFY, "Who hears of it; what it does not say is as in ~/.config/launch/notify.yaml"),
+        Field("notice", NOTICE, "What tells that a host is about to go: its ranks move to a spare, else all save"),
         Field("queue", QUEUE, "What it waits for before it starts, and which of your runs goes first"),
         *OF_KINDS,
         Field("sweep", SWEEP, "Many runs that differ in some options; `launch sweep` starts them"),
     )),
-    checks=(checks.env_or_secret, checks.spares_need_nodes, checks.reserve_needs_python, checks.signal_before_time),
+    checks=(checks.env_or_secret, checks.spares_need_nodes, checks.reserve_needs_python, checks.signal_before_time,
+            checks.lead_covers_grace),
     required=True,
     schema_extra=(
         ("required", ["name"]),

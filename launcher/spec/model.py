@@ -135,6 +135,19 @@ class NotifyOptions(Struct, frozen=True):
     stalled_after_s: float | None = None  # `stalled_after:`
 
 
+class Notice(Struct, frozen=True):
+    """What tells, on each host, that it is about to go; any one of these is enough."""
+
+    file: str | None = None
+    command: tuple[str, ...] = ()
+    signal: str | None = None
+    lead_s: float = 120.0  # `lead:` how long before the host goes that is told
+
+    @property
+    def is_given(self) -> bool:
+        return self.file is not None or self.command != () or self.signal is not None
+
+
 class Predecessor(Struct, frozen=True):
     """A run that another one waits for, and what it has to have come to."""
 
@@ -311,6 +324,7 @@ class JobSpec(Struct, frozen=True):
     checkpoint: CheckpointOptions = CheckpointOptions()
     recovery: Recovery = Recovery()
     notify: NotifyOptions = NotifyOptions()
+    notice: Notice = Notice()
     queue: QueueOptions = QueueOptions()
     slurm: Slurm = Slurm()
     gridengine: GridEngine = GridEngine()

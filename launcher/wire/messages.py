@@ -201,7 +201,7 @@ class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
     node: int
     kind: Literal[
         "checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "checkpoint_stored", "copy_failed",
-        "memory_copied", "node_fit", "health_unknown", "in_reserve", "no_reserve",
+        "memory_copied", "node_fit", "health_unknown", "in_reserve", "no_reserve", "notice_failed",
     ]  # fmt: skip
     text: Text
 
@@ -226,6 +226,13 @@ class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
 
 class DeviceFails(msgspec.Struct, frozen=True, tag="device_fails", tag_field="t"):
     """agent → coordinator: this node's kernel tells of a device that fails, while its ranks still run."""
+
+    node: int
+    text: Text
+
+
+class HostLeaves(msgspec.Struct, frozen=True, tag="host_leaves", tag_field="t"):
+    """agent → coordinator: by `notice` of the spec this node's host is about to go, as `text` says; "": no longer."""
 
     node: int
     text: Text
@@ -324,7 +331,7 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
 
 ToCoordinator = (
     Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
-    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails | Looked
+    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails | HostLeaves | Looked
 )  # fmt: skip
 ToAgent = Welcome | CheckLink | Look | Start | ContinueInPlace | Follow | Stop | PulseAck | End
 

@@ -7,11 +7,12 @@ from simulated_cluster import Cluster, plan_of
 from launcher.clock import ENDING_S
 from launcher.coordinator.effects import Drain, Move
 from launcher.spec.model import Budget, Recovery
-from launcher.states import State
+from launcher.states import Cause, State
 from launcher.wire.messages import (
     ContinueInPlace,
     DeviceFails,
     Fault,
+    HostLeaves,
     Pulse,
     RankPulse,
     SlowRank,
@@ -1347,3 +1348,110 @@ def test_a_node_that_was_slow_has_ranks_again_only_where_others_are_too_few() ->
     cluster.kill(3)
     cluster.advance(3)
     assert places(cluster) == {0: (0, 1), 1: (2, 3)}
+
+
+# A host that is about to go, by `notice` of the spec
+
+GOES = "/run/host-goes is there"
+
+
+def test_ranks_leave_a_host_that_goes_for_a_spare_and_nothing_is_saved_for_it() -> None:
+    cluster = running(2, spares=1)
+    for _ in range(2):  # it is said again with each new connection
+        cluster.say(1, HostLeaves(1, GOES))
+        cluster.advance(3)
+    assert joined(cluster) == [(2, 1, 2)]
+    assert stayed(cluster)
+    state = cluster.state()
+    assert (state.state, state.generation, state.nodes[1].state) == (State.RUNNING, 2, "drained")
+    [asked] = cluster.recorded("drain_asked")
+    assert asked.text == f"node 1 is about to go, within 120 s: {GOES}"
+    assert (cluster.recorded("failure"), state.restarts) == ([], {})
+
+
+def test_without_a_spare_all_save_while_the_host_is_there_and_the_run_waits_for_another() -> None:
+    cluster = running(2)
+    cluster.say(1, HostLeaves(1, GOES))
+    cluster.advance(2)
+    assert {(node, word.grace_s) for node, word in words(cluster, Stop)} == {(0, HOT.grace_s), (1, HOT.grace_s)}  # type: ignore[attr-defined]
+    cluster.advance(300)
+    state = cluster.state()
+    assert (state.state, state.generation, state.restarts) == (State.REGROUPING, 1, {})
+    assert state.message == "node 1 is about to go; a new generation follows"
+    assert state.nodes[1].state == "drained"
+
+
+def test_a_host_that_stays_after_all_has_ranks_again() -> None:
+    cluster = running(2)
+    cluster.say(1, HostLeaves(1, GOES))
+    cluster.advance(60)
+    cluster.say(1, HostLeaves(1, ""))
+    cluster.advance(5)
+    assert (cluster.state().state, cluster.state().generation) == (State.RUNNING, 2)
+    assert cluster.recorded("drain_asked")[-1].text == "node 1 stays after all"
+
+
+def test_a_run_that_may_have_fewer_nodes_goes_on_without_a_host_that_goes() -> None:
+    cluster = running(2, least=1)
+    cluster.say(1, HostLeaves(1, GOES))
+    cluster.advance(1)
+    assert {node for node, _ in words(cluster, Stop)} == {0, 1}
+    assert (cluster.state().state, cluster.state().world_size) == (State.RUNNING, 2)
+
+
+def test_no_ranks_begin_on_a_host_that_goes() -> None:
+    cluster = Cluster(plan_of(2, rules=HOT))
+    cluster.boot(0)
+    cluster.boot(1, ready=False)
+    cluster.say(1, HostLeaves(1, GOES))
+    cluster.make_ready(1)
+    cluster.advance(30)
+    assert (cluster.state().generation, cluster.end) == (0, None)
+    assert cluster.state().message == f"waiting for nodes: 1 of 2 are ready; node 1 is about to go: {GOES}"
+    cluster.say(1, HostLeaves(1, ""))
+    cluster.advance(5)
+    assert cluster.state().state is State.RUNNING
+
+
+def test_a_spare_that_is_on_its_way_is_waited_for_as_long_as_there_is_time_to_save() -> None:
+    """The host goes 120 s after it is said; ranks have 30 s to save, and the coordinator 10 s to see that."""
+    cluster = Cluster(plan_of(2, spares=1, rules=HOT))
+    cluster.boot(0, 1)
+    cluster.boot(2, ready=False)
+    cluster.advance(30)
+    all_stay(cluster)
+    cluster.say(1, HostLeaves(1, GOES))
+    cluster.advance(78)
+    assert not words(cluster, Stop)
+    cluster.advance(5)
+    assert {node for node, _ in words(cluster, Stop)} == {0, 1}
+
+
+def test_the_attempt_ends_with_a_save_when_the_first_host_goes() -> None:
+    cluster = running(2, spares=1)
+    cluster.say(0, HostLeaves(0, GOES))
+    cluster.advance(5)
+    assert {(node, word.grace_s) for node, word in words(cluster, Stop)} == {(0, HOT.grace_s), (1, HOT.grace_s)}  # type: ignore[attr-defined]
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
+    assert "the host that coordinates the others is about to go" in cluster.recorded("stop_asked")[0].text
+
+
+def test_the_coordinators_next_attempt_does_not_begin_on_a_host_that_goes() -> None:
+    cluster = Cluster(plan_of(2, rules=HOT))
+    cluster.boot(0, ready=False)
+    cluster.boot(1)
+    cluster.say(0, HostLeaves(0, GOES))
+    cluster.make_ready(0)
+    cluster.advance(60)
+    assert (cluster.state().generation, cluster.end) == (0, None), "else one attempt would follow the other"
+
+
+def test_a_host_that_is_started_anew_is_one_that_stays() -> None:
+    cluster = running(2)
+    cluster.say(1, HostLeaves(1, GOES))
+    cluster.advance(10)
+    cluster.kill(1)
+    cluster.boot(1, machine="boot-2")
+    cluster.advance(30)
+    assert cluster.state().nodes[1].state != "drained"

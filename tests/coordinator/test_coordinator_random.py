@@ -15,6 +15,7 @@ from simulated_cluster import Cluster, plan_of
 from launcher.coordinator.effects import Drain, Move, ProvenDead
 from launcher.spec.model import Budget, Recovery
 from launcher.states import State
+from launcher.wire.messages import HostLeaves
 from tests.sizes import SCALE, SEED
 
 RULES = Recovery(
@@ -163,6 +164,12 @@ class Storm(RuleBasedStateMachine):
         if not really and not self.over:
             self.cluster.feed(Drain(self.node(number)))
 
+    @rule(number=NODES, leaves=st.booleans())
+    def its_host_goes(self, number: int, leaves: bool) -> None:
+        index = self.node(number)
+        if self.agent(index, alive=True):
+            self.cluster.host_leaves(index, "/run/host-goes is there" if leaves else "")
+
     @rule(number=NODES, to=st.none() | NODES, really=st.integers(0, 2))
     def its_ranks_move(self, number: int, to: int | None, really: int) -> None:
         if not really and not self.over:
@@ -303,6 +310,8 @@ class Storm(RuleBasedStateMachine):
                 cluster.connect(index)
             if agent.alive and not agent.ready:
                 cluster.make_ready(index)
+            agent.leaves = ""
+            cluster.say(index, HostLeaves(index, ""))
         cluster.stuck = set()
         for _ in range(CALM_ROUNDS):
             for node in cluster.agents:
@@ -370,6 +379,7 @@ def happen(storm: Storm, draw: random.Random) -> None:
         (2, storm.nothing_is_stuck),
         (1, lambda: storm.somebody_asks_to_stop("preempt", node, draw.randrange(3))),
         (4, lambda: storm.stale_news_of_a_death(node)),
+        (2, lambda: storm.its_host_goes(node, flag)),
         (4, storm.a_checkpoint_is_made),
         (2, lambda: storm.copies_take_their_time(node)),
         (2, lambda: storm.copies_are_made(node)),

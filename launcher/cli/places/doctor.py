@@ -16,7 +16,7 @@ from launcher.cli.arguments import Arguments, seconds
 from launcher.cli.places.collectives import MANY, declare_collectives, refuse_without_collectives, run_collectives
 from launcher.cli.terminal import columns, is_terminal, paint, safe, size, tell
 from launcher.errors import BadInput
-from launcher.health.findings import Finding, Level, exit_code
+from launcher.health.findings import Finding, Level, exit_code, ok
 from launcher.health.last import keep
 from launcher.health.wish import OF_THIS_MACHINE, DoctorWish
 from launcher.places.clusters_file import ClusterEntry, entry, named_clusters
@@ -121,7 +121,10 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
     if not cluster.doctor:
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
     doctor = cast("Doctor", import_module(cluster.doctor))
-    return doctor.check_up(_wish(place, options), tell)
+    yield from doctor.check_up(_wish(place, options), tell)
+    asked = [f"{key}: {text}" for key, text in place.defaults if key.startswith("notice.")]
+    if asked and not options.health:
+        yield ok("notice", f"each host tells when it is about to go ({', '.join(asked)})")
 
 
 def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:

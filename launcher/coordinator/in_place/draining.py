@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from launcher.coordinator.attempt import Attempt, AttemptPhase
-from launcher.coordinator.closing import Closer
+from launcher.coordinator.closing import AFTER_GRACE_S, Closer
 from launcher.coordinator.effects import Drain, Move
 from launcher.coordinator.in_place.continuing import HotOpener
 from launcher.coordinator.nodes import KnownNode
@@ -55,6 +55,19 @@ class Drainer:
         self._tell_that_asked(node, why, stays)
         if not stays:
             self._failing.add(node.index)
+
+    def leaves(self, node: KnownNode, why: str) -> None:
+        """Its host is about to go, as `why` tells; "": it stays after all, and may have ranks again.
+
+        Its ranks move to a spare. If there is none, and none may come in time, all ranks save and leave while it is
+        still there: then the run goes on with fewer nodes, or waits for another one.
+        """
+        if (why == "") != (node.leaves == ""):
+            rules, lead_s = self._attempt.rules, self._attempt.plan.spec.notice.lead_s
+            node.leaves_by = self._attempt.mono + max(0.0, lead_s - rules.grace_s - AFTER_GRACE_S)
+            goes = f"{node} is about to go, within {lead_s:g} s: {why}" if why else f"{node} stays after all"
+            self._attempt.ledger.record("drain_asked", goes, node=node.index)
+        node.leaves = why
 
     def _coordinates(self, node: KnownNode) -> str:
         return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
@@ -136,8 +149,15 @@ class Drainer:
         if self._moving is not None:
             self._settle(self._moving)
         self._drain_failing()
-        drained = [node for node in map(attempt.nodes.__getitem__, attempt.current.members) if node.drained]
-        if drained and self._free(drained, f"{' and '.join(map(str, drained))} is drained"):
+        members = map(attempt.nodes.__getitem__, attempt.current.members)
+        drained = [node for node in members if node.drained or (node.leaves and not self._coordinates(node))]
+        urgent = [node for node in drained if node.leaves]
+        why = f"{' and '.join(map(str, drained))} is {'about to go' if urgent else 'drained'}"
+        if drained and self._free(drained, why):
+            return
+        if urgent and self._is_time(urgent):
+            # With too few nodes left the ranks save all the same, while the host is there, and the run waits.
+            self._closer.close(Verdict(Cause.PREEMPTED, why, node=urgent[0].index, planned=True), saves=True)
             return
         if not self._moves:
             self._replace_who_waited()
@@ -164,6 +184,13 @@ class Drainer:
         else:
             return False
         return True
+
+    def _is_time(self, leaving: Sequence[KnownNode]) -> bool:
+        """Whether ranks have to save now for hosts that go: no other node may come, or not before it is too late."""
+        nodes, members = self._attempt.nodes, {*self._attempt.current.members}
+        may_come = (nodes.hopeful | nodes.absent | nodes.returning(self._attempt.mono).keys()) - members
+        may_come = {index for index in may_come if not nodes[index].leaves}
+        return not may_come or self._attempt.mono >= min(node.leaves_by for node in leaving)
 
     def _others_suffice(self, leave: set[int]) -> bool:
         nodes, plan = self._attempt.nodes, self._attempt.plan

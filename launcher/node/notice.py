@@ -1,0 +1,74 @@
+"""What tells that this host is about to go, as `notice` of a spec names it: a file, a command, or a signal."""
+
+import asyncio
+import os
+import shlex
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.errors import said_by_the_system
+from launcher.node.ranks.reaper import Death, Reaper
+from launcher.node.ranks.zygote_link import spawn
+from launcher.spec.model import Notice
+
+_ASK_S = 5.0  # how often the command is run: clouds tell of a host's end half a minute before it, or more
+_LIMIT_S = 10.0
+_NOT_RUN = (126, 127)  # what a shell exits with for a program that it cannot run, or find
+
+
+class HostNotice:
+    """Asks one host, in the folder where its ranks begin, whether it is about to go."""
+
+    def __init__(self, notice: Notice, workdir: Path, environment: Mapping[str, str], reaper: Reaper) -> None:
+        self._notice, self._workdir, self._environment, self._reaper = notice, workdir, environment, reaper
+        self._file = workdir / Path(notice.file).expanduser() if notice.file is not None else None
+        self._signalled = ""
+        self._ask_at, self._by_command = 0.0, ""
+        self.problem = ""  # why the command could not be asked the last time
+
+    def watch_signal(self) -> None:
+        """Take the signal that `notice.signal` names for the word that the host goes."""
+        if (name := self._notice.signal) is not None:
+            number = signal.Signals[f"SIG{name}"]
+            asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
+
+    def _take_signal(self) -> None:
+        self._signalled = f"its agent got SIG{self._notice.signal}"
+
+    async def look(self) -> str:
+        """Return what tells that the host is about to go, or "" if nothing does, or no longer."""
+        if self._signalled:
+            return self._signalled
+        if self._file is not None and await asyncio.to_thread(os.path.lexists, self._file):  # a disk may hang
+            return f"{self._file} is there"
+        if self._notice.command and time.monotonic() >= self._ask_at:
+            self._by_command = f"`{shlex.join(self._notice.command)}` exits with 0" if await self._ask() else ""
+            self._ask_at = time.monotonic() + _ASK_S
+        return self._by_command
+
+    async def _ask(self) -> bool:
+        """Run the command; False, with the problem noted, if it cannot be run or does not end in time."""
+        ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+        self.problem = ""
+        self._reaper.expect_birth()
+        try:
+            pid = spawn(self._notice.command, self._environment, self._workdir, Path(os.devnull))
+            self._reaper.watch(pid, ended.set_result)
+        except OSError as error:
+            self.problem = said_by_the_system(error)
+            return False
+        finally:
+            self._reaper.born()
+        try:
+            death = await asyncio.wait_for(asyncio.shield(ended), _LIMIT_S)
+        except TimeoutError:
+            self.problem = f"it did not end within {_LIMIT_S:g} s"
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            return False
+        if death.code in _NOT_RUN:
+            self.problem = f"it exits with {death.code}: a program in it cannot be run"
+        return death.code == 0
