@@ -117,7 +117,7 @@ class Run:
         return usage_of(run, folder)
 
     def remove(self) -> None:
-        """Delete the run's folder and name, on other machines too. Raises Refused for a run that has not ended, and
+        """Delete the run's folder and name, on other machines too. Raise Refused for a run that has not ended, and
         Unreachable where a machine was silent, which keeps its part; then the run is still known here."""
         refuse_live(self.status())
         told = remove([self])
@@ -185,7 +185,7 @@ class Run:
         Plain data is returned as it is: numbers, text, and lists, tuples, sets and dicts of these. All else is pickled,
         and loaded only with `unpickle`, as that may run code of whoever could write where the run was. Of exceptions
         those that Python has are raised as they are, others as RunFailed; the traceback is a note of them.
-        Raises TimeoutError, Refused for a run of no function, and RunFailed where no rank has left an exception.
+        Raise TimeoutError, Refused for a run of no function, and RunFailed if no rank has left an exception.
         """
         from launcher.submission.functions import is_call, result_of  # late: of no use to `status`
 
@@ -222,9 +222,8 @@ class Run:
         return lines + brought
 
     def fetch_outputs(self) -> list[str]:
-        """Bring what ranks wrote beside their code to `fetched-outputs` in the run's folder; return one line per place.
-
-        `run.outputs` of the spec says which files; without it all come that are none of the code's.
+        """Fetch what ranks wrote beside their code to `fetched-outputs` in the run's folder, and return one line per
+        place. `run.outputs` of the spec selects the files; without it all files come that are not part of the code.
         """
         from launcher.run.code import outputs  # late: only for this
         from launcher.run.drafts import new_draft, remove  # late: likewise
@@ -272,14 +271,13 @@ class Run:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the run's checkpoints are on other machines, so that only those fetched are listed here."""
+        """Return whether the run's checkpoints are on other machines, so that only fetched ones are listed here."""
         place = _place_of(newest(RunDir(self.path)))
         return place is not None and place.remote and not place.lists_checkpoints
 
     def saved_by_script(self, step: int | None) -> bool:
-        """Whether the checkpoint that the run reported is the script's own: the run never had one of the trainer's.
-
-        False where checkpoints lie on other machines, as only their folders could tell.
+        """Return whether the reported checkpoint is in the script's own format, because the run never had one of the
+        trainer's. Return False if checkpoints are on other machines, whose folders alone could tell.
         """
         from launcher.status.checkpoints import kept  # late: 10 ms that no other question needs
 
@@ -306,7 +304,7 @@ class Run:
         return pardon(run, hosts)
 
     def nodes_of_ranks(self) -> dict[int, int]:
-        """Return the node of each rank that runs now. Raises Refused if none does."""
+        """Return the node of each rank that runs now. Raise Refused if none does."""
         status = self.status()
         state = readable(RunDir(self.path).state, RunState)
         ranks = state.ranks if state is not None and not status.state.ended else ()
@@ -328,7 +326,7 @@ class Run:
         return Visit(self.reach(node))
 
     def reach(self, node: int) -> "Running":
-        """That program, for who passes on what it says."""
+        """Return the program on this node of the run, for a caller that relays its messages."""
         run = RunDir(self.path)
         place, state = _place_of(newest(run)), readable(run.state, RunState)
         if state is None or place is None:
@@ -360,7 +358,7 @@ class Run:
 
         `anew`: it may begin from nothing where no checkpoint is whole. `code`: with the project's code as it is now.
         `without`: hosts of a pool that are gone for good; what is left of the run on the others is ended first.
-        Raises Refused on a live one, and where another did; NothingToDo on one that has succeeded and would be the
+        Raise Refused on a live one, and if another did; NothingToDo on one that has succeeded and would be the
         same again.
         """
         from launcher.submission.reopening import reopen  # late: it reads YAML, which `status` must not pay for
@@ -415,7 +413,7 @@ def predict(
 
 
 def fetch_answers(one: Run, output: str | Path) -> None:
-    """Bring home what predict() has written on another machine, if there is anything."""
+    """Fetch what predict() has written on another machine, if there is anything."""
     from launcher.submission.predicting import put_answers  # late: it reads YAML: see above
 
     one.fetch_outputs()
@@ -423,7 +421,7 @@ def fetch_answers(one: Run, output: str | Path) -> None:
 
 
 def release(one: Run) -> None:
-    """Release a held run (`queue.hold`). Raises Refused if it is not held."""
+    """Release a held run (`queue.hold`). Raise Refused if it is not held."""
     run, status = RunDir(one.path), one.status()
     attempt = newest(run)
     place = _place_of(attempt)
@@ -434,9 +432,8 @@ def release(one: Run) -> None:
 
 
 def drain(one: Run, node: str) -> int:
-    """Have the ranks moved that a run has on this node: a number, or the name of a machine. Gives the number.
-
-    It happens as soon as other nodes can have them, and it gets none any more. Raises Refused where it cannot.
+    """Move the ranks of a run off this node, named by a number or its machine, and return the node's number. It
+    happens as soon as other nodes can take them, and the node gets none any more. Raise Refused if it cannot.
     """
     attempt, status = _with_nodes(one, "drained")
     index = _node_to_free(one, status, node, "drained").node
@@ -445,9 +442,8 @@ def drain(one: Run, node: str) -> int:
 
 
 def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
-    """Have the ranks moved that a run has on this node, to this spare, or any; the node is a spare afterwards.
-
-    Nodes have a number, and the name of a machine. It happens at once, or not at all. Raises Refused where it cannot.
+    """Move the ranks of a run on this node to this spare, or to any; the node is a spare afterwards. Nodes are named
+    by a number or their machine. It happens at once or not at all. Raise Refused if it cannot.
     """
     from launcher.status.moving import MoveAnswer  # late: of no use to `status`
 
@@ -500,7 +496,7 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
 
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
     """Delete these runs, which have ended: first on other machines, then here; but none that lives somewhere after all,
-    nor, unless `anyway`, one of which a silent machine may keep something. Gives what other machines say."""
+    nor, unless `anyway`, one of which a silent machine may keep something. Return what other machines say."""
     from launcher.places.elsewhere import kept_elsewhere, remove_elsewhere  # late: only for tidying
     from launcher.run.graphs import remove_finished_graphs  # late: only for tidying
     from launcher.run.removal import remove_run, remove_unused_code  # late: only for tidying
@@ -596,7 +592,7 @@ def _is_asked(fact: RunFacts) -> bool:
 
 
 def line_to(one: Run, node: int) -> "Line":
-    """Return the connection to the machine that this node of a run is. Raises Unreachable, and Refused."""
+    """Return the connection to the machine that this node of a run is. Raise Unreachable, and Refused."""
     run = RunDir(one.path)
     place = _place_of(newest(run))
     if place is None:
@@ -686,7 +682,7 @@ def preview(plan: "Plan") -> Preview | None:
 
 
 def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
-    """Raise BadInput with every problem of a spec, as far as they do not depend on where it will run."""
+    """Raise BadInput with every problem of a spec, as far as they do not depend on if it will run."""
     from launcher.submission.requests import validate as validate_spec  # late: it reads YAML: see above
 
     with as_files([spec]) as ([file], roots):
@@ -730,7 +726,7 @@ def _renamed(line: str, names: Mapping[str, str]) -> str:
 
 
 def notifying(spec: str | Path) -> "Notifying | None":
-    """Return who would be notified of a run of this spec. Raises BadInput."""
+    """Return who would be notified of a run of this spec. Raise BadInput."""
     from launcher.submission.requests import notifying_in  # late: it reads YAML, which `status` must not pay for
 
     return notifying_in(_file(spec))
@@ -776,7 +772,7 @@ def _as_it_lies(facts: RunFacts) -> RunStatus:
 
 
 def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
-    """What can be said of it without waiting, and the kind of cluster that knows more of it; "": all is known here."""
+    """Return the status as local records show it, without waiting, and the kind of cluster that knows more, or ""."""
     facts = read_facts(run.path)
     return (_as_it_lies(facts), facts.asks) if _is_asked(facts) else (derive(facts), "")
 
@@ -807,7 +803,7 @@ class Runs(list[Run]):
 
 
 def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
-    """Return the first of these runs that ends. Raises TimeoutError, and ValueError for an empty list."""
+    """Return the first of these runs that ends. Raise TimeoutError, and ValueError for an empty list."""
     if not runs_:
         raise ValueError("expected a run to wait for, got none")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -8,22 +8,24 @@ ENDING_S = 1.0  # that a guard has to end the ranks of a node, before others tak
 
 
 def boottime() -> float:
-    """Seconds since this machine was started, those too in which it was suspended: others did not wait meanwhile."""
+    """Return the seconds since this machine was started, including those in which it was suspended, because others
+    did not wait meanwhile.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def lease_of_ranks(lease_s: float) -> float:
-    """For how long ranks run on a node that hears nothing: they are ended in the last second of the lease, so that
-    others take their places right after it.
-
-    Of a short lease a fifth is enough, else too few pulses would be left that may renew it.
+    """Return for how long ranks run on a node that hears nothing: they are ended in the last second of the lease, so
+    that others take their places right after it. For a short lease a fifth is reserved instead, so that enough
+    heartbeats remain to renew it.
     """
     return lease_s - min(ENDING_S, lease_s / 5)
 
 
 def lease_of_places(lease_s: float) -> float:
-    """For how long a node that is not heard keeps its ranks' places; a short lease is followed by what its last fifth
-    lacks of the time that a guard is given."""
+    """Return for how long a silent node keeps its ranks' places: the lease of the ranks and the time that a watchdog
+    needs to end them.
+    """
     return lease_of_ranks(lease_s) + ENDING_S
 
 

@@ -15,7 +15,7 @@ _making = threading.Lock()
 
 
 def decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """The decoder of this kind: from here on any thread may decode it, by whatever of msgspec's functions."""
+    """Return the decoder of this type; after this call any thread may decode it with any of msgspec's functions."""
     found = _made.get(kind)
     if found is None:
         with _making:
@@ -24,6 +24,8 @@ def decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def converted(found: Any, kind: type[T]) -> T:
-    """What was decoded without its kind, as one of this kind. Raises msgspec.ValidationError where it is none."""
+    """Convert a value that was decoded without a type into one of `kind`. Raise msgspec.ValidationError if it does
+    not fit.
+    """
     decoder_of(kind)
     return msgspec.convert(found, kind)

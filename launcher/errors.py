@@ -83,7 +83,7 @@ MEANING = {
 
 
 class LaunchError(Exception):
-    """What went wrong, where, and what to do, in words for the user; lower case, no final stop."""
+    """An error in words for the user: what went wrong, where, and what to do; lower case, no final stop."""
 
     exit_code: Exit = Exit.INTERNAL
     runs: Runs = ()  # that a failed submit has made all the same
@@ -133,7 +133,7 @@ class Fenced(LaunchError):
 
 
 def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchError:
-    """An error that names the runs that there are: so it is none that says that nothing was started."""
+    """Return an error that names the runs that exist, so that its exit code does not say that nothing was started."""
     lines = error.lines if isinstance(error, LaunchError) else (said_by_the_system(error),)
     kind = Refused if isinstance(error, BadInput) else Unreachable if isinstance(error, Unreachable) else LaunchError
     told = kind(*lines, f"hint: {hint}")
@@ -144,13 +144,13 @@ def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchErro
 
 
 def some_exist(error: LaunchError | OSError, before: Runs, wanted: int) -> LaunchError:
-    """The error of some of several runs, of which these had been started before, and others may exist all the same."""
+    """Return the error of a submit of several runs of which these had been started before, and others may exist too."""
     runs = (*before, *(error.runs if isinstance(error, LaunchError) else ()))
     return with_runs(error, runs, f"{len(runs)} of {wanted} runs exist all the same: do not submit them again")
 
 
 def said_by_the_system(error: OSError) -> str:
-    """`/data/runs: no space left on device`"""
+    """Return the system's reason in lower case with its file, such as `/data/runs: no space left on device`."""
     reason = error.strerror or str(error)
     words = f"{reason[:1].lower()}{reason[1:]}"
     return words if error.filename is None else f"{os.fsdecode(error.filename)}: {words}"

@@ -30,7 +30,7 @@ def parse_run_id(text: str) -> RunId:
 
 
 def new_run_id(name: str, taken: Callable[[RunId], bool]) -> RunId:
-    """`resnet-ddp-7k3f`: short while that is free, longer where many are taken."""
+    """Return an unused id such as `resnet-ddp-7k3f`; the random part grows if many are taken."""
     draws = 0
     while taken(run_id := parse_run_id(f"{name}-{_draw(_SHORT + draws // _TRIES_PER_LENGTH)}")):
         draws += 1
@@ -38,19 +38,21 @@ def new_run_id(name: str, taken: Callable[[RunId], bool]) -> RunId:
 
 
 def new_token() -> str:
-    """256 bits as 64 hex digits."""
+    """Return 256 random bits as 64 hex digits."""
     return os.urandom(32).hex()
 
 
 def attempt_token(secret: str, number: int) -> str:
-    """That of an attempt which hosts open together: each makes it of what all of them have, and none has to send it."""
+    """Return the token of an attempt that hosts open together: each derives it from the shared secret, so that it is
+    never sent.
+    """
     import hmac  # late: a few ms that a first attempt does not need
 
     return hmac.new(bytes.fromhex(secret), f"attempt {number}".encode(), "sha256").hexdigest()
 
 
 def new_ticket() -> str:
-    """What a batch system's job is known by before it has an id: no secret, and nobody else's."""
+    """Return a submit token: the unique name, not a secret, by which a batch job is found before it has an id."""
     return os.urandom(8).hex()
 
 

@@ -1,4 +1,4 @@
-"""Why a generation ended, and what happens next: three enums, and the exit code of each cause, by its name."""
+"""Causes of the end of a generation, the actions that follow, and the exit code of each cause."""
 
 from enum import StrEnum
 
@@ -28,7 +28,7 @@ class Cause(StrEnum):
 
 
 class ErrorKind(StrEnum):
-    """What a user error looked like, as far as that says whether another start could end otherwise."""
+    """The kind of a user error, as far as it tells whether another start could succeed."""
 
     EXCEPTION = "exception"  # of a type that time does not heal
     PASSING = "passing"  # of one that it may: a connection, a time-out, a file system
@@ -38,7 +38,7 @@ class ErrorKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What follows a failure."""
+    """The action that follows a failure."""
 
     REGROUP = "regroup"  # a new generation in this attempt
     REQUEUE = "requeue"  # this attempt ends, the cluster starts a new one
@@ -46,7 +46,7 @@ class Action(StrEnum):
 
 
 class State(StrEnum):
-    """What `launch status` says of a run."""
+    """The state of a run, as `launch status` shows it."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -61,10 +61,10 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True where no process of the run is left and none will start by itself."""
+        """Return True if no process of the run is left and none will start by itself."""
         return self in (State.SUCCEEDED, State.FAILED, State.INTERRUPTED, State.CANCELLED, State.LOST)
 
 
 def exit_of(cause: Cause) -> Exit:
-    """The exit code of a run that ended for this cause."""
+    """Return the exit code of a run that ended for this cause."""
     return Exit[cause.name]

@@ -48,14 +48,14 @@ class Graph:
 
     @classmethod
     def get(cls, ref: str) -> "Graph":
-        """The one of this id, or of a unique beginning of one."""
+        """Return the graph with this id or unique beginning of an id."""
         found = find_graph(ref)
         if found is None:
             raise NoSuchRun(f"{ref[:100]!r}: no runs of one file with steps are called so")
         return cls(found.id, found.path)
 
     def steps(self, fresh_s: float = 0.0) -> list[StepStatus]:
-        """Each after those that it needs."""
+        """Return the state of each step, each after the steps that it needs."""
         return self._steps(fresh_s, restart_lost=True)
 
     def _steps(self, fresh_s: float, *, restart_lost: bool) -> list[StepStatus]:
@@ -65,7 +65,7 @@ class Graph:
         return [StepStatus(one.name, one.needs, one.run, found.get(one.run)) for one in steps]
 
     def runs(self) -> list[Run]:
-        """The runs of its steps, as far as they are there, in that order."""
+        """Return the runs of its steps that exist, in the order of the steps."""
         runs = self._folder.runs
         return [Run(one.run, runs / one.run) for one in self._record().steps if (runs / one.run).is_dir()]
 
@@ -87,8 +87,9 @@ class Graph:
             run.cancel()
 
     def resume(self, *, anew: bool = False, code: bool = False) -> list[Run]:
-        """Go on where it ended otherwise than it should: start what is missing, have what failed go on, and what was
-        cancelled for it follow again. Gives the runs that go on. Raises Refused where there is nothing to do."""
+        """Resume a graph that ended otherwise than it should: start missing runs, resume failed ones, and those
+        cancelled because of them. Return the runs that continue. Raise Refused if there is nothing to do.
+        """
         from launcher.submission.graphs import start_missing  # late: it reads YAML, which `status` must not pay for
 
         record, before = self._record(), self._steps(0.0, restart_lost=False)
@@ -121,7 +122,9 @@ class Graph:
 
 
 def state_of(steps: Sequence[StepStatus]) -> State:
-    """Of all steps together: how the furthest one is that still goes on, else the worst end. Lost: one is missing."""
+    """Return the state of all steps together: the most advanced state of those not yet ended, else the worst end.
+    LOST means that one is missing.
+    """
     states = {step.status.state if step.status is not None else State.LOST for step in steps}
     return next((state for state in (*_MOVING, *_WORST) if state in states), State.SUCCEEDED)
 
@@ -140,7 +143,7 @@ def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) 
 
 
 def prepare_graph(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "list[StepPlan]":
-    """What `submit_graph` would do, as data, in order. Starts and writes nothing."""
+    """Return what `submit_graph` would do, as data, in order. Nothing is started or written."""
     from launcher.submission.graphs import prepare_steps  # late: it reads YAML
 
     return prepare_steps(Path(spec), on=on, overrides=tuple(overrides))
@@ -154,7 +157,7 @@ def validate_graph(spec: str | Path, *, overrides: Sequence[str] = ()) -> None:
 
 
 def is_graph(spec: str | Path) -> bool:
-    """Whether a file has `steps`."""
+    """Return whether a spec file has `steps`."""
     from launcher.spec.graph.reading import is_graph as has_steps  # late: it reads YAML
 
     return has_steps(Path(spec))

@@ -48,7 +48,7 @@ class _SpelledOut(msgspec.Struct, frozen=True):
 
 
 def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
-    """Of all attempts up to this one. Raises what keeps the records of them from being read."""
+    """Yield the secrets of all attempts up to `attempt`. Raise the error that keeps their records from being read."""
     for value in (read_record(run.secrets, dict[str, str]) or {}).values():
         yield from _as_shown(value)
     if (told := read_record(run.notify, Notifying)) is not None:
@@ -64,7 +64,7 @@ def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
 
 
 def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
-    """As far as they can be read: for the page of whoever may read all of them anyway."""
+    """Return the secrets that can be read; used only for a page whose reader may read all of them anyway."""
     found = list[str]()
     with contextlib.suppress(LaunchError, OSError):
         for one in secrets_of(run, attempt):
@@ -73,17 +73,19 @@ def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
 
 
 def _as_shown(value: str) -> Iterable[str]:
-    """Yield a secret in all the ways that it may be printed: by line, on one line, as JSON, in an address."""
+    """Return the forms in which a page may show `value`: whole, line by line, and on one line."""
     return (value, *value.splitlines(), " ".join(value.split()), json.dumps(value)[1:-1], quote(value, safe=""))
 
 
 def redacted(answer: Any, secrets: Sequence[str]) -> Any:
-    """The answer in which none of them is: as it was where there are none, else made of mappings, lists and texts."""
+    """Return the answer without any of the secrets: unchanged if there are none, else as plain mappings, lists and
+    texts.
+    """
     return _without(msgspec.to_builtins(answer), tuple(secrets)) if secrets else answer
 
 
 def redacted_record(record: T, secrets: Sequence[str]) -> T:
-    """A record of texts in which none of them is."""
+    """Return a record of texts without any of the secrets."""
     return converted(redacted(record, secrets), type(record)) if secrets else record
 
 

@@ -93,7 +93,9 @@ def serve_requests() -> int:
 
 
 def serve_inside(run: str = "", node: str = "") -> int:
-    """`launch _inside RUN NODE`: pass on what a visitor elsewhere and the host on this node of a run here say."""
+    """Serve `launch _inside RUN NODE`: relay messages between a remote visitor and the host on this node of a local
+    run.
+    """
     source, sink = take_stdio()
     try:
         if not (node.isascii() and node.isdigit() and len(node) <= _LONGEST_NUMBER):
@@ -106,7 +108,7 @@ def serve_inside(run: str = "", node: str = "") -> int:
 
 
 def answer(request: Request) -> Any:
-    """Carry it out. Raises LaunchError, which is told to who asked."""
+    """Carry it out. Raise LaunchError, which is told to who asked."""
     match request:
         case AskMachine() | AskHosts() | AskQueue() | AskRunsFolder():
             return _of_cluster(request)
@@ -215,7 +217,7 @@ def _open_runs(request: OpenRuns) -> Outcome:
 
 
 def _keep_piece(request: KeepPiece) -> None:
-    """The file is gathered beside the checkpoint, and becomes a part of it once it is whole."""
+    """Write a piece of a file beside the checkpoint, and move the file into the checkpoint once it is complete."""
     folder = _checkpoints(Token(folder_of(request.folder), request.token))
     make_dir(folder)
     gathered = folder.with_suffix(".part")
@@ -312,7 +314,9 @@ def _logs(request: AskLogs) -> LogNews:
 
 
 def _outputs(request: AskOutputs) -> LogNews:
-    """Who knows nothing yet is the first to ask, and is told of what is there now; that is listed once."""
+    """Return new output files of a run. A caller that knows none yet gets those that exist now; the list is made
+    once.
+    """
     run = RunDir(_run(request.run).path)
     last = attempts(run)[-1]
     if of_kind(read_intent(last).cluster_kind).remote:
@@ -361,7 +365,7 @@ def _tidy(request: TidyRuns) -> list[KeptRemote]:
 
 
 def _run(run_id: RunId) -> api.Run:
-    """By its whole id, which is only ever compared with names."""
+    """Return the run with this full id, which is only compared with names and never used as a path."""
     path = dict(registry.registered()).get(run_id)
     if path is None:
         raise NoSuchRun(f"{run_id}: no such run on the login node")
@@ -375,7 +379,7 @@ def _run(run_id: RunId) -> api.Run:
 
 @contextlib.contextmanager
 def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
-    """The spec in a file here; problems name the files where the user is."""
+    """Yield the shipped spec as a local file; errors name the files as the user's machine knows them."""
     plain = spec.name and set(spec.name) <= _PLAIN and not spec.name.startswith((".", "-"))
     make_dir(folder)
     file = folder / (spec.name if plain and len(spec.name) <= _LONGEST_NAME else "job.yaml")
@@ -390,13 +394,13 @@ def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
 
 
 def _runs_root(named: str) -> Path:
-    """Where runs of this folder are, from now on for whatever makes one."""
+    """Return where the runs of this folder are, and set it for the rest of this process."""
     os.environ.setdefault("LAUNCH_RUNS", str(folder_of(named) / "runs"))
     return registry.runs_root(folder_of(named))
 
 
 def _project(named: str, digest: str) -> Path:
-    """The tree that the run is made of, whose own runs do not go into it."""
+    """Return the tree that the run is made of; the folder of runs is set too, so that it stays out of the code."""
     _runs_root(named)
     tree = kept_trees.tree(folder_of(named) / "projects", digest)
     if not tree.is_dir():

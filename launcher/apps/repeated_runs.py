@@ -29,7 +29,7 @@ _LIMITS = ("max-steps", "max_steps", "steps", "total-steps", "total_steps", "num
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """What all of its runs have in common."""
+    """The settings that all of its runs share."""
 
     file: Path
     on: str
@@ -38,7 +38,7 @@ class RepeatedJob:
     code: ProjectCode | None = None  # of the project, as it was frozen; None: as it is now
 
     def request(self, more: Sequence[str] = ()) -> Request:
-        """Raises BadInput with all problems."""
+        """Return a request for one run; raise BadInput with all problems."""
         words = (*self.overrides, *more)
         return able(looked_at_first(self.file, on=self.on, overrides=words, root=self.root, frozen=self.code))
 
@@ -47,7 +47,9 @@ class RepeatedJob:
 
 
 def job_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> RepeatedJob:
-    """`ref`: a spec's file, or a run; its cluster is taken where none is named. Raises BadInput, and NoSuchRun."""
+    """Return the job of a spec's file, or of a run with its cluster unless `on` names one. Raise BadInput and
+    NoSuchRun.
+    """
     file = Path(ref)
     if file.is_file() or file.suffix in (".yaml", ".yml"):
         return RepeatedJob(file, on or LOCAL, tuple(overrides))
@@ -56,7 +58,7 @@ def job_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> RepeatedJob
 
 
 def as_it_ran(run: api.Run) -> RepeatedJob:
-    """With the spec and the code of its newest attempt."""
+    """Return a job with the spec and the code of the run's newest attempt."""
     folder = RunDir(run.path)
     attempt = newest(folder)
     plan = read_plan(folder, attempt.number if attempt is not None else 1)
@@ -69,12 +71,12 @@ def as_it_ran(run: api.Run) -> RepeatedJob:
 
 
 def name_of(wish: Request) -> RunId:
-    """A new one, with which the ids of all of its runs begin."""
+    """Return a new name, with which the ids of all of its runs begin."""
     return new_run_id(wish.spec.name, taken(registry.runs_root(Path(wish.project.path))))
 
 
 def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
-    """What waits for it. Whoever gives up meanwhile leaves nothing that goes on."""
+    """Return the result of `act`, which waits for the run; if that is interrupted, the run is cancelled."""
     try:
         return act()
     except BaseException:
@@ -84,7 +86,7 @@ def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
 
 
 def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str:
-    """Return what makes the training so long; `root` is where its code is. Raises BadInput where nobody knows.
+    """Return what makes the training so long; `root` is where its code is. Raise BadInput if nobody knows.
 
     A script that takes the trainer's settings has its --max-steps, be it left to its default.
     """
@@ -108,10 +110,10 @@ def _takes_settings(run: RunOptions, root: Path) -> bool:
 
 
 def is_ours(run: RunOptions) -> bool:
-    """Whether it is a task of the trainer's."""
+    """Return whether the program is one of the trainer's tasks."""
     return (run.module or "").startswith(_TASKS)
 
 
 def gives(run: RunOptions, name: str) -> bool:
-    """Whether its args have this option."""
+    """Return whether the program's arguments have this option."""
     return any(word.partition("=")[0] == f"--{name}" for word in run.args)

@@ -1,4 +1,4 @@
-"""What pages of reports are made of: HTML and pictures as SVG that need no network and no script."""
+"""Build report pages from HTML and SVG that need no network and no script."""
 
 import html
 import math
@@ -17,7 +17,7 @@ svg { max-width: 100%; height: auto }
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """`title` is text, the parts are HTML."""
+    """Return a page; `title` is text, the parts are HTML."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -26,19 +26,19 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list of texts."""
+    """Return a list of texts as HTML."""
     return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are text."""
+    """Return a table as HTML; its cells are text."""
     head = "".join(f"<th>{html.escape(cell.capitalize())}</th>" for cell in heads)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def logarithmic(low: float, high: float, begin: float, end: float) -> Place:
-    """Where a number between low and high is drawn between begin and end."""
+    """Return a function that places a number between `low` and `high` on a logarithmic axis from `begin` to `end`."""
     span = math.log(high / low) or 1.0
     return lambda value: begin + (end - begin) * math.log(max(value, 1e-9) / low) / span
 
@@ -50,12 +50,12 @@ def line(points: Iterable[tuple[float, float]], colour: str, dashes: str = "") -
 
 
 def dot(x: float, y: float, colour: str, told: str) -> str:
-    """`told`: a text that is shown when the pointer rests on it."""
+    """Return a dot; `told` is shown when the pointer rests on it."""
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{html.escape(told)}</title></circle>'
 
 
 def words(x: float, y: float, text: str, colour: str = "currentColor", anchor: str = "start") -> str:
-    """A text in a picture."""
+    """Return a text in a picture."""
     look = f'fill="{colour}" font-size="12" text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{html.escape(text)}</text>'
 

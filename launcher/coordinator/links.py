@@ -24,7 +24,7 @@ from launcher.health.links import (
     evidence,
     ring,
     second_look,
-    told,
+    summary,
     turns,
 )
 from launcher.spec.amounts import rate
@@ -144,7 +144,7 @@ class Links:
             return True
         self._told = True
         attempt, floor = self._attempt, self._attempt.rules.link_floor_bytes
-        attempt.ledger.record("links_checked", f"{told(links)}; {attempt.mono - self._began_at:.2g} s")
+        attempt.ledger.record("links_checked", f"{summary(links)}; {attempt.mono - self._began_at:.2g} s")
         where = " (recovery.link_floor)" if floor is not None else ", a tenth of what is usual here"
         wanted = f"{rate(found.wanted)} wanted{where}" if found.wanted else "nothing came of it"
         for link in found.slow[:_MOST_NAMED]:

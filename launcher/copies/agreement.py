@@ -26,7 +26,7 @@ class Agreement:
         self._sessions: dict[int, _Session] = {}
 
     def decide(self, generation: int, decision: LoadDecision, members: Collection[int]) -> None:
-        """Give the decision to whoever has asked, and will ask. Older generations are over."""
+        """Give the decision to all present and later callers. Older generations are over."""
         for number in [number for number in self._sessions if number < generation]:
             session = self._sessions.pop(number)
             session.decision.cancel()
@@ -36,11 +36,11 @@ class Agreement:
         session.decision.set_result(decision)
 
     async def decision(self, generation: int) -> LoadDecision:
-        """Waits for it. Cancelled where a newer generation comes instead."""
+        """Wait for the decision and return it. Cancelled if a newer generation replaces this one."""
         return await asyncio.shield(self._session(generation).decision)
 
     async def arrive(self, generation: int, node: int) -> None:
-        """One member has it all; returns when everybody has."""
+        """Record that one member has all files, and return once all members have."""
         session = self._session(generation)
         session.awaited.discard(node)
         if not session.awaited and session.decision.done() and not session.complete.done():
@@ -48,7 +48,9 @@ class Agreement:
         await asyncio.shield(session.complete)
 
     def _session(self, generation: int) -> _Session:
-        """Who asks may be ahead of this member, but not for many generations at once. Raises WireError."""
+        """Return the session of a generation. Peers may be ahead of this member, but not by many generations at once.
+        Raise WireError.
+        """
         if generation not in self._sessions and len(self._sessions) >= MOST_SESSIONS:
             raise WireError(f"it asks of generation {generation}, and others of {MOST_SESSIONS} more")
         return self._sessions.setdefault(generation, _Session())

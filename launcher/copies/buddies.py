@@ -66,13 +66,13 @@ class Buddies:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def note(self, step: int) -> None:
-        """Ranks of this node have a snapshot of that step: so have others, or are about to."""
+        """Record that ranks of this node have a snapshot of that step; other ranks have it too or will soon."""
         if step != self._noted:
             self._noted = step
             self._more.set()
 
     async def bring(self, start: Start) -> None:
-        """Have here what others keep of the ranks that are to be forked, as far as it can be had."""
+        """Fetch what other nodes keep of the ranks that will be forked, as far as possible."""
         names = names_of(start.group_rank, start.local_world_size)
         try:
             async with asyncio.timeout(self._patience_s):
@@ -90,7 +90,7 @@ class Buddies:
             self._say(Noted(self._node, "copy_failed", f"of ranks that start on node {self._node}: {_said(error)}"))
 
     async def follow(self, start: Start) -> None:
-        """From now on this node keeps copies for the one before it in the ring."""
+        """Keep copies for the previous node in the ring from now on."""
         await self._keep_no_more()
         self._noted = 0
         charge = charge_of(start)
@@ -145,7 +145,9 @@ class Buddies:
             told, failed = max(told, step), problem != ""
 
     async def _mirror(self, link: ReplicaLink, names: frozenset[str]) -> int:
-        """Have the newest of the charge's here, too, beside the one before it. Its step; -1: it has none."""
+        """Fetch the newest snapshot of the previous node, keeping the one before it; return its step, or -1 if there
+        is none.
+        """
         theirs = whole(await peer.inventory(link), names)
         if not theirs:
             return -1
@@ -160,7 +162,7 @@ class Buddies:
         return newest.step
 
     async def _fetch(self, link: ReplicaLink, into: Snapshots, held: Held) -> int:
-        """Its bytes."""
+        """Fetch one snapshot and return its size in bytes."""
         save = Save(held.kind, held.step, held.digest)
         whole_manifest, manifest = await peer.manifest(link, save)
         await asyncio.to_thread(into.make_place, save)
@@ -177,7 +179,7 @@ class Buddies:
 
 
 def charge_of(start: Start) -> ReplicaAddress | None:
-    """The member before this one, the last before the first; None for one that is alone."""
+    """Return the member before this one, the last before the first, or None for a single member."""
     if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
         return None
     return start.replicas[(start.group_rank - 1) % start.group_world_size]

@@ -19,7 +19,7 @@ Heard = Callable[[int], None]
 
 
 def new_pool() -> ThreadPoolExecutor:
-    """The threads that copy; the kernel prefers everybody else."""
+    """Return a pool of copying threads, which the kernel schedules after all others."""
     return ThreadPoolExecutor(_THREADS, "server", initializer=step_back)
 
 
@@ -29,7 +29,7 @@ def step_back() -> None:
 
 
 class Throttle:
-    """So many bytes a second at most, over all that is sent; None: as fast as it goes."""
+    """A limit on the bytes sent per second over all transfers; None means no limit."""
 
     def __init__(self, limit_bytes_per_s: float | None = None) -> None:
         self._limit = limit_bytes_per_s
@@ -37,7 +37,7 @@ class Throttle:
 
     @property
     def piece_bytes(self) -> int:
-        """Small enough for two a second."""
+        """Return the size of a piece, small enough for two pieces a second."""
         return PIECE_BYTES if self._limit is None else max(1, min(PIECE_BYTES, int(self._limit / 2)))
 
     def pay(self, count: int) -> None:
@@ -54,7 +54,9 @@ def send_bytes(peer: socket.socket, data: bytes) -> None:
 
 
 def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, unwanted: Callable[[], bool]) -> bool:
-    """Exactly so many bytes from the file's beginning; False where the peer has had enough before the last."""
+    """Send exactly `size` bytes from the file's beginning; return False if `unwanted` says
+    to stop before the last.
+    """
     sent = 0
     while sent < size:
         if unwanted():
@@ -68,9 +70,8 @@ def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, un
 
 
 def receive(peer: socket.socket, size: int, heard: Heard = lambda _: None) -> Iterator[memoryview]:
-    """Exactly so many bytes, in pieces that are good until the next is asked for. Raises WireError.
-
-    What goes wrong on this side's disk keeps its OSError, and is not mistaken for the peer's fault.
+    """Yield exactly `size` bytes in pieces, each valid until the next is requested. Raise WireError. An error of this
+    side's disk stays an OSError, so that it is not taken for the peer's fault.
     """
     buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
     left = size
@@ -88,7 +89,7 @@ def receive_all(peer: socket.socket, size: int) -> bytes:
 
 
 def drain(peer: socket.socket, seconds: float) -> None:
-    """Take and drop what still comes, so that the last word to the peer is not lost in a reset."""
+    """Receive and drop remaining bytes, so that the final message to the peer is not lost in a reset."""
     end = time.monotonic() + seconds
     buffer = bytearray(PIECE_BYTES)
     with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ Inventories = Mapping[int, Sequence[Held] | None]  # by node; None: it did not a
 
 @dataclass(slots=True)
 class _Found:
-    """All that the nodes have of one save."""
+    """The copies of one save on all nodes."""
 
     save: Save
     order: tuple[int, int, float, str]
@@ -35,7 +35,9 @@ def decide(
     kept: bool = False,
     anew: bool = False,
 ) -> LoadDecision:
-    """`kept`: there were checkpoints, whatever is found. `anew`: a person has said that the run may do without."""
+    """Return which checkpoint ranks load. `kept` says that there were checkpoints, whatever is found; `anew` that a
+    person has allowed the run to start without one.
+    """
     load = choose(inventories, members, all_here=all_here)
     lacks = "" if load.save is not None or anew else _lacks(inventories, kept)
     return LoadDecision(load, choose(inventories, members, "best", all_here=all_here), lacks)
@@ -44,10 +46,9 @@ def decide(
 def choose(
     inventories: Inventories, members: Collection[int], kind: Kind = "step", *, all_here: bool = True
 ) -> SaveChoice:
-    """Drafts count where some node has committed the same; a checkpoint that nobody has committed does not exist.
-
-    Newer ones that are not whole are hopeless only when every node that may have files has answered, and no other may
-    come (`all_here`): an absent file may come back.
+    """Choose the newest checkpoint that is whole. Drafts count if a node has committed the same one; a checkpoint
+    that no node has committed does not exist. Newer ones that are not whole are hopeless only if every node that may
+    have files has answered and no other may join (`all_here`), because an absent file may come back.
     """
     saves = [found for found in _saves(inventories, kind) if found.committed]
     chosen = max((found for found in saves if found.whole), key=lambda found: found.order, default=None)
@@ -68,7 +69,7 @@ def choose(
 
 
 def _lacks(inventories: Inventories, kept: bool) -> str:
-    """What is missing, where none is whole; "" where there never was any."""
+    """Return what is missing if no checkpoint is whole, or "" if there never was one."""
     newest = max((found for found in _saves(inventories, "step") if found.committed), key=_order, default=None)
     silent = _silent([node for node, held in sorted(inventories.items()) if held is None])
     if newest is None:
@@ -79,13 +80,13 @@ def _lacks(inventories: Inventories, kept: bool) -> str:
 
 
 def _silent(nodes: Sequence[int]) -> str:
-    """So many of them that the sentence stays one."""
+    """Return words about the nodes that do not answer, short enough for one sentence."""
     more = f"; {len(nodes) - _MOST_NAMED} more do not either" if nodes[_MOST_NAMED:] else ""
     return "".join(f"; node {node} does not answer" for node in nodes[:_MOST_NAMED]) + more
 
 
 def order(held: Held) -> tuple[int, int, float, str]:
-    """Of two saves of one step the later attempt's is the newer."""
+    """Return the sort key of a save; of two saves of one step that of the later attempt is newer."""
     return held.step, held.attempt, held.saved_unix_s, held.digest
 
 

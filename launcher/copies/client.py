@@ -1,4 +1,7 @@
-"""What an agent asks of another's server. Raises WireError, `Unwilling` among them."""
+"""Send requests to another agent's server.
+
+Raise WireError, of which `Unwilling` is one kind.
+"""
 
 import asyncio
 import functools
@@ -28,7 +31,7 @@ T = TypeVar("T")
 
 
 class DiskFailed(Exception):
-    """It is this node's own disk that does not take what was fetched."""
+    """Raised when this node's own disk does not take what was fetched."""
 
 
 async def inventory(link: ReplicaLink) -> list[Held]:
@@ -53,7 +56,7 @@ async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
 
 
 async def manifest(link: ReplicaLink, save: words.Save) -> tuple[bytes, Manifest]:
-    """Its bytes, and what they say."""
+    """Return a manifest's bytes and content."""
     data = await link.take(words.Get(save, MANIFEST), _at_most(words.MOST_MANIFEST_BYTES), receive_all)
     if digest_of(data) != save.digest:
         raise WireError(f"{save}: the peer has another manifest")
@@ -69,7 +72,9 @@ async def manifest(link: ReplicaLink, save: words.Save) -> tuple[bytes, Manifest
 async def fetch(
     link: ReplicaLink, files: ReplicaFiles, whole: bytes, get: words.Get, file: FileEntry, heard: Heard
 ) -> None:
-    """Bring one file here, compared with the manifest. Raises CheckpointDamaged where the peer's is, and DiskFailed."""
+    """Fetch one file and compare it with the manifest. Raise CheckpointDamaged if the peer's file is damaged, and
+    DiskFailed.
+    """
 
     def keep(peer: socket.socket, size: int) -> None:
         try:
@@ -80,14 +85,16 @@ async def fetch(
     await link.take(get, lambda size: size == file.size, keep)
 
 
-async def doubt(link: ReplicaLink, get: words.Get) -> None:
-    """InPlace the peer look at a file of its own that came here damaged."""
+async def report_damaged(link: ReplicaLink, get: words.Get) -> None:
+    """Ask the peer to check a file of its own that arrived here damaged."""
     await link.say(words.Doubt(get.save, get.name))
     await link.expect(words.Fine)
 
 
 async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Throttle) -> None:
-    """InPlace the peer keep a copy of one file; on its disk when this returns. Raises SaveGone where it is not here."""
+    """Have the peer keep a copy of one file, which is on its disk on return. Raise SaveGone
+    if the file is not here.
+    """
     size = await asyncio.to_thread(files.size, put.save, put.name)
     if size != put.size:
         raise WireError(f"{put.name} has {size} bytes here, not {put.size}")

@@ -60,7 +60,7 @@ class Copier:
         self._working: asyncio.Task[None] | None = None
 
     def follow(self, node: int, start: Start) -> None:
-        """From now on this node's files are those of these ranks, and they go to the next in the ring."""
+        """Copy the files of these ranks, which this node now has, to the next node in the ring from now on."""
         before, self._working = self._working, None
         if before is not None:
             before.cancel()
@@ -72,7 +72,7 @@ class Copier:
             self._working = asyncio.create_task(self._work(node, start, target, before))
 
     def note(self, step: int) -> None:
-        """A rank has reported that this step is committed; to hear it again does no harm."""
+        """Record that a rank has committed this step; repeated reports are harmless."""
         if self._working is None or step in self._known:
             return
         self._known.add(step)
@@ -136,7 +136,7 @@ class Copier:
     async def _copied(
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
     ) -> _Result:
-        """Where it failed that was said."""
+        """Copy the files of a save and return the result; a failure has been reported."""
         until = time.monotonic() + self._patience.give_up_s
         name, refused = "", False
         while True:
@@ -165,7 +165,7 @@ class Copier:
         return _Result.FAILED
 
     def _give_up(self, node: int, what: str, problem: str) -> bool:
-        """For now. True: it was said, for the first time."""
+        """Record a failure, and return whether it was reported for the first time."""
         self._problem = f"{what}: {problem}"
         first = what not in self._failed
         if first:
@@ -175,7 +175,7 @@ class Copier:
 
 
 def next_of(start: Start) -> ReplicaAddress | None:
-    """The member after this one, the first after the last; None for one that is alone."""
+    """Return the member after this one, the first after the last, or None for a single member."""
     if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
         return None
     return start.replicas[(start.group_rank + 1) % start.group_world_size]

@@ -36,14 +36,14 @@ class ReplicaFiles:
         return partial.inventory(self._folder)
 
     def manifest(self, save: Save) -> bytes:
-        """That of a committed checkpoint. Raises SaveGone."""
+        """Return the manifest of a committed checkpoint. Raise SaveGone."""
         data = self._manifest(save)
         if data is None or digest_of(data) != save.digest:
             raise SaveGone(f"{save}: no such checkpoint is here")
         return data
 
     def look_at(self, kind: Kind, step: int) -> tuple[Save, Manifest] | None:
-        """Whichever checkpoint of that step is committed here."""
+        """Return the checkpoint of that step that is committed here, or None."""
         data = self._read(kind, step)
         if data is None:
             return None
@@ -53,12 +53,12 @@ class ReplicaFiles:
             return None
 
     def best(self) -> tuple[Save, Manifest] | None:
-        """The newest that is kept apart as the best."""
+        """Return the newest checkpoint kept as the best, or None."""
         kept = [entry.step for entry in entries(self._folder) if entry.kind == "best"]
         return self.look_at("best", max(kept)) if kept else None
 
     def open(self, save: Save, name: str) -> BinaryIO:
-        """A rank's file, to be copied. Raises SaveGone."""
+        """Open a rank's file for copying. Raise SaveGone."""
         self.manifest(save)
         try:
             return partial.open_file(self._folder, save.step, name, save.kind)
@@ -66,7 +66,7 @@ class ReplicaFiles:
             raise SaveGone(f"{save}: {name[:64]!r} is not here") from error
 
     def size(self, save: Save, name: str) -> int:
-        """The bytes of a rank's file. Raises SaveGone."""
+        """Return the size of a rank's file. Raise SaveGone."""
         with self.open(save, name) as file:
             return os.fstat(file.fileno()).st_size
 
@@ -77,16 +77,14 @@ class ReplicaFiles:
             return False
 
     def receive(self, save: Save, manifest: bytes, name: str, chunks: Iterable[memoryview]) -> None:
-        """Take in a copy; a piece is done with when the next is asked for.
-
-        Where another checkpoint has its name it waits for `move_in`. Raises CheckpointDamaged where it is none; OSError
-        is this disk's.
+        """Write a copy from its pieces. If another checkpoint has its name, it waits for `move_in`. Raise
+        CheckpointDamaged if it does not match; an OSError is this disk's.
         """
         folder = self._waiting(save) if self._is_taken(save) else self._folder
         partial.receive(folder, manifest, name, cast("Iterable[bytes]", chunks), save.kind)
 
     def doubt(self, save: Save, name: str) -> bool:
-        """Look at every byte of a file that is said to be damaged; where it is, it is set aside. True: it was."""
+        """Check every byte of a file reported as damaged, and set it aside and return True if it is."""
         found = self.look_at(save.kind, save.step)
         if found is None or found[0] != save:
             return False
@@ -103,7 +101,7 @@ class ReplicaFiles:
         return False
 
     def settle(self, save: Save) -> None:
-        """Some node has committed this one: a draft of it that is here is committed too. Raises SaveGone."""
+        """Commit the draft of a checkpoint that another node has committed. Raise SaveGone."""
         with self._naming:
             data = self._manifest(save)
             if data is not None and digest_of(data) == save.digest:
@@ -126,11 +124,13 @@ class ReplicaFiles:
         return True
 
     def make_room_for_draft(self, save: Save) -> bool:
-        """As `make_room`, where a draft of this one is here. Raises SaveGone where what is here is whole, and newer."""
+        """Make room as `make_room` does, if a draft of this checkpoint is here. Raise SaveGone if what is here is
+        whole and newer.
+        """
         return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
 
     def move_in(self, save: Save) -> bool:
-        """As `make_room_for_draft`, for one that waits for its name, and gets it. False: nothing waits."""
+        """Move a waiting draft to its name, making room for it, and return True; return False if none waits."""
         waiting = self._waiting(save)
         if not waiting.is_dir():
             return False
@@ -149,14 +149,14 @@ class ReplicaFiles:
         return True
 
     def _is_taken(self, save: Save) -> bool:
-        """By another one."""
+        """Return whether another checkpoint has this save's name."""
         if not os.path.lexists(self._place(save)):
             return False
         data = self._manifest(save)
         return data is None or digest_of(data) != save.digest
 
     def _held(self, save: Save, among: Iterable[Held]) -> Held:
-        """Raises SaveGone."""
+        """Return the listed copy of a save. Raise SaveGone."""
         found = next((held for held in among if Save(held.kind, held.step, held.digest) == save), None)
         if found is None:
             raise SaveGone(f"{save}: no such checkpoint is here")
@@ -183,7 +183,7 @@ def digest_of(manifest: bytes) -> str:
 
 
 def entry(manifest: Manifest, name: str) -> FileEntry:
-    """The file of that name. Raises SaveGone: whatever else is asked for, `../../x` or worse, is not in there."""
+    """Return the entry of the file with this name. Raise SaveGone for any other name, such as `../../x`."""
     found = next((file for file in manifest.files if file.name == name), None)
     if found is None or not is_data_name(name):
         raise SaveGone(f"step {manifest.step}: {name[:64]!r} is not one of its files")

@@ -29,9 +29,8 @@ class Unwilling(WireError):
 
 
 class ReplicaLink:
-    """Raises WireError where the peer or the network fails; OSError is that of `work` alone.
-
-    A peer that takes or gives nothing for `stall_s` is dropped.
+    """A connection to another agent's server. Raises WireError if the peer or the network fails; an OSError comes
+    from `work` alone. A peer that sends or accepts nothing for `stall_s` is dropped.
     """
 
     def __init__(self, wire: Wire[Any, Any], pool: ThreadPoolExecutor, stall_s: float = STALL_S) -> None:
@@ -39,7 +38,7 @@ class ReplicaLink:
         self.say, self.hear = wire.say, wire.receive
 
     async def expect(self, *kinds: type[M]) -> M:
-        """The next message, which must be one of these."""
+        """Return the next message, which must be one of these types. Raise Unwilling or WireError."""
         message = await self.hear()
         if isinstance(message, Refusal):
             raise Unwilling(message)
@@ -50,7 +49,7 @@ class ReplicaLink:
     async def take(
         self, ask: msgspec.Struct, check: Callable[[int], bool], work: Callable[[socket.socket, int], T]
     ) -> T:
-        """Ask for contents and have a thread receive them, if their size is as it should be."""
+        """Request contents and receive them in a thread if their size is acceptable."""
         await self.say(ask)
         offer = await self.expect(Offer)
         if not check(offer.size):
@@ -58,7 +57,7 @@ class ReplicaLink:
         return await self.receive(lambda peer: work(peer, offer.size))
 
     async def receive(self, work: Callable[[socket.socket], T]) -> T:
-        """Let the peer go, and have a thread take all that it sends."""
+        """Send Go and receive in a thread all that the peer sends."""
         self._wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await self.say(Go())
         answer = await self.in_thread(work)
@@ -93,7 +92,7 @@ class ReplicaLink:
 async def linked(
     server: ReplicaAddress, own_address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
 ) -> AsyncIterator[ReplicaLink]:
-    """Open a connection to a server. Raises WireError."""
+    """Open a connection to a server. Raise WireError."""
     wire = await dial(server.address, server.port, own_address, key, _from_server, LINE_BYTES)
     try:
         yield ReplicaLink(wire, pool, stall_s)

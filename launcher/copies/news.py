@@ -1,4 +1,4 @@
-"""What people who wait are told meanwhile; whoever shows it listens."""
+"""Report progress to people who wait; interfaces that show it register a watcher."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ _watchers: list[Callable[[str], None]] = []
 
 
 def listen(show: Callable[[str], None], *, watching: bool = False) -> None:
-    """Have every line shown from now on; `watching`: also how far something is, which is of no use later."""
+    """Pass every line to `show` from now on; `watching` includes progress, which is of no use later."""
     _listeners.append(show)
     if watching:
         _watchers.append(show)
@@ -23,7 +23,7 @@ def say(text: str) -> None:
 
 
 def counted(items: Sequence[T], doing: str, monotonic: Callable[[], float] = time.monotonic) -> Iterator[T]:
-    """Gives the items on; where that takes more than a second, whoever watches is told how far it is."""
+    """Yield the items, and report progress to watchers once this takes more than a second."""
     due = monotonic() + _FIRST_S
     for done, item in enumerate(items):
         if _watchers and monotonic() >= due:

@@ -1,4 +1,6 @@
-"""What a node keeps in its memory, as its server gives it away: snapshots of its own ranks, and copies of another's."""
+"""The checkpoints in a node's memory that its server offers: snapshots of its own ranks, and copies of another
+node's.
+"""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -37,7 +39,7 @@ class NodeMemory(ReplicaFiles):
         self.manifest(save)
 
     def _holder(self, save: Save) -> ReplicaFiles:
-        """Of two nodes' snapshots of one step each has a manifest of its own."""
+        """Return the files that hold this save; snapshots of one step on two nodes have different manifests."""
         try:
             self.own.manifest(save)
         except SaveGone:
@@ -53,11 +55,11 @@ class Snapshots(ReplicaFiles):
         self._path = folder
 
     def whole(self, names: Collection[str]) -> list[Held]:
-        """Those of just these ranks' files, oldest first."""
+        """Return the snapshots that hold exactly these ranks' files, oldest first."""
         return whole(self.list(), names)
 
     def make_place(self, save: Save) -> None:
-        """For this one: what else has its name goes."""
+        """Delete a stale snapshot that has the same name as `save`."""
         if self._is_taken(save):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 
@@ -65,17 +67,17 @@ class Snapshots(ReplicaFiles):
         commit.remove(self._path / held.folder for held in self.list() if held not in kept)
 
     def drop_unfinished(self, save: Save) -> None:
-        """What came of it, unless all of it is here."""
+        """Delete a snapshot unless all of it is here."""
         if not any(held.digest == save.digest and not held.missing for held in self.list()):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 
 
 def whole(listed: Collection[Held], names: Collection[str]) -> list[Held]:
-    """Snapshots of which each file is there, of ranks with these files, oldest first."""
+    """Return the snapshots that are complete and hold exactly these files, oldest first."""
     found = [one for one in listed if one.committed and not one.missing and set(one.present) == set(names)]
     return sorted(found, key=order)
 
 
 def names_of(group_rank: int, ranks_per_node: int) -> frozenset[str]:
-    """The files of the ranks of a node."""
+    """Return the names of the files of a node's ranks."""
     return frozenset(data_name(group_rank * ranks_per_node + local) for local in range(ranks_per_node))

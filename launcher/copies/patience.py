@@ -1,4 +1,4 @@
-"""How long one node waits for the others while checkpoints are brought and copied."""
+"""Time limits for waiting on other nodes while checkpoints are fetched and copied."""
 
 from dataclasses import dataclass
 

@@ -41,7 +41,7 @@ class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class SaveChoice(msgspec.Struct, frozen=True):
-    """What is to be on every member's disk, and who has it."""
+    """The checkpoint that every member must have, and the nodes that have it."""
 
     save: Save | None = None  # None: there is none
     keepers: tuple[int, ...] = ()  # nodes that have its manifest
@@ -52,7 +52,7 @@ class SaveChoice(msgspec.Struct, frozen=True):
 
 
 class LoadDecision(msgspec.Struct, frozen=True):
-    """For all members of a generation."""
+    """The decision for all members of a generation."""
 
     load: SaveChoice  # what their ranks load
     best: SaveChoice  # the best so far, which they only keep
@@ -60,7 +60,7 @@ class LoadDecision(msgspec.Struct, frozen=True):
 
 
 class List(msgspec.Struct, frozen=True, tag="list", tag_field="t"):
-    """What is there?"""
+    """A request for the checkpoints that are there."""
 
 
 class Get(msgspec.Struct, frozen=True, tag="get", tag_field="t"):
@@ -71,7 +71,7 @@ class Get(msgspec.Struct, frozen=True, tag="get", tag_field="t"):
 
 
 class Doubt(msgspec.Struct, frozen=True, tag="doubt", tag_field="t"):
-    """What came of this file was not what was written: look at it, and if it is so, let nobody have it any more."""
+    """A request to check a file that arrived damaged, and to offer it to no other node if it is."""
 
     save: Save
     name: Name
@@ -107,7 +107,7 @@ class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
 
 
 class InPlace(msgspec.Struct, frozen=True, tag="have", tag_field="t"):
-    """It is here already."""
+    """The answer that the file is here already."""
 
 
 class Fine(msgspec.Struct, frozen=True, tag="fine", tag_field="t"):

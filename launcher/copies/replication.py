@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class NotBrought(LaunchError):
-    """What the ranks are to load is not here, and could not be fetched."""
+    """Raised when a checkpoint that ranks must load is not here and cannot be fetched."""
 
 
 class NothingToLoad(LaunchError):
@@ -92,7 +92,7 @@ class Replication:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def note(self, step: int) -> None:
-        """A rank of this node has reported a commit."""
+        """Record that a rank of this node has reported a commit."""
         self._copier.note(step)
         if not self.keeps and step != self._seen and (self._looking is None or self._looking.done()):
             self._seen = step
@@ -103,13 +103,12 @@ class Replication:
             self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None
 
     async def settle(self) -> str:
-        """Returns once no file of this node's ranks waits for its second copy; why the newest has none."""
+        """Wait until no file of this node's ranks awaits its second copy; return why the newest has none."""
         return await self._copier.settle()
 
     async def bring(self, start: Start) -> None:
-        """Have here what the ranks of this generation load.
-
-        Raises NothingToLoad, NotBrought, and DiskFailed where this disk does.
+        """Fetch what the ranks of this generation load. Raise NothingToLoad, NotBrought, or DiskFailed if this node's
+        disk fails.
         """
         try:
             decision = await self._decided(start)
@@ -153,7 +152,9 @@ class Replication:
         return decision
 
     async def _ask_first(self, start: Start, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
-        """Again for a while: where all members come at once, some are turned away."""
+        """Ask the first member, repeating for a while, because some are refused when all members connect at once.
+        Raise NotBrought.
+        """
         until = time.monotonic() + self._patience.members_s
         while True:
             try:
@@ -165,7 +166,7 @@ class Replication:
             await asyncio.sleep(self._patience.retry_s)
 
     async def _look_at(self, server: ReplicaAddress, member: bool) -> Sequence[Held] | None:
-        """What it has; None for one that does not say, and is no member."""
+        """Return what a server has, or None for a server that does not answer and is no member."""
         if server.node == self._node:
             return await asyncio.to_thread(self._files.list)
         patience = self._patience
@@ -183,7 +184,9 @@ class Replication:
             await asyncio.sleep(patience.retry_s)
 
     async def _hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
-        """Of those the ones that this node sees to be so: by another's word alone nothing is set aside."""
+        """Return those of the reported saves that this node finds hopeless too: nothing is set aside on another
+        node's report alone.
+        """
         if not told or start.group_rank == 0:
             return told
         listed = await asyncio.gather(*(self._look_at(server, False) for server in start.replicas))
@@ -196,7 +199,7 @@ class Replication:
         return seen & set(told)
 
     def _make_room(self, decision: LoadDecision, hopeless: Collection[Save]) -> list[str]:
-        """In a thread: what cannot be loaded must not be found by ranks, what is chosen must. What was set aside."""
+        """Set aside what cannot be loaded and commit what was chosen, in a thread; return what was set aside."""
         chosen = decision.load.save
         instead = "ranks begin anew" if chosen is None else f"ranks load {chosen}"
         said = [
@@ -214,7 +217,7 @@ class Replication:
     # -- fetching
 
     async def _fetch_best(self, start: Start, choice: SaveChoice) -> None:
-        """No rank waits for it."""
+        """Fetch the best checkpoint; no rank waits for it."""
         try:
             await self._fetch(start, choice)
         except (NotBrought, SaveGone) as error:
@@ -255,7 +258,7 @@ class Replication:
     async def _manifest(
         self, save: Save, choice: SaveChoice, servers: dict[int, ReplicaAddress]
     ) -> tuple[bytes, Manifest]:
-        """Its bytes, and what they say."""
+        """Return the manifest's bytes and content."""
         if self._node in choice.keepers:
             here = await asyncio.to_thread(self._files.manifest, save)
             return here, await asyncio.to_thread(decode, here)
@@ -272,38 +275,40 @@ class Replication:
         raise NotBrought(f"the manifest of {save}: {problem}")
 
     async def _bring(self, whole: bytes, get: Get, file: FileEntry, holders: Iterable[ReplicaAddress]) -> None:
-        """Ask one after the other, and again, as long as anything at all comes here."""
+        """Fetch from one node after the other, repeating as long as anything arrives."""
         holders = list(holders)
         problem = "no node that is here has it"
         while holders:
             for server in tuple(holders):
                 try:
                     async with self._reach(server) as link:
-                        await peer.fetch(link, self._files, whole, get, file, self._hear)
+                        await peer.fetch(link, self._files, whole, get, file, self._count_fetched)
                     return
                 except (WireError, CheckpointDamaged) as error:
                     problem = _said(server, error)
                     if isinstance(error, CheckpointDamaged):
                         holders.remove(server)
-                        await self._doubt(server, get)
+                        await self._report_damaged(server, get)
             if time.monotonic() >= self._heard_at + self._patience.give_up_s:
                 break  # not before each was asked: this machine may have stood still
             await asyncio.sleep(self._patience.retry_s)
         raise NotBrought(f"{file.name} of {get.save}: {problem}")
 
-    async def _doubt(self, server: ReplicaAddress, get: Get) -> None:
-        """So that the next choice does not count on that file."""
+    async def _report_damaged(self, server: ReplicaAddress, get: Get) -> None:
+        """Ask the server to check a damaged file, so that the next choice does not count on it."""
         with suppress(WireError):  # whoever cannot be reached has nothing that counts
             async with self._reach(server) as link:
-                await peer.doubt(link, get)
+                await peer.report_damaged(link, get)
 
-    def _hear(self, count: int) -> None:
-        """In the threads that fetch; a number that one of them overtakes is only shown."""
+    def _count_fetched(self, count: int) -> None:
+        """Record fetched bytes, from the threads that fetch; the total is only shown, so a
+        lost update does no harm.
+        """
         self._heard_at = time.monotonic()
         self.fetched = (self.fetched or 0) + count
 
     async def _wait_for_others(self, start: Start) -> None:
-        """Ranks that come early would wait for late ones with their own, shorter patience."""
+        """Wait for all members, because ranks that start early would wait for late ones with shorter limits."""
         if start.group_rank == 0:
             await self._server.agreement.arrive(start.generation, self._node)
             return
@@ -318,7 +323,7 @@ def _members(start: Start) -> list[int]:
 
 
 def _said(server: ReplicaAddress, error: Exception) -> str:
-    """Who is to blame, and for what."""
+    """Return which node failed, and why."""
     return f"node {server.node}: {str(error) or 'no answer in time'}"[:REASON_CHARS]
 
 

@@ -82,7 +82,7 @@ class ReplicaServer:
         await link.give(size, lambda peer: self._send(peer, get, size))
 
     def _send(self, peer: socket.socket, get: words.Get, size: int) -> None:
-        """In a thread, which opens what it sends: a file that crossed an await could be left open by a cancel."""
+        """Send a file from a thread, which opens it: a cancel could leave open a file that crosses an await."""
         try:
             with self._files.open(get.save, get.name) as file:
                 send_file(peer, file, size, Throttle(), lambda: False)
@@ -109,7 +109,7 @@ class ReplicaServer:
         await link.receive(lambda peer: self._files.receive(put.save, manifest, put.name, receive(peer, put.size)))
 
     def _wanted(self, put: words.Put) -> bytes | None:
-        """The manifest of what is offered; None where the file is here already. Raises SaveGone."""
+        """Return the manifest for an offered file, or None if the file is here already. Raise SaveGone."""
         manifest = self._files.manifest(put.save)
         file = entry(decode(manifest), put.name)
         if file.size != put.size:
@@ -117,7 +117,7 @@ class ReplicaServer:
         return None if self._files.has(put.save, put.name, put.size) else manifest
 
     def _why(self, put: words.Put, error: Exception) -> words.Refusal:
-        """A checkpoint that was given up in the meantime is no failure."""
+        """Return the refusal of a file; a checkpoint that was removed meanwhile is no failure."""
         try:
             self._files.manifest(put.save)
         except SaveGone as gone:

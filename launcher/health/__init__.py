@@ -1,1 +1,1 @@
-"""Whether a node's devices and links are fit for ranks: looked at before it has any, and again after one has failed."""
+"""Check whether a node's devices and links are fit for ranks: before it has any, and again after one has failed."""

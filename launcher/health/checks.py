@@ -1,4 +1,4 @@
-"""What is said of one machine and its folders, and of those that a cluster's nodes have to see as it does."""
+"""Report findings on one machine and its folders, and on those that a cluster's nodes must see as it does."""
 
 import resource
 import sys
@@ -25,7 +25,7 @@ def gpus_finding(gpus: tuple[str, ...]) -> Finding:
 
 
 def torch_finding(torch: Torch, where: str, gpus: int, *, of_the_job: bool = False) -> Finding:
-    """`where`: which interpreter that is; `gpus`: as many as the machine, or the job, has of them."""
+    """Return the finding on torch; `where` names the interpreter, `gpus` is how many the machine or the job has."""
     if torch.error == "not installed":
         hint = "a job that trains needs it: pip install torch there, or run.python names another interpreter"
         return warning("torch", f"not installed in {where}", hint)
@@ -39,7 +39,7 @@ def torch_finding(torch: Torch, where: str, gpus: int, *, of_the_job: bool = Fal
 
 
 def memory_finding(memory: tuple[int, int] | None) -> Finding:
-    """What is free, and in all."""
+    """Return the finding on shared memory, given its free and total bytes."""
     if memory is None:
         return warning(MEMORY, "not there", "DataLoader workers need it; mount a tmpfs there")
     free, total = memory
@@ -65,9 +65,8 @@ def clock_finding(now: float, *, is_synchronised: bool) -> Finding:
 
 
 def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[Finding]:
-    """Whether it takes what we do with files, and how much room there is.
-
-    `variable`: the one of the environment that names another folder.
+    """Yield findings on whether the folder supports the file operations that the launcher uses, and on its free
+    space. `variable` is the environment variable that names another folder.
     """
     elsewhere = f"set {variable} to a folder on another file system"
     where = (
@@ -98,7 +97,9 @@ def space_finding(about: str, where: str, free: int, free_files: int | None, els
 
 
 def shared_findings(wish: DoctorWish, seen_on: Sequence[str] | None) -> Iterable[Finding]:
-    """Where runs and programs are. `seen_on`: the nodes on which all of it was found; None where none has looked."""
+    """Yield findings on where runs and programs are. `seen_on` holds the nodes on which all of it was found, or None
+    if none has looked.
+    """
     for about, paths in (("runs root", [wish.runs_root]), ("programs", _programs(Path(wish.python)))):
         places = {str(path): file_system_of(path) for path in paths}
         yield place_finding(
@@ -107,7 +108,7 @@ def shared_findings(wish: DoctorWish, seen_on: Sequence[str] | None) -> Iterable
 
 
 def _programs(rank_python: Path) -> list[Path]:
-    """Where the launcher, this Python and the Python of ranks are."""
+    """Return the folders of the launcher, of this Python and of the ranks' Python."""
     apart: list[Path] = []
     code = Path(__file__).resolve().parents[2]
     for path in (code, Path(sys.prefix), Path(sys.base_prefix), rank_python.parent.parent):

@@ -1,10 +1,9 @@
-"""Whether a device computes, keeps and carries what it should: the program that finds out, on the device.
+"""Check on the device itself whether it computes, stores and transfers correctly.
 
-`python device_there.py cuda:0` (or `cpu`). It prints a JSON object a line: what it is on, what it begins, what came of
-it. Every number that is computed is whole and small enough to be exact in its type, in whatever order it is summed, so
-that one wrong bit is a wrong result. It stops at the first part that is not right, with exit code 1.
-
-The standard library and torch alone: it runs in the interpreter of the ranks, which may be as old as Python 3.9.
+`python device_there.py cuda:0` (or `cpu`) prints one JSON object a line: the device, each part that begins, and its
+result. Every computed number is whole and small enough to be exact in its type, in whatever order it is summed, so
+that one wrong bit is a wrong result. The program stops at the first wrong part with exit code 1. Only the standard
+library and torch are used, because it runs in the interpreter of the ranks, which may be as old as Python 3.9.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MOST_LETTERS = 300
 
 
 class WrongResult(Exception):
-    """What was expected of the device, and what was seen."""
+    """Raised with the expected and the actual result of the device."""
 
     def __init__(self, expected: str, seen: str) -> None:
         super().__init__(expected, seen)
@@ -39,11 +38,11 @@ class WrongResult(Exception):
 
 
 class Unable(Exception):
-    """Why nobody can say here whether the device is fit."""
+    """Raised with the reason why the device cannot be checked here."""
 
 
 class GpuWork(NamedTuple):
-    """How much a GPU is asked to do."""
+    """The amount of work that a GPU is given."""
 
     rows: int = 2048  # of its matrices
     tensor_core_rows: int = 4096
@@ -62,7 +61,7 @@ class DeviceTrial(NamedTuple):
 
 
 def main(device: str) -> int:
-    """0: it is fit, or nobody can say; else 1."""
+    """Return 0 if the device is fit or cannot be checked, else 1."""
     try:
         import torch  # late: what goes wrong is told
     except Exception as error:  # noqa: BLE001 - whatever a package of the user's raises as it is imported
@@ -130,13 +129,13 @@ def _start(torch: Any, device: str) -> str:
 
 
 def _half(torch: Any, device: str) -> Any:
-    """What its tensor cores multiply: GPUs of NVIDIA's before 2020 have no bfloat16."""
+    """Return the half-precision type of the tensor cores: NVIDIA's GPUs before 2020 have no bfloat16."""
     is_old = torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     return torch.float16 if is_old else torch.bfloat16
 
 
 def _multiply_on_each_core(torch: Any) -> str:
-    """One core may compute wrongly where the others do not."""
+    """Multiply on each core in turn, because one core may compute wrongly while others do not."""
     torch.set_num_threads(1)
     product = _Product(torch, "cpu", torch.float32, _SMALL)
     cores, done, until = os.sched_getaffinity(0), 0, time.perf_counter() + _MOST_CORES_S
@@ -196,8 +195,9 @@ class _Product:
             raise WrongResult(f"{expected:g} at row {row}, column {column}{where}", f"{seen:g}; {of_all}")
 
     def _whole_numbers(self, *, few: bool) -> tuple[Any, Any]:
-        """Drawn alike each time. No sum of their products is above 2**24, as float32 counts exactly; with `few`,
-        none above 128, because bfloat16 does so to 256, and float16 to 2048."""
+        """Return the same random whole numbers each time. No sum of their products is above 2**24, up to which
+        float32 is exact; with `few` none is above 128, because bfloat16 is exact to 256, and float16 to 2048.
+        """
         torch, size = self._torch, self._size
         drawn = torch.randint(-8, 9, (2, size), generator=torch.Generator().manual_seed(1))
         if not few:
@@ -207,7 +207,7 @@ class _Product:
         return signs[0], signs[1]
 
     def _turned(self, values: Any) -> Any:
-        """A matrix whose row i is the values from the i-th on, and then those before it."""
+        """Return a matrix whose row i is the values rotated by i."""
         return self._torch.cat([values, values]).as_strided((self._size, self._size), (1, 1))
 
 
@@ -216,7 +216,7 @@ def _room_on(torch: Any, device: str, most: int) -> int:
 
 
 def _keep(torch: Any, device: str, size: int) -> str:
-    """Each word gets bits of its own, and then their opposites: every bit is once 0 and once 1."""
+    """Write words and then their complements into memory, so that every bit is once 0 and once 1, and check them."""
     places = torch.arange(max(1, size // 8), dtype=torch.int64, device=device)
     wanted = places * _ODD
     kept = wanted.clone()
@@ -252,7 +252,7 @@ def _carry(torch: Any, device: str, size: int) -> str:
 
 
 def _count_errors(torch: Any, device: str) -> str:
-    """What the driver has counted of this GPU, where it has NVIDIA's library and says so."""
+    """Return the errors that the driver has counted on this GPU, if NVIDIA's library is present and reports them."""
     driver = _Driver.of(getattr(torch.cuda.get_device_properties(device), "uuid", None))
     if driver is None:
         return "not told"
@@ -283,7 +283,7 @@ class _Driver:
 
     @classmethod
     def of(cls, uuid: object) -> _Driver | None:
-        """By the identity that torch knows; None where one of the two is not there."""
+        """Return the driver's handle for the GPU with this UUID, or None if the library or the GPU is not found."""
         try:
             library, gpu = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
             known = (
@@ -308,7 +308,7 @@ class _Driver:
         return RemappedRows(correctable + uncorrectable, bool(pending), bool(failed))
 
     def _ask(self, name: str, *words: Any) -> bool:
-        """False where the library, or the GPU, does not know of it."""
+        """Call a function of the library and return False if the library or the GPU does not support it."""
         function = getattr(self._library, name, None)
         return function is not None and function(self._gpu, *words) == 0
 

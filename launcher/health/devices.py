@@ -10,8 +10,9 @@ _BOUND_S = 120.0  # with the import of torch, which may be the first one from a 
 
 
 def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A finding for each device, one after the other, and that links are not looked at here. `python`: the interpreter
-    that would run ranks."""
+    """Yield a finding for each device in order, and a note that links are not measured here. `python` is the
+    interpreter of the ranks.
+    """
     for device in devices_of(gpus):
         health = _checked(python, device, environ)
         match health.fitness:

@@ -1,4 +1,4 @@
-"""What the check of a device has shown: from the lines of device_there.py, and how it ended, to what is said of it."""
+"""Judge the check of a device from the lines of device_there.py and from how it ended."""
 
 import signal
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Fitness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """Of one device of one node."""
+    """The health of one device of one node."""
 
     device: str
     fitness: Fitness
@@ -34,7 +34,7 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Of the program: with an exit code, or by a signal; with neither, it was ended after this long."""
+    """The end of the checking program: an exit code, a signal, or, with neither, a kill after `after_s`."""
 
     code: int | None = None
     signal: int | None = None
@@ -59,12 +59,12 @@ _LINE: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
 
 def devices_of(gpus: int) -> tuple[str, ...]:
-    """What is checked of a node whose ranks have so many GPUs."""
+    """Return the devices to check on a node whose ranks have so many GPUs."""
     return ("cpu", *(f"cuda:{number}" for number in range(gpus)))
 
 
 def judge(device: str, said: Iterable[bytes], ending: Ending) -> DeviceHealth:
-    """`said`: its lines, among whatever else has come to its output."""
+    """Return the health of a device; `said` holds the program's lines among any other output."""
     lines = [line for line in map(_line, said) if line is not None]
     name = next((line.name for line in reversed(lines) if line.name), "")
     about = f"{device} ({name})" if name else device
@@ -95,7 +95,9 @@ def _parts(lines: Iterable[_Line]) -> str:
 
 
 def _is_telling(ending: Ending) -> bool:
-    """That it hung or crashed says something of its device; that it was killed, or failed by itself, does not."""
+    """Return whether the ending says something about the device: a hang or a crash does, a kill or a failure of the
+    program does not.
+    """
     return ending.signal in _CRASHES if ending.signal is not None else ending.code is None
 
 

@@ -1,4 +1,6 @@
-"""What a check-up finds: a line for each thing that was looked at, and what to do where it is not well; its words."""
+"""The findings of a check-up, one line for each thing checked with what to do if it is not
+well, and their wording.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +13,7 @@ _MOST_NAMED = 4
 
 
 class Level(StrEnum):
-    """How well a thing is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"  # runs work, but not all that is promised does
@@ -43,7 +45,7 @@ def problem(about: str, text: str, hint: str, *, unreachable: bool = False) -> F
 
 
 def exit_code(findings: Iterable[Finding]) -> Exit:
-    """0 where nothing keeps runs from working; 5 where nobody answers, else 4."""
+    """Return 0 if nothing prevents runs, 5 if a host cannot be reached, else 4."""
     problems = [finding for finding in findings if finding.level is Level.PROBLEM]
     if any(finding.unreachable for finding in problems):
         return Exit.UNREACHABLE
@@ -58,7 +60,7 @@ def ahead(seconds: float) -> str:
 
 
 def time_words(seconds: float | None) -> str:
-    """`none`, `90 s`, `30 min`, `36 h`, `7 days`."""
+    """Return a duration such as `none`, `90 s`, `30 min`, `36 h` or `7 days`."""
     if seconds is None:
         return "?"
     if math.isinf(seconds):
@@ -70,13 +72,13 @@ def time_words(seconds: float | None) -> str:
 
 
 def all_of(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Return the names as `a`, `a and b` or `a, b and c`."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def some(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b, c and 29 more`; nothing of none."""
+    """Return the names as `a`, `a and b` or `a, b, c and 29 more`; "" if there are none."""
     if len(names) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
     return all_of(names) if names else ""

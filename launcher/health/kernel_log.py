@@ -1,7 +1,7 @@
-"""What the kernel tells of memory and GPUs that fail while ranks run, read from its log once a second.
+"""Read the kernel's log once a second for failing memory and GPUs while ranks run.
 
-Its words are those of Linux's EDAC and memory-failure code, and of NVIDIA's and AMD's drivers. An error that was
-corrected is no reason to leave a node.
+The messages are those of Linux's EDAC and memory-failure code, and of NVIDIA's and AMD's drivers. A corrected error
+is no reason to leave a node.
 """
 
 import os
@@ -26,7 +26,9 @@ _AMD = re.compile(r"amdgpu [0-9a-f:.]+: (?:amdgpu: )?[1-9]\d* uncorrectable hard
 
 
 def device_error(record: str, *, gpus: bool) -> str:
-    """What fails, with the kernel's words; "" where nothing does. `gpus`: those of this node are the run's."""
+    """Return what fails, with the kernel's message, or "" if nothing does. `gpus` says that the node's GPUs are the
+    run's.
+    """
     prefix, _, words = record.partition("\n")[0].partition(";")
     priority = prefix.partition(",")[0]
     if not priority.isdecimal() or int(priority) >= _OF_THE_KERNEL:
@@ -40,10 +42,10 @@ def device_error(record: str, *, gpus: bool) -> str:
 
 
 class KernelLog:
-    """From now on."""
+    """The kernel's log from now on."""
 
     def __init__(self, path: Path = _KERNEL_LOG) -> None:
-        """Raises OSError, as where only root may read it."""
+        """Open the log at its end. Raise OSError, for instance if only root may read it."""
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.lseek(self._fd, 0, os.SEEK_END)
@@ -52,7 +54,7 @@ class KernelLog:
             raise
 
     def news(self) -> Iterator[str]:
-        """The records since it was asked last. Raises OSError."""
+        """Yield the records written since the last call. Raise OSError."""
         while True:
             try:
                 record = os.read(self._fd, _RECORD_BYTES)

@@ -1,4 +1,4 @@
-"""What `launch doctor` found of a cluster the last time: kept in the user's state folder, for the board."""
+"""Store the last result of `launch doctor` for a cluster in the user's state folder, for the board."""
 
 import contextlib
 import time
@@ -24,7 +24,7 @@ class CheckUp(msgspec.Struct, frozen=True):
 
 
 def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
-    """A state folder that does not take it is no reason to fail: what was found has been said."""
+    """Store a check-up; failures are ignored, because the findings have been shown already."""
     with contextlib.suppress(OSError, LaunchError):
         folder = _file(cluster).parent
         make_dir(folder)
@@ -33,7 +33,7 @@ def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
 
 
 def last_check_up(cluster: str) -> CheckUp | None:
-    """None where there was none, or what is there cannot be one, or others could have written it."""
+    """Return the last check-up, or None if there was none, it is invalid, or others could have written it."""
     with contextlib.suppress(FileNotFoundError):
         if is_ours_alone(_file(cluster).parent):
             return readable(_file(cluster), CheckUp)

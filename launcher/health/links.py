@@ -1,4 +1,4 @@
-"""What was measured of the links between nodes, and whose fault it is that one is slow. Pure."""
+"""Evaluate measured links between nodes, and decide which node is to blame for a slow one."""
 
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,13 +35,13 @@ class SlowLinks:
 
 
 def ring(nodes: Sequence[int]) -> list[Pair]:
-    """Each with the one after it, the last with the first."""
+    """Return each node paired with the next one, the last with the first."""
     pairs = [_pair(one, nodes[(place + 1) % len(nodes)]) for place, one in enumerate(nodes)]
     return pairs if len(nodes) > 2 else pairs[: len(nodes) - 1]
 
 
 def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """What can be measured at the same time: nobody is in two pairs of a turn."""
+    """Return turns of pairs that can be measured at the same time: no node is in two pairs of a turn."""
     found: list[list[Pair]] = []
     busy: list[set[int]] = []
     for pair in pairs:
@@ -55,10 +55,9 @@ def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
-    """Without a floor each has to carry a tenth of what the usual node does at its best, of three nodes or more.
-
-    A node between two that are slow has slow links, too: that is what `second_look` is for. Where all links are slow,
-    no node can be told from the others.
+    """Return the slow links and the nodes to exclude. Without a floor, and with at least three nodes, each must reach
+    a tenth of the usual node's best rate. A node between two slow ones has slow links too; `second_look` resolves
+    that. If all links are slow, no node can be singled out.
     """
     of = _by_node(links)
     bests = [max(link.bytes_per_s for link in its) for its in of.values()]
@@ -70,25 +69,25 @@ def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
 
 
 def second_look(links: Collection[MeasuredLink], found: SlowLinks) -> list[Pair]:
-    """What is measured again before anybody is blamed: whoever is about to be, with somebody who is not."""
+    """Return the pairs to measure again before a node is excluded: each suspect with a node that is not one."""
     good = sorted({node for link in links for node in link.pair if link not in found.slow}.difference(found.unfit))
     witnessed = [_pair(node, good[place % len(good)]) for place, node in enumerate(found.unfit)]
     return [*dict.fromkeys([*witnessed, *(link.pair for link in found.slow)])]
 
 
 def better(one: MeasuredLink | None, other: MeasuredLink) -> MeasuredLink:
-    """Of two that were measured of a pair: somebody may have been busy meanwhile."""
+    """Return the faster of two measurements of a pair, because a node may have been busy during the other."""
     return other if one is None or one.problem or other.bytes_per_s >= one.bytes_per_s else one
 
 
 def evidence(node: int, links: Iterable[MeasuredLink], wanted: str) -> str:
-    """Of one that is unfit, with whom it was measured."""
+    """Return a line with the links of an unfit node and the nodes with which they were measured."""
     its = [link for link in links if node in link.pair]
     return f"links: {', '.join(f'to node {_peer(link, node)} {link}' for link in its)}; {wanted}"
 
 
-def told(links: Collection[MeasuredLink]) -> str:
-    """All of them, in a line."""
+def summary(links: Collection[MeasuredLink]) -> str:
+    """Return one line that summarises all links."""
     measured = sorted((link for link in links if not link.problem), key=lambda link: link.bytes_per_s)
     some = f"{len(measured)} of {len(links)} link{'s' if len(links) > 1 else ''} between nodes measured"
     if not measured:

@@ -1,7 +1,7 @@
-"""What a machine is like and how it reaches others, looked at and tried out on it; of what was tried nothing is left.
+"""Inspect a machine and how it reaches others, leaving nothing behind.
 
-The standard library alone. Where we are not installed this file is run as text (`python -I -c TEXT`), is asked by JSON
-lines on stdin, and leaves when they end; `python -c TEXT torch` says which torch an interpreter has.
+Only the standard library is used. Where the launcher is not installed this file runs as text (`python -I -c TEXT`),
+receives JSON lines on stdin, and ends when they end; `python -c TEXT torch` reports the torch of an interpreter.
 """
 
 from __future__ import annotations  # that interpreter may be as old as Python 3.9
@@ -73,7 +73,7 @@ class Torch:
 
     @property
     def words(self) -> str:
-        """`2.10.0 (CUDA 12.8), sees 4 GPUs`"""
+        """Return a description such as `2.10.0 (CUDA 12.8), sees 4 GPUs`."""
         seen = f", sees {self.gpus} GPU{'' if self.gpus == 1 else 's'}" if self.built_for else ""
         return f"{self.version} ({self.built_for or 'CPU only'}){seen}"
 
@@ -102,7 +102,7 @@ class OpenDoors:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a call found out; with an error it did not come through, at that port."""
+    """The measurements of a connection to another machine; `error` says why it failed at that port."""
 
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -127,7 +127,7 @@ def answer(asked: dict[str, Any]) -> MachineFacts | OpenDoors | Measured:
 
 
 def look(folders: Sequence[str], user: str = "", *, torch: bool = False) -> MachineFacts:
-    """`user`: whose processes may be ended with a login."""
+    """Return the facts about this machine; `user` is whose processes may be ended with a login."""
     return MachineFacts(
         len(os.sched_getaffinity(0)),
         _space(MEMORY) if os.path.isdir(MEMORY) else None,
@@ -176,7 +176,7 @@ def _try_fsync(folder: Path) -> None:
 
 
 def _try_lock(folder: Path) -> None:
-    """Somebody else must be kept out, and let in afterwards."""
+    """Check that a lock excludes a second holder. Raise OSError if it does not."""
     path = folder / "lock"
     with path.open("wb") as mine, path.open("rb") as other:
         fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,7 +246,7 @@ def _is_synchronised() -> bool:
 
 
 def _is_killed_at_logout(user: str) -> bool:
-    """Whether systemd-logind ends what a user has started when the login that started it ends."""
+    """Return whether systemd-logind ends a user's processes when the login that started them ends."""
     try:
         in_a_session = re.search(r"/session-[^/]+\.scope", Path("/proc/self/cgroup").read_text())
         if not in_a_session or shutil.which(_LOGINCTL[0]) is None:
@@ -258,7 +258,9 @@ def _is_killed_at_logout(user: str) -> bool:
 
 
 def kills(settings: str, user: str) -> bool:
-    """By what logind says of itself. Lingering spares what the user's own systemd runs, nothing else."""
+    """Return whether logind's settings end the user's processes at logout. Lingering spares only what the user's own
+    systemd runs.
+    """
     said = dict(line.partition("=")[::2] for line in settings.splitlines())
     only = said.get("KillOnlyUsers", "").split()
     spared = user in said.get("KillExcludeUsers", "").split() or (only and user not in only)
@@ -273,7 +275,7 @@ def _why(error: Exception) -> str:
 
 
 def torch_of(python: str, environ: Mapping[str, str], limit_s: float = 60.0) -> Torch:
-    """The torch that a script has which this interpreter runs."""
+    """Return the torch that a script in this interpreter would import."""
     # This program's own text: a file here, a word of the command line where it is run as text.
     text = Path(__file__).read_text() if "__file__" in globals() else sys.orig_argv[sys.orig_argv.index("-c") + 1]
     try:
@@ -324,7 +326,7 @@ def open_doors(address: str, token: str) -> OpenDoors:
 
 
 def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
-    """On the first of the ports that is free, or on any."""
+    """Return a socket bound to the first free of the ports, or to any."""
     door = socket.socket(family, socket.SOCK_STREAM)
     for port in (*ports, 0):
         try:
@@ -366,7 +368,7 @@ def _serve(caller: socket.socket, token: str) -> None:
 
 
 def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: bool = True) -> Measured:
-    """From this address of ours: how long a word takes there and back, and how fast much of it goes there."""
+    """Connect from our address `own` and measure the round trip and the rate to the other machine."""
     master, other = ports
     found = Measured()
     for port in (other, master):
@@ -380,7 +382,7 @@ def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: boo
 
 
 def _meet(line: socket.socket, token: str, *, is_caller: bool) -> BinaryIO:
-    """Each proves to the other that it has the token, the caller first; gives what is heard from there on."""
+    """Exchange proofs of the token with the other side, the caller first, and return the stream to read from."""
     line.settimeout(_SILENT_S)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     heard, mine = line.makefile("rb"), secrets.token_bytes(_NONCE_BYTES)
@@ -412,7 +414,7 @@ def _ping(line: socket.socket, heard: BinaryIO) -> float:
 
 
 def _flood(line: socket.socket) -> float:
-    """Bytes a second, as the other side has counted them."""
+    """Return bytes per second, as the other side has counted them."""
     line.setblocking(False)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is still unsent is not wanted
     piece, left, said = memoryview(bytes(_PIECE)), FLOOD_BYTES, b""

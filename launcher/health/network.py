@@ -46,7 +46,7 @@ class Member:
             self.closed = opened.error and f"cannot listen on {self.address or 'its address'}: {opened.error}"
 
     def call(self, other: "Member", token: str, *, flood: bool) -> Way | None:
-        """The way to it; None where one of them takes no part."""
+        """Return the measured way to another member, or None if either of them takes no part."""
         if self.closed or self.lost or other.closed or other.lost:
             return None
         there = {"address": other.address, "ports": other.ports, "flood": flood}
@@ -66,7 +66,7 @@ class Member:
 
 
 def measured(members: Sequence[Member], tell: Callable[[str], None] | None = None, *, flood: bool = True) -> list[Way]:
-    """The ways, both directions of a pair one after the other. Who cannot take part says so."""
+    """Return the measured ways, both directions of a pair in turn. Members that cannot take part record why."""
     token = secrets.token_hex(32)
     named = {one.name: one for one in members}
     for_all(named, lambda _, one: one.open(token))
@@ -92,7 +92,7 @@ def measured(members: Sequence[Member], tell: Callable[[str], None] | None = Non
 
 
 class RankWord(msgspec.Struct, frozen=True):
-    """What a rank answers."""
+    """The answer of a rank of the trial all-reduce."""
 
     port: int = 0
     took_s: float = 0.0
@@ -101,7 +101,9 @@ class RankWord(msgspec.Struct, frozen=True):
 
 
 def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Finding:
-    """`start`: `reduce_there` on the host of that name."""
+    """Run an all-reduce over the members and return its finding; `start` runs `reduce_there` on the host of that
+    name.
+    """
     ranks: dict[str, Helper] = {}
     numbers = {member.name: rank for rank, member in enumerate(members)}
 

@@ -32,13 +32,13 @@ class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="t"):
 
 
 class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
-    """So many bytes, whatever they are: Offer, Go, the bytes."""
+    """A request for `size` arbitrary bytes: Offer, Go, the bytes."""
 
     size: Size
 
 
 class Take(msgspec.Struct, frozen=True, tag="take", tag_field="t"):
-    """Go, the bytes, and Fine once all are there."""
+    """An offer of bytes: Go, the bytes, and Fine once all have arrived."""
 
     size: Size
 
@@ -64,7 +64,7 @@ class Prober:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def measure(self, number: int, peer: ReplicaAddress) -> LinkSeen:
-        """What is seen of the link to it, or what is in the way."""
+        """Return the measured link to the peer, or the problem that prevented it."""
         try:
             async with asyncio.timeout(MEASURE_S), linked(peer, self._address, self._key, self._pool) as link:
                 trip_s = min([await _timed(self._ping(link)) for _ in range(_PINGS)])
@@ -112,9 +112,9 @@ class Prober:
 
 
 async def _rate_of(way: Callable[[int], Coroutine[Any, Any, None]]) -> tuple[float, bool]:
-    """By more and more bytes, until they take long enough to tell something: the first few may go at any speed.
-
-    Where so many are not through in time, no more than that; and False. Raises TimeoutError where the first are not.
+    """Return the rate of a way, and whether the last transfer completed. More and more bytes are sent until they take
+    long enough to measure, because the first few may go at any speed. If a transfer does not complete in time, the
+    rate is an upper bound and the flag False. Raise TimeoutError if even the first does not.
     """
     size = _FEW_BYTES
     while True:

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _prepared(address: str) -> tuple[int, str]:
-    """What gloo is told by the environment; and the address as it is bound."""
+    """Set gloo's environment variables; return the family and the address to bind."""
     family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     os.environ["OMP_NUM_THREADS"] = "1"
     if interface := _interface_of(str(place[0])):

@@ -27,11 +27,13 @@ class Session(Protocol):
     name: str
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
-        """Raises Unreachable where it has ended or says nothing in time."""
+        """Return the answer to a request. Raise Unreachable if the other side has ended or
+        does not answer in time.
+        """
 
 
 def read_answer(data: bytes, kind: type[T]) -> T:
-    """Raises ValueError where it is none of this kind, or too big for any use."""
+    """Return the decoded answer. Raise ValueError if it has another type or is too big."""
     try:
         found = msgspec.json.decode(data)
     except RecursionError as error:
@@ -62,7 +64,7 @@ class Helper:
         self._running, self._said = line.start([python, flag, "-c", text]), b""
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
-        """What libraries print there is passed over."""
+        """Return the answer to a request, skipping what libraries print there. Raise Unreachable."""
         self._running.write(msgspec.json.encode(words) + b"\n", limit_s)
         until = time.monotonic() + limit_s
         while line := self._line(until):
@@ -84,7 +86,7 @@ class Helper:
         return line
 
     def leave(self) -> None:
-        """With its stdin it ends there."""
+        """Close its stdin, which ends the program, and wait for the end."""
         try:
             self._running.finish(_HANG_UP_S)
         except Unreachable:

@@ -19,7 +19,7 @@ _SLOW_HINT = "a run is as fast as its slowest way: look at the card, the cable a
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """From one host to another, as it was measured; with an error it was not."""
+    """The measurement from one host to another; with an error there is none."""
 
     start: str
     end: str
@@ -30,9 +30,8 @@ class Way:
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Pairs of the numbers below `count`; nobody is in two pairs of a round.
-
-    First neighbours on a ring, then those 2, 4, 8, ... apart: each has several partners in about log2(count) rounds.
+    """Return rounds of pairs of the numbers below `count`; no number is in two pairs of a round. Neighbours on a ring
+    come first, then pairs 2, 4, 8, ... apart, so that each has several partners in about log2(count) rounds.
     """
     ring = [(one, (one + 1) % count) for one in range(count if count > 2 else count - 1)]
     found = turns(ring)
@@ -45,13 +44,13 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 
 
 def slow(ways: Sequence[Way]) -> list[Way]:
-    """Those below half of what the usual host does at its best, the slowest first."""
+    """Return the ways below half of the usual host's best rate, slowest first."""
     usual = _usual(ways)
     return sorted((way for way in ways if way.bytes_per_s < _SLOW * usual), key=lambda way: way.bytes_per_s)
 
 
 def findings(hosts: Sequence[str], ways: Sequence[Way]) -> Iterable[Finding]:
-    """Whether all reach each other, how fast, and who is slow."""
+    """Yield findings on whether all hosts reach each other, how fast, and which are slow."""
     measured = [way for way in ways if not way.error]
     if measured:
         trips = [way.round_trip_s for way in measured]
@@ -66,7 +65,7 @@ _HEAD = ("HOST", "SENDS", "RECEIVES", "ROUND TRIP", "WITH")
 
 
 def _row(host: str, ways: Sequence[Way]) -> tuple[str, ...]:
-    """The usual of what it sent and received."""
+    """Return the row of a host: the medians of what it sent and received."""
     out, back = [way for way in ways if way.start == host], [way for way in ways if way.end == host]
     partners = {way.end for way in out} | {way.start for way in back}
     if not partners:
@@ -86,7 +85,7 @@ def _closed(hosts: Sequence[str], ways: Iterable[Way]) -> Iterable[Finding]:
 
 
 def _slow(ways: Sequence[Way]) -> Iterable[Finding]:
-    """A host that is slow with everybody, then single ways."""
+    """Yield warnings: first hosts that are slow with all others, then single ways."""
     usual = _usual(ways)
     senders, receivers = (_slow_with_all(side, usual) for side in _sides(ways))
     for host, speed in sorted((senders | receivers).items(), key=lambda pair: pair[1]):
@@ -100,13 +99,13 @@ def _slow(ways: Sequence[Way]) -> Iterable[Finding]:
 
 
 def _usual(ways: Sequence[Way]) -> float:
-    """The best that the usual host does: its other ways may be slow by the others' fault."""
+    """Return the usual host's best rate: its other ways may be slow because of their other ends."""
     bests = [max(speeds) for side in _sides(ways) for speeds in side.values()]
     return statistics.median_high(bests) if bests else 0.0
 
 
 def _sides(ways: Sequence[Way]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """How fast each host sent, and how fast each received."""
+    """Return the rates at which each host sent, and at which each received."""
     sent: dict[str, list[float]] = {}
     received: dict[str, list[float]] = {}
     for way in ways:
@@ -116,7 +115,9 @@ def _sides(ways: Sequence[Way]) -> tuple[dict[str, list[float]], dict[str, list[
 
 
 def _slow_with_all(side: Mapping[str, Sequence[float]], usual: float) -> dict[str, float]:
-    """Hosts, and the best they did; with one partner it may be the other's fault."""
+    """Return hosts that are slow with all partners, with their best rate; with a single partner the other end may be
+    the cause.
+    """
     bests = {host: max(speeds) for host, speeds in side.items() if len(speeds) > 1}
     return {host: best for host, best in bests.items() if best < _SLOW * usual}
 

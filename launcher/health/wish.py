@@ -1,4 +1,4 @@
-"""What a person wants to have looked at, whatever kind of cluster it is."""
+"""Options of a check-up, for every kind of cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,13 +28,13 @@ class DoctorWish:
 
     @property
     def chosen(self) -> dict[str, str]:
-        """What a job asks for: as the clusters file says, and rather as the person does."""
+        """Return the options of the job to try: those of the clusters file, overridden by the person's."""
         usual = {path.partition(".")[2]: read_tree(text).root for path, text in self.defaults}
         words = {name: one.text for name, one in usual.items() if isinstance(one, Scalar) and not one.is_null}
         return words | dict(self.asked)
 
     def refuse_all_but(self, *known: str) -> None:
-        """Raise BadInput where an option was given that is of no use here."""
+        """Raise BadInput if an option was given that is of no use here."""
         for name, whose in self.given.items():
             if name not in known:
                 place = "" if whose == OF_THIS_MACHINE else " slurm"

@@ -1,4 +1,4 @@
-"""What runs on each node."""
+"""The processes that run on each node."""
 
 from pathlib import Path
 

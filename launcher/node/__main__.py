@@ -20,7 +20,7 @@ from launcher.node.ranks.group import Home
 from launcher.node.ranks.lease import Guard, Lease, post_guard, slept_through
 from launcher.node.ranks.reaper import Reaper
 from launcher.node.ranks.zygote_link import OfferedZygote
-from launcher.node.standing_by import gate_from, told
+from launcher.node.standing_by import agent_arguments, gate_from
 from launcher.plan.model import NodePlan, Plan
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.durable import make_dir, readable, write_record
@@ -34,10 +34,10 @@ from launcher.wire.interfaces import address_of, interface_of
 
 
 def main() -> int:
-    """Give an exit code of `launcher.errors.Exit`; anything unforeseen leaves its traceback in agent.log."""
+    """Return an exit code of `launcher.errors.Exit`; an unforeseen error leaves its traceback in agent.log."""
     name_this("launch-agent")
     offered = OfferedZygote.taken_from(os.environ)
-    words = told(sys.argv[1:])
+    words = agent_arguments(sys.argv[1:])
     if words is None:
         return Exit.OK
     lease, gate = Lease.taken_from(os.environ), gate_from(os.environ)
@@ -65,7 +65,7 @@ async def live(
     offered: OfferedZygote | None = None,
     gate: int | None = None,
 ) -> Exit:
-    """One agent's life; node 0's carries the coordinator too."""
+    """Run one agent; that of node 0 includes the coordinator."""
     attempt = run.attempt(number)
     intent = read_intent(attempt)
     node = located(plan.nodes[index], plan.interface)
@@ -90,7 +90,9 @@ async def live(
 
 
 async def work(home: Home, token: str, guard: Guard, buried: ProcessId | None) -> tuple[Exit, bool]:
-    """The node's part, and on node 0 the coordinator's; gives the exit code, and whether another attempt follows."""
+    """Run the node's agent, and on node 0 the coordinator; return the exit code, and whether
+    another attempt follows.
+    """
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), guard, buried)
     if home.node.index != 0:
         return await agent.run(), agent.goes_on
@@ -111,13 +113,15 @@ async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Tas
 
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
-    """The agent that this node had before, where it is surely gone; whoever starts us has ended what it left."""
+    """Return the agent that this node had before if it has surely exited, else None; the process that starts us has
+    ended what it left.
+    """
     record = readable(attempt.agent(index), AgentRecord)
     return record.process if record is not None and alive(record.process) is False else None
 
 
 def located(node: NodePlan, interface: str | None) -> NodePlan:
-    """The node with the address that it listens on; where the plan does not say, the interface's."""
+    """Return the node with the address that it listens on: the plan's, or else the interface's."""
     if node.address:
         return node
     if interface is None:
@@ -126,7 +130,9 @@ def located(node: NodePlan, interface: str | None) -> NodePlan:
 
 
 def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
-    """The node's memory for snapshots and for what its ranks note, where the spec asks for it and there is any."""
+    """Return the node's memory folder for snapshots and ranks' records, or None if the spec asks for none or there is
+    no memory.
+    """
     if not keeps_snapshots(plan) and not plan.ranks_may_stay:
         return None
     try:
@@ -139,20 +145,20 @@ def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
 
 
 def keeps_snapshots(plan: Plan) -> bool:
-    """The spec asks for them."""
+    """Return whether the spec asks for snapshots in memory."""
     wanted = plan.spec.checkpoint
     return wanted.memory_every_steps is not None or wanted.memory_every_s is not None
 
 
 def notes_in(memory: Path) -> Path:
-    """The folder for what ranks note of themselves at each step."""
+    """Return the folder where ranks record their own state at each step."""
     notes = memory / "notes"
     notes.mkdir(mode=0o700, exist_ok=True)
     return notes
 
 
 def read_secrets(run: RunDir) -> dict[str, str]:
-    """The values of the spec's secrets, which travel in a file of their own."""
+    """Return the values of the spec's secrets, which are stored in a file of their own."""
     try:
         return msgspec.json.decode(run.secrets.read_bytes(), type=dict[str, str])
     except FileNotFoundError:

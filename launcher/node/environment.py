@@ -21,9 +21,8 @@ _AFTER_A_HANG_S = 300.0
 
 
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
-    """A caller's environment without what speaks of another job, or to the ranks of another launcher.
-
-    A caller may be a rank itself: what we chose for it says nothing of the run that it submits.
+    """Return a caller's environment without variables of another job or of another launcher's ranks. The caller may
+    itself be a rank, whose variables say nothing about the run that it submits.
     """
     kept, ours = job_environment(environ), environ.get(_DEFAULTED, "").split()
     return {
@@ -34,7 +33,7 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What ranks get of the environment that their cluster gave the job: all but what would mislead them."""
+    """Return the variables that ranks inherit from their cluster's job: all but misleading ones."""
     return {name: value for name, value in environ.items() if not misleads(name)}
 
 
@@ -47,9 +46,8 @@ def node_environment(
     memory: Path | None = None,
     interface: str | None = None,
 ) -> dict[str, str]:
-    """What all processes of one node share: the zygote and setup get exactly this.
-
-    `memory`: its memory tier. `interface`: the one that has the node's address; ranks reach each other through it.
+    """Return the environment that all processes of one node share, which the zygote and setup get unchanged. `memory`
+    is its memory tier; `interface` has the node's address, and ranks reach each other through it.
     """
     gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
     disk = {"LAUNCH_DISK": "apart"} if plan.disks_apart else {}
@@ -85,7 +83,9 @@ def node_environment(
 
 
 def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
-    """Where the project's own packages are imported from comes first: their frozen code, not what was installed."""
+    """Return the environment with the frozen code of the project's own packages first on PYTHONPATH, before installed
+    versions.
+    """
     code = Path(plan.run_dir, "code")
     said = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     inside = [os.path.relpath(part, plan.project) for part in said if Path(part).is_relative_to(plan.project)]
@@ -94,7 +94,7 @@ def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
 
 
 def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
-    """What holds where neither the spec, nor the user's exports, nor the cluster say otherwise."""
+    """Return the variables that apply unless the spec, the user's exports or the cluster set them."""
     # Hot: a rank that lives is told by us that another one is gone, and is not to be ended by torch meanwhile.
     # Huge pages for large tensors: in small ones a process that starts or ends spends much of its time on its pages.
     found = {"PYTHONUNBUFFERED": "1", "THP_MEM_ALLOC_ENABLE": "1"}
@@ -111,7 +111,9 @@ def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
 
 
 def group_timeout_s(recovery: Recovery) -> float:
-    """Left to itself: later than a hang is noticed, or the ranks that wait for a hung one would be blamed for it."""
+    """Return the time-out of process groups; by default it is longer than the detection of a hang, because otherwise
+    the ranks that wait for a hung one would be blamed.
+    """
     if recovery.group_timeout_s is not None:
         return recovery.group_timeout_s
     hang_s = 0.0 if recovery.hang_after_s is None else max(recovery.hang_after_s, recovery.hang_at_start_s)
@@ -119,7 +121,7 @@ def group_timeout_s(recovery: Recovery) -> float:
 
 
 def _every(steps: int | None, seconds: float | None) -> str:
-    """`500 steps`, `90 s`, or nothing."""
+    """Return `500 steps`, `90 s` or ""."""
     if steps is not None:
         return f"{steps} steps"
     return "" if seconds is None else f"{seconds:g} s"
@@ -136,7 +138,9 @@ def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[st
 
 
 def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
-    """With recovery.mode hot or auto; `joins`: the other ranks are in the middle of a training, and have its state."""
+    """Return the variables of recovery.mode hot or auto; with `joins` the other ranks are in the middle of a training
+    and have its state.
+    """
     words = {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes)}
     if plan.spec.recovery.mode == "auto":
         words["LAUNCH_STAYS"] = "auto"
@@ -146,15 +150,14 @@ def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[st
 
 
 def reserve_environment(start: Start, fifo: str) -> dict[str, str]:
-    """What a process in reserve gets on top of its node's environment: it is no rank, and meets nobody.
-
-    `fifo`: where it says that it waits. Beside it, as with a rank, is the one on which it hears which rank it is.
+    """Return the variables of a reserve process beyond its node's environment: it is no rank and connects to none. It
+    reports on `fifo` that it waits; beside it, as for a rank, is the FIFO on which it learns which rank it becomes.
     """
     return {**sizes(start), "LAUNCH_RESERVE": fifo}
 
 
 def sizes(start: Start) -> dict[str, str]:
-    """What all ranks of a node are told alike of how many there are."""
+    """Return the numbers of ranks and nodes, which are the same for all ranks of a node."""
     world = str(start.world_size)
     return {
         "WORLD_SIZE": world,
@@ -165,7 +168,7 @@ def sizes(start: Start) -> dict[str, str]:
 
 
 def rank_environment(start: Start, local_rank: int, progress: str, error_file: str) -> dict[str, str]:
-    """What one rank gets on top of its node's environment."""
+    """Return the variables of one rank beyond its node's environment."""
     rank = str(start.first_rank + local_rank)
     return {
         **sizes(start),

@@ -48,7 +48,7 @@ class Lifeline:
 
     @property
     def pulse_s(self) -> float:
-        """Seconds to the next pulse at the latest: several are on their way before a lease has run out."""
+        """Return the longest time to the next heartbeat: several are sent within a lease."""
         return min(PULSE_S, self._lease_s / _PULSES)
 
     def say(self, message: ToCoordinator) -> None:
@@ -56,19 +56,21 @@ class Lifeline:
             self._wire.send(message)
 
     def tell(self, message: _Weighty) -> None:
-        """Say what must not be lost: it is said again after each new Join, and hearing it twice does no harm."""
+        """Send a message that must not be lost: it is repeated after each new Join, and receiving it twice is
+        harmless.
+        """
         self._told.append(message)
         self.say(message)
 
     def note(self, message: messages.Noted) -> None:
-        """Say it once, where there is no line now as soon as there is one."""
+        """Send a message once, or as soon as there is a connection."""
         if self.is_up:
             self.say(message)
         else:
             self._unsaid.append(message)
 
     def forget(self) -> None:
-        """What was told is of a generation that the coordinator has closed."""
+        """Drop queued messages, which concern a generation that the coordinator has closed."""
         self._told.clear()
 
     def join(self, message: messages.Join) -> None:
@@ -78,7 +80,7 @@ class Lifeline:
         self._unsaid.clear()
 
     def pulse(self, pulse: messages.Pulse) -> None:
-        """Say it, with a number of its own."""
+        """Send a heartbeat with a sequence number."""
         if self._wire is None:
             return
         self._sequence += 1
@@ -86,7 +88,9 @@ class Lifeline:
         self.say(msgspec.structs.replace(pulse, seq=self._sequence, answered=self._answered, took_s=self._took_s))
 
     def welcomed(self, lease_s: float) -> None:
-        """Who has lost our ranks welcomes us too: a lease that has run out is renewed by a pulse's answer alone."""
+        """Apply a Welcome. A coordinator that has lost our ranks sends one too, so an expired lease is renewed only
+        by an answered heartbeat.
+        """
         self._lease_s = lease_of_ranks(min(lease_s, self._home.plan.spec.recovery.lease_s))
         if self._lease.until > boottime():
             self._leased_from(self._joined_at)  # when it was sent: the coordinator heard it later
@@ -126,7 +130,9 @@ class Lifeline:
             await asyncio.sleep(_RETRY_S)  # whoever lets us in and then drops us is not asked again at full speed
 
     async def run_out(self, watch: LeaseWatch) -> None:
-        """Returns when no pulse has been answered for as long as the lease is, or the guard has ended what ran here."""
+        """Return when no heartbeat has been answered for as long as the lease, or the watchdog has ended what ran
+        here.
+        """
         while not self._lease.broken and (left_s := watch.left_s(self._lease.until)) > 0:  # noqa: ASYNC110 - as above
             await asyncio.sleep(min(left_s, _LOOK_S))  # a Welcome ends the long first wait
 
@@ -135,7 +141,9 @@ class Lifeline:
             self._wire.close()
 
     async def _reach(self) -> Wire[ToAgent, ToCoordinator] | None:
-        """A proved connection to whoever the run directory names as coordinator now; None: not yet."""
+        """Return an authenticated connection to the coordinator that the run directory names now, or None if there is
+        none yet.
+        """
         try:
             endpoint = read_record(self._home.attempt.endpoint, Endpoint)
             if endpoint is None:
@@ -150,7 +158,7 @@ class Lifeline:
 
 
 def check_start(start: messages.Start, plan: Plan) -> None:
-    """What a coordinator decides is which nodes have ranks, and no more. Raises WireError."""
+    """Check that a Start fits the plan: a coordinator decides only which nodes have ranks. Raise WireError."""
     each, places = plan.ranks_per_node, range(min(start.group_world_size, plan.nodes_max))
     known = {node.index: node.address for node in plan.nodes}
     good = (
@@ -169,7 +177,7 @@ def check_start(start: messages.Start, plan: Plan) -> None:
 
 
 def check_peer(peer: messages.ReplicaAddress, plan: Plan) -> None:
-    """Nothing is sent to a machine that has no part in the run. Raises WireError."""
+    """Check that a peer belongs to the run, so that nothing is sent to another machine. Raise WireError."""
     if not _is_of(peer, {node.index: node.address for node in plan.nodes}):
         raise WireError("it wants a link to be measured that is not of this plan")
 

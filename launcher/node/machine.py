@@ -1,4 +1,4 @@
-"""What this machine offers, and what ranks find on it, found without torch and without starting a process."""
+"""Describe what this machine offers and what ranks find on it, without torch and without starting a process."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ _DEVICE = re.compile(r"nvidia(\d+)")
 
 
 def this_machine(environ: Mapping[str, str], devices: Path = Path("/dev")) -> Machine:
-    """Cores that we may use, and GPUs: those of CUDA_VISIBLE_DEVICES, else every /dev/nvidiaN."""
+    """Return the cores that we may use, and the GPUs: those of CUDA_VISIBLE_DEVICES, or every /dev/nvidiaN."""
     return Machine(cpus=len(os.sched_getaffinity(0)), gpus=_gpus(environ.get("CUDA_VISIBLE_DEVICES"), devices))
 
 
@@ -42,7 +42,7 @@ def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> Non
 
 
 def environment_of(python: str, environ: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia")) -> Environment:
-    """This interpreter, what is installed for it, and this machine."""
+    """Return the facts about this interpreter, its installed packages, and this machine."""
     gpus = [_MODEL.search(_text(file)) for file in sorted(driver.glob("gpus/*/information"))]
     version, system = _DRIVER.search(_text(driver / "version")), os.uname()
     return Environment(

@@ -498,7 +498,7 @@ async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToC
 async def _bring(
     node: int, replication: "Replication", start: messages.Start
 ) -> messages.NotFetched | messages.NothingWhole | messages.Fault | None:
-    """Have here what the ranks are to load; gives why that cannot be."""
+    """Have here what the ranks are to load; return why that cannot be."""
     # late: 20 ms that a shared disk spares
     from launcher.copies.client import DiskFailed  # late: see above
     from launcher.copies.replication import NotBrought, NothingToLoad  # late: see above

@@ -19,22 +19,21 @@ _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
 
 
 def heard_at(fd: int) -> str:
-    """What stands where the attempt's number would, which is not known yet."""
+    """Return the argument that stands for the attempt's number while it is not known."""
     return f"{_SIGN}{fd}"
 
 
 def tell(waiting: socket.socket, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-    """A line of JSON, with descriptors, to a process that waits for it. Raises OSError where it has ended."""
+    """Send a line of JSON with descriptors to a waiting process. Raise OSError if it has ended."""
     line = json.dumps(words).encode() + b"\n"
     sent = socket.send_fds(waiting, [line], [*fds])
     if sent < len(line):  # one that has heard all of it may have closed its end: no error, then
         waiting.sendall(line[sent:])
 
 
-def told(words: Sequence[str]) -> Sequence[str] | None:
-    """An agent's own words: these, or if it stands by those that it hears in the end; None: nobody needs it.
-
-    What it hears with them it takes on: environment, output, and descriptors that it holds by having them open.
+def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
+    """Return an agent's arguments: `words`, or for a standby those that it receives in the end, or None if it is not
+    needed. With them it receives its environment, output and open descriptors.
     """
     if not words[1].startswith(_SIGN):
         return words
@@ -60,9 +59,8 @@ def told(words: Sequence[str]) -> Sequence[str] | None:
 
 
 def gate_from(environ: MutableMapping[str, str]) -> int | None:
-    """The descriptor at which whoever stands by hears what the next agent is to be; None where there is none.
-
-    It is a socket that our parent has made: a container passes variables on, and not descriptors.
+    """Return the descriptor on which a standby learns what the next agent is to be, or None. It must be a socket made
+    by our parent, because a container passes variables but not descriptors.
     """
     word = environ.pop(GATE, "")
     if not word.isdecimal():

@@ -89,7 +89,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Order(NamedTuple):
-    """What one rank is to become."""
+    """The program that a rank becomes."""
 
     kind: str  # script, module or command
     target: str
@@ -124,7 +124,7 @@ class Born(NamedTuple):
 
 
 class NoFork(Exception):
-    """Why there is no fork, or no rank."""
+    """Raised with the reason why there is no fork, or no rank."""
 
 
 class Standby(Exception):
@@ -161,7 +161,7 @@ def wait_until_ended(pid: int) -> None:
 
 
 def fork_sibling() -> int:
-    """Fork as os.fork does, except that the child's parent is this process's own. Raise OSError where that cannot be.
+    """Fork as os.fork does, except that the child's parent is this process's own. Raise OSError if that cannot be.
 
     A process between the two has the same effect, and costs a second fork: of a process that has imported torch one
     takes 10 ms and more. glibc's own fork is passed over, and its record of the thread's id is set as it would be;
@@ -224,7 +224,7 @@ def name_this(name: str) -> None:
 
 
 def signal_at_death_of_parent(number: int) -> None:
-    """0: none."""
+    """Set the signal that the kernel sends at the parent's death; 0 means none."""
     if LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
@@ -241,7 +241,7 @@ def close(fds: Sequence[int]) -> None:
 
 
 def usual_signals() -> None:
-    """Python's own dispositions, whatever the one who started the agent had ignored or blocked."""
+    """Restore Python's own signal handlers, whatever the parent of the agent had ignored or blocked."""
     for number in (*BLOCKED, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -378,7 +378,9 @@ END = EndOfRank()
 
 
 def needs_interpreters_end() -> bool:
-    """Where threads or devices are at work, or other ranks are connected, everything is to be freed in order."""
+    """Return whether everything must be freed in order, because threads or devices are active or other ranks are
+    connected.
+    """
     threads = len(sys._current_frames()) - FLIGHT.runs  # noqa: SLF001 - of threads of every kind
     if gc.get_freeze_count() == 0 or threads > 1:
         return True
@@ -409,7 +411,7 @@ def is_silent(path: str, packages: str) -> bool:
 
 
 def mapped_code() -> set[str]:
-    """The files whose code is in this process."""
+    """Return the files whose code is mapped into this process."""
     with open("/proc/self/maps") as file:
         found = (line.rstrip("\n").split(None, 5) for line in file)
         return {words[5] for words in found if len(words) == 6 and "x" in words[1] and words[5][0] == "/"}
@@ -449,7 +451,7 @@ def flush_files() -> None:
 
 
 def script(order: Order) -> Callable[[], Any]:
-    """As `python TARGET ARGS`."""
+    """Return a call that acts as `python TARGET ARGS`."""
     path = os.path.join(os.getcwd(), order.target)
     set_argv([order.target], order.args, os.path.dirname(os.path.realpath(path)))
     main = fresh_main(importlib.machinery.SourceFileLoader("__main__", path), __file__=path)
@@ -463,7 +465,7 @@ def script(order: Order) -> Callable[[], Any]:
 
 
 def module(order: Order) -> Callable[[], Any]:
-    """As `python -m TARGET ARGS`: the interpreter calls the same function of runpy."""
+    """Return a call that acts as `python -m TARGET ARGS`: the interpreter calls the same function of runpy."""
     import runpy  # here, because a script has no use for the modules that it brings along
 
     set_argv(["-m", order.target], order.args, os.getcwd())
@@ -474,7 +476,9 @@ def module(order: Order) -> Callable[[], Any]:
 
 
 def command(order: Order) -> Callable[[], Any]:
-    """As a shell would start it: the signals that Python ignores are not, 127 not found, 126 not to be run."""
+    """Return a call that runs the command as a shell would: with usual signals, exit code 127 if not found and 126 if
+    not executable.
+    """
     return functools.partial(execute, order.target, [order.target, *order.args])
 
 
@@ -545,7 +549,7 @@ class Breakpoints:
         return os.getpid() == self._pid
 
     def debugger(self) -> Any:
-        """Raise OSError where no socket can be had."""
+        """Raise OSError if no socket can be had."""
         if self._listener is None:
             path = self._path
             folder, name = os.path.split(path)
@@ -638,7 +642,7 @@ def debugger_over(breakpoints: Breakpoints) -> Any:
 
 
 def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
-    """As `breakpoint()`, for a rank, whose stdin is nobody's."""
+    """Act as `breakpoint()` for a rank, which has no terminal."""
     if not breakpoints.here:
         return sys.__breakpointhook__(*args, **named)  # noqa: T100 - the script's own
     if RESERVE in os.environ:  # a rank stops there, too
@@ -656,7 +660,7 @@ def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
 
 
 def report(error: BaseException, order: Order) -> None:
-    """Tell the agent of it, in one line on the FIFO."""
+    """Report the exception to the agent in one line on the FIFO."""
     words: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error), "line": last_line(error)}
     words["where"] = where(frames_of(error), order)
     words |= {"raised": [{"line": last_line(one), "module": raised_in(one)} for one in chain(error)]}
@@ -668,7 +672,7 @@ def report(error: BaseException, order: Order) -> None:
 
 
 def tell(order: Order, line: bytes) -> None:
-    """On the FIFO, where there is one with somebody at its other end and room: the log says the rest."""
+    """Write a line to the FIFO if it has a reader and room; the log has the rest."""
     with contextlib.suppress(OSError):
         fd = os.open(fifo_of(order), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -692,7 +696,7 @@ def message_of(error: BaseException) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """As a traceback ends, without what follows in further lines."""
+    """Return the last line of a traceback, without further lines of the message."""
     kind = type(error)
     prefix = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     first_line = message_of(error).partition("\n")[0]
@@ -700,7 +704,7 @@ def last_line(error: BaseException) -> str:
 
 
 def chain(error: Optional[BaseException]) -> list[BaseException]:
-    """It and what it was raised from, or while handling, as far as a traceback would show them."""
+    """Return the exception and those it was raised from or while handling, as far as a traceback shows them."""
     found: list[BaseException] = []
     while error is not None and not any(error is one for one in found) and len(found) < MAX_CHAIN:
         found.append(error)
@@ -709,14 +713,14 @@ def chain(error: Optional[BaseException]) -> list[BaseException]:
 
 
 def raised_in(error: BaseException) -> str:
-    """The module of the innermost frame that is not the standard library's."""
+    """Return the module of the innermost frame outside the standard library."""
     stack = [frame for frame, _ in traceback.walk_tb(without_our_frames(error.__traceback__))]
     theirs = [frame for frame in stack if not is_standard(frame.f_code.co_filename)]
     return str(theirs[-1].f_globals.get("__name__", "")) if theirs else ""
 
 
 def is_standard(path: str) -> bool:
-    """Whether this is a file of the interpreter's own library."""
+    """Return whether this is a file of the standard library."""
     inside = path.startswith(os.path.dirname(os.__file__) + os.sep) and "-packages" not in path
     return inside or path.startswith("<frozen ")
 
@@ -730,7 +734,7 @@ def cut(value: Any, length: int) -> Any:
 
 
 def fitting(words: dict[str, Any]) -> bytes:
-    """The report as a line of at most REPORT_BYTES: the texts are cut until it is."""
+    """Return the report as a line of at most REPORT_BYTES, cutting its texts if necessary."""
     length = REPORT_BYTES
     while True:
         line = json.dumps({"exception": cut(words, length)}).encode() + b"\n"
@@ -740,9 +744,8 @@ def fitting(words: dict[str, Any]) -> bytes:
 
 
 def of_a_worker(error: BaseException) -> Optional[Worker]:
-    """What a process that the script started has said of its exception, where this one only passes it on.
-
-    torch.multiprocessing and its DataLoader put the traceback into the message, pools of processes into the cause.
+    """Return the exception that a child of the script reported and this process only passes on, or None.
+    torch.multiprocessing and its DataLoader put the traceback into the message, process pools into the cause.
     """
     cause = error.__cause__
     remote = [cause] if cause is not None and type(cause).__name__.endswith("RemoteTraceback") else []
@@ -758,14 +761,14 @@ def of_a_worker(error: BaseException) -> Optional[Worker]:
 
 
 def module_of(frames: Sequence[Frame]) -> str:
-    """As `raised_in`, of a traceback in words: as far as the path shows it."""
+    """Return what `raised_in` does for a traceback in text, as far as its paths show."""
     path = next((path for path, _, _ in reversed(frames) if not is_standard(path)), "")
     inside = path.rpartition("-packages/")[2] if "-packages/" in path else os.path.basename(path)
     return os.path.splitext(inside)[0].replace("/", ".")
 
 
 def frames_of(error: BaseException) -> list[Frame]:
-    """The outermost first."""
+    """Return the frames of the traceback, outermost first."""
     stack = traceback.walk_tb(without_our_frames(error.__traceback__))
     frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack]
     if isinstance(error, SyntaxError):
@@ -774,7 +777,9 @@ def frames_of(error: BaseException) -> list[Frame]:
 
 
 def where(frames: Sequence[Frame], order: Order) -> str:
-    """The innermost frame of the user's own code, else of no library, else of all: `train.py:41 in step`."""
+    """Return the innermost frame of the user's own code, else of no library, else of all, such as `train.py:41 in
+    step`.
+    """
     cwd = os.path.realpath(order.cwd)
     roots = (cwd + os.sep, os.path.dirname(os.path.realpath(order.target)) + os.sep)
     users = [one for one in frames if os.path.isabs(one[0]) and "-packages" not in one[0] and not is_standard(one[0])]
@@ -794,7 +799,7 @@ def without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.T
 
 
 def hide_our_frames() -> None:
-    """Whatever excepthook the script has set: it gets the traceback that it would get from `python`."""
+    """Wrap the script's excepthook so that it gets the traceback that `python` would give."""
     users_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Optional[types.TracebackType]) -> None:
@@ -838,7 +843,7 @@ class FlightReader(importlib.abc.MetaPathFinder):
         return found
 
     def settle(self, order: Order) -> None:
-        """In a rank; a process that it forks has no answers."""
+        """Enable answers in a rank; a process that it forks has none."""
         if order.kind != "command" and order.progress is not None:
             self._order, self._pid = order, os.getpid()
 
@@ -1008,7 +1013,7 @@ def become_keeper(words: Keeper, fds: Sequence[int], room: "TagRoom") -> NoRetur
 
 
 def become_agent(keepers_end: int) -> NoReturn:
-    """Once the keeper says what its agent is to be. Raises Standby in the zygote of that agent."""
+    """Once the keeper says what its agent is to be. Raise Standby in the zygote of that agent."""
     keeper, data, fds = socket.socket(fileno=keepers_end), b"", []
     with contextlib.suppress(ConnectionError):  # it ended without having read what this process said
         data, fds, _, _ = socket.recv_fds(keeper, MAX_LINE_BYTES, MAX_HANDED)
@@ -1034,7 +1039,7 @@ def become_agent(keepers_end: int) -> NoReturn:
 def stand_by(agents_end: int, gate: int) -> None:
     """Return once the agent has a word for this process, or nobody is at the gate, where its supervisor would be.
 
-    Where the agent has died, become the next one at the supervisor's word, or end with the supervisor. Raises Standby
+    Where the agent has died, become the next one at the supervisor's word, or end with the supervisor. Raise Standby
     in the zygote of that agent.
     """
     select.select([agents_end, gate], [], [])
@@ -1062,7 +1067,7 @@ def give(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
 
 
 def replace_program(argv: Sequence[str], env: dict[str, str]) -> NoReturn:
-    """As a shell would start it."""
+    """Replace this process by a program as a shell would start it."""
     signal.set_wakeup_fd(-1)
     usual_signals()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -1075,7 +1080,7 @@ def replace_program(argv: Sequence[str], env: dict[str, str]) -> NoReturn:
 
 
 class TagRoom:
-    """Where the kernel shows of which run a process is: its environment at exec, in which the owner has left room."""
+    """The place where the kernel shows a process's run: its environment at exec, in which the owner has left room."""
 
     def __init__(self) -> None:
         with open("/proc/self/stat", "rb") as file:
@@ -1100,7 +1105,7 @@ class TagRoom:
 def settle_in(home: dict[str, Any]) -> None:
     """Take over the environment, folder and log of an agent that has not started this process.
 
-    Raises NoFork where what was imported could be another thing with that environment.
+    Raise NoFork if what was imported could be another thing with that environment.
     """
     redirect(os.open(home["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1, 2)
     env: dict[str, str] = home["env"]
@@ -1341,7 +1346,7 @@ class Zygote:
         return fork_for_subreaper()
 
     def _check_fitness(self) -> None:
-        """Raise NoFork where a fork would inherit locks that nobody can release, or a dead driver."""
+        """Raise NoFork if a fork would inherit locks that nobody can release, or a dead driver."""
         tasks = os.listdir("/proc/self/task")
         if len(tasks) != 1:
             raise NoFork(f"{len(tasks)} threads where one was expected{self._suspects()}")

@@ -1,4 +1,4 @@
-"""How large an answer from another machine may be: whoever lies may send a million nodes, or much text."""
+"""Bounds on an answer from another machine, which may be faulty or hostile and send a million nodes or much text."""
 
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ class OutOfBounds(ValueError):
 
 
 def within_bounds(answer: T) -> T:
-    """The answer. Raises OutOfBounds. Bytes are bounded by the line that they came in."""
+    """Return the answer. Raise OutOfBounds if it is too large. Bytes are bounded by the line that they came in."""
     left = [msgspec.to_builtins(answer, builtin_types=(bytes,))]
     while left:
         match left.pop():

@@ -19,20 +19,20 @@ class Transport(Protocol):
     peer_address: str  # where it is; empty where that is not known, behind another host say
 
     def alive(self) -> bool:
-        """False once the connection is known to have ended."""
+        """Return False once the connection is known to have ended."""
 
     def start(self, command: Sequence[str] | str) -> Channel:
-        """Start these words, or this line of the user's shell there. Raises Broken, Unreachable."""
+        """Start these words, or this line of the user's shell there. Raise Broken, Unreachable."""
 
     def channel_to(self, hostname: str, port: int) -> Channel:
-        """Connect from the host to a port, as seen from there. Raises Unreachable; or EOF comes on the channel."""
+        """Connect from the host to a port, as seen from there. Raise Unreachable; or EOF comes on the channel."""
 
     def close(self) -> None:
-        """Nothing of the connection is left on return. What was started there goes on."""
+        """Close the connection completely. What was started there continues."""
 
 
 def connect(target: Target, *, deadline: float | None = None) -> "Line":
-    """Log in. Raises UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another Unreachable."""
+    """Log in. Raise UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another Unreachable."""
     if target.transport == "openssh":
         from launcher.remote.openssh import connected  # late: only one of the two is needed
 
@@ -43,7 +43,7 @@ def connect(target: Target, *, deadline: float | None = None) -> "Line":
 
 
 def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
-    """The key that the host shows; nobody logs in there, but at the hosts on the way."""
+    """Return the key that the host presents, without logging in there; only jump hosts are logged in to."""
     if target.transport == "openssh":
         from launcher.remote.openssh import shown_key  # late: only one of the two is needed
     else:
@@ -60,16 +60,16 @@ class Line(ClosedAtTheEnd):
 
     @property
     def peer_address(self) -> str:
-        """Where the host is; empty where that is not known."""
+        """Return the host's address, or "" if it is not known."""
         return self._transport.peer_address
 
     @property
     def alive(self) -> bool:
-        """False once the connection is known to have ended."""
+        """Return False once the connection is known to have ended."""
         return self._transport.alive()
 
     def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", limit_s: float = 60.0) -> Done:
-        """Run it to its end. Raises Lost where that is not seen: it may go on there."""
+        """Run it to its end. Raise Lost if that is not seen: it may go on there."""
         deadline = time.monotonic() + limit_s
         with self.start(argv) as running:
             for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
@@ -85,9 +85,9 @@ class Line(ClosedAtTheEnd):
         return Running(who(self.target), self._transport.start(command))
 
     def to_port(self, port: int) -> Channel:
-        """Connect to a port of the host's own loopback. Raises Unreachable; or EOF comes on the channel."""
+        """Connect to a port of the host's own loopback. Raise Unreachable; or EOF comes on the channel."""
         return self._transport.channel_to("127.0.0.1", port)
 
     def close(self) -> None:
-        """Nothing of the connection is left on return. What was started there goes on."""
+        """Close the connection completely. What was started there continues."""
         self._transport.close()

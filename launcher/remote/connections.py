@@ -17,7 +17,7 @@ _lock = threading.Lock()
 
 
 def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dict[str, Way]:
-    """By name: the connection that is open already or that another thread is making, or else a new one."""
+    """Return a connection for each name: one that is open, one that another thread is opening, or a new one."""
     mine: dict[Target, Future[Way]] = {}
     replaced: list[Future[Way]] = []
     with _lock:
@@ -44,7 +44,7 @@ def _is_usable(way: Future[Way] | None) -> bool:
 
 
 def _make(mine: dict[Target, Future[Way]], tell: Callable[[str, str], None]) -> None:
-    """Whatever comes of it, nobody waits for it any more."""
+    """Open these connections, and settle every future whatever happens."""
     made: dict[str, Way] = {}
     try:
         made = connect_all(list(mine), tell)

@@ -39,7 +39,7 @@ class Silent(Lost):
 
 
 def why(error: BaseException | None) -> str:
-    """The first line of what an error says."""
+    """Return the first line of an error's message."""
     said = (getattr(error, "strerror", None) or str(error)) if error is not None else ""
     return said.splitlines()[0][:200] if said else type(error).__name__
 

@@ -35,7 +35,7 @@ class HostKey:
 
     @property
     def line(self) -> str:
-        """As a file of known hosts has it."""
+        """Return the key as a line of a known-hosts file."""
         return f"{self.name} {self.kind} {base64.b64encode(self.blob).decode()}"
 
 
@@ -61,7 +61,7 @@ class BadKey(Unreachable):
 
 
 class UnknownKey(BadKey):
-    """Nothing is known of this host."""
+    """Raised when no key of this host is known."""
 
 
 class ChangedKey(BadKey):
@@ -73,24 +73,24 @@ class RevokedKey(BadKey):
 
 
 def fingerprint(blob: bytes) -> str:
-    """As `ssh-keygen -l` shows it."""
+    """Return the fingerprint as `ssh-keygen -l` shows it."""
     return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
 
 
 def known_keys(target: Target, name: str | None = None) -> list[KnownKey]:
-    """Every line about this host, or one of this name, of all files."""
+    """Return every line about this host, or about `name`, in all known-hosts files."""
     name = name or target.known_as
     return [known for file in target.known_hosts for known in _lines(file) if _about(known.names, name)]
 
 
 def expected_kinds(target: Target) -> tuple[str, ...]:
-    """The kinds of keys that the host can be recognised by; the server is asked for those first."""
+    """Return the kinds of keys by which the host can be recognised; the server is asked for these first."""
     lines = [*known_keys(target), *_without_port(target)]
     return tuple(dict.fromkeys(known.kind for known in lines if not known.marker))
 
 
 def check(target: Target, key: HostKey) -> None:
-    """Raises BadKey unless this is the host's key. To be asked before anything is sent that proves who we are."""
+    """Raise BadKey unless this is the host's key. Must be called before anything is sent that proves who we are."""
     lines = known_keys(target)
     more = _without_port(target)
     for known in (*lines, *more):
@@ -111,7 +111,7 @@ def check(target: Target, key: HostKey) -> None:
 
 
 def add(target: Target, key: HostKey) -> Path:
-    """Have this key be the host's from now on; what the user's file said of it before is taken out."""
+    """Record this key as the host's from now on; the user's file loses its earlier keys."""
     file = _users_file(target)
     old = [known for known in known_keys(target) if not known.marker and known.blob != key.blob]
     for known in old:
@@ -131,7 +131,7 @@ def add(target: Target, key: HostKey) -> Path:
 
 
 def _append(file: Path, line: str) -> None:
-    """In a single write: an ssh may add one of its own meanwhile."""
+    """Append a line in a single write, because an ssh may add one of its own meanwhile."""
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(descriptor).st_size
@@ -143,17 +143,17 @@ def _append(file: Path, line: str) -> None:
 
 
 def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
-    """The file without a name in these lines, and with `more` at its end, all at once."""
+    """Rewrite the file at once without a name in these lines, and with `more` at its end."""
     real = file.resolve()
     lines = real.read_text(errors="surrogateescape").split("\n")
-    kept = [_less(line, name) if number in numbers else line for number, line in enumerate(lines, 1)]
+    kept = [_without_name(line, name) if number in numbers else line for number, line in enumerate(lines, 1)]
     text = "\n".join(line for line in kept if line is not None)
     text = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{more}"
     write_bytes(real, text.encode(errors="surrogateescape"))
 
 
-def _less(line: str, name: str) -> str | None:
-    """The line without this name; None where nothing is left of it."""
+def _without_name(line: str, name: str) -> str | None:
+    """Return the line without this name, or None if nothing is left of it."""
     names, blank, rest = line.strip().partition(" ")
     left = [one for one in names.split(",") if not _is(one, name)]
     return f"{','.join(left)}{blank}{rest}" if left else None
@@ -189,14 +189,14 @@ def _lines(file: Path) -> Iterator[KnownKey]:
 
 
 def _without_port(target: Target) -> list[KnownKey]:
-    """Lines that know the host at any port, which OpenSSH holds to be good enough too."""
+    """Return lines that know the host at any port, which OpenSSH accepts too."""
     if target.known_as != known_name(target.hostname, target.port) or target.known_as == target.hostname:
         return []
     return known_keys(target, target.hostname)
 
 
 def _about(names: str, name: str) -> bool:
-    """True where it is named itself, or one of the patterns fits it and none with a `!` does."""
+    """Return whether the host is named itself, or a pattern matches it and none with a `!` does."""
     patterns = names.lower().split(",")
     fits = any(_like(name, one) for one in patterns) and not any(
         _like(name, one[1:]) for one in patterns if one[:1] == "!"
@@ -205,7 +205,7 @@ def _about(names: str, name: str) -> bool:
 
 
 def _like(name: str, pattern: str) -> bool:
-    """`*` and `?`, and nothing else; however many there are, in little time."""
+    """Return whether a name matches a pattern with `*` and `?` only, in little time however many there are."""
     return fnmatchcase(name.lower(), pattern.replace("[", "[[]"))
 
 

@@ -57,7 +57,7 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class SshCommand:
-    """How ssh is called for one host."""
+    """The options with which ssh is called for one host."""
 
     name: str  # as the user calls it, with the user there perhaps
     options: tuple[str, ...] = ()  # before our own, and so instead of them
@@ -65,7 +65,7 @@ class SshCommand:
     without: frozenset[str] = frozenset()  # variables that must not reach ssh
 
     def argv(self, *line: str) -> list[str]:
-        """To have a shell there run this line."""
+        """Return the arguments with which a shell on the host runs this line."""
         options = (word for option in (*self.options, *_OPTIONS) for word in ("-o", option))
         return ["ssh", *configured(), *options, *self.flags, "--", self.name, *line]
 
@@ -78,7 +78,7 @@ class SshCommand:
         return SshProcess(self.argv(line), self.without, shared)
 
     def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:
-        """One that opens a connection for others, and those others."""
+        """Return a command that opens a shared connection, and one that uses it."""
         flags = (*self.flags, "-S", str(socket).replace("%", "%%"))
         master = replace(self, options=("ControlMaster=yes", "ControlPersist=no", *self.options), flags=flags)
         return master, replace(self, flags=flags)
@@ -88,7 +88,7 @@ class SshProcess(ProgramChannel):
     """An ssh program that runs."""
 
     def __init__(self, argv: Sequence[str], without: Collection[str], shared: Callable[[], bool]) -> None:
-        """`shared`: whether the connection that it shares with others is still there."""
+        """Start ssh; `shared` returns whether the shared connection still exists."""
         self._shared = shared
         try:
             super().__init__(argv, _environment(without))
@@ -106,7 +106,7 @@ class OpenSshTransport:
     peer_address = ""  # ssh alone knows
 
     def __init__(self, target: Target, command: SshCommand, master: SshProcess | None, folder: Path) -> None:
-        """`master`: what holds the connection; None: the user's own program does."""
+        """Use a connection that `master` holds, or, if it is None, the user's own ssh."""
         self._target = target
         self._command = command
         self._master = master
@@ -129,7 +129,7 @@ class OpenSshTransport:
         return self._command.forward(hostname, port)
 
     def _outlives(self) -> bool:
-        """Whether it is there yet, now that a command over it has ended."""
+        """Return whether the connection still exists, now that a command over it has ended."""
         if self._master is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._master.process.wait(_NOTICE_S)
@@ -142,7 +142,9 @@ class OpenSshTransport:
 
 
 def connected(target: Target, deadline: float | None) -> OpenSshTransport:
-    """Over the user's open connection, or one of ours. Raises BadKey, NoAccess, Dropped or another Unreachable."""
+    """Return a transport over the user's open connection, or one of ours. Raise BadKey, NoAccess, Dropped or another
+    Unreachable.
+    """
     command = _command(target)
     folder = Path(tempfile.mkdtemp(prefix="launch-ssh-", dir=_short_folder()))
     try:
@@ -162,7 +164,9 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
 
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
-    """The key that the host shows; nobody logs in there. ssh has it looked up by a program that knows none."""
+    """Return the key that the host presents, without logging in there. ssh passes it to a
+    program that accepts none.
+    """
     whole = resolved(target)
     kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))
     with tempfile.TemporaryDirectory(prefix="launch-ssh-") as folder:
@@ -199,7 +203,7 @@ def _command(target: Target) -> SshCommand:
 
 
 def _has_master(command: SshCommand) -> bool:
-    """Whether the user has a connection open that others may share."""
+    """Return whether the user has a connection open that others may share."""
     argv = replace(command, flags=("-O", "check", *command.flags)).argv()
     try:
         done = subprocess.run(
@@ -213,7 +217,7 @@ def _has_master(command: SshCommand) -> bool:
 
 
 def _environment(without: Collection[str] = ()) -> dict[str, str]:
-    """Of ssh, and of what it starts for the hosts on the way: no window asks a person anything either."""
+    """Return the environment of ssh and of its programs for jump hosts; it prevents windows that ask a person."""
     return {name: value for name, value in os.environ.items() if name not in without} | {"SSH_ASKPASS_REQUIRE": "never"}
 
 
@@ -222,7 +226,7 @@ def _no_ssh() -> Unreachable:
 
 
 def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
-    """Until we are let in; whatever a shell prints before that is passed over."""
+    """Wait until the login succeeds, skipping what a shell prints before."""
     try:
         while (line := master.readline(max(0.0, deadline - time.monotonic()))) != f"{_MARK}\n".encode():
             if not line:
@@ -232,7 +236,9 @@ def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
 
 
 def _refused(target: Target, master: Running) -> Unreachable:
-    """By all that was said: where a host on the way is the reason, ssh says in the end that it was hung up on."""
+    """Return the error for all that ssh printed: if a jump host is the reason, ssh's last line only says that the
+    connection was closed.
+    """
     said = master.last_words(_SAID_LINES)
     words = [line for line in said if not line.lstrip().startswith((*_HUNG_UP, *_CLOSED))] or said
     told = "\n".join(words)
@@ -255,7 +261,7 @@ def _refused(target: Target, master: Running) -> Unreachable:
 
 
 def _proxy(target: Target) -> str:
-    """What is between: hosts on the way, or a command; for a message."""
+    """Return the jump hosts or the proxy command, for a message."""
     with contextlib.suppress(BadInput):  # what ssh understands need not be known to us
         whole = resolved(target)
         return ", ".join(jump.name for jump in whole.jumps) or whole.proxy_command
@@ -263,12 +269,12 @@ def _proxy(target: Target) -> str:
 
 
 def hint(name: str, words: Iterable[str]) -> list[str]:
-    """What to do about what ssh says."""
+    """Return a hint about ssh's message, or none."""
     said = "\n".join(words)
     return [f"hint: {hint.format(name=name)}" for what, hint in _HINTS.items() if what in said][:1]
 
 
 def _short_folder() -> str:
-    """Where a socket can be: its path has to fit into 100 bytes, with what ssh adds to it."""
+    """Return a folder for a socket, whose path must fit into 100 bytes including ssh's suffix."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 # nosec B108 - a folder of our own in it

@@ -49,23 +49,23 @@ def connect_all(
 def for_all(
     lines: Mapping[str, S], work: Callable[[str, S], T], *, at_once: int | None = None
 ) -> dict[str, T | LaunchError]:
-    """What `work` gives for each, all at the same time; an error of ours that it raises stands for it."""
+    """Return the result of `work` for each, run at the same time; a LaunchError that it raises is its result."""
     each = {name: partial(work, name, line) for name, line in lines.items()}
     return _at_once(each, len(lines) if at_once is None else at_once)
 
 
 def failures(results: Mapping[str, object]) -> dict[str, LaunchError]:
-    """Those with whom it did not work, and why."""
+    """Return the errors among the results."""
     return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
 
 
 def answers(results: Mapping[str, T | LaunchError]) -> dict[str, T]:
-    """What came of those with whom it did work."""
+    """Return the results that are not errors."""
     return {name: one for name, one in results.items() if not isinstance(one, LaunchError)}
 
 
 def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
-    """A line for each."""
+    """Return the first line of each error."""
     return [one.lines[0] for one in troubles.values()]
 
 
@@ -92,9 +92,8 @@ def _at_once(
     heard: Callable[[str, T | LaunchError], None] | None = None,
     undo: Callable[[T], None] | None = None,
 ) -> dict[str, T | LaunchError]:
-    """The results, in the order of `work`. Where this ends early, `undo` gets those that nobody will take.
-
-    The threads are daemons: a program that ends, by Ctrl-C say, does not wait for a host that does not answer.
+    """Return the results in the order of `work`. If this ends early, `undo` gets results that nobody will take. The
+    threads are daemons, so that a program that ends, for instance by Ctrl-C, does not wait for a silent host.
     """
     futures = {name: Future[T]() for name in work}
     waiting = queue.SimpleQueue[str | None]()
@@ -133,7 +132,9 @@ def _at_once(
 
 
 def _next(ended: "queue.SimpleQueue[str]") -> str:
-    """In turns: a Ctrl-C that comes just before such a wait is noticed at its end only."""
+    """Return the next finished name, waiting in short turns, because a Ctrl-C just before a wait is noticed only at
+    its end.
+    """
     while True:
         with contextlib.suppress(queue.Empty):
             return ended.get(timeout=_TURN_S)

@@ -45,7 +45,7 @@ _log.propagate = False
 
 
 class KeyAnswer(Enum):
-    """What a host says to a key."""
+    """The answer of a host to a key."""
 
     YES = "yes"
     NO = "no"
@@ -101,7 +101,7 @@ class ParamikoConnection(paramiko.Transport):
         return KeyAnswer.NO
 
     def channel_to(self, hostname: str, port: int, limit_s: float) -> Session:
-        """A way from the host to another one."""
+        """Open a channel from the host to another one."""
         return self.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=limit_s)
 
     def leave(self) -> None:
@@ -113,7 +113,9 @@ class ParamikoConnection(paramiko.Transport):
         self.wire.close()
 
     def _on_quiet(self) -> None:
-        """In its own thread, ten times a second while nothing is heard."""
+        """Send a keepalive or end the connection; called ten times a second in the connection's thread while nothing
+        is received.
+        """
         now, heard_at = time.monotonic(), self.wire.heard_at
         if self._asked_at > heard_at:
             if now - self._asked_at > self.silence_limit_s - self.asked_after_s:
@@ -128,7 +130,9 @@ class ParamikoConnection(paramiko.Transport):
 
 
 def _came(event: threading.Event, deadline: float) -> bool:
-    """In turns: a Ctrl-C that comes just before such a wait is noticed at its end only."""
+    """Return whether the event was set by the deadline, waiting in short turns, because a Ctrl-C just before a wait
+    is noticed only at its end.
+    """
     while not event.wait(min(_TURN_S, max(0.0, deadline - time.monotonic()))):
         if time.monotonic() >= deadline:
             return False
@@ -182,12 +186,14 @@ class _Wire:
 
 
 class _Packets(Packetizer):
-    """Without a thread that times the handshake and stays when that fails, and without keepalives by the wall clock."""
+    """A packetizer without the thread that times the handshake and stays when it fails, and without keepalives by the
+    wall clock.
+    """
 
     on_quiet: Callable[[], None] | None = None
 
     def start_handshake(self, timeout: float) -> None:
-        """There is a deadline already."""
+        """Do nothing: there is a deadline already."""
 
     def _check_keepalive(self) -> None:
         if self.on_quiet is not None and not self.need_rekey():
@@ -215,7 +221,7 @@ class Agent(AgentSSH):
 
 
 def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """What OpenSSH's configuration says of a host, where no ssh is there to be asked. Raises BadInput."""
+    """Return what OpenSSH's configuration says of a host if no ssh is installed. Raise BadInput."""
     config = paramiko.SSHConfig()
     try:
         for path in files:
@@ -230,7 +236,7 @@ def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> 
 
 
 def read_key(path: Path) -> Key:
-    """A private key. Raises ValueError with the reason."""
+    """Return a private key. Raise ValueError with the reason."""
     try:
         seen = path.stat()
         with _reading:  # an RSA key takes a quarter of a second to check: once for all hosts
@@ -249,7 +255,7 @@ def _read_key(path: Path, _changed_ns: int) -> Key:
 
 
 def _note_signal(channel: Session, message: paramiko.Message) -> None:
-    """paramiko passes over `exit-signal`."""
+    """Record an exit signal, which paramiko ignores, as the exit code."""
     if message.get_text() == "exit-signal":
         message.get_boolean()
         name = f"SIG{message.get_text()}"
@@ -263,5 +269,5 @@ def _note_signal(channel: Session, message: paramiko.Message) -> None:
 
 
 def _kind(name: str) -> str:
-    """What an algorithm's key is called in files of known hosts."""
+    """Return the name that known-hosts files use for this algorithm's key."""
     return "ssh-rsa" if name.startswith("rsa-sha2-") else name

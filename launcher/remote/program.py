@@ -15,7 +15,7 @@ _MOST_COMPLAINTS = 16 << 20
 
 
 class ProgramChannel:
-    """It runs in a session of its own: a Ctrl-C is for us to pass on."""
+    """A program in a session of its own, so that a Ctrl-C reaches it only if it is passed on."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         # A file, so that no full pipe stops it.
@@ -76,7 +76,7 @@ class ProgramChannel:
         return -1 if code < 0 else code
 
     def close(self) -> None:
-        """Nothing of it is left here on return; what it has started on another machine ends by itself."""
+        """Close the program so that nothing is left here; what it has started on another machine ends by itself."""
         _end(self.process)
         self.end_input()
         self._ended = True
@@ -84,7 +84,9 @@ class ProgramChannel:
         self._complaints.close()
 
     def _complained(self) -> bytes:
-        """What is new on its stderr; of very much the end, and no disk is filled with it."""
+        """Return new output on its stderr; of very much only the end, and the file is cleared so that it does not
+        fill the disk.
+        """
         fd = self._complaints.fileno()
         end = os.fstat(fd).st_size
         start = max(self._told, end - _MOST_COMPLAINTS)
@@ -96,7 +98,7 @@ class ProgramChannel:
 
 
 def _end(process: "subprocess.Popen[Any]") -> None:
-    """Ask it, then make it; it and what it started are in a session of their own."""
+    """Terminate the program, then kill it; it and its children are in a session of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return  # its number may be another's by now

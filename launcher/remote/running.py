@@ -23,27 +23,29 @@ class Channel(Protocol):
 
     @property
     def ready_fd(self) -> int:
-        """A descriptor to wait on, and no more: readable when there may be something to take."""
+        """Return a descriptor for waiting only: it is readable when `take` may return something."""
 
     def give(self, data: bytes, wait_s: float) -> int:
-        """How much of it went to its stdin, after some wait perhaps. Raises EOFError where nobody takes it any more."""
+        """Return how much of the data its stdin accepted, possibly after a wait. Raise EOFError if it is closed."""
 
     def end_input(self) -> None:
-        """It gets no more."""
+        """Close its stdin."""
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        """What it has said meanwhile on stdout and stderr; None once there will be no more."""
+        """Return new output on stdout and stderr, or None once there will be no more."""
 
     def code(self, wait_s: float) -> int | None:
-        """How it ended, 128 + n by signal n; -1: the connection ended before that was told; None: not yet."""
+        """Return the exit code, 128 + n for signal n, -1 if the connection ended before it was known, or None if it
+        has not ended.
+        """
 
     def close(self) -> None:
-        """Let go of it; it goes on there, with its pipes closed."""
+        """Close the channel; the command continues there with its pipes closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended."""
+    """The end of a command."""
 
     code: int | None  # 128 + n where signal n ended it; None: the connection ended before it was told
     out: bytes
@@ -51,7 +53,7 @@ class Done:
 
 
 class ClosedAtTheEnd:
-    """What is closed at the end of a `with`."""
+    """A base class for what is closed at the end of a `with`."""
 
     def __enter__(self) -> Self:
         return self
@@ -62,14 +64,14 @@ class ClosedAtTheEnd:
         self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the object."""
 
 
 class Running(ClosedAtTheEnd):
     """A command there. All happens in the caller's thread: while that waits, what the command says is taken."""
 
     def __init__(self, who: str, channel: Channel) -> None:
-        """`who`: the host, for messages."""
+        """Use a channel to a program on the host `who`, which messages name."""
         self.who = who
         self._channel = channel
         self._out, self._err = bytearray(), bytearray()
@@ -77,11 +79,11 @@ class Running(ClosedAtTheEnd):
 
     @property
     def ready_fd(self) -> int:
-        """A descriptor to wait on, and no more: readable when it may have said something."""
+        """Return a descriptor for waiting only: it is readable when there may be output."""
         return self._channel.ready_fd
 
     def feed(self, data: bytes, limit_s: float) -> bool:
-        """Give it to its stdin; False where nobody takes it any more."""
+        """Write data to its stdin, and return False if it is closed."""
         deadline = time.monotonic() + limit_s
         rest = memoryview(data)
         while rest:
@@ -97,29 +99,29 @@ class Running(ClosedAtTheEnd):
         return True
 
     def write(self, data: bytes, limit_s: float = 60.0) -> None:
-        """Give it to its stdin. Raises Broken where nobody takes it any more."""
+        """Write data to its stdin. Raise Broken if it is closed."""
         if not self.feed(data, limit_s):
             raise Broken(f"{self.who}: the command or the connection has ended")
 
     def close_stdin(self) -> None:
-        """What it says and how it ended still tell."""
+        """Close its stdin; its output and exit code can still be read."""
         self._channel.end_input()
 
     def read(self, size: int, limit_s: float = 60.0) -> bytes:
-        """Up to so many bytes of its stdout, as soon as there are any; empty at its end."""
+        """Return up to so many bytes of its stdout as soon as there are any, or none at its end."""
         self._wait_for(lambda: bool(self._out), limit_s)
         data = bytes(self._out[:size])
         del self._out[:size]
         return data
 
     def readline(self, limit_s: float = 60.0) -> bytes:
-        """A line of its stdout with its newline; what there is at the end of it."""
+        """Return a line of its stdout with its newline, or the rest at its end."""
         self._wait_for(lambda: b"\n" in self._out, limit_s)
         end = self._out.find(b"\n") + 1
         return self.read(end or len(self._out) or 1, 0.0)
 
     def finish(self, limit_s: float = 60.0) -> Done:
-        """Wait for its end, with its stdin closed. Raises Silent where that does not come in time."""
+        """Wait for its end, with its stdin closed. Raise Silent if that does not come in time."""
         deadline = time.monotonic() + limit_s
         self.close_stdin()
         self._wait_for(lambda: False, limit_s)
@@ -131,20 +133,22 @@ class Running(ClosedAtTheEnd):
         return Done(code if code >= 0 else None, bytes(self._out), bytes(self._err))
 
     def code(self, limit_s: float) -> int | None:
-        """How it ended, 128 + n by signal n; -1: the connection ended before that was told; None: not yet."""
+        """Return the exit code, 128 + n for signal n, -1 if the connection ended before it was known, or None if it
+        has not ended.
+        """
         return self._channel.code(limit_s)
 
     def last_words(self, most: int = 1) -> list[str]:
-        """The last lines of what it said on stderr, for a message: what ended it, or kept it from beginning."""
+        """Return the last lines of its stderr, for a message about its end or failed start."""
         lines = [line.strip() for line in bytes(self._err[-_TAIL_BYTES:]).decode(errors="replace").splitlines()]
         return [f"  {line[:500]}" for line in lines if line][-most:]
 
     def close(self) -> None:
-        """Let go of it; it goes on there, with its pipes closed."""
+        """Close the connection; the command continues there with its pipes closed."""
         self._channel.close()
 
     def _wait_for(self, there: Callable[[], bool], limit_s: float) -> None:
-        """Take what it says until that is there, or there is no more."""
+        """Read output until the condition holds or there is no more."""
         deadline = time.monotonic() + limit_s
         while not there() and not self._ended:
             left = deadline - time.monotonic()
@@ -153,7 +157,7 @@ class Running(ClosedAtTheEnd):
                 raise self._late()  # however much else it says
 
     def _take(self, wait_s: float) -> bool:
-        """Whatever it says meanwhile; whether that was anything."""
+        """Store new output and return whether there was any."""
         said = None if self._ended else self._channel.take(wait_s)
         if said is None:
             self._ended = True
@@ -170,9 +174,8 @@ class Running(ClosedAtTheEnd):
 
 
 def command_line(argv: Sequence[str], *, told: bool = False) -> str:
-    """For whatever shell the user has there: it sees one quoted word of harmless letters and leaves the rest to sh.
-
-    `told`: a death by a signal is an exit code, for a transport that tells no signals.
+    """Return a line for any shell of the user there: it sees one quoted word of harmless letters and leaves the rest
+    to sh. With `told` a death by a signal becomes an exit code, for a transport that reports no signals.
     """
     if any("\0" in word for word in argv):
         raise ValueError("a word of a command line with a NUL")

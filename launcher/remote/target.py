@@ -1,6 +1,6 @@
-"""Where a host is and how to log in there, by OpenSSH's own configuration. Connects to nothing.
+"""Resolve where a host is and how to log in there from OpenSSH's own configuration, without connecting.
 
-`ssh -G` says what the configuration means; where there is no ssh, paramiko's reader does, which knows no Include.
+`ssh -G` interprets the configuration; without ssh, paramiko's reader does, which does not support Include.
 """
 
 import getpass
@@ -57,7 +57,7 @@ class Target:
 
 
 def target_of(host: SshHost, *, agent: bool = False) -> Target:
-    """How to reach a host of the clusters file or of a spec from here, by its name. Raises BadInput."""
+    """Return how to reach a host of the clusters file or of a spec from here. Raise BadInput."""
     said = {"user": host.user, "port": None if host.port is None else str(host.port)}
     own = () if host.key is None else (Path(host.key).expanduser(),)
     for key in own:
@@ -75,14 +75,14 @@ def target_of(host: SshHost, *, agent: bool = False) -> Target:
 
 
 def resolved(target: Target) -> Target:
-    """The whole of a target that was left to ssh."""
+    """Return a target that was left to ssh with all options resolved."""
     return replace(
         _target(target.name, dict(target.said), target.keys, agent=target.agent, passed=()), transport="openssh"
     )
 
 
 def configured() -> list[str]:
-    """What ssh is told of its configuration, where that is not the usual one."""
+    """Return the options that name a configuration file for ssh, if it is not the usual one."""
     named = os.environ.get("LAUNCH_SSH_CONFIG")
     if not named:
         own = Path.home() / ".ssh" / "config"
@@ -93,7 +93,7 @@ def configured() -> list[str]:
 def _target(
     name: str, said: Mapping[str, str], keys: tuple[Path, ...], *, agent: bool, passed: tuple[str, ...]
 ) -> Target:
-    """`passed`: the hosts that it is a jump for."""
+    """Return a target; `passed` holds the hosts that it is a jump host for."""
     if name in passed or len(passed) > _MOST_JUMPS:
         raise BadInput(
             f"{passed[0]}: ProxyJump leads in a circle: {' -> '.join((*passed, name))}",
@@ -139,7 +139,7 @@ def _target(
 
 
 def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The keywords of the SSH configuration that hold for this host, in small letters, each with its values."""
+    """Return the keywords of the SSH configuration for this host, in lower case, with their values."""
     files = _configuration_files()
     if shutil.which("ssh") is None:
         from launcher.remote.paramiko_library import configuration  # late: only where there is no ssh
@@ -155,7 +155,7 @@ def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def parse_options(text: str) -> dict[str, tuple[str, ...]]:
-    """What `ssh -G` prints."""
+    """Return the options that `ssh -G` prints."""
     found: dict[str, tuple[str, ...]] = {}
     for line in text.split("\n"):
         keyword, _, value = line.partition(" ")
@@ -178,7 +178,7 @@ def _configuration_files() -> list[Path]:
 
 
 def known_name(hostname: str, port: int) -> str:
-    """What files of known hosts call it."""
+    """Return the host's name in known-hosts files."""
     return hostname if port == DEFAULT_PORT else f"[{hostname}]:{port}"
 
 
@@ -192,19 +192,19 @@ def dropped(target: Target, *words: str) -> Dropped:
 
 
 def earlier(limit_s: float, deadline: float | None) -> float:
-    """Of what this step may take, and what all of them may."""
+    """Return the earlier of this step's deadline and the overall one."""
     own = time.monotonic() + limit_s
     return own if deadline is None else min(own, deadline)
 
 
 def who(target: Target) -> str:
-    """What the user calls it, and where that is."""
+    """Return the user's name for the host, and its address."""
     where = target.hostname if target.port == 22 else f"{target.hostname} port {target.port}"
     return target.name if where == target.name else f"{target.name} ({where})"
 
 
 def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str], name: str) -> tuple[Path, ...]:
-    """Those that exist: the host's own, then the configuration's; ssh says the usual ones where that has none."""
+    """Return the existing key files: the host's own, then the configuration's or the default ones."""
     if own and (not named or set(_DEFAULT_KEYS) <= set(named)):
         return own
     said = [word for word in named or _DEFAULT_KEYS if word not in _NOT_FOR_US]
@@ -232,7 +232,7 @@ def _files(words: Sequence[str], tokens: Mapping[str, str], name: str) -> list[P
 
 
 def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
-    """With ~, %x and ${NAME} filled in."""
+    """Return the path with ~, %x and ${NAME} filled in."""
 
     def variable(found: re.Match[str]) -> str:
         if found[1] not in os.environ:
@@ -270,7 +270,7 @@ def _port(text: str, name: str) -> int:
 
 
 def _seconds(text: str, name: str) -> float:
-    """None or 0 is ours to choose."""
+    """Return the seconds; for none or 0 the default."""
     if text.lower() == "none":
         return CONNECT_TIMEOUT_S
     if not text.isascii() or not text.isdigit():

@@ -45,7 +45,7 @@ class Tunnel:
                     self._end(peer)
 
     def _end(self, peer: socket.socket) -> None:
-        """Have its thread end; that closes it."""
+        """Stop the thread, which closes the tunnel."""
         self._heard_at.pop(peer, None)
         with contextlib.suppress(OSError):  # it has left
             peer.shutdown(socket.SHUT_RDWR)

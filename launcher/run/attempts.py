@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def attempts(run: RunDir) -> list[AttemptDir]:
-    """All attempts, oldest first."""
+    """Return all attempts, oldest first."""
     return [run.attempt(number) for number in _numbers(run)]
 
 
@@ -43,7 +43,7 @@ def _numbers(run: RunDir) -> list[int]:
 
 
 def newest(run: RunDir) -> AttemptDir | None:
-    """The newest attempt whose intent is on disk."""
+    """Return the newest attempt whose intent is on disk, or None."""
     return next((one for one in map(run.attempt, reversed(_numbers(run))) if one.intent.exists()), None)
 
 
@@ -68,12 +68,10 @@ def new_attempt(
     first: int = 1,
     secret: str = "",
 ) -> tuple[AttemptDir, Intent]:
-    """The next attempt, with its intent on disk: its folder gets its name, which is the lock, with all that is in it.
-
-    Its token is drawn, or made of a secret that other hosts have too.
-
-    Two that race get two numbers. With `after`, the attempt that the caller has seen end, one of them gets the next
-    number, and the other, or who comes later, is Refused. Without fsync the run is one that nobody knows of yet.
+    """Create the next attempt with its intent on disk: its folder is renamed into place, which serves as the lock.
+    The attempt's token is random, or derived from a `secret` that other hosts share. Two callers that race get two
+    numbers. With `after`, the attempt that the caller has seen end, one of them gets the next number; the other, and
+    any later caller, is Refused. Without `fsync` nobody knows of the run yet.
     """
     make_dir(run.attempts)
     if fsync:
@@ -103,7 +101,7 @@ def new_attempt(
 
 
 def read_intent(attempt: AttemptDir) -> Intent:
-    """Return why and by whom the attempt was opened. Raises Damaged where its record is missing or unreadable."""
+    """Return why and by whom the attempt was opened. Raise Damaged if its record is missing or unreadable."""
     intent = read_record(attempt.intent, Intent)
     if intent is None:
         raise Damaged(f"{attempt.intent}: is missing")
@@ -111,9 +109,8 @@ def read_intent(attempt: AttemptDir) -> Intent:
 
 
 def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
-    """How long attempts before this one have lasted, by the run's last word, since a person began or resumed it.
-
-    The word may be older than the resume: an attempt that dies early leaves none.
+    """Return how long the attempts before this one lasted, by the run's last state, since a person started or resumed
+    it. The state may be older than the resume, because an attempt that dies early writes none.
     """
     if last is None:
         return 0.0
@@ -130,14 +127,14 @@ def _resumes(attempt: AttemptDir) -> bool:
 
 
 def read_plan(run: RunDir, number: int) -> "Plan":
-    """The plan that this attempt follows: its own, or the one before's."""
+    """Return the plan that this attempt follows: its own, or that of the attempt before."""
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 
     return plan_as(run, number, Plan)
 
 
 def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
-    """Return the plan that this attempt follows, as much of it as this kind of record holds. Raises Damaged."""
+    """Return the plan that this attempt follows, as much of it as this kind of record holds. Raise Damaged."""
     plan = next((plan for file in _plans(run, number) if (plan := read_record(file, kind)) is not None), None)
     if plan is None:
         raise Damaged(f"{run.plan}: is missing")
@@ -145,13 +142,13 @@ def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
 
 
 def _plans(run: RunDir, number: int) -> list[Path]:
-    """Where the plan of this attempt may be: the first file that is there holds it."""
+    """Return the files that may hold the plan of this attempt; the first that exists holds it."""
     return [*(run.attempt(one).plan for one in range(number, 0, -1)), run.plan]
 
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What can still be read of a run that is to end, whatever has become of its records."""
+    """The facts that can still be read of a run that is to end, whatever has become of its records."""
 
     attempt: AttemptDir  # the newest, or the one that there must have been
     plan: "Plan | None"
@@ -159,7 +156,9 @@ class Remains:
 
 
 def remains(run: RunDir) -> Remains:
-    """Never raises: without any record it is a run of this machine, where processes are found without them."""
+    """Return what can still be read of a run. Never raises: a run without any record is taken to be local, where
+    processes are found without records.
+    """
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 
     attempt = newest(run) or run.attempt(_newest_ever(run))
@@ -175,7 +174,9 @@ def remains(run: RunDir) -> Remains:
 
 
 def _newest_ever(run: RunDir) -> int:
-    """By what is left: a folder, the fence, the last word. An attempt that follows must have a higher number."""
+    """Return the highest attempt number that the folders, the fence and the last state show. A following attempt must
+    have a higher number.
+    """
     last = readable(run.state, RunState)
     with contextlib.suppress(Damaged, OSError):
         return max([1, fence(run), *(one.number for one in attempts(run)), last.attempt if last is not None else 0])

@@ -1,6 +1,8 @@
-"""Nodes that a run avoids for a while because it lost them, with the evidence; a person may pardon them.
+"""Record nodes that a run excludes for a while because it lost them, with the evidence.
 
-A list that is damaged is none: it is a preference, and no run ends for it."""
+A person may include them again.
+A damaged list counts as empty: it is only a preference, and no run should end because of it.
+"""
 
 import time
 from collections.abc import Collection
@@ -11,30 +13,30 @@ from launcher.run.records import Blame
 
 
 def avoided(run: RunDir, now: float | None = None) -> list[Blame]:
-    """What is not to be used at this moment."""
+    """Return the nodes and devices that are excluded at this moment."""
     now = time.time() if now is None else now
     return [blame for blame in readable(run.avoided, list[Blame]) or [] if blame.until > now]
 
 
 def is_over(run: RunDir, now: float) -> bool:
-    """Whether the time of any is over that a job may still have been told to avoid."""
+    """Return whether an exclusion has expired that a job may still have been told to observe."""
     return any(blame.until <= now for blame in readable(run.avoided, list[Blame]) or [])
 
 
 def forget(run: RunDir, now: float) -> None:
-    """Whose time is over: no job avoids them any more."""
+    """Remove expired exclusions."""
     write_record(run.avoided, avoided(run, now))
 
 
 def avoid(run: RunDir, blames: Collection[Blame]) -> None:
-    """Add these; a host that is blamed again is blamed anew."""
+    """Exclude these nodes and devices; an earlier exclusion of the same host is replaced."""
     hosts = {blame.host for blame in blames}
     kept = [blame for blame in avoided(run) if blame.host not in hosts]
     write_record(run.avoided, [*kept, *blames])
 
 
 def pardon(run: RunDir, hosts: Collection[str] = ()) -> list[Blame]:
-    """Let these be used again, or all; gives what was taken back."""
+    """Include these hosts again, or all, and return the exclusions that were removed."""
     before = avoided(run)
     taken_back = [blame for blame in before if not hosts or blame.host in hosts]
     if taken_back:

@@ -12,14 +12,14 @@ _PREFIX = ".tmp-"
 
 
 def new_draft(folder: Path) -> Path:
-    """A name in this folder that nobody has."""
+    """Return an unused name in this folder, which identifies its maker."""
     maker = this_process()
     who = f"{maker.host},{maker.boot_id},{maker.pid},{maker.start_ticks}"
     return folder / f"{_PREFIX}{who},{os.urandom(4).hex()}"
 
 
 def remove_orphans(folder: Path) -> None:
-    """Take away the drafts whose maker is dead. Of one on another machine nobody here can know."""
+    """Remove drafts whose maker has died, as far as this machine can tell."""
     for draft in _drafts(folder):
         maker = _maker(draft.name)
         if maker is not None and alive(maker) is False:
@@ -27,7 +27,7 @@ def remove_orphans(folder: Path) -> None:
 
 
 def in_work(folder: Path) -> bool:
-    """Whether somebody else is, or may be, making something there."""
+    """Return whether another process is, or may be, making something there."""
     makers = [maker for draft in _drafts(folder) if (maker := _maker(draft.name)) is not None]
     return any(maker != this_process() and alive(maker) is not False for maker in makers)
 
@@ -38,7 +38,7 @@ def _drafts(folder: Path) -> list[Path]:
 
 
 def remove(draft: Path) -> None:
-    """A file or a tree, there or not; another may be removing it at the same time."""
+    """Remove a file or a tree if it exists; another process may be removing it at the same time."""
     try:
         is_dir = stat.S_ISDIR(draft.lstat().st_mode)
     except FileNotFoundError:

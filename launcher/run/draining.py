@@ -11,7 +11,7 @@ from launcher.run.records import DrainRequest, MoveRequest
 
 
 def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
-    """For good; with why, where it is not a person's wish."""
+    """Record nodes to drain for the rest of the attempt, each with a reason unless a person asked."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         why = {node: words for node, words in nodes.items() if words}
@@ -20,7 +20,7 @@ def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
 
 
 def ask_to_move(attempt: AttemptDir, wish: MoveRequest) -> None:
-    """Once, after all that were asked for before."""
+    """Record one more move, after those asked for before."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, wish)))

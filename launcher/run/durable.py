@@ -50,7 +50,9 @@ class Lines(Generic[T]):
 
 
 def make_dir(path: Path) -> None:
-    """A folder for the user alone, whatever the umask; parents too. Not yet durable: `sync_dir` the one above."""
+    """Create a folder, with its parents, for the user alone whatever the umask. It is not durable until `sync_dir` on
+    its parent.
+    """
     if path.is_dir():
         return
     make_dir(path.parent)
@@ -116,18 +118,20 @@ def _replace(path: Path, data: bytes, *, fsync: bool) -> None:
 
 
 def write_record(path: Path, record: Any, *, fsync: bool = True) -> None:
-    """Replace the file by this record. Raises OSError where the disk does, and then the old one is still there."""
+    """Replace the file by this record. Raise OSError if the disk does, and then the old one is still there."""
     write_bytes(path, _line(record), fsync=fsync)
 
 
 def create_record(path: Path, record: Any) -> None:
-    """As write_record, but the file must not exist: of all that try, one wins, the others get FileExistsError."""
+    """Write a record to a new file; if several try, one wins and the others get FileExistsError."""
     if not create_records(path.parent, {path: record}):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
-    """Those of these files below `root` that did not exist before; they are durable on return, flushed together."""
+    """Create the files below `root` that do not exist and return them; they are flushed together and durable on
+    return.
+    """
     made = list[Path]()
     patiently(lambda: _create(root, {path: one for path, one in records.items() if path not in made}, made))
     return made
@@ -150,7 +154,7 @@ def _create(root: Path, records: Mapping[Path, Any], made: list[Path]) -> None:
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """The record, or None where there is none. Raises Damaged."""
+    """Return the record, or None if there is none. Raise Damaged."""
     data = read_bytes(path)
     if data is None:
         return None
@@ -161,20 +165,20 @@ def read_record(path: Path, kind: type[T]) -> T | None:
 
 
 def readable(path: Path, kind: type[T]) -> T | None:
-    """The record; None where there is none, and where it is damaged: for who has to go on without it."""
+    """Return the record, or None if it is missing or damaged, for callers that must continue without it."""
     with contextlib.suppress(Damaged, OSError):
         return read_record(path, kind)
     return None
 
 
 def write_sealed(path: Path, record: Any) -> None:
-    """As write_record, for `read_sealed`."""
+    """Write a record with a checksum, for `read_sealed`."""
     data = msgspec.json.encode(record)
     write_record(path, Sealed(msgspec.Raw(data), zlib.crc32(data)))
 
 
 def read_sealed(path: Path, kind: type[T]) -> T | None:
-    """The record just as it was written, or None where there is none. Raises Damaged."""
+    """Return the record exactly as it was written, or None if there is none. Raise Damaged."""
     sealed = read_record(path, Sealed)
     if sealed is None:
         return None
@@ -199,7 +203,7 @@ def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
 
 
 def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
-    """`again`: the line may be there already, and only its fsync have failed."""
+    """Append a line; with `again` the line may be there already, its fsync having failed."""
     fd = _open_to_append(path)
     try:
         size = os.fstat(fd).st_size
@@ -246,7 +250,7 @@ def _open_to_append(path: Path) -> int:
 
 
 def record_in(line: bytes, kind: type[T]) -> T | None:
-    """The record that a line is; None where it is torn, or of another version."""
+    """Return the record in a line, or None if it is torn or of another version."""
     try:
         return decoder_of(kind).decode(line)
     except NOT_JSON:
@@ -254,7 +258,7 @@ def record_in(line: bytes, kind: type[T]) -> T | None:
 
 
 def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
-    """All whole records of a file of lines, and how many lines are none."""
+    """Return all valid records of a file of lines, and the number of invalid lines."""
     data = read_bytes(path)
     if data is None:
         return Lines([], 0)
@@ -274,7 +278,7 @@ def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
 
 
 def read_lines(path: Path, kind: type[T]) -> list[T]:
-    """All whole records of a file of lines; what is no record is passed over."""
+    """Return all valid records of a file of lines; others are skipped."""
     return scan_lines(path, kind).records
 
 
@@ -283,7 +287,9 @@ def _line(record: Any) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """All of a file, None where there is none. Raises Damaged for what is no file: no link is followed."""
+    """Return the content of a file, or None if there is none. Raise Damaged if it is not a regular file: no link is
+    followed.
+    """
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
             if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
@@ -298,7 +304,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def _write_draft(path: Path, data: bytes, *, fsync: bool = True) -> Path:
-    """A whole, durable file beside `path`; its name says that it is nobody's record."""
+    """Write a complete, durable file beside `path`, under a name that no record has, and return its path."""
     draft = path.parent / f".tmp-{os.urandom(8).hex()}"
     with naming(path):
         fd = os.open(draft, _DRAFT, 0o600)
@@ -338,7 +344,7 @@ def _sync_file_system(path: Path) -> bool:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """A short write is followed by another: it is the next one that says why."""
+    """Write all of `data`: a short write is followed by another, whose error gives the reason."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -346,7 +352,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Calls on a descriptor fail without saying which file it was; the draft's name means nothing to anyone."""
+    """Put this file's name into errors of the body, where calls on a descriptor name no file or only a draft."""
     try:
         yield
     except OSError as error:

@@ -9,7 +9,7 @@ _LONGEST = 20  # digits
 
 
 def fence(run: RunDir) -> int:
-    """The newest attempt that may write; 0 where there is none yet."""
+    """Return the number of the newest attempt that may write, or 0 if there is none yet."""
     text = read_bytes(run.fence)
     if text is None:
         return 0
@@ -19,7 +19,9 @@ def fence(run: RunDir) -> int:
 
 
 def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
-    """Let nobody older write any more. Never lowers it: an attempt that is itself too old gets Fenced."""
+    """Prevent older attempts from writing. The fence is never lowered: an attempt that is itself too old raises
+    Fenced.
+    """
     with locked(run.fence_lock, wait=True, optional=True):
         check_fence(run, attempt)
         if fence(run) != attempt:
@@ -27,7 +29,7 @@ def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
 
 
 def check_fence(run: RunDir, attempt: int) -> None:
-    """Raise Fenced where a newer attempt exists."""
+    """Raise Fenced if a newer attempt exists."""
     newest = fence(run)
     if newest > attempt:
         raise Fenced(f"attempt {attempt} of {run.path.name} is fenced: attempt {newest} took over")

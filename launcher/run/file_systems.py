@@ -18,7 +18,7 @@ _OF_ONE_MACHINE = frozenset({
 
 
 class Reach(Enum):
-    """Who may see what is on a file system."""
+    """The machines that may see what is on a file system."""
 
     NETWORK = auto()
     THIS_MACHINE = auto()  # other machines may still have it by NFS
@@ -41,7 +41,7 @@ class FileSystem:
 
 
 def file_system_of(path: Path) -> FileSystem:
-    """Where a path is, or would be: its nearest folder that exists counts."""
+    """Return the file system that a path is on, or would be: that of its nearest existing folder."""
     there = nearest_folder(path)
     real = os.path.realpath(there)
     os.stat(real)  # an automounter mounts it now
@@ -49,12 +49,12 @@ def file_system_of(path: Path) -> FileSystem:
 
 
 def nearest_folder(path: Path) -> Path:
-    """The path, or the nearest one above it that exists."""
+    """Return the path, or the nearest one above it that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def find_mount(path: str, mounts: str) -> FileSystem:
-    """The mount of an absolute path without links, from the text of /proc/self/mountinfo."""
+    """Return the mount of an absolute path without links, from the text of /proc/self/mountinfo."""
     found = FileSystem("", "")
     for line in mounts.splitlines():
         head, _, tail = line.partition(" - ")

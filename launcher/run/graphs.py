@@ -33,11 +33,11 @@ class GraphDir:
 
     @property
     def runs(self) -> Path:
-        """Where the runs are that are its steps."""
+        """Return the folder that holds the runs of its steps."""
         return self.path.parent.parent
 
     def step_spec(self, name: str) -> Path:
-        """The spec of one step's run."""
+        """Return the spec file of one step's run."""
         return self.path / "steps" / f"{name}.yaml"
 
 
@@ -50,7 +50,7 @@ class GraphStep(msgspec.Struct, frozen=True):
 
 
 class GraphRecord(msgspec.Struct, frozen=True):
-    """What was decided when it was submitted."""
+    """The settings of a graph, fixed when it was submitted."""
 
     id: RunId
     project: str
@@ -68,12 +68,12 @@ def graph_record(graph: GraphDir) -> GraphRecord:
 
 
 def step_run(graph: RunId, step: str) -> RunId:
-    """`train-then-predict-7k3f-train`"""
+    """Return the run id of a step, such as `train-then-predict-7k3f-train`."""
     return parse_run_id(f"{graph}-{step}")
 
 
 def register_graph(graph: GraphDir) -> None:
-    """Have its id lead to its folder. Raises FileExistsError where the id is taken."""
+    """Register the graph's id with its folder. Raise FileExistsError if the id is taken."""
     folder = _links()
     make_dir(folder)
     refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of runs")
@@ -86,7 +86,7 @@ def forget_graph(graph: GraphDir) -> None:
 
 
 def known_graphs() -> list[GraphDir]:
-    """All of this user whose folder is there."""
+    """Return all graphs of this user whose folder exists."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         links = [_links() / name for name in sorted(os.listdir(_links())) if is_run_id(name)]
         return [GraphDir(path) for link in links if (path := Path(os.readlink(link))).is_dir()]
@@ -94,7 +94,7 @@ def known_graphs() -> list[GraphDir]:
 
 
 def find_graph(ref: str) -> GraphDir | None:
-    """The one of this id, or the only one that begins so where no run begins so but its own."""
+    """Return the graph with this id or unique beginning of an id, or None; a beginning must not match other runs."""
     known = known_graphs()
     found = [one for one in known if one.id == ref] or [one for one in known if ref and one.id.startswith(ref)]
     if len(found) != 1:
@@ -108,7 +108,7 @@ def is_step_of(run: str, graph: GraphDir) -> bool:
 
 
 def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphRecord, GraphStep] | None:
-    """The steps that a run is one of, and which."""
+    """Return the graph that a run belongs to and its step there, or None."""
     for graph in known:
         if is_step_of(run, graph) and path.parent == graph.runs:
             record = readable(graph.record, GraphRecord)
@@ -128,26 +128,26 @@ def graph_of_step(run: str, path: Path) -> str | None:
 
 
 def given_to(run: RunDir) -> tuple[RunId, ...]:
-    """Runs whose checkpoints have to be brought here before this one, a step, starts."""
+    """Return the runs whose checkpoints must be fetched before this run, a step of a graph, starts."""
     found = graph_of_run(run.id, run.path, known_graphs())
     return found[1].brings if found is not None else ()
 
 
 def missing_of(graph: GraphDir) -> list[GraphStep]:
-    """Steps that were never started: their submit is at it, or was cut off."""
+    """Return the steps that were never started, because their submit is still running or was interrupted."""
     record = None if graph.complete.exists() else readable(graph.record, GraphRecord)
     return [step for step in record.steps if not (graph.runs / step.run).exists()] if record is not None else []
 
 
 def remove_finished_graphs() -> None:
-    """Those of which every run was removed."""
+    """Remove the graphs of which every run was removed."""
     for graph in known_graphs():
         if graph.complete.exists():
             remove_empty_graph(graph)
 
 
 def remove_empty_graph(graph: GraphDir) -> None:
-    """Unless a run of it is there."""
+    """Remove the graph, unless one of its runs exists."""
     record = readable(graph.record, GraphRecord)
     if record is None or not any((graph.runs / step.run).exists() for step in record.steps):
         forget_graph(graph)

@@ -20,7 +20,7 @@ _Sizes = Annotated[tuple[Annotated[tuple[int, ...], msgspec.Meta(max_length=16)]
 
 
 class HangKind(StrEnum):
-    """Why ranks wait for ever."""
+    """Reasons why ranks wait for ever."""
 
     NEVER_ENTERED = auto()
     DIFFERENT_COLLECTIVES = auto()
@@ -59,7 +59,7 @@ class Collective(msgspec.Struct, frozen=True):
 
 
 class GroupLook(msgspec.Struct, frozen=True):
-    """What a rank did in one process group."""
+    """Collectives of one rank in one process group."""
 
     name: _Line
     description: _Line = ""
@@ -72,7 +72,7 @@ Groups = Annotated[tuple[GroupLook, ...], msgspec.Meta(max_length=MOST_GROUPS)]
 
 
 class FlightRecord(msgspec.Struct, frozen=True):
-    """What a rank's own thread answers: where its threads are, and its process groups by torch's Flight Recorder."""
+    """The answer of a rank's own thread: where its threads are, and its process groups by torch's Flight Recorder."""
 
     number: _Number  # of the question
     stack: Frames = ()  # of the main thread, the innermost first
@@ -82,7 +82,7 @@ class FlightRecord(msgspec.Struct, frozen=True):
 
 
 class RankLook(msgspec.Struct, frozen=True):
-    """What one rank was doing."""
+    """The state of one rank during a hang."""
 
     rank: _Rank
     node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]

@@ -12,7 +12,7 @@ _DEAD = (b"Z", b"X", b"x")
 
 @cache
 def boot_id() -> str:
-    """This boot of this machine's kernel: a pid from another one means nothing."""
+    """Return the id of this boot of the kernel; a pid of another boot is meaningless."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
@@ -29,13 +29,13 @@ def this_process() -> ProcessId:
 
 
 def process_id(pid: int) -> ProcessId | None:
-    """Who has this pid now; None where nobody has."""
+    """Return the process that has this pid now, or None."""
     fields = _stat(pid)
     return None if fields is None else ProcessId(host(), boot_id(), pid, int(fields[_START]))
 
 
 def alive(process: ProcessId) -> bool | None:
-    """True or False where this machine can tell, None where the process is another machine's. A zombie is dead."""
+    """Return whether the process is alive, or None if it is on another machine. A zombie is not alive."""
     if process.host != host():
         return None
     if process.boot_id != boot_id():
@@ -47,7 +47,7 @@ def alive(process: ProcessId) -> bool | None:
 def stat_fields(pid: int) -> list[bytes]:
     """Return what /proc/PID/stat says after the command's name, which may hold spaces, parentheses and newlines.
 
-    Raises OSError where the process is gone, or cannot be looked at.
+    Raise OSError if the process is gone, or cannot be looked at.
     """
     with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         return file.read().rpartition(b")")[2].split()

@@ -16,7 +16,7 @@ _LOG_FILE = re.compile(r"(?:rank|node)-([0-9]{2,18})\.log")
 
 
 class Located(Protocol):
-    """What has a folder."""
+    """An object that has a folder."""
 
     @property
     def path(self) -> Path: ...
@@ -69,14 +69,16 @@ class AttemptDir:
         return self.path / f"node-{index:02d}"
 
     def node_started(self, index: int) -> Path:
-        """Claimed once by the keeper of a node that does not lead."""
+        """Return the file that a node's supervisor creates once to claim the start; the leader has none."""
         return self.node(index) / "started"
 
     def agent(self, index: int) -> Path:
         return self.node(index) / "agent.json"
 
     def node_exits(self, index: int) -> Path:
-        """The ranks that finished there, as its agent saw them end: the coordinator may not live to write it down."""
+        """Return the file of the ranks that finished there, as its agent saw them end, in case the coordinator dies
+        before recording it.
+        """
         return self.node(index) / "exits.jsonl"
 
     def agent_log(self, index: int) -> Path:
@@ -89,44 +91,44 @@ class AttemptDir:
         return self.node(index) / "zygote.log"
 
     def health_log(self, index: int, device: str) -> Path:
-        """What the check of a device has said there."""
+        """Return the log of a device's health check on this node."""
         return self.node(index) / f"health-{device.replace(':', '-')}.log"
 
     def reserve_log(self, index: int) -> Path:
-        """What processes say there before they are ranks."""
+        """Return the log of processes before they become ranks."""
         return self.node(index) / "reserve.log"
 
     def reserve(self, index: int, number: int) -> Path:
-        """The FIFO on which a process in reserve reports to its agent."""
+        """Return the FIFO on which a process in reserve reports to its agent."""
         return self.node(index) / f"reserve-{number:03d}"
 
     def progress(self, index: int, local_rank: int) -> Path:
-        """The FIFO on which a rank reports to its agent."""
+        """Return the FIFO on which a rank reports to its agent."""
         return self.node(index) / f"progress-{local_rank:03d}"
 
     def rank_process(self, index: int, local_rank: int) -> Path:
-        """Where to find a rank that runs there, for who looks into it."""
+        """Return the file that identifies the process of a rank there, for tools that inspect it."""
         return self.node(index) / f"rank-{local_rank:03d}.json"
 
     def rank_processes(self, index: int) -> list[Path]:
-        """Of all ranks that run there, or did."""
+        """Return the process files of all ranks that run or ran there."""
         return sorted(self.node(index).glob("rank-*.json"))
 
     def hang(self, number: int) -> Path:
-        """What every rank was doing in a hang, and which of them the others waited for."""
+        """Return the report of a hang: what every rank was doing, and which of them the others waited for."""
         return self.path / f"hang-{number:03d}" / "report.json"
 
     def hangs(self) -> list[Path]:
-        """Reports of all hangs, the oldest first."""
+        """Return the reports of all hangs, oldest first."""
         return sorted(self.path.glob("hang-*/report.json"))
 
     def error_file(self, index: int, local_rank: int) -> Path:
-        """Where torch's `@record` writes the exception that a rank ends with."""
+        """Return where torch's `@record` writes the exception that a rank ends with."""
         return self.node(index) / f"error-{local_rank:03d}.json"
 
 
 def debug_socket(progress: Path) -> Path:
-    """Beside the FIFO of a rank: where its breakpoint() waits for a debugger."""
+    """Return the socket, beside a rank's FIFO, where its breakpoint() waits for a debugger."""
     return progress.with_suffix(".pdb")
 
 
@@ -183,15 +185,17 @@ class RunDir:
         return self.generation_logs(attempt, generation) / f"rank-{rank:05d}.log"
 
     def reported(self, attempt: int, node: int) -> Path:
-        """What the ranks of a node report, step by step."""
+        """Return the file of what the ranks of a node report, step by step."""
         return self.metrics / f"reported.n{node:03d}.a{attempt:04d}.jsonl"
 
     def system(self, attempt: int, node: int) -> Path:
-        """What a node's machine and ranks used, sample by sample, as metrics."""
+        """Return the file of what a node's machine and ranks used, sample by sample, as metrics."""
         return self.metrics / f"system.n{node:03d}.a{attempt:04d}.jsonl"
 
     def environment(self, attempt: int, node: int) -> Path:
-        """What the ranks of a node found there; beside what they report, for it has to come home by the same ways."""
+        """Return the file that describes the environment of a node's ranks; it lies beside their reports because it
+        is fetched in the same way.
+        """
         return self.metrics / f"environment.n{node:03d}.a{attempt:04d}.jsonl"
 
     def setup_log(self, attempt: int, node: int) -> Path:
@@ -199,17 +203,19 @@ class RunDir:
 
 
 def parse_log_folder(name: str) -> tuple[int, int] | None:
-    """Attempt and generation of a folder in logs/; generation 0: the setup's."""
+    """Return attempt and generation of a folder in logs/, or None; generation 0 is the setup."""
     found = _LOG_FOLDER.fullmatch(name)
     return (int(found[1]), int(found[2] or 0)) if found else None
 
 
 def parse_log_file(name: str) -> int | None:
-    """The rank, or for a setup's log the node, that this log is of."""
+    """Return the rank that this log belongs to, or for a setup's log the node, or None."""
     found = _LOG_FILE.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def times_of(log: Path) -> Path:
-    """Beside each rank log: when which byte was written, for the merged view (lines `unix_ms offset`)."""
+    """Return the file beside a rank's log that says when which byte was written, for the merged view (lines `unix_ms
+    offset`).
+    """
     return log.with_suffix(".times")

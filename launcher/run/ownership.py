@@ -13,7 +13,7 @@ _MOST_LINKS = 40  # as the kernel has it
 
 
 def own_part(common: Path) -> Path:
-    """The folder itself where it is this user's alone; of one that users share, the part that is this user's."""
+    """Return the folder itself if it is this user's alone, or this user's part of a folder that users share."""
     try:
         status = common.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -24,7 +24,7 @@ def own_part(common: Path) -> Path:
 
 
 def is_ours_alone(folder: Path) -> bool:
-    """A folder, and no link to one, that nobody else owns or can write to."""
+    """Return whether this is a folder, not a link, that nobody else owns or can write to."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and _is_ours_alone(status)
 
@@ -32,7 +32,7 @@ def is_ours_alone(folder: Path) -> bool:
 def refuse_exposed(
     path: Path, about: str, *hints: str, below: Path = Path("/"), owners: Collection[int] | None = ()
 ) -> None:
-    """Raise BadInput where another user could take the folder at this path away or write into it.
+    """Raise BadInput if another user could take the folder at this path away or write into it.
 
     That is so where one of the folders above it and below `below`, of all those too that links on the way lead through,
     is not ours, root's or one of these owners'; or can be written to by others and is not sticky. Without owners anyone
@@ -44,7 +44,7 @@ def refuse_exposed(
 
 
 def refuse_strangers(path: Path, shown: str, says: str) -> None:
-    """Raise BadInput where somebody else can write a file of the user's that `says` what decides much."""
+    """Raise BadInput if somebody else can write a file of the user's that `says` what decides much."""
     try:
         status = path.stat()
     except OSError as error:
@@ -91,10 +91,10 @@ def _open_to_others(status: os.stat_result) -> bool:
 
 
 def _is_private(group: int) -> bool:
-    """Many systems give each user a group of the same name, with nobody else in it, and let it write to what the user
-    makes. Of a user of a directory one of both names may have the domain with it: LAB\\alice, alice@lab.
-
-    launcher.places.ssh.probe_there has the same: it runs where nothing of ours is.
+    r"""Return whether no other user is in this group. Many systems give each user a group of the same name and let it
+    write to what the user makes. With a directory service one of both names may have the domain: LAB\alice,
+    alice@lab. launcher.places.ssh.probe_there repeats this, because it runs where nothing of the launcher is
+    installed.
     """
     import grp  # late: only a folder that a group can write to needs it
     import pwd  # late: only such a group needs it

@@ -1,7 +1,7 @@
-"""Who keeps a run does not end because a disk is full or fails for a while: it waits, says so, and tries again.
+"""Wait while a disk is full or fails for a while, so that a process which supervises a run does not end.
 
-A thread declares that it waits; then what it writes comes through, later if it must be. Elsewhere an error is an error:
-a submit tells of it, and who answers a peer has no time.
+A thread declares that it waits; then its writes succeed, later if necessary. Elsewhere an error is raised at once: a
+submit reports it, and a reply to a peer cannot wait.
 """
 
 import contextlib
@@ -24,7 +24,9 @@ _patient = threading.local()
 
 @contextlib.contextmanager
 def waiting_for_disks(note: Callable[[str], None] | None = None) -> Iterator[None]:
-    """In here this thread does. stderr hears of each wait when it begins, and `note`, or stderr, when it is over."""
+    """Let this thread wait for disks in the body. The start of each wait is written to stderr, its end to `note` or
+    stderr.
+    """
     _patient.note = note or say
     try:
         yield
@@ -33,9 +35,8 @@ def waiting_for_disks(note: Callable[[str], None] | None = None) -> Iterator[Non
 
 
 def patiently(act: Callable[[], T]) -> T:
-    """What `act` gives; while a disk is to blame for its failing it is done again, where this thread waits for disks.
-
-    So it must be an act of which a part, or all, may have been done before.
+    """Return the result of `act`, repeating it while a disk is the reason for its failure, if this thread waits for
+    disks. So `act` must be safe to repeat after it was done in part or whole.
     """
     note = getattr(_patient, "note", None)
     since, problem = time.monotonic(), ""
@@ -56,6 +57,6 @@ def patiently(act: Callable[[], T]) -> T:
 
 
 def say(text: str) -> None:
-    """To the log of this process, if that takes it."""
+    """Write a line to this process's log, and ignore a failure."""
     with contextlib.suppress(OSError):  # it is on the same disk, as a rule
         os.write(sys.stderr.fileno(), f"{text}\n".encode())

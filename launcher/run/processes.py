@@ -38,7 +38,7 @@ def name_this(name: str) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children, so that no double fork escapes it."""
+    """Make orphans below this process its children, so that no double fork escapes it."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
 
 
@@ -55,25 +55,29 @@ def _prctl(option: int, value: int, name: str) -> None:
 
 
 def forbid_core_dumps() -> None:
-    """They would hold the run's token and the user's secrets. One byte: with 0 a program may still be piped a dump."""
+    """Forbid core dumps, which would hold the run's token and the user's secrets. The limit is one byte: with 0 a
+    program may still be piped a dump.
+    """
     _set(resource.RLIMIT_CORE, 1)
 
 
 def raise_descriptors() -> None:
-    """A coordinator has a connection to each node, beside those of whom it does not know yet."""
+    """Raise the limit on descriptors, because a coordinator has a connection to each node and some from unknown
+    peers.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     _set(resource.RLIMIT_NOFILE, max(soft, most) if soft != resource.RLIM_INFINITY else soft)
 
 
 def users_limits() -> list[tuple[int, int]]:
-    """Which of them, and the soft limit that the user had."""
+    """Return the limits that were changed, each with the soft limit that the user had."""
     return list(_before.items())
 
 
 @contextmanager
 def core_dumps_as_before() -> Iterator[None]:
-    """For a child that forbids its own, and has to know what the user had."""
+    """Restore the user's limit on core dumps in the body, for a child that forbids its own and must know it."""
     before = _before.get(resource.RLIMIT_CORE)
     if before is not None:
         _set(resource.RLIMIT_CORE, before)
@@ -93,7 +97,9 @@ def _set(kind: int, soft: int) -> None:
 
 
 def open_process(pid: int) -> int | None:
-    """A descriptor of it; None where there is none: a number from before a boot may be a thread's by now."""
+    """Return a descriptor of the process, or None if there is none: a number from before a boot may now be a
+    thread's.
+    """
     try:
         return os.pidfd_open(pid)
     except OSError as error:
@@ -119,22 +125,22 @@ def signal_process(process: ProcessId, number: int) -> bool:
 
 
 def descendants(root: int, keep: Collection[int] = ()) -> list[int]:
-    """All live processes below `root`. Those in `keep` are left out but not what is below them."""
+    """Return all live processes below `root` except those in `keep`, whose descendants are included."""
     return [pid for pid in _below(root, lambda _: True) if pid not in keep]
 
 
 def orphans(root: int, trees: Collection[int]) -> list[int]:
-    """All live processes below `root` that are not in one of these subtrees."""
+    """Return all live processes below `root` that are not in one of these subtrees."""
     return list(_below(root, lambda pid: pid not in trees))
 
 
 def tagged(run_dir: str, uid: int) -> list[int]:
-    """All processes of this user whose environment at exec names the run directory."""
+    """Return all processes of this user whose environment at exec names the run directory."""
     return tagged_any([run_dir], uid)[run_dir]
 
 
 def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:
-    """For each of several run directories, by one look."""
+    """Return such processes for each of several run directories, in one pass over /proc."""
     wanted = {f"{TAG}={one}".encode(): one for one in run_dirs}
     found: dict[str, list[int]] = {one: [] for one in run_dirs}
     for pid in pids():
@@ -151,7 +157,7 @@ def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:
 
 
 def _environment_of(pid: int) -> bytes:
-    """In the midst of an exec the kernel shows none for a moment, which is waited for."""
+    """Return the environment of a process, waiting out the moment in an exec when the kernel shows none."""
     deadline = time.monotonic() + _EXEC_S
     while True:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -162,9 +168,8 @@ def _environment_of(pid: int) -> bytes:
 
 
 def _has_none(pid: int) -> bool:
-    """Its environment is empty, and no exec is about to fill it: that says last where the code ends.
-
-    What has no program raises OSError.
+    """Return whether the environment is empty and no exec is about to fill it: the kernel sets the end of the code
+    last. Raise OSError for a process without a program.
     """
     os.readlink(f"/proc/{pid}/exe")
     words = stat_fields(pid)
@@ -172,9 +177,8 @@ def _has_none(pid: int) -> bool:
 
 
 def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[list[ProcessId], list[ProcessId]]:
-    """SIGKILL whatever `find` finds until it finds nothing; gives what was ended and what would not go.
-
-    Repeated, because a process may fork between the look and the kill.
+    """Send SIGKILL to whatever `find` finds until it finds nothing; return what ended and what did not. This is
+    repeated because a process may fork between the search and the kill.
     """
     ended: dict[ProcessId, None] = {}
     deadline = time.monotonic() + timeout_s
@@ -213,7 +217,9 @@ def _send(handle: int, number: int) -> None:
 
 
 def _wait_for(handles: list[int], deadline: float) -> bool:
-    """True once every one of these processes has ended; a pidfd is readable from then on."""
+    """Return True once all of these processes have ended, or False at the deadline; a pidfd is readable after the
+    end.
+    """
     poll = select.poll()
     waiting = set(handles)
     for handle in handles:
@@ -229,7 +235,7 @@ def _wait_for(handles: list[int], deadline: float) -> bool:
 
 
 def give_up(pid: int, *, first: bool) -> None:
-    """Where memory is short, have the kernel end this process before all others; or no sooner than this one."""
+    """Have the kernel's OOM killer choose this process first, or, if not `first`, no sooner than the caller."""
     with contextlib.suppress(OSError):  # it is gone, or who runs us has forbidden it
         with open("/proc/self/oom_score_adj") as file:
             usual = file.read()
@@ -238,17 +244,17 @@ def give_up(pid: int, *, first: bool) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal, or by who debugs it; of one that is gone its end is told by other means."""
+    """Return whether the process is stopped by a signal or a debugger; False if it is gone."""
     return _state(pid) in (b"T", b"t")
 
 
 def runs(pid: int) -> bool:
-    """It has not ended, which may have been told to nobody yet, and is not stopped."""
+    """Return whether the process is neither stopped nor ended; a zombie has ended."""
     return _state(pid) not in (b"T", b"t", b"Z", b"X", b"")
 
 
 def parent_of(pid: int) -> int | None:
-    """None where it is gone."""
+    """Return the pid of the parent, or None if the process is gone."""
     words = _stat(pid)
     return int(words[1]) if words else None
 
@@ -259,7 +265,7 @@ def _state(pid: int) -> bytes:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """What the kernel says of it after its name; nothing where it is gone."""
+    """Return the fields of /proc/PID/stat after the name, or an empty list if the process is gone."""
     try:
         return stat_fields(pid)
     except OSError:
@@ -267,7 +273,7 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def io_counts(pid: int) -> dict[bytes, int]:
-    """Return the bytes and calls of /proc/PID/io by their names. Raises OSError where it cannot be read."""
+    """Return the bytes and calls of /proc/PID/io by their names. Raise OSError if it cannot be read."""
     with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
         return {name: int(count) for name, count in (line.split(b": ") for line in file.read().splitlines())}
 
@@ -292,7 +298,7 @@ def _children_by_parent() -> dict[int, list[int]]:
 
 
 def pids() -> Iterator[int]:
-    """Of all processes that there are."""
+    """Yield the pids of all processes."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)

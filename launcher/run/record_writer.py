@@ -17,7 +17,7 @@ from launcher.states import Cause
 
 @dataclass(frozen=True, slots=True)
 class KeptHang:
-    """What was seen of a hang of this attempt."""
+    """The reports on one hang of this attempt."""
 
     number: int
     report: HangReport
@@ -34,7 +34,9 @@ class Scribe:
     """
 
     def __init__(self, run: RunDir, attempt: AttemptDir, failed: Callable[[Exception], None], lease_s: float) -> None:
-        """`lease_s`: a record that takes longer to reach the disk is told of, once."""
+        """Start the thread that writes records; one that takes longer than `lease_s` to reach the disk is reported
+        once.
+        """
         self._lease_s, self._told, self._waited = lease_s, False, False
         self._run = run
         self._attempt = attempt
@@ -67,7 +69,7 @@ class Scribe:
                     return
 
     def _tell_if_slow(self, took_s: float) -> None:
-        """Once; a disk that was full has been told of already."""
+        """Report a slow disk once, unless a full disk was reported already."""
         if took_s > self._lease_s and not self._told and not self._waited:
             self._told = True
             took = f"a record took {took_s:.1f} s to reach the disk, longer than the lease ({self._lease_s:g} s)"

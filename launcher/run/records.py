@@ -18,7 +18,7 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """origin.json: where the code was when it was frozen; other than that, git is not asked."""
+    """The record origin.json: the commit of the code when it was frozen."""
 
     commit: str  # 40 hex digits, or 64
     dirty: bool  # what git tracks differed from it
@@ -219,7 +219,7 @@ _Cores = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class GpuLoad(msgspec.Struct, frozen=True):
-    """How busy a GPU of a node is, whoever uses it."""
+    """Use of one GPU of a node, by any process."""
 
     index: _Amount  # as the driver counts them
     memory: _Amount  # bytes in use
@@ -228,7 +228,7 @@ class GpuLoad(msgspec.Struct, frozen=True):
 
 
 class RankLoad(msgspec.Struct, frozen=True):
-    """What a rank takes of its node, with all processes below it."""
+    """Use of its node by a rank, including all processes below it."""
 
     rank: int
     cpu: _Cores  # cores
@@ -241,7 +241,7 @@ class RankLoad(msgspec.Struct, frozen=True):
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """What is in use on a node's machine, by whomever, and by each rank there: an average over some seconds."""
+    """Use of a node's machine by any process, and by each rank there: an average over some seconds."""
 
     node: int
     at: float  # wall clock, for people

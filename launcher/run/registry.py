@@ -18,15 +18,14 @@ _SHOWN = 8
 
 
 class _Submitted(msgspec.Struct, frozen=True):
-    """What state.json and plan.json both say of a run's age."""
+    """The time of submission, which state.json and plan.json both hold."""
 
     submitted_at: float
 
 
 def runs_root(project: Path, *, create: bool = False) -> Path:
-    """Where the runs of a project live: $LAUNCH_RUNS, or .launch/runs in it, which git is told to ignore.
-
-    In a folder that users share, each has one of their own. Raises BadInput where others could put their code in it.
+    """Return the folder for the runs of a project: $LAUNCH_RUNS, or .launch/runs in it, which git is told to ignore.
+    In a folder that users share, each has one of their own. Raise BadInput if others could put their code in it.
     """
     named = os.environ.get("LAUNCH_RUNS")
     common = Path(named).absolute() if named else project / ".launch" / "runs"
@@ -53,13 +52,15 @@ def runs_root(project: Path, *, create: bool = False) -> Path:
 
 
 def hide_from_git(folder: Path) -> None:
-    """Nothing in this folder of ours is the project's."""
+    """Have git ignore everything in this folder."""
     if not (ignore := folder / ".gitignore").exists():
         write_bytes(ignore, b"*\n")
 
 
 def variable_of(path: str) -> str | None:
-    """Which variable would have what is kept at this path, or below it, kept elsewhere; None: it is none of ours."""
+    """Return the environment variable that would move what is kept at or below this path elsewhere, or None if the
+    launcher keeps nothing there.
+    """
     at, named = Path(os.path.abspath(path)), os.environ.get("LAUNCH_RUNS")
     root, state = Path(named).absolute() if named else None, _folder().parent
     if (root and _meet(at, root)) or "/.launch/runs/" in f"{at}/":
@@ -72,7 +73,7 @@ def _meet(one: Path, other: Path) -> bool:
 
 
 def register(run_id: RunId, path: Path, *, fsync: bool = True) -> None:
-    """Have this id lead to this folder. Raises FileExistsError where the id is taken."""
+    """Register this id with its folder. Raise FileExistsError if the id is taken."""
     folder = _folder()
     make_dir(folder)
     refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of runs")
@@ -82,7 +83,7 @@ def register(run_id: RunId, path: Path, *, fsync: bool = True) -> None:
 
 
 def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
-    """All of these, or none. Raises FileExistsError where an id is taken."""
+    """Register all of these runs, or none. Raise FileExistsError if an id is taken."""
     done = list[RunId]()
     try:
         for run_id, path in runs:
@@ -96,12 +97,12 @@ def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
 
 
 def adopted(run_id: RunId) -> Path:
-    """The folder of a run that was submitted from another machine."""
+    """Return the folder of a run that was submitted from another machine."""
     return _folder().parent / "adopted" / run_id
 
 
 def is_adopted(path: Path) -> bool:
-    """This is such a folder."""
+    """Return whether this is the folder of a run that was submitted from another machine."""
     return path.parent == _folder().parent / "adopted"
 
 
@@ -125,14 +126,14 @@ def registered() -> list[tuple[RunId, Path]]:
 
 
 def names() -> frozenset[str]:
-    """Of all that is in the list, looked at no further: whether it is as it was, for who has read it."""
+    """Return the names in the list without reading them, so that a caller can see whether it has changed."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return frozenset(os.listdir(_folder()))
     return frozenset()
 
 
 def changed_ns() -> int:
-    """When the list was, by the time of its folder; 0: there is none yet."""
+    """Return when the list was last changed, by the time of its folder, or 0 if there is none."""
     try:
         return _folder().stat().st_mtime_ns
     except OSError:
@@ -140,13 +141,14 @@ def changed_ns() -> int:
 
 
 def gone() -> list[tuple[RunId, Path]]:
-    """The runs whose folder was taken away behind our back."""
+    """Return the registered runs whose folder no longer exists."""
     return [(run_id, path) for run_id, path in registered() if not path.is_dir()]
 
 
 def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
-    """This user's runs of the project around this folder that are not in the list: another HOME or state folder has
-    them."""
+    """Return this user's runs of the project around this folder that are not in the list, for instance because they
+    were submitted with another HOME or state folder.
+    """
     roots = (runs_root(at) for at in (folder, *folder.parents))
     root = next((at for at in roots if at.is_dir()), None)
     if root is None:
@@ -159,7 +161,9 @@ def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
 
 
 def find(ref: str) -> tuple[RunId, Path]:
-    """The run with this id, this unique beginning of an id or this name, or the newest for `last`; and its folder."""
+    """Return the id and folder of the run with this id, unique beginning of an id or name, or of the newest for
+    `last`.
+    """
     known = dict(registered())
     if ref == LAST:
         return _newest(known)
@@ -183,7 +187,7 @@ def find(ref: str) -> tuple[RunId, Path]:
 
 
 def _called(ref: str, known: dict[RunId, Path]) -> tuple[RunId, Path] | None:
-    """The one run that a person has named so."""
+    """Return the one run that a person has given this name, or None."""
     labels = ((one, readable(RunDir(one[1]).labels, Labels)) for one in known.items())
     found = [one for one, said in labels if said is not None and said.name == ref]
     return found[0] if len(found) == 1 else None
@@ -198,7 +202,9 @@ def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
 
 
 def _submitted_at(path: Path) -> float:
-    """As the run itself says: a folder's times change with what is written into it."""
+    """Return the time of submission that the run recorded, because a folder's times change with what is written into
+    it.
+    """
     run = RunDir(path)
     for file in (run.state, run.plan):
         with contextlib.suppress(Damaged, OSError):
@@ -215,7 +221,7 @@ def _near(ref: str, known: list[RunId]) -> str:
 
 
 def state_folder() -> Path:
-    """Where it stands what this user has here: runs, sweeps, and what was found of clusters."""
+    """Return the folder that lists this user's runs and sweeps on this machine and what was found about clusters."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(home) / "launch"
 

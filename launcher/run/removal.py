@@ -20,7 +20,7 @@ _DIGEST = 64
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a run takes of its disk, in bytes."""
+    """Disk space that a run takes, in bytes."""
 
     total: int
     checkpoints: int
@@ -43,7 +43,9 @@ def usage_of(run: RunDir, checkpoints: Path) -> Usage:
 
 
 def size_of(path: Path) -> int:
-    """Of all blocks of a file or a tree, links not followed; what cannot be read, or goes meanwhile, counts nothing."""
+    """Return the size of all blocks of a file or a tree without following links; what cannot be read counts as
+    nothing.
+    """
     total, folders = 0, [os.fspath(path)]
     with contextlib.suppress(OSError):
         status = path.lstat()
@@ -59,7 +61,7 @@ def size_of(path: Path) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Gone from its place at once, and then from the disk."""
+    """Rename a tree aside at once, then delete it from the disk."""
     aside = drafts.new_draft(path.parent)
     os.rename(path, aside)
     sync_dir(path.parent)
@@ -67,7 +69,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_run(run_id: RunId, path: Path) -> None:
-    """Its folder, its name, and the folder of its batch where it was the last of it."""
+    """Remove a run's folder and name, and the folder of its batch if it was the last run of it."""
     remove_tree(path)
     registry.forget(run_id)
     for batch in path.parent.glob(f"{BATCH_PREFIX}*"):
@@ -77,8 +79,9 @@ def remove_run(run_id: RunId, path: Path) -> None:
 
 
 def forget_gone() -> list[RunId]:
-    """Names whose folder was taken away by hand. A folder of runs that is not there itself may be on a disk that is
-    not mounted now: of that nothing is forgotten."""
+    """Forget registered runs whose folder was deleted by hand, and return their ids. If the folder of runs itself is
+    missing, nothing is forgotten, because its disk may not be mounted.
+    """
     gone = [(run_id, path) for run_id, path in registry.gone() if path.parent.is_dir()]
     for run_id, _ in gone:
         registry.forget(run_id)
@@ -86,26 +89,26 @@ def forget_gone() -> list[RunId]:
 
 
 def unused_code(roots: Collection[Path]) -> list[Path]:
-    """Trees in the stores of these folders of runs that no run there was frozen from."""
+    """Return the trees in the stores of these folders of runs from which no run there was frozen."""
     return [tree for root in roots for tree in unneeded(root / STORE, root)]
 
 
 def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:
-    """Trees of a store that no run of this folder was frozen from, but for the runs of these names."""
+    """Return the trees of a store from which no run of this folder was frozen, ignoring the runs in `without`."""
     trees = [tree for tree in store.glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
     used = _digests(root, without) if trees else set()
     return sorted(tree for tree in trees if tree.name not in used)
 
 
 def _digests(root: Path, without: Collection[str] = ()) -> set[str]:
-    """The code that runs of this folder were frozen from."""
+    """Return the digests of the code from which runs of this folder were frozen."""
     files = [*root.glob("*/plan.json"), *root.glob("*/attempts/*/plan.json")]  # of a resume with other code too
     plans = (readable(file, _Plan) for file in files if file.relative_to(root).parts[0] not in without)
     return {plan.code.digest for plan in plans if plan is not None}
 
 
 def remove_unused_code(roots: Collection[Path]) -> None:
-    """Take away what `unused_code` tells; nothing of a folder of runs into which somebody is submitting."""
+    """Remove what `unused_code` returns, except in a folder of runs to which a submit is active."""
     for root in roots:
         trees = unneeded(root / STORE, root)
         if trees and not drafts.in_work(root):
@@ -113,8 +116,9 @@ def remove_unused_code(roots: Collection[Path]) -> None:
 
 
 def _remove_unused(trees: Collection[Path], root: Path) -> None:
-    """Whoever begins a submit once they are aside does not find them. Whoever had begun is at work still, or else has a
-    plan there: work is asked for first, and then the plans are read."""
+    """Remove trees that no run uses, renaming them aside first. A submit that starts later does not find them; one
+    that started earlier is either still at work or has written a plan, so drafts are checked before plans are read.
+    """
     store = root / STORE
     aside = {tree: drafts.new_draft(store) for tree in trees}
     for tree, draft in aside.items():

@@ -1,4 +1,4 @@
-"""What a run is, in the words of its spec, of git and of people: arguments, description, commit, name, tags, note."""
+"""Describe a run in the words of its spec, of git and of people: arguments, description, commit, name, tags, note."""
 
 import contextlib
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class _Words(msgspec.Struct, frozen=True):
 
 
 def about(run: RunDir, attempt: int) -> About:
-    """As far as it can be read; arguments are those of this attempt."""
+    """Return what can be read about a run; the arguments are those of this attempt."""
     words = None
     with contextlib.suppress(LaunchError, OSError):
         words = plan_as(run, attempt, _Words)
@@ -68,14 +68,16 @@ def labels(run: RunDir) -> Labels:
 
 
 def argument(args: Sequence[str], name: str) -> str | None:
-    """What an option was given: `0.1` of `--lr 0.1` or `--lr=0.1`, `true` of a bare one; the last time wins."""
+    """Return the value of an option: `0.1` for `--lr 0.1` or `--lr=0.1`, `true` for a bare one; the last one wins.
+    Return None if it is absent.
+    """
     wanted = name.replace("_", "-")
     given = options_in(args).items()
     return next((value for key, value in given if key[:1] == "-" and key.lstrip("-").replace("_", "-") == wanted), None)
 
 
 def options_in(args: Sequence[str]) -> dict[str, str]:
-    """What each option was given; what belongs to none is named by its place."""
+    """Return the value of each option; an argument that belongs to no option is named by its position."""
     found: dict[str, str] = {}
     option, places = "", 0
     for word in args:

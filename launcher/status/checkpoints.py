@@ -23,7 +23,7 @@ from trainer.errors import CheckpointDamaged
 
 
 class Condition(StrEnum):
-    """What is known of a checkpoint's bytes."""
+    """The condition of a checkpoint's bytes."""
 
     OK = "ok"  # the manifest is sound, and the names and sizes of all files are those that it lists
     VERIFIED = "verified"  # and so is every byte
@@ -50,7 +50,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many there are, without a look inside."""
+    """The checkpoints of a run by their names alone."""
 
     steps: tuple[int, ...]  # that a start could go on from, oldest first
     best: int
@@ -63,7 +63,7 @@ def by_script(step: int) -> str:
 
 
 def kept(run: RunDir) -> Kept:
-    """What a listing of the folder shows."""
+    """Return the checkpoints that a listing of the folders shows."""
     folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
     steps = tuple(sorted(entry.step for entry in committed if entry.kind == "step"))
@@ -71,7 +71,7 @@ def kept(run: RunDir) -> Kept:
 
 
 def checkpoints(run: RunDir, *, verify: bool = False) -> Iterator[Checkpoint]:
-    """The newest first, then the best ones, then those set aside; each is looked at when it is asked for."""
+    """Yield the newest checkpoints first, then the best ones, then those set aside; each is read when it is yielded."""
     folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
     for entry in sorted(committed, key=_newest_steps_first):
@@ -102,12 +102,12 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 def checkpoint_folder(run: RunDir) -> Path:
-    """Where the newest attempt keeps them."""
+    """Return the checkpoint directory of the newest attempt."""
     return run.path / _plan(run).spec.checkpoint.dir
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:
-    """That one, and the one that a script of `Checkpointer("checkpoints")` means: beside itself."""
+    """Return that directory, and the one beside the script that `Checkpointer("checkpoints")` would use."""
     plan = _plan(run)
     beside = Path(plan.workdir, plan.spec.checkpoint.dir)
     inside = plan.workdir and not beside.is_absolute() and ".." not in beside.parts
@@ -124,7 +124,7 @@ def _newest_steps_first(entry: Entry) -> tuple[bool, int]:
 
 
 def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
-    """None for one that was pruned while we looked."""
+    """Return a checkpoint, or None if it was pruned meanwhile."""
     state, reason = Condition.VERIFIED if verify else Condition.OK, ""
     found: Manifest | None
     try:
@@ -151,14 +151,14 @@ def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
 
 
 def _manifest_alone(entry: Entry) -> Manifest | None:
-    """What a damaged checkpoint was, where at least its manifest is sound."""
+    """Return the manifest of a damaged checkpoint, or None if it is damaged too."""
     with contextlib.suppress(CheckpointDamaged, OSError):
         return manifest.decode(durable.read_small(entry.path / layout.MANIFEST))
     return None
 
 
 def _reason(error: Exception, path: Path) -> str:
-    """What is wrong, without the path that is shown anyway."""
+    """Return what is wrong, without the path, which is shown anyway."""
     if isinstance(error, OSError):
         where = os.path.basename(os.fsdecode(error.filename)) if error.filename is not None else ""
         return f"{where}: {error.strerror}" if where else str(error)
@@ -166,12 +166,14 @@ def _reason(error: Exception, path: Path) -> str:
 
 
 def _committed(folder: Path) -> list[Entry]:
-    """Folders only: a file of such a name is a script's own checkpoint, of which nothing is known here."""
+    """Return checkpoints that are folders: a file of such a name is a script's own checkpoint, whose format is
+    unknown here.
+    """
     return [entry for entry in catalog.entries(folder) if entry.path.is_dir()]
 
 
 def _set_aside(folder: Path) -> list[Entry]:
-    """What starts have renamed, by what it was."""
+    """Return the checkpoints that starts have set aside, by their former names."""
     found = []
     for path in catalog.set_aside(folder):
         was = layout.parse_folder_name(path.name.partition("-")[2].rpartition("-")[0])  # .bad-<name>-<nonce>

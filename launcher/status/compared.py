@@ -1,4 +1,7 @@
-"""What is other between runs: spec, arguments, environment, code, and what came of each. Reads only what is here."""
+"""Compare runs: spec, arguments, environment, code and results.
+
+Only local records are read.
+"""
 
 import contextlib
 import time
@@ -30,7 +33,7 @@ Table = dict[str, tuple[Value, ...]]  # a value for each run, in their order
 
 
 class CodeComparison(msgspec.Struct, frozen=True):
-    """How the code of a run differs from that of the first one, or from its commit."""
+    """The difference of a run's code from that of the first run, or from its commit."""
 
     run: str
     changes: tuple[FileChange, ...] = ()
@@ -65,7 +68,7 @@ class Side:
 
 
 def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
-    """Two runs or more; each one's newest attempt."""
+    """Return a comparison of two or more runs by their newest attempts."""
     sides = [_side(run, status) for run, status in statuses]
     now = time.time()
     return Comparison(
@@ -91,7 +94,7 @@ def _side(run: RunDir, status: RunStatus) -> Side:
 
 
 def environments(run: RunDir, attempt: int) -> tuple[Environment, ...]:
-    """What nodes found there, of its newest attempt that has left any, node by node."""
+    """Return the environments that nodes recorded, node by node, in the newest attempt that has any."""
     for number in range(attempt, 0, -1):
         files = sorted(run.metrics.glob(run.environment(number, 0).name.replace(".n000.", ".n*.")))
         if found := tuple(one for file in files if (one := readable(file, Environment)) is not None):
@@ -157,7 +160,7 @@ def _spec(side: Side) -> dict[str, Value]:
 
 
 def spec_values(spec: JobSpec) -> dict[str, Value]:
-    """Each option that has a value; of a duration or a size with its unit."""
+    """Return each option that has a value, durations and sizes with their unit."""
     more = ((f"{kind}.{key}", value) for kind, values in spec.plugins.items() for key, value in values.items())
     return dict(_values(JOB, spec, "")) | {name: _plain(value) for name, value in more}
 
@@ -177,7 +180,7 @@ def _values(section: Section, values: object, path: str) -> Iterator[tuple[str, 
 
 
 def _plain(value: object, unit: str = "") -> Value:
-    """A number, text, or what else it is as JSON; `7200 s` of a number with a unit."""
+    """Return a number, a text, or anything else as JSON; a number with a unit as text such as `7200 s`."""
     if isinstance(value, NodeRange):
         return str(value)
     if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -211,7 +214,7 @@ def _commit(about: About) -> str:
 
 
 def since_commit(run: RunDir, attempt: int) -> CodeComparison:
-    """What of the code of an attempt was not in the commit that its project was at when the run was submitted."""
+    """Return how an attempt's code differs from the commit that its project was at when the run was submitted."""
     name, origin = str(run.id), readable(run.origin, Origin)
     if origin is None:
         return CodeComparison(name, unknown="no commit was known when it was submitted")

@@ -33,7 +33,7 @@ class Restarts(msgspec.Struct, frozen=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """What can be known of a run; this is what `launch status --json` prints."""
+    """The status of a run, as `launch status --json` prints it."""
 
     run: str
     name: str
@@ -73,12 +73,12 @@ class RunStatus(msgspec.Struct, frozen=True):
 
     @property
     def last_word(self) -> str:
-        """Of its last failure; where there was none, of how it is."""
+        """Return the summary of its last failure, or the message of its state if there was none."""
         return self.failure.summary if self.failure is not None else self.message
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """What the facts say about the newest attempt."""
+    """The conclusion from the facts about the newest attempt."""
 
     state: State
     message: str = ""
@@ -90,7 +90,7 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 
 def derive(facts: RunFacts) -> RunStatus:
-    """The truth as far as these facts show it."""
+    """Return the status that these facts imply."""
     verdict = _with_disk(facts, _with_stop(facts, _verdict(facts)))
     own = _own_state(facts)
     last = facts.state or _nothing(facts)
@@ -139,13 +139,15 @@ def derive(facts: RunFacts) -> RunStatus:
 
 
 def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:
-    """Of a run that has ended no node is up any more."""
+    """Return the nodes; those of an ended run are shown as `left`."""
     nodes = own.nodes if own is not None else ()
     return tuple(replace(node, state="left") if ended and node.state in _HERE else node for node in nodes)
 
 
 def next_command(run: str, state: State, cause: Cause | None = None, own: RunState | None = None) -> str:
-    """What a user most likely wants to do now: to resume what fails by its own code helps only where that is mended."""
+    """Return the command that a user most likely needs now: resuming a run whose code fails helps only after a
+    correction.
+    """
     match state:
         case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
             return f"launch logs {run} -f"
@@ -162,19 +164,21 @@ def next_command(run: str, state: State, cause: Cause | None = None, own: RunSta
 
 
 def _left_out(own: RunState | None) -> str:
-    """The file that was not frozen, where that is why it failed, and as far as a shell takes the name as it is."""
+    """Return the file whose absence from the frozen code made the run fail, or "" if that is not why or a shell would
+    not take the name unquoted.
+    """
     name = own.failure.left_out if own is not None and own.failure is not None else ""
     return name if _PLAIN.fullmatch(name) else ""
 
 
 def _place(own: RunState | None) -> str:
-    """Where the code failed, `train.py:41`; of a kill only a crash has a place."""
+    """Return where the code failed, such as `train.py:41`; a killed rank has a place only if it crashed."""
     where = own.failure.where if own is not None and own.failure is not None else None
     return (where or "").partition(" in ")[0]
 
 
 def state_text(status: RunStatus) -> str:
-    """`failed (user_error)`; a cause that says the same as the state is left out."""
+    """Return the state with its cause, such as `failed (user_error)`; a cause that equals the state is left out."""
     if status.cause is None or status.cause.value == status.state.value:
         return str(status.state)
     return f"{status.state} ({status.cause})"
@@ -190,7 +194,7 @@ def duration_s(status: RunStatus, now: float) -> float | None:
 
 
 def exit_code_of(status: RunStatus) -> int:
-    """How `wait` and `--follow` end: the run's own exit code."""
+    """Return the exit code of `wait` and `--follow`: that of the run."""
     if status.exit_code is not None:
         return status.exit_code
     return Exit.OK if status.state is State.SUCCEEDED else Exit.LAUNCHER_FAULT
@@ -199,19 +203,19 @@ def exit_code_of(status: RunStatus) -> int:
 def _verdict(facts: RunFacts) -> _Verdict:
     own = _own_state(facts)
     if facts.settling:
-        return _said(own)
-    if facts.doubted and facts.word is not None:
-        return _by_cluster(facts, facts.word)
+        return _recorded_verdict(own)
+    if facts.may_have_resumed and facts.word is not None:
+        return _cluster_verdict(facts, facts.word)
     if facts.end is not None:
         return _after_end(facts, facts.end)
     if own is not None and own.state.ended:
         return _Verdict(own.state, own.message, own.cause, own.exit_code, own.ended_at)
     if facts.word is not None:
-        return _by_cluster(facts, facts.word)
+        return _cluster_verdict(facts, facts.word)
     if facts.attempt == 0:
         return _unknown(_joined(*facts.trouble) or f"there is no attempt in {facts.run_dir}")
     if facts.living.keeper:
-        return _said(own)
+        return _recorded_verdict(own)
     if facts.submitter:
         reason = facts.intent.reason if facts.intent is not None else ""
         return _Verdict(State.STARTING, f"about to start ({reason})")
@@ -225,14 +229,14 @@ def _verdict(facts: RunFacts) -> _Verdict:
 
 
 def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
-    """The attempt has ended; so has the run, unless another attempt is to follow."""
+    """Return the verdict on an attempt that has ended: the run has too, unless another attempt follows."""
     if end.state.ended:
         return _Verdict(end.state, end.message, end.cause, end.exit_code, end.ended_at)
     if end.state is not State.QUEUED:
         return _unknown(f"attempt {facts.attempt} ended in a state that is none: {end.state}")
     wait = f"the next attempt starts after {end.delay_s:g} s" if end.delay_s else "the next attempt is about to start"
     if facts.word is not None:
-        return _by_cluster(facts, facts.word)
+        return _cluster_verdict(facts, facts.word)
     match facts.living.keeper:
         case True:
             return _Verdict(State.QUEUED, _joined(end.message, wait), end.cause)
@@ -242,8 +246,8 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
             return _elsewhere(facts, _own_state(facts))
 
 
-def _by_cluster(facts: RunFacts, word: ClusterWord) -> _Verdict:
-    """No word of the run's own says how it ended: what the cluster says of its job."""
+def _cluster_verdict(facts: RunFacts, word: ClusterWord) -> _Verdict:
+    """Return the verdict from what the cluster says of the job, because no record of the run says how it ended."""
     own, end = _own_state(facts), facts.end
     cause = end.cause if end is not None else None
     if word.silent:
@@ -254,13 +258,13 @@ def _by_cluster(facts: RunFacts, word: ClusterWord) -> _Verdict:
             waits = word.text or f"job {word.job_id} waits"
             return _Verdict(State.QUEUED, _joined(waits, estimate, _avoids(facts)), cause)
         case "running":
-            said = _said(own)
+            said = _recorded_verdict(own)
             said = msgspec.structs.replace(said, message=word.text) if word.text else said
             return said if end is None else _Verdict(State.STARTING, "the next attempt is about to start", cause)
         case "ending":
             if end is not None:
                 return _Verdict(State.QUEUED, "its job is being put back into the queue", cause)
-            said = _said(own)
+            said = _recorded_verdict(own)
             return msgspec.structs.replace(said, message=_joined(said.message, f"job {word.job_id} is ending"))
         case "ended":
             code = exit_of(word.cause) if word.cause is not None else Exit.LOST
@@ -275,7 +279,7 @@ def _by_cluster(facts: RunFacts, word: ClusterWord) -> _Verdict:
 
 
 def _avoids(facts: RunFacts) -> str:
-    """Which nodes a job that waits may not have for now."""
+    """Return which nodes a waiting job must avoid for now."""
     times = [f"{one.host} until {time.strftime('%H:%M', time.localtime(one.until))}" for one in facts.avoided]
     return f"it avoids {', '.join(times)}" if times else ""
 
@@ -294,17 +298,19 @@ def _clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _said(own: RunState | None) -> _Verdict:
-    """Somebody keeps the run, so the coordinator's last word holds, once this attempt's has spoken."""
+def _recorded_verdict(own: RunState | None) -> _Verdict:
+    """Return the coordinator's last state as the verdict, because the run's supervisor is alive; STARTING before the
+    first record.
+    """
     if own is None:
         return _Verdict(State.STARTING, "starting agents")
     return _Verdict(own.state, own.message, own.cause, own.exit_code)
 
 
 def _without_keeper(facts: RunFacts, own: RunState | None) -> _Verdict:
-    """The process that watches over the run is dead, but not everything of the run is."""
+    """Return the verdict on a run whose supervisor is dead while other processes of it are not."""
     if facts.living.coordinator:
-        said = _said(own)
+        said = _recorded_verdict(own)
         warning = "its supervisor is gone: the run goes on, but no further attempt would follow"
         return msgspec.structs.replace(said, message=_joined(said.message, warning))
     if facts.living.agents:
@@ -316,7 +322,7 @@ def _without_keeper(facts: RunFacts, own: RunState | None) -> _Verdict:
 
 
 def _elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
-    """Nobody here can tell whether the run's processes live."""
+    """Return the verdict on a run whose processes are on another machine, where this one cannot check them."""
     keeper = facts.handle.keeper if facts.handle is not None else None
     host = keeper.host if keeper is not None else facts.intent.created_by.host if facts.intent is not None else "?"
     if own is None:
@@ -347,7 +353,7 @@ def _with_disk(facts: RunFacts, verdict: _Verdict) -> _Verdict:
 
 
 def _own_state(facts: RunFacts) -> RunState | None:
-    """The state file, where it speaks of the newest attempt."""
+    """Return the recorded state if it is that of the newest attempt."""
     return facts.state if facts.state is not None and facts.state.attempt == facts.attempt else None
 
 
@@ -365,7 +371,7 @@ def _nothing(facts: RunFacts) -> RunState:
 
 
 def _age_s(facts: RunFacts) -> float:
-    """How old the coordinator's last word is, by a clock that nobody sets; 0 where that cannot be known."""
+    """Return the age of the coordinator's last state by the monotonic clock, or 0 if it cannot be known."""
     own = _own_state(facts)
     if own is None or own.boot_id != facts.moment.boot_id:
         return 0.0

@@ -1,7 +1,7 @@
-"""What is on disk about a run, and which of its processes live, read in an order that never mistakes an end for a loss.
+"""Read what is on disk about a run and which of its processes live, in an order that never mistakes an end for a loss.
 
-A finished run costs one file and one look for a newer attempt: attempts are numbered without gaps, so where
-`state.json` speaks of an end and the folder after its attempt does not exist, it is the last word.
+A finished run costs one file and one check for a newer attempt: attempts are numbered without gaps, so if
+`state.json` records an end and the next attempt's folder does not exist, it is final.
 """
 
 import os
@@ -62,7 +62,7 @@ class Living:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When and where the look was taken."""
+    """The time and boot at which facts were read."""
 
     now: float  # wall clock, for people
     monotonic_s: float  # with the boot id, for ages
@@ -89,9 +89,8 @@ class RunFacts:
 
     @property
     def asks(self) -> str:
-        """The kind of cluster that may know more of it; "": the run has ended, or nothing was ever handed over.
-
-        The machine that a run is from may have resumed it.
+        """Return the kind of cluster that may know more of the run, or "" if the run has ended or nothing was handed
+        over. The machine that a run was submitted from may have resumed it.
         """
         kind = self.intent.cluster_kind if self.intent is not None else ""
         own = self.state if self.state is not None and self.state.attempt == self.attempt else None
@@ -99,15 +98,18 @@ class RunFacts:
         return "" if ended and not registry.is_adopted(self.run_dir) else kind
 
     @property
-    def doubted(self) -> bool:
-        """It has ended as far as is known here, and the machine that it is from may have resumed it: who would know is
-        silent. What has succeeded is done."""
+    def may_have_resumed(self) -> bool:
+        """Return whether an ended run may have been resumed by the machine that submitted it, which does not answer.
+        A succeeded run is final.
+        """
         done = self.end is not None and self.end.state is State.SUCCEEDED
         return not done and self.word is not None and bool(self.word.silent) and registry.is_adopted(self.run_dir)
 
     @property
     def settling(self) -> bool:
-        """The end is on disk, and its keeper, which lives, sees to the events and the state that follow from it."""
+        """Return whether the end is recorded and the live supervisor is still writing the events and the state that
+        follow from it.
+        """
         if self.end is None or self.state is None or self.state.attempt != self.attempt:
             return False
         return self.end.state.ended and not self.state.state.ended and self.living.keeper is True
@@ -119,7 +121,7 @@ class RunFacts:
 
 
 def any_of(answers: Iterable[bool | None]) -> bool | None:
-    """True where one is, False where all are, else None."""
+    """Return True if any is, False if all are, else None."""
     seen = list(answers)
     if True in seen:
         return True
@@ -127,7 +129,7 @@ def any_of(answers: Iterable[bool | None]) -> bool | None:
 
 
 def read_facts(path: Path) -> RunFacts:
-    """Everything that status is derived from. Writes nothing, asks no cluster."""
+    """Return everything that status is derived from. Nothing is written and no cluster is asked."""
     look = _Look(RunDir(path))
     state = look.read(look.run.state, RunState)
     ended = state is not None and state.state.ended and not registry.is_adopted(path)
@@ -146,7 +148,7 @@ def _moment() -> Moment:
 
 
 def _no_room(path: Path) -> str:
-    """What its file system says; a quota it does not tell of."""
+    """Return why the file system takes no data, or "" if it does; a quota does not show here."""
     try:
         disk = os.statvfs(path)
     except OSError as error:
@@ -231,7 +233,9 @@ class _Look:
         return [record.process for record in records if record is not None]
 
     def _tagged(self, owner: ProcessId | None) -> tuple[int, ...]:
-        """Whatever of the run is left on this machine, and a keeper that has not yet made itself known."""
+        """Return the processes of the run that are left on this machine, including a supervisor that has not
+        registered yet.
+        """
         if owner is None or owner.boot_id != boot_id():
             return ()  # another machine's, or nothing of it survived the reboot
         from launcher.run.processes import tagged  # late: ctypes and select, needed only before a run is called lost

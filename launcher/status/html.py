@@ -17,7 +17,7 @@ _TAIL = 12
 
 
 def run_html(status: RunStatus, now: float) -> str:
-    """Everything that matters about one."""
+    """Return the HTML summary of one run."""
     failed = status.failure if status.state is State.FAILED else None
     said = failed.summary if failed is not None else status.message
     facts = {
@@ -38,7 +38,7 @@ def run_html(status: RunStatus, now: float) -> str:
 
 
 def table_html(statuses: Sequence[RunStatus], now: float) -> str:
-    """A row for each, the newest first."""
+    """Return an HTML table with a row for each run, newest first."""
     if not statuses:
         return "<div>no runs</div>"
     ordered = sorted(statuses, key=lambda status: (status.submitted_at, status.run), reverse=True)
@@ -59,7 +59,7 @@ def _cells(cells: Iterable[str]) -> str:
 
 
 def _text(text: str, *, lines: bool = False) -> str:
-    """As text, without what no page should have in it."""
+    """Return text as HTML without control characters."""
     return "\n".join(html.escape(plain(line)) for line in text.split("\n")) if lines else html.escape(plain(text))
 
 
@@ -98,5 +98,5 @@ def _duration(status: RunStatus, now: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    """`0:03:07`"""
+    """Return a duration such as `0:03:07`."""
     return str(timedelta(seconds=int(max(0.0, seconds))))

@@ -23,7 +23,7 @@ from launcher.status.derive import RunStatus
 
 
 class Doing(StrEnum):
-    """What a stretch of a run's time went into."""
+    """The use of a stretch of a run's time."""
 
     WAITING = "waiting"  # in a queue, for a delay to pass, for nodes
     STARTING = "starting"  # until the first step after a person's word
@@ -61,7 +61,7 @@ class LifeMark(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
-    """All of it, from the submit to the end, or until now. The segments follow one another without a gap."""
+    """The timeline of a run from its submit to its end, or until now. The segments follow one another without a gap."""
 
     since: float
     until: float
@@ -73,8 +73,9 @@ class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"})
 
 
 def read_life(status: RunStatus, now: float) -> Life:
-    """Of the run's folder: until its end, or until it was last known to be as it is. Where its events cannot be read
-    there are none."""
+    """Return the timeline from the run's folder, until its end or until its state was last known. If its events
+    cannot be read there are no segments.
+    """
     try:
         events = read_lines(RunDir(Path(status.run_dir)).events, Event)
     except (Damaged, OSError):
@@ -83,7 +84,9 @@ def read_life(status: RunStatus, now: float) -> Life:
 
 
 def life_of(events: Sequence[Event], until: float, step: int | None = None) -> Life:
-    """`until`: when the run ended, or was last known to go on; `step`: the newest that is known then."""
+    """Return the timeline; `until` is when the run ended or was last known to be active, `step` its
+    newest step then.
+    """
     with_steps = step is not None or any(event.step is not None for event in events)
     strip = _Strip(with_steps=with_steps)
     for event in events:
@@ -104,7 +107,7 @@ def life_of(events: Sequence[Event], until: float, step: int | None = None) -> L
 
 
 def marks_of(events: Iterable[Event]) -> Iterator[LifeMark]:
-    """What happened; that somebody was told of it is left out."""
+    """Yield a mark for each event, except notifications to people."""
     return (_mark(event) for event in events if event.kind not in (TOLD, NOT_TOLD))
 
 
@@ -185,7 +188,7 @@ class _Strip:
         self._heard_at = max(self._heard_at, event.at)
 
     def ended(self, until: float, step: int | None) -> list[_Stretch]:
-        """All of them; after the end of a run that nobody has resumed there is nothing."""
+        """Return all stretches; there is none after the end of a run that was not resumed."""
         if not self._stretches:
             return []
         self._reach(step)
@@ -204,12 +207,14 @@ class _Strip:
         return Doing.STARTING if self._asked else Doing.RECOVERING
 
     def _awaits_agents(self, event: Event) -> bool:
-        """Those of an attempt that begins; others come and go while a run waits to regroup."""
+        """Return whether the event belongs to agents of a starting attempt; others come and go while a run waits to
+        regroup.
+        """
         begins = event.attempt > self._now.attempt or not self._now.generation
         return begins and self._now.kind in (Doing.WAITING, Doing.IDLE)
 
     def _end_training(self, event: Event) -> None:
-        """With the last step that was made, however late the failure was seen."""
+        """End a training stretch at the last step that was made, however late the failure was noticed."""
         self._reach(event.step)
         at = event.at
         if self._now.kind in (Doing.TRAINING, Doing.RUNNING):
@@ -219,7 +224,7 @@ class _Strip:
         self._enter(Doing.RECOVERING, at, event)
 
     def _reach(self, step: int | None) -> None:
-        """How far the generation has come that now ends, or goes on."""
+        """Record the newest step of the generation that ends or continues."""
         if step is None:
             return
         now = self._now
@@ -239,7 +244,7 @@ class _Strip:
 
 
 def _segments(stretches: Iterable[_Stretch]) -> Iterator[Segment]:
-    """Those of some length; of training the part that was made again later is one of its own."""
+    """Yield the segments that have a length; training that was repeated later is a segment of its own."""
     parts: list[Segment] = []
     made_again_from = inf
     for one in reversed([*stretches]):
@@ -253,7 +258,9 @@ def _segments(stretches: Iterable[_Stretch]) -> Iterator[Segment]:
 
 
 def _lost_share(one: _Stretch, made_again_from: float) -> float:
-    """Each step is taken to have been as long as the others; the first one is not in the stretch."""
+    """Return the share of a stretch that was repeated later, taking all its steps as equally long; the first step is
+    not in the stretch.
+    """
     if one.last < made_again_from:
         return 0.0
     if one.first >= made_again_from:

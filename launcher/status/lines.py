@@ -8,7 +8,7 @@ MAX_LINE_BYTES = 64 * 1024
 
 
 def text_of(line: bytes) -> str:
-    """What a terminal would show of it: of a progress bar the last state."""
+    """Return what a terminal would show of the line: the last state of a progress bar."""
     return coloured(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
 
 
@@ -23,7 +23,7 @@ class LineSplitter:
         self._drawn = False  # it has been drawn over before
 
     def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
-        """The lines that these bytes complete."""
+        """Yield the lines that these bytes complete."""
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             self._hold(data[start:end])
@@ -33,14 +33,14 @@ class LineSplitter:
 
     @property
     def moving(self) -> str:
-        """What the unfinished line shows now, where it is one that is drawn over and over: a progress bar."""
+        """Return what the unfinished line shows now if it is a progress bar, else ""."""
         held = bytes(self._held)
         if b"\r" not in held and not self._drawn:
             return ""
         return text_of(held)
 
     def rest(self) -> Iterator[tuple[int, str]]:
-        """The unfinished line, where nothing will finish it."""
+        """Yield the unfinished line at the end of the log."""
         if self._length:
             yield self._give(newline=0)
 

@@ -16,7 +16,7 @@ _LONGEST_BYTES = 1 << 20  # a line beyond it is taken for one that begins here
 
 @dataclass(frozen=True, slots=True)
 class LogChoice:
-    """None: all of them."""
+    """The lines of a log that are wanted; None means all."""
 
     ranks: frozenset[int] | None = None
     nodes: frozenset[int] | None = None
@@ -26,7 +26,7 @@ class LogChoice:
 
     @property
     def is_late(self) -> bool:
-        """It begins somewhere in the log."""
+        """Return whether reading starts somewhere within the log."""
         return self.since is not None or self.last is not None
 
     def matches(self, text: str) -> bool:
@@ -34,7 +34,7 @@ class LogChoice:
 
 
 def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
-    """The offset at which to begin to read this file, and how many of the last lines lie behind it."""
+    """Return the offset at which to begin to read this file, and how many of the last lines follow it."""
     with open_log(log) as fd:
         if fd is None:
             return 0, 0
@@ -46,7 +46,7 @@ def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
 
 
 def _offset_at(log: Path, moment: float) -> int:
-    """How long the log was the last time that somebody noted it before that moment."""
+    """Return the length that the log had at the last note before that moment."""
     before = 0
     for offset, at in read_notes(log):
         if at >= moment:
@@ -56,14 +56,14 @@ def _offset_at(log: Path, moment: float) -> int:
 
 
 def _line_at(fd: int, offset: int) -> int:
-    """Where the line begins that holds the byte at this offset."""
+    """Return where the line begins that holds the byte at this offset."""
     if offset == 0 or os.pread(fd, 1, offset - 1) == b"\n":
         return offset
     return next((start for start, _ in _backwards(fd, offset)), 0)
 
 
 def _last_lines(fd: int, most: int, wanted: Callable[[bytes], bool]) -> tuple[int, int]:
-    """Where the last lines begin that are wanted, and how many there are."""
+    """Return where the last wanted lines begin, and how many there are."""
     begin, found = os.fstat(fd).st_size, 0
     for start, line in _backwards(fd, begin):
         if found >= most:
@@ -74,12 +74,12 @@ def _last_lines(fd: int, most: int, wanted: Callable[[bytes], bool]) -> tuple[in
 
 
 def _shown(line: bytes) -> str:
-    """As the reader of the whole log has it: a very long one is cut."""
+    """Return the line as the reader of the whole log shows it: a very long one is cut."""
     return next(text for _, text in LineSplitter().feed(line + b"\n"))
 
 
 def _backwards(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The lines before this offset with where each begins, the last one first."""
+    """Yield the lines before this offset with the start of each, last one first."""
     position, rest, is_end = end, b"", True
     while position > 0 and len(rest) < _LONGEST_BYTES:
         size = min(_BLOCK_BYTES, position)

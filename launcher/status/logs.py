@@ -46,10 +46,9 @@ def merged_logs(
     renew: Callable[[], bool] | None = None,
     choice: LogChoice | None = None,
 ) -> Iterator[LogLine]:
-    """The merged log as it is now; with `follow`, as it grows, until the run has ended and all is read.
-
-    `renew` asks whoever knows whether the run has ended, and then brings what its ranks do not write into the run's
-    folder themselves. Without it the folder alone is asked.
+    """Yield the merged log as it is now, or with `follow` as it grows until the run has ended. `renew` returns
+    whether the run has ended, after fetching what its ranks do not write into the run's folder themselves. Without it
+    only the folder is read.
     """
     reader = LogReader(run, ranks, choice=choice)
     ask = renew or (lambda: derive(read_facts(run.path)).state.ended)
@@ -80,7 +79,7 @@ class LogReader:
         self._began = False
 
     def read(self, *, final: bool) -> Iterator[LogLine]:
-        """All lines that are new and chosen; `final`: nothing will be added any more."""
+        """Yield all new lines that are wanted; `final` means that nothing will be added."""
         if self._began or self._choice.last is None:
             yield from filter(self._is_chosen, self._read(final=final))
         else:
@@ -136,12 +135,14 @@ class LogReader:
                 yield number, file
 
     def moving(self) -> dict[int, str]:
-        """By rank, the progress bars that the newest generation draws now."""
+        """Return, by rank, the progress bars that the newest generation draws now."""
         logs = self._open.get(self._newest, {}) if self._newest[1] else {}
         return {rank: text for rank, log in sorted(logs.items()) if (text := log.moving)}
 
     def _is_early(self, key: tuple[int, int]) -> bool:
-        """True for a moment after a generation was opened: its ranks write sooner than the coordinator's record."""
+        """Return True for a moment after a generation was opened, because its ranks may write sooner than the
+        coordinator's record.
+        """
         if key[1] == 0 or self._waited[key] >= _PATIENCE or self._placement.knows(*key):
             return False
         self._waited[key] += 1
@@ -158,7 +159,7 @@ class LogReader:
                 yield LogLine(line.at, attempt, 0, line.rank, None, line.text)
 
     def _discover(self) -> None:
-        """Folders and files that are new; an older generation's is read to its end once and then let go."""
+        """Open new folders and files; an older generation's logs are read to their end once and then closed."""
         for key, folder in self._folders():
             if key < self._newest and key not in self._open:
                 continue

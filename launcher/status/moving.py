@@ -1,4 +1,4 @@
-"""What the coordinator has answered to who wants the ranks of a node elsewhere."""
+"""Read the coordinator's answers to requests to move the ranks of a node."""
 
 from launcher.run.durable import read_lines
 from launcher.run.layout import RunDir
@@ -14,7 +14,7 @@ class MoveAnswer:
         self._before = len(self._answers())
 
     def answer(self) -> Event | None:
-        """Its first one; None: there is none yet."""
+        """Return the first answer, or None if there is none yet."""
         return next(iter(self._answers()[self._before :]), None)
 
     def _answers(self) -> list[Event]:

@@ -1,6 +1,6 @@
-"""What is known of runs as OpenMetrics text, for Prometheus and what reads its format.
+"""Write the state of runs as OpenMetrics text for Prometheus.
 
-The older text format, which node_exporter's textfile collector reads, has no `info`: what would be one is a gauge.
+The older text format, which node_exporter's textfile collector reads, has no `info` type, so a gauge is used.
 """
 
 from collections import Counter
@@ -30,21 +30,23 @@ class Family:
 
 
 def exposition_now(statuses: Sequence[RunStatus], now: float) -> str:
-    """All are counted, and told of are those that go on or ended a while ago: old ones would only pile up."""
+    """Return the text for all runs: all are counted, but only active and recently ended ones get
+    series of their own.
+    """
     since = now - _LATELY_S
     shown = [one for one in statuses if not one.state.ended or (one.ended_at or one.submitted_at) >= since]
     return exposition(statuses, shown, {one.run: read_life(one, now) for one in shown})
 
 
 def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus], lives: Mapping[str, Life]) -> str:
-    """All of `statuses` are counted by state, each of `shown` is told of; `lives` are by run."""
+    """Return the text: `statuses` are counted by state, each of `shown` gets series; `lives` are by run."""
     of_runs = (*_of_runs(shown), *_of_lives(lives))
     families = [_by_state(statuses), *of_runs, *_of_nodes(shown), *_of_gpus(shown), *_of_ranks(shown)]
     return "".join(line for family in families for line in lines_of(family)) + "# EOF\n"
 
 
 def lines_of(family: Family) -> Iterator[str]:
-    """None of a family where nothing is known."""
+    """Yield the lines of a family; none if it has no known value."""
     known = [(labels, value) for labels, value in family.samples if value is not None]
     if not known:
         return
@@ -63,7 +65,7 @@ def _escaped(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """`NaN`, `+Inf` and `-Inf` as the format has them."""
+    """Return a number with `NaN`, `+Inf` and `-Inf` as the format spells them."""
     return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(text := repr(value), text)
 
 
@@ -71,7 +73,7 @@ def _number(value: float) -> str:
 
 
 def _by_state(statuses: Sequence[RunStatus]) -> Family:
-    """States in which none is too, so that an alert has something to compare."""
+    """Return the number of runs in every state, including zeros, so that an alert has something to compare."""
     found = Counter(status.state for status in statuses)
     return Family("launch_runs", "Runs by state.", [({"state": state}, found[state]) for state in State])
 

@@ -17,18 +17,18 @@ class Placement:
         self._asked: set[int] = set()  # attempts that were looked up since `renew`
 
     def renew(self) -> None:
-        """More may be known by now."""
+        """Forget failed look-ups, because more may be known now."""
         self._asked.clear()
 
     def knows(self, attempt: int, generation: int) -> bool:
-        """Whether anybody has recorded where this generation's ranks run."""
+        """Return whether the nodes of this generation's ranks are recorded."""
         if self._only_node(attempt) is not None:
             return True
         self._look_up(attempt)
         return any((attempt, generation) == key[:2] for key in self._known)
 
     def node(self, attempt: int, generation: int, rank: int) -> int | None:
-        """The node's index, or None."""
+        """Return the index of the rank's node, or None if it is not recorded."""
         if (only := self._only_node(attempt)) is not None:
             return only
         key = (attempt, generation, rank)
@@ -37,7 +37,7 @@ class Placement:
         return self._known.get(key)
 
     def _only_node(self, attempt: int) -> int | None:
-        """Where the plan has one node, there is nothing to look up."""
+        """Return the node's index if the plan has only one node, else None."""
         if attempt not in self._only:
             self._only[attempt] = self._in_plan(attempt)
         return self._only[attempt]

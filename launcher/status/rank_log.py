@@ -26,7 +26,7 @@ class StampedLine:
 
 @contextmanager
 def open_log(path: Path) -> Iterator[int | None]:
-    """A descriptor to read from; None where there is no such file."""
+    """Yield a descriptor to read from, or None if there is no such file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -41,7 +41,7 @@ def open_log(path: Path) -> Iterator[int | None]:
 
 
 def read_notes(log: Path) -> Iterator[tuple[int, float]]:
-    """How long the log was at which time, as far as the agent noted it."""
+    """Yield the lengths of the log and their times, as the agent noted them."""
     tail, rest = GrowingFile(times_of(log)), b""
     while data := tail.read():
         *lines, rest = (rest + data).split(b"\n")
@@ -49,7 +49,7 @@ def read_notes(log: Path) -> Iterator[tuple[int, float]]:
 
 
 def _note_before(times: Path, offset: int) -> int:
-    """Where in a file of notes to begin, so that none is missed that is about what follows this offset."""
+    """Return where to begin in a file of notes so that none about what follows this offset is missed."""
     with open_log(times) as fd:
         start = size = os.fstat(fd).st_size if fd is not None else 0
         while fd is not None and start > 0:
@@ -69,7 +69,7 @@ class Growth:
         self._notes: list[tuple[int, float]] = []  # the nearest last
 
     def at(self, offset: int) -> float | None:
-        """When the byte before this offset was there. Offsets must not go down."""
+        """Return when the byte before this offset was written, or None if not noted. Offsets must not decrease."""
         while True:
             while self._notes and self._notes[-1][0] < offset:
                 self._notes.pop()
@@ -90,7 +90,7 @@ class GrowingFile:
         self._offset = offset
 
     def read(self) -> bytes:
-        """The next bytes, or nothing where there are none now."""
+        """Return the next bytes, or nothing if there are none now."""
         with open_log(self._path) as fd:
             data = os.pread(fd, _CHUNK_BYTES, self._offset) if fd is not None else b""
         self._offset += len(data)
@@ -107,9 +107,8 @@ class RankLog:
         self._splitter = LineSplitter(start)
 
     def lines(self, *, final: bool, seen_at: float | None) -> Iterator[StampedLine]:
-        """All lines that are there now; `final`: the last one too, finished or not.
-
-        `seen_at` stands in for the time of a line that the agent has not noted yet.
+        """Yield all lines that are there now; with `final` also the last one, finished or not. `seen_at` replaces the
+        time of a line that the agent has not noted yet.
         """
         while data := self._tail.read():
             for offset, text in self._splitter.feed(data):
@@ -120,7 +119,7 @@ class RankLog:
 
     @property
     def moving(self) -> str:
-        """The newest state of a progress bar that is not done."""
+        """Return the newest state of an unfinished progress bar."""
         return self._splitter.moving
 
     def _stamped(self, offset: int, text: str, seen_at: float | None) -> StampedLine:
@@ -129,7 +128,7 @@ class RankLog:
 
 
 def _note(line: bytes) -> tuple[int, float] | None:
-    """None of a damaged line, as of two that run into each other where the file was cut."""
+    """Return a note, or None for a damaged line, such as two that ran into each other where the file was cut."""
     moment, _, offset = line.partition(b" ")
     short = len(moment) <= _DIGITS_OF_MS and len(offset) <= _DIGITS_OF_BYTES
     return (int(offset), int(moment) / 1000) if short and moment.isdigit() and offset.isdigit() else None

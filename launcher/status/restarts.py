@@ -18,21 +18,21 @@ class RestartReader:
     """Read on from where it stopped, like the log itself: first this, then the log, so that no line is late."""
 
     def __init__(self, run: RunDir, *, late: bool = False) -> None:
-        """`late`: what was before the first line that is shown is not told."""
+        """Start to read the events of restarts; with `late` those before the first shown line are skipped."""
         self._tail = GrowingFile(run.events)
         self._rest = b""
         self._due: deque[Event] = deque()
         self._late = late
 
     def read(self) -> None:
-        """Take in what has happened since."""
+        """Read new events."""
         while data := self._tail.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             events = (record_in(line, Event) for line in lines)  # the log is worth reading without what is torn
             self._due.extend(event for event in events if event is not None and event.kind in _KINDS)
 
     def before(self, attempt: int, generation: int) -> Iterator[str]:
-        """Those after which this generation began."""
+        """Yield the restarts after which this generation began."""
         told = not self._late
         while self._due and _after(self._due[0]) < (attempt, generation):
             event = self._due.popleft()
@@ -41,12 +41,14 @@ class RestartReader:
         self._late = False
 
     def all(self) -> Iterator[str]:
-        """Those of which the log knows nothing yet: no rank has written since."""
+        """Yield the restarts after which no rank has written to the log yet."""
         yield from self.before(_NEVER, 0)
 
 
 def _after(event: Event) -> tuple[int, float]:
-    """The generation that had ended; of an attempt whose end somebody else has written, the last one."""
+    """Return the attempt and generation that had ended; the last generation if the attempt's end was written by
+    another process.
+    """
     if event.kind == "resumed":
         return event.attempt - 1, inf
     return event.attempt, event.generation if event.kind == "regroup" else inf

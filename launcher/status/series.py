@@ -1,7 +1,7 @@
-"""What a run has measured, step by step: what its ranks reported to their agents, and what the trainer wrote itself.
+"""Read a run's metrics step by step: what its ranks reported to their agents, and what the trainer wrote itself.
 
-One row a step, as the run went in the end: what was reported of steps that were done again is left out, and so is a
-line that a kill cut short.
+There is one row for each step as the run finally went: values of repeated steps and lines that a kill cut short are
+left out.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ Rows = dict[int, Row]
 
 
 class _Line(msgspec.Struct):
-    """Of a file of reports: a start, or what one rank said."""
+    """A line of a file of reports: a start of the ranks, or the report of one rank."""
 
     generation: int | None = None
     step: int = 0
@@ -63,7 +63,7 @@ class Figure:
 
 
 def read_rows(run: RunDir) -> Rows:
-    """By step, in their order: the values, and `at`, the time (Unix) where it is known."""
+    """Return the values by step, in order, with `at`, the Unix time, if it is known."""
     rows: Rows = {}
     for lines in _starts(run).values():
         _put(rows, lines)
@@ -95,8 +95,9 @@ def thinned(run: RunDir) -> tuple[int, int] | None:
 
 
 def rows_of_ranks(run: RunDir) -> dict[int, Rows]:
-    """What each rank has said by itself, by step. Where the trainer wrote down what holds for all, that alone, as rank
-    0's: what it says at a step is then the same however quickly the steps came."""
+    """Return what each rank reported by step. If the trainer wrote values that hold for all ranks, only these are
+    returned, as rank 0's, because they do not depend on how quickly the steps came.
+    """
     if files_in(run.metrics):
         return {0: {line[STEP]: dict(flat(line)) for line in read_metrics(run.metrics)}}
     ranks: defaultdict[int, Rows] = defaultdict(dict)
@@ -107,7 +108,9 @@ def rows_of_ranks(run: RunDir) -> dict[int, Rows]:
 
 
 def newest_reported(run: RunDir, attempt: int) -> int:
-    """The last step that a rank of the attempt has reported with a number; records of the run say so later."""
+    """Return the last step that a rank of the attempt has reported with a number, earlier than the run's own records
+    show it.
+    """
     steps = [0]
     for path in run.metrics.glob(run.reported(attempt, 0).name.replace(".n000.", ".n*.")):
         with contextlib.suppress(OSError), open_file(path) as file:
@@ -119,7 +122,9 @@ def newest_reported(run: RunDir, attempt: int) -> int:
 
 
 def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]]:
-    """Each step with what was measured, once; `over`: whether nothing is added any more, asked before each look."""
+    """Yield each step once with its values; `over` returns whether nothing will be added, and is called before each
+    read.
+    """
     last, seen = -1, -1
     while True:
         whole = over()
@@ -144,12 +149,12 @@ def size(run: RunDir) -> int:
 
 
 def names_in(rows: Rows) -> list[str]:
-    """Those that are measured, in the order in which they came."""
+    """Return the names of all metrics in the order in which they first appear."""
     return [name for name in dict.fromkeys(name for row in rows.values() for name in row) if name != AT]
 
 
 def figures_of(rows: Rows) -> list[Figure]:
-    """Of each metric the last value, and the best with its step."""
+    """Return the last value of each metric, and the best with its step."""
     values: dict[str, list[tuple[int, float]]] = {name: [] for name in names_in(rows)}
     for step, row in rows.items():
         for name, value in row.items():
@@ -169,18 +174,18 @@ def _figure(name: str, values: list[tuple[int, float]]) -> Figure:
 
 
 def better(name: str) -> int:
-    """1: the more the better, -1: the less, 0: its name does not say."""
+    """Return 1 if larger is better, -1 if smaller is better, or 0 if the name does not tell."""
     words = re.split(r"[^a-z0-9]+", name.lower())
     return -1 if any(word in _LEAST for word in words) else int(any(word in _MOST for word in words))
 
 
 def first_steps(run: RunDir) -> dict[tuple[int, int], int]:
-    """The first step that each start of ranks has reported a number of, by attempt and generation."""
+    """Return the first step that each start of ranks has reported, by attempt and generation."""
     return {start: min(line.step for line in lines) for start, lines in _starts(run).items() if lines}
 
 
 def _starts(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
-    """What was reported, start by start in their order, of all nodes together."""
+    """Return the reports of all nodes together, start by start in order."""
     starts: defaultdict[tuple[int, int], list[_Line]] = defaultdict(list)
     for path in run.metrics.glob("*.jsonl"):
         if (found := _REPORTED.fullmatch(path.name)) is None:
@@ -195,7 +200,7 @@ def _starts(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
 
 
 def _put(rows: Rows, lines: list[_Line]) -> None:
-    """From its first step on a start says how it was; the lowest rank that reports a metric speaks for all."""
+    """Replace the rows from the start's first step on; the lowest rank that reports a metric counts."""
     if not lines:
         return
     first = min(line.step for line in lines)
@@ -213,7 +218,7 @@ def _put(rows: Rows, lines: list[_Line]) -> None:
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a line, by names that can be written down: JSON has some that are no text."""
+    """Yield the numbers of a line under printable names: JSON has some that are not valid text."""
     for key, value in line.items():
         name = f"{prefix}{key.encode(errors='replace').decode()}"
         if isinstance(value, Mapping):
@@ -225,7 +230,7 @@ def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float
 
 
 def _as_float(value: float) -> float:
-    """Infinite where it is an integer of hundreds of digits."""
+    """Return the number as a float, infinite if it is an integer of hundreds of digits."""
     try:
         return float(value)
     except OverflowError:
@@ -233,7 +238,7 @@ def _as_float(value: float) -> float:
 
 
 def _decoded(path: Path) -> Iterable[_Line]:
-    """Whole lines that are what they should be."""
+    """Yield the valid lines of a file; others are skipped."""
     data = _read(path)
     try:
         yield from _reports.decode_lines(data)
@@ -247,7 +252,7 @@ def _decoded(path: Path) -> Iterable[_Line]:
 
 
 def _read(path: Path) -> bytes:
-    """Return what is in the file; nothing where it cannot be read."""
+    """Return the content of the file, or nothing if it cannot be read."""
     try:
         with open_file(path) as file:
             return file.read()

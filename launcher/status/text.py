@@ -16,17 +16,17 @@ _UNSEEN_CHARACTER = re.compile(f"[{_UNSEEN}]")
 
 
 def coloured(text: str) -> str:
-    """Without any control but colours."""
+    """Return the text without control characters except colours."""
     return _NOT_TEXT.sub(lambda found: found["colour"] or "", text)
 
 
 def plain(text: str) -> str:
-    """Without any control at all, except tabs."""
+    """Return the text without control characters except tabs."""
     return _NOT_TEXT.sub("", text)
 
 
 def escaped(json: bytes) -> str:
-    """JSON in which everything that could not be seen is written as \\uXXXX."""
+    """Return JSON in which every invisible character is written as an escape."""
     return _UNSEEN_CHARACTER.sub(lambda found: _as_units(found.group()), json.decode())
 
 

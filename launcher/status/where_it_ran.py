@@ -1,4 +1,4 @@
-"""Where a rank ran that failed, and what to do about a file that is in the project but not in the frozen code."""
+"""Tell where a failed rank ran, and what to do about a file that is in the project but not in the frozen code."""
 
 import contextlib
 import re
@@ -17,7 +17,7 @@ _MISSED = re.compile(r"No module named '?(?P<name>\w[\w.]*)")
 
 
 def where_it_ran(failure: Failure, run_dir: str) -> list[str]:
-    """The folder, and where a file was missed the way out; nothing where nobody can tell."""
+    """Return lines that name the folder and, if a file was missing, how to include it; none if that cannot be told."""
     run = RunDir(Path(run_dir))
     with contextlib.suppress(OSError, LaunchError, ValueError):  # the failure is worth showing without it
         plan = read_plan(run, failure.attempt)

@@ -1,1 +1,1 @@
-"""What agents and the coordinator send each other: messages, frames, and the interface they use."""
+"""Exchange messages between agents and the coordinator: message types, frames, and network interfaces."""

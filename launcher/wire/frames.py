@@ -70,17 +70,17 @@ T = TypeVar("T", _Hello, _Proof, _Answer)
 
 
 def wire_key(token: str, wire: str, run_id: str, attempt: int) -> bytes:
-    """What opens this wire of this attempt, and no other."""
+    """Return the key for this wire of this attempt and no other."""
     return hmac.digest(bytes.fromhex(token), msgspec.json.encode((wire, run_id, attempt)), "sha256")
 
 
 def proof_of(key: bytes, side: str, client: str, server: str, nonces: str) -> str:
-    """What the client, or the server, of the connection between these two has to say."""
+    """Return the proof that the client or the server (`side`) of this connection must send."""
     return hmac.digest(key, f"{side}|{client}|{server}|{nonces}".encode(), "sha256").hex()
 
 
 def parsed(line: bytes, decoder: msgspec.json.Decoder[In]) -> In:
-    """The message that a line is. Raises WireError."""
+    """Return the message in a line. Raise WireError."""
     try:
         return decoder.decode(line)
     except (ValueError, RecursionError) as error:  # ValueError: of msgspec, and of text that is no UTF-8
@@ -88,7 +88,7 @@ def parsed(line: bytes, decoder: msgspec.json.Decoder[In]) -> In:
 
 
 def complain(text: str) -> None:
-    """Say in the log who broke the protocol; not for ever, for logs have to end too."""
+    """Log which peer broke the protocol, up to a limit that keeps logs finite."""
     if next(_complaints) < _MOST_COMPLAINTS:
         sys.stderr.write(f"launch: {text}"[:500] + "\n")
 
@@ -108,7 +108,7 @@ class Wire(Generic[In, Out]):
         self.peer = f"{self.address}:{port}"
 
     async def receive(self) -> In | None:
-        """The next message; None where the peer is gone. Raises WireError on a line that is not one."""
+        """Return the next message, or None if the peer has closed. Raise WireError for an invalid line."""
         try:
             line = await self._reader.readuntil(b"\n")
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
@@ -126,7 +126,7 @@ class Wire(Generic[In, Out]):
             self.writer.transport.abort()
 
     async def say(self, message: Out) -> None:
-        """Send one message, and wait as long as the peer is slow. Raises WireError where it is gone."""
+        """Send one message, and wait as long as the peer is slow. Raise WireError if it is gone."""
         try:
             self.writer.write(msgspec.json.encode(message) + b"\n")
             await self.writer.drain()
@@ -166,7 +166,7 @@ class WireServer(Generic[In, Out]):
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str, port: int = 0) -> int:
-        """Listen on this address alone, on any port or on that which a process before this one had; gives the port."""
+        """Listen on this address alone, on any port or on that which a process before this one had; return the port."""
         self._listening = listening = await _socket_for(address)
         try:
             if port:
@@ -249,7 +249,7 @@ async def dial(
     line_bytes: int = MAX_LINE_BYTES,
     peers: int = 1,
 ) -> Wire[In, Any]:
-    """Connect from the own address, and prove the key to one that proves it too. Raises WireError.
+    """Connect from the own address, and prove the key to one that proves it too. Raise WireError.
 
     `peers`: how many may connect there at the same moment.
     """
@@ -301,10 +301,10 @@ async def _opened(peer: socket.socket, decoder: msgspec.json.Decoder[In], line_b
 
 
 async def _challenge(peer: socket.socket, key: bytes) -> None:
-    """Have whoever has connected prove the key, and prove it to them."""
+    """Authenticate a peer that has connected, and prove the key to it."""
     nonce, ends = secrets.token_hex(16), (_end(peer.getpeername()), _end(peer.getsockname()))
     await _tell(peer, _Hello(WIRE_VERSION, nonce))
-    proof = await _hear(peer, _Proof)
+    proof = await _receive_line(peer, _Proof)
     nonces = f"{nonce}|{proof.nonce}"
     _check(proof.v == WIRE_VERSION, f"it speaks version {proof.v} of the wire, not {WIRE_VERSION}")
     _check(hmac.compare_digest(proof.mac.encode(), proof_of(key, "client", *ends, nonces).encode()), _STRANGER)
@@ -312,12 +312,12 @@ async def _challenge(peer: socket.socket, key: bytes) -> None:
 
 
 async def _prove(peer: socket.socket, key: bytes) -> None:
-    hello = await _hear(peer, _Hello)
+    hello = await _receive_line(peer, _Hello)
     _check(hello.v == WIRE_VERSION, f"it speaks version {hello.v} of the wire, not {WIRE_VERSION}")
     nonce, ends = secrets.token_hex(16), (_end(peer.getsockname()), _end(peer.getpeername()))
     nonces = f"{hello.nonce}|{nonce}"
     await _tell(peer, _Proof(WIRE_VERSION, nonce, proof_of(key, "client", *ends, nonces)))
-    answer = await _hear(peer, _Answer)
+    answer = await _receive_line(peer, _Answer)
     _check(hmac.compare_digest(answer.mac.encode(), proof_of(key, "server", *ends, nonces).encode()), _STRANGER)
 
 
@@ -335,8 +335,8 @@ async def _tell(peer: socket.socket, words: msgspec.Struct) -> None:
     await asyncio.get_running_loop().sock_sendall(peer, msgspec.json.encode(words) + b"\n")
 
 
-async def _hear(peer: socket.socket, kind: type[T]) -> T:
-    """One line, of which not a byte too much is read. Raises WireError."""
+async def _receive_line(peer: socket.socket, kind: type[T]) -> T:
+    """Return one message, reading not a byte beyond its line. Raise WireError."""
     line = b""
     while not line.endswith(b"\n"):
         piece = await asyncio.get_running_loop().sock_recv(peer, HANDSHAKE_LINE_BYTES - len(line))

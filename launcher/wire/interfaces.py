@@ -13,7 +13,7 @@ _LOCAL_SCOPE = "20"  # fe80::, which is no use without naming the interface at e
 
 
 def address_of(interface: str) -> str:
-    """The address of this interface: IPv4 where it has one, else IPv6."""
+    """Return the address of this interface, IPv4 if it has one, else IPv6."""
     found = _addresses().get(interface)
     if found is None:
         known = ", ".join(sorted(name for _, name in socket.if_nameindex()))
@@ -24,7 +24,7 @@ def address_of(interface: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this address; None where none has. All of 127.0.0.0/8 is the loopback's."""
+    """Return the interface that has this address, or None. All of 127.0.0.0/8 belongs to the loopback."""
     wanted = ipaddress.ip_address(address)
     if wanted.version == 4 and wanted.is_loopback:
         return "lo"
@@ -32,7 +32,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """The addresses of each interface that has any; IPv4 first."""
+    """Return the addresses of each interface that has any, IPv4 first."""
     found: dict[str, list[str]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():

@@ -1,7 +1,7 @@
-"""What crosses the wire between agents and the coordinator: frozen structs, one JSON line each, tagged by `t`.
+"""Messages between agents and the coordinator: frozen structs, one JSON line each, tagged by `t`.
 
-No message grows with the number of nodes: a thousand agents get a thousand small lines. But for one: with disks
-apart, or copies in other nodes' memory, a Start says where all the replica servers are.
+No message grows with the number of nodes: a thousand agents get a thousand small lines. The one exception is a Start
+with no shared disk or with copies in other nodes' memory: it lists all replica servers.
 """
 
 import re
@@ -26,7 +26,7 @@ _LOG = re.compile(r"(logs(/\w[\w.-]*)+)?")  # relative to the run directory, and
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True, array_like=True):
-    """Where another agent gives and takes files of checkpoints; or bytes, for the link to be measured."""
+    """The address where another agent serves and receives files of checkpoints, or bytes for measuring the link."""
 
     node: int
     address: Name
@@ -77,7 +77,7 @@ class SlowRank(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WentBack(msgspec.Struct, frozen=True, array_like=True):
-    """Where a training continued in place from what was saved, because no rank had the state any more."""
+    """A report that training continued in place from a checkpoint, because no rank had the state any more."""
 
     step: Count
     lost_steps: Count  # that are done again
@@ -85,7 +85,7 @@ class WentBack(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankPulse(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank did lately."""
+    """The recent activity of one rank."""
 
     rank: int
     idle_s: float  # since its last report or output

@@ -72,10 +72,10 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """What one rank has reported so far."""
+    """Reports of one rank so far."""
 
     def __init__(self, keep: Callable[[int, Mapping[str, float]], None] | None = None) -> None:
-        """`keep` is given each report that has metrics, with the step that it is of."""
+        """Start without reports; `keep` is called with each report that has metrics, and its step."""
         self._keep = keep
         self.step: int | None = None
         self._began: int | None = None  # the first step that it has reported in this generation
@@ -98,7 +98,7 @@ class Progress:
         self.dropped_lines = 0
 
     def take(self, line: bytes) -> bool:
-        """Take in one line; False where it says nothing that we understand."""
+        """Record one line, and return False if it is not understood."""
         try:
             words = _words(line)
             report = converted(words, Report)
@@ -116,13 +116,13 @@ class Progress:
         return True
 
     def go_on(self) -> None:
-        """Its process is one of a new generation, in which it has reported nothing yet."""
+        """Reset for a process of a new generation, which has reported nothing yet."""
         self.step = self._began = self.checkpoint = self.remembered = self.slow = self.went_back = None
         self.reported = False
 
     @property
     def steps(self) -> int:
-        """Made in this generation since it first told of one."""
+        """Return the number of steps made in this generation since its first report."""
         return 0 if self.step is None or self._began is None else self.step - self._began
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:
@@ -154,7 +154,7 @@ class Progress:
             self._keep(self.step or 0, values)
 
     def _measured(self, words: dict[str, object]) -> Iterator[tuple[str, float]]:
-        """The metrics of a report, which are the newest now; of too many names those that came first."""
+        """Yield the metrics of a report and record them as the newest; names beyond a limit are dropped."""
         for word, value in words.items():
             name, number = word[:64], _number(value)
             if number is None or word in Report.__struct_fields__:
@@ -186,7 +186,7 @@ def _words(line: bytes) -> dict[str, object]:
 
 
 def _number(value: object) -> float | None:
-    """None for what is no number."""
+    """Return the value as a float, or None if it is not a number."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:
@@ -196,7 +196,7 @@ def _number(value: object) -> float | None:
 
 
 def _name_of(number: float) -> Literal["NaN", "Infinity", "-Infinity"]:
-    """As JSON's readers that know of them call it."""
+    """Return a non-finite number's name as JSON readers that accept one spell it."""
     return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
@@ -220,7 +220,7 @@ class ProgressPipe:
         asyncio.get_running_loop().add_reader(self._fd, self.drain)
 
     def drain(self) -> None:
-        """Take in what is there now."""
+        """Read and record what is there now."""
         heard = False
         while True:
             try:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.health.links import MeasuredLink, SlowLinks, better, blame, evidence, ring, second_look, told, turns
+from launcher.health.links import MeasuredLink, SlowLinks, better, blame, evidence, ring, second_look, summary, turns
 
 FAST, SLOW = 500e6, 1e6
 
@@ -100,5 +100,5 @@ def test_what_is_said() -> None:
     ]
     assert evidence(1, links, "50 MB/s wanted") == "links: to node 0 1.23 MB/s, to node 2 no answer; 50 MB/s wanted"
     text = "2 of 3 links between nodes measured: 251 MB/s, 1.23 MB/s at the least (node 0 and 1)"
-    assert told(links) == f"{text}, 0.2 ms there and back at most"
-    assert told(links[1:2]) == "0 of 1 link between nodes measured"
+    assert summary(links) == f"{text}, 0.2 ms there and back at most"
+    assert summary(links[1:2]) == "0 of 1 link between nodes measured"

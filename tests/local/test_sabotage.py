@@ -57,7 +57,7 @@ SABOTAGES = {
         "copies/test_replication.py", "wait_for_the_last",
     ),
     "what came damaged is counted on again": (
-        "copies/replication.py", "                        await self._doubt(server, get)\n", "",
+        "copies/replication.py", "                        await self._report_damaged(server, get)\n", "",
         "copies/test_replication.py", "chooses_an_older",
     ),
     "a long fetch is a hang": (

@@ -1,4 +1,4 @@
-"""What a page may do to a run where the board was started with --actions; `dry` only says what it would do."""
+"""Actions that a page may take on a run when the board was started with `--actions`; `dry` only describes them."""
 
 import msgspec
 

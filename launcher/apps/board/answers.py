@@ -1,4 +1,4 @@
-"""What the board's server gives to a page: JSON, in which a number that is none is a word."""
+"""The JSON that the board's server sends to a page; a number that is not finite is sent as text."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class NoAnswer(msgspec.Struct, frozen=True):
-    """Why there is no answer."""
+    """The reason why a request has no answer."""
 
     error: str
     hint: str = ""

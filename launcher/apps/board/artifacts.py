@@ -1,5 +1,7 @@
-"""What ranks of a run wrote to `artifacts/`: named, and read one by one. It is theirs: no link in it is followed, no
-name leads out of it, and its pages run no script.
+"""List and read the files that the ranks of a run wrote to `artifacts/`.
+
+These files are not trusted: no link in them is followed, no name leads out of the folder, and their pages run no
+script.
 """
 
 import contextlib
@@ -60,7 +62,7 @@ def artifacts(run: RunDir) -> Artifacts:
 
 
 def read_artifact(run: RunDir, name: str) -> bytes:
-    """Return one of those that `artifacts` names. Raises NoSuchRun if there is none, and Refused if it is too large."""
+    """Return one of those that `artifacts` names. Raise NoSuchRun if there is none, and Refused if it is too large."""
     parts = PurePosixPath(name).parts
     if not parts or len(parts) > _MOST_DEEP + 6 or any(part in ("/", "..", ".") or "\0" in part for part in parts):
         raise NoSuchRun(f"{name[:200]!r}: no such artifact")
@@ -83,7 +85,7 @@ def read_artifact(run: RunDir, name: str) -> bytes:
 
 
 def _whole(file: int) -> bytes:
-    """It may grow while it is read."""
+    """Return at most `_MOST_BYTES` bytes of an open file, which may grow while it is read."""
     parts, left = list[bytes](), _MOST_BYTES
     while left and (part := os.read(file, left)):
         parts.append(part)
@@ -98,7 +100,9 @@ def _opened(stack: contextlib.ExitStack, path: Path, flags: int, folder: int | N
 
 
 def _roots(run: RunDir) -> list[Path]:
-    """Where ranks that begin here write them, and what was fetched from elsewhere: of one machine or of several."""
+    """Return the folders that may hold artifacts: the one that ranks on this machine write to, and those fetched from
+    other machines.
+    """
     begins = read_plan(run, 1).workdir
     inside = PurePosixPath(begins).relative_to(run.code.name) / FOLDER
     fetched = [run.outputs, *sorted(path for path in _entries(run.outputs) if path.is_dir() and not path.is_symlink())]
@@ -117,7 +121,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _files(run: RunDir, root: Path) -> Iterator[Artifact]:
-    """Files below it, as many as are shown and one more."""
+    """Yield the files below `root`, at most one more than is shown."""
     many = 0
     for folder, folders, names in os.walk(root):
         folders.sort()

@@ -19,7 +19,9 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 @cache
 def page_file(name: str) -> bytes:
-    """One of `PAGE_FILES`; each is made for itself, as a browser that reads the first has no use for others yet."""
+    """Return one of `PAGE_FILES`; each is built on its own, because a browser that reads the first does not need the
+    others yet.
+    """
     if name == SCRIPT:
         return _script("app.js").encode()
     if name == STYLES:
@@ -32,7 +34,9 @@ def _script(first: str) -> str:
 
 
 def module(first: str) -> str:
-    """This module behind all that it imports. That works as no two of them declare one name, nor import each other."""
+    """Return the text of a script preceded by all that it imports. This works because no two scripts declare the same
+    name or import each other.
+    """
     texts: dict[str, str] = {}
     _take(PAGE / first, texts)
     return "\n".join(texts.values())

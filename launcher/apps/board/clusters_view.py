@@ -38,7 +38,7 @@ class WaitingRun(msgspec.Struct, frozen=True):
 
 
 class HostSums(msgspec.Struct, frozen=True):
-    """Of all hosts, those that the page does not show too."""
+    """Sums over all hosts, including those that the page does not show."""
 
     hosts: int
     free_hosts: int
@@ -60,7 +60,7 @@ class BoardCluster(msgspec.Struct, frozen=True):
 
 
 class BoardClusters(msgspec.Struct, frozen=True):
-    """All of them, and why those of the clusters file are not among them."""
+    """All clusters of the board, and why those of the clusters file are missing if it cannot be read."""
 
     clusters: list[BoardCluster]
     error: str
@@ -80,7 +80,7 @@ class Survey:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def clusters(self, rows: Sequence[BoardRow]) -> BoardClusters:
-        """This machine, all that the clusters file names, and pools of specs that runs are on."""
+        """Return this machine, all clusters that the clusters file names, and the pools of specs that runs use."""
         places, error = _named()
         specs = _pools_of_specs(rows, places)
         asked = [self._ask(name, place, specs.get(name)) for name, place in places.items()]
@@ -166,7 +166,7 @@ def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]")
 
 
 def _in_words(name: str, error: BaseException) -> str:
-    """One sentence for people, with what to do."""
+    """Return one sentence that describes `error` and says what to do."""
     doctor = f"`launch doctor {name}` looks into it"
     if isinstance(error, LaunchError) and error.lines:
         said, *hints = error.lines
@@ -185,7 +185,7 @@ def _hosts_of(place: "ClusterEntry", spec: "JobSpec | None") -> list[HostNow]:
 
 
 def with_runs(host: HostNow, rows: Sequence[BoardRow]) -> HostNow:
-    """With the runs of its jobs, where the cluster knows of jobs alone."""
+    """Return `host` with the runs of its jobs added, for a cluster that knows jobs only."""
     runs = tuple(row.id for row in rows if row.job is not None and row.job in host.jobs)
     return replace(host, runs=(*host.runs, *runs)) if runs else host
 

@@ -39,7 +39,9 @@ _POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; 
 
 
 def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
-    """The file that a browser opens. An earlier export is written over; a folder with anything else is refused."""
+    """Write the board as files and return the one that a browser opens. An earlier export is overwritten; a folder
+    with anything else is refused.
+    """
     _refuse_number(runs)
     _check(folder)
     return _written(folder, _text_of(runs))
@@ -48,7 +50,7 @@ def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
 def export_report(runs: Sequence[api.Run], file: Path) -> Path:
     """Write the same page as one file and return its path; several runs are compared first.
 
-    Raises Refused where the file cannot be written.
+    Raise Refused if the file cannot be written.
     """
     _refuse_number(runs)
     try:
@@ -96,7 +98,9 @@ def _check(folder: Path) -> None:
 def _answers(
     runs: Sequence[api.Run], statuses: Sequence[RunStatus], secrets: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """By the path under which the page asks for it; what is cut short in it is cut when no secret is left in it."""
+    """Yield each answer with the path under which the page requests it; secrets are removed before an answer is cut
+    short.
+    """
     now, rows = time.time(), list[BoardRow]()
     for one, status in zip(runs, statuses, strict=True):
         measured, path = MeasuredRun(RunDir(one.path)), f"/api/runs/{one.id}"
@@ -113,15 +117,15 @@ def _answers(
         used = MeasuredRun(RunDir(one.path), system=True)
         used.renew()
         yield f"{path}/curves?of=system", curves(used, (), CurveWindow("time", px=_PIXELS), first=MOST_NAMES)
-        yield f"{path}/logs", _last_part(one)
+        yield f"{path}/logs", _last_lines(one)
         yield f"{path}/checkpoints", board_checkpoints(one, status.checkpoint)
     yield "/api/runs", {"at": now, "complete": True, "runs": rows}
     if len(runs) > 1:
         yield "/api/compare", api.compare(runs)
 
 
-def _last_part(one: api.Run) -> LogPage:
-    """As many of the last lines as a page can well carry."""
+def _last_lines(one: api.Run) -> LogPage:
+    """Return as many of the last lines of the log as a page can carry."""
     lines = log_page(one, LogWish(limit=_MOST_LINES)).lines
     left, first = _MOST_CHARACTERS, len(lines)
     while first and left >= len(lines[first - 1].text):
@@ -167,7 +171,9 @@ def _single(answers: str, view: str) -> str:
 
 
 def _data(answers: str) -> str:
-    """Data that no text in it can end: it holds no `<`."""
+    """Return a script element that holds `answers`; no text in it can close the element, because every `<` is
+    escaped.
+    """
     return f'<script type="application/json" id="board-data">{answers.replace("<", chr(92) + "u003c")}</script>'
 
 

@@ -13,7 +13,7 @@ _TAGGED: dict[str, GroupKind] = {"prove": "proof", "scale": "scaling"}  # by the
 
 
 class RunGroup(msgspec.Struct, frozen=True):
-    """What one command has started several runs for."""
+    """A group of runs that one command started together."""
 
     id: str
     kind: GroupKind

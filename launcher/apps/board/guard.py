@@ -1,4 +1,6 @@
-"""Who may see the board: whoever has its token, by the name of this machine, and no page of elsewhere."""
+"""Access rules of the board: a request needs the token and this machine's name, and must not come from a page of
+another site.
+"""
 
 from dataclasses import dataclass
 
@@ -26,7 +28,7 @@ _POST_HEADER = "x-launch-token"
 
 @dataclass(frozen=True)
 class BoardRules:
-    """What the board asks of a request; `host` is the name that it listens on."""
+    """Checks that the board makes on a request; `host` is the name that it listens on."""
 
     access: Access
     host: str

@@ -22,7 +22,7 @@ _MOST_VALUES = 3  # that a mark names
 
 
 def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
-    """Nobody is asked: it is of what lies on this disk."""
+    """Return the course of a run's life as this disk records it; no cluster is asked."""
     life = read_life(status, now)
     names = filter(is_of_a_validation, measured.names)
     points = {name: measured.points(name) for name in names}
@@ -39,7 +39,9 @@ def _here(status: RunStatus) -> list[Checkpoint]:
 
 
 def _saved(found: Iterable[Checkpoint], status: RunStatus) -> Iterator[LifeMark]:
-    """`checkpoint`; `best` where a monitored value keeps it; `safe` where it survives the loss of any one disk."""
+    """Yield a mark for each checkpoint: `best` if a monitored value keeps it, `safe` if it survives the loss of any
+    one disk, else `checkpoint`.
+    """
     for one in found:
         if one.saved_at is not None:
             safe = status.safe_checkpoint is not None and one.step <= status.safe_checkpoint
@@ -82,7 +84,7 @@ def thinned(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
 
 
 def _new(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]:
-    """Those that do not just say again, at the very next step, what was known."""
+    """Yield the points, without those that repeat the last value at the very next step."""
     before: MeasuredPoint | None = None
     for point in points:
         if before is None or point[0] != before[0] + 1 or point[2] != before[2]:
@@ -91,5 +93,7 @@ def _new(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]:
 
 
 def is_of_a_validation(name: str) -> bool:
-    """Whether a metric is what a validation has found: `val_loss`, but no rate or count such as `val/lr`."""
+    """Return whether a metric is a result of validation, such as `val_loss`, but not a rate or count such as
+    `val/lr`.
+    """
     return name.startswith(_OF_A_VALIDATION) and better(name) != 0

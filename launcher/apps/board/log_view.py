@@ -27,7 +27,7 @@ class BoardLine(msgspec.Struct, frozen=True):
 
 
 class LogWish(msgspec.Struct, frozen=True):
-    """What of a log is wanted; `before`: how many of the last lines are known already."""
+    """The part of a log that is wanted; `before` is the number of last lines that the page has already."""
 
     ranks: frozenset[int] | None = None
     search: str = ""
@@ -42,7 +42,7 @@ class LogPage(msgspec.Struct, frozen=True):
 
 
 def log_page(one: api.Run, wish: LogWish) -> LogPage:
-    """Of what is on this disk."""
+    """Return a page of the log as this disk holds it."""
     limit = max(1, min(wish.limit, MOST_LINES))
     pattern = re.compile(re.escape(wish.search), re.IGNORECASE) if wish.search else None
     if wish.around is not None:
@@ -61,5 +61,5 @@ def _read(one: api.Run, choice: LogChoice) -> Iterator[LogLine]:
 
 
 def board_line(line: LogLine) -> BoardLine:
-    """Text, and nothing that would steer a terminal."""
+    """Return the line as text without terminal control sequences."""
     return BoardLine(line.at, line.attempt, line.generation, line.node, line.rank, plain(line.text))

@@ -27,7 +27,7 @@ class LastValue(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What its metrics say in short; as long as nobody has read them, nothing."""
+    """A summary of a run's metrics; empty until they have been read."""
 
     best: dict[str, tuple[float, int]] = {}  # value and step
     spark: list[float | None] = []
@@ -107,7 +107,7 @@ def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup
 
 
 def _metrics(status: RunStatus) -> dict[str, Number]:
-    """The newest values; of one that is no number any more, the word for it."""
+    """Return the newest values; one that is not finite is a word such as `nan`."""
     words = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
     odd = {name: words[one.value] for name, one in status.not_finite.items()}
     return {**named_numbers(status.metrics), **odd}
@@ -118,7 +118,7 @@ def _short(text: str) -> str:
 
 
 def figures_of(measured: MeasuredRun) -> Figures:
-    """The best of each metric whose name says which way is better, and a small curve of the loss."""
+    """Return the best value of each metric whose name says which direction is better, and a small curve of the loss."""
     best, names = {}, measured.names
     for name in names:
         if way := better(name):
@@ -139,5 +139,5 @@ def last_value(measured: MeasuredRun) -> LastValue | None:
 
 
 def _shown(names: Sequence[str]) -> str:
-    """The metric that stands for a run: its loss, where there is one."""
+    """Return the metric that represents a run: its loss if it has one, else the first."""
     return next((name for name in names if name == "loss" or name.endswith("/loss")), names[0] if names else "")

@@ -1,4 +1,6 @@
-"""Everything about one run: what changes while one looks at it (RunHead), and what does not (RunSheet)."""
+"""All data about one run: the part that changes while a page is open (RunHead), and the part that does not
+(RunSheet).
+"""
 
 import contextlib
 import os
@@ -56,7 +58,7 @@ class BoardNode(msgspec.Struct, frozen=True):
 
 
 class RunHead(msgspec.Struct, frozen=True):
-    """What changes: sent anew whenever it has."""
+    """The part of a run's data that changes; sent again after each change."""
 
     row: BoardRow
     state_text: str
@@ -82,7 +84,7 @@ class RunHead(msgspec.Struct, frozen=True):
 
 
 class RunSheet(msgspec.Struct, frozen=True):
-    """What stays."""
+    """The part of a run's data that does not change."""
 
     spec: str
     overrides: tuple[str, ...]
@@ -117,7 +119,7 @@ class BoardCheckpoint(msgspec.Struct, frozen=True):
 
 
 class BoardCheckpoints(msgspec.Struct, frozen=True):
-    """All that could be read, and why the others could not."""
+    """The checkpoints that could be read, and why the others could not."""
 
     checkpoints: list[BoardCheckpoint]
     error: str
@@ -158,7 +160,7 @@ def command_in(advice: str) -> str:
 
 
 def _shown(failure: Failure) -> Failure:
-    """Without what would steer a terminal, which is noise on a page."""
+    """Return the failure without terminal control sequences."""
     tail = tuple(plain(line) for line in failure.tail)
     return msgspec.structs.replace(failure, summary=plain(failure.summary), tail=tail)
 
@@ -195,7 +197,7 @@ def _busy(gpus: Iterable[GpuLoad]) -> float | None:
 
 
 def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
-    """As far as it can be read."""
+    """Return the constant data of a run, with empty values for what cannot be read."""
     from launcher.status.compared import environments  # late: it knows all options of a spec; the first page does not
 
     at = RunDir(run.path)

@@ -29,11 +29,11 @@ from launcher.apps.board.bundle import PAGE_FILES, page_file
 from launcher.apps.board.clusters_view import Survey
 from launcher.apps.board.guard import ALWAYS, BoardRules, WithPolicy, in_words
 from launcher.apps.board.life_view import board_life
-from launcher.apps.board.live.apart import apart
 from launcher.apps.board.live.feed import Feed
+from launcher.apps.board.live.logged_errors import logged_errors
 from launcher.apps.board.log_view import LogPage, LogWish, log_page
 from launcher.apps.board.measured.curves import MOST_NAMES, By, Curves, CurveWindow, curves
-from launcher.apps.board.measured.shelf import MeasuredRuns
+from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.run_view import (
     BoardCheckpoints,
     RunView,
@@ -66,7 +66,7 @@ _MOST_COMPARED = 20
 
 @dataclass(frozen=True)
 class Board:
-    """What the routes ask."""
+    """The state that the routes of the board's server share."""
 
     actions: bool = False
     first: tuple[api.Run, ...] = ()  # with which the page begins
@@ -120,7 +120,7 @@ class BoardServer:
 
 @dataclass(frozen=True)
 class _Question:
-    """What a route is asked, and whom it asks."""
+    """A request to a route, with the board and the feed that answer it."""
 
     board: Board
     feed: Feed
@@ -152,11 +152,11 @@ def _refused(_: Request, error: Exception) -> Response:
 
 
 def _read_ahead(board: Board) -> None:
-    """What the page that is about to come asks for first, while its browser starts."""
+    """Read what the page will request first, while its browser starts."""
     for name in PAGE_FILES:
         page_file(name)
     for one in board.first:
-        with apart(one.id):
+        with logged_errors(one.id):
             board.measured.read_ahead(one)
     from launcher.status import compared  # noqa: F401 - late: the page of a run is the first that needs it
 
@@ -233,7 +233,7 @@ def _count(question: _Question, name: str, usual: int) -> int:
 
 
 def _ranks(question: _Question) -> frozenset[int] | None:
-    """`0,3-5`; None: all of them."""
+    """Return the ranks in a query such as `0,3-5`, or None for all."""
     found = set[int]()
     for word in _words(question, "ranks"):
         part = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
@@ -343,7 +343,7 @@ def _artifacts(question: _Question) -> Artifacts:
 
 
 def _artifact(question: _Question) -> Response:
-    """One file; what is text is without secrets."""
+    """Return one artifact; secrets are removed from text."""
     name = question.request.path_params["name"]
     kind, media_type = TYPES.get(Path(name).suffix.lower(), ("other", ""))
     if kind == "other":
@@ -367,7 +367,7 @@ def _logs(question: _Question) -> LogPage:
 
 
 def _code(question: _Question) -> dict[str, object]:
-    """How it differs from that of another run, or, where none is named, from its commit."""
+    """Return the differences of a run's code from that of another run or, if none is named, from its commit."""
     run, ref = _asked_run(question), question.request.query_params.get("with", "")
     found = api.compare([api.run(ref), run]).code[0] if ref else api.uncommitted(run)
     return {"changes": found.changes, "unknown": found.unknown}

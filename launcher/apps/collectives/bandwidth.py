@@ -12,12 +12,14 @@ _PAIRS = 3  # of fewer nobody can say which is the odd one
 
 
 def algorithm_bandwidth(size_bytes: int, seconds: float) -> float:
-    """Bytes per second as who waits for it sees them."""
+    """Return bytes per second as the caller of the operation sees them."""
     return size_bytes / seconds if seconds > 0 else 0.0
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """By what the algorithm's bandwidth is multiplied to be that of the links, whatever the number of ranks."""
+    """Return the factor that turns an operation's algorithm bandwidth into bus bandwidth, which does not depend on
+    the number of ranks.
+    """
     match operation:
         case "all-reduce":
             return 2 * (ranks - 1) / ranks
@@ -28,7 +30,9 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
-    """Those much slower than the others say so: by rate, by the plain connection's rate, or by round trip."""
+    """Return the pairs, with a reason on each that is much slower than the others by rate, plain connection or round
+    trip.
+    """
     if len(pairs) < _PAIRS:
         return tuple(pairs)
     usual = statistics.median(one.bytes_per_s for one in pairs)

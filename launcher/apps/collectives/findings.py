@@ -1,4 +1,4 @@
-"""What was found of the collectives of a cluster: data, as `--json` prints it."""
+"""Results of `launch collectives`, as `--json` prints them."""
 
 import msgspec
 
@@ -46,7 +46,7 @@ class Lacking(msgspec.Struct, frozen=True):
 
 
 class CollectivesReport(msgspec.Struct, frozen=True):
-    """All of one run."""
+    """Result of one `launch collectives` run."""
 
     run: str
     cluster: str

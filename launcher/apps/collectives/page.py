@@ -12,7 +12,7 @@ from launcher.errors import BadInput
 
 
 def write_page(report: CollectivesReport, file: Path) -> Path:
-    """Raises BadInput where it cannot be written."""
+    """Write the report as a page and return its path. Raise BadInput if it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(html_page(report))

@@ -16,7 +16,9 @@ Curve = tuple[str, str, Sequence[tuple[int, float]]]  # name, colour, size and v
 
 
 def rates_picture(report: CollectivesReport, ranks: int) -> str:
-    """Bus bandwidth over size, and the memory copy beside it. "" where nothing with a size was timed."""
+    """Return a picture of bus bandwidth over size with the memory copy beside it, or "" if nothing with a size was
+    timed.
+    """
     curves = _curves(report, ranks, lambda one: one.bus_bytes_per_s)
     if not curves:
         return ""
@@ -28,13 +30,13 @@ def rates_picture(report: CollectivesReport, ranks: int) -> str:
 
 
 def times_picture(report: CollectivesReport, ranks: int) -> str:
-    """Median time over size: on the left what one message costs however small it is."""
+    """Return a picture of median time over size; its left end shows the cost of a message however small."""
     curves = _curves(report, ranks, lambda one: one.usual_s)
     return _over_sizes(f"Time over size, {ranks} ranks", curves, duration) if curves else ""
 
 
 def _curves(report: CollectivesReport, ranks: int, value: Callable[[CollectiveLine], float]) -> list[Curve]:
-    """One of each operation, which has the same colour in every picture."""
+    """Return one curve for each operation; an operation has the same colour in every picture."""
     names = list(dict.fromkeys(one.operation for one in report.lines))
     mine = [one for one in report.lines if one.ranks == ranks and one.size_bytes and value(one) > 0]
     return [
@@ -45,7 +47,7 @@ def _curves(report: CollectivesReport, ranks: int, value: Callable[[CollectiveLi
 
 
 def _over_sizes(title: str, curves: Sequence[Curve], told: Callable[[float], str]) -> str:
-    """Both axes logarithmic."""
+    """Return a picture of curves over size with two logarithmic axes."""
     sizes = sorted({count for _, _, points in curves for count, _ in points})
     values = [value for _, _, points in curves for _, value in points]
     low, high = _power(min(values), math.floor), _power(max(values), math.ceil)
@@ -60,7 +62,7 @@ def _over_sizes(title: str, curves: Sequence[Curve], told: Callable[[float], str
 
 
 def _power(value: float, rounded: Callable[[float], int]) -> float:
-    """Of ten. At least one of them lies between both ends of an axis."""
+    """Return the next power of ten beyond `value`, so that an axis has at least one tick between its ends."""
     power = rounded(math.log10(value))
     if 10.0**power == value:
         power += 1 if rounded is math.ceil else -1
@@ -84,7 +86,7 @@ def _axes(
 
 
 def pairs_picture(report: CollectivesReport) -> str:
-    """A bar for each pair of nodes, as long as it is fast by send and recv. "" where one node was alone."""
+    """Return a picture with one bar for each pair of nodes, as long as its rate is high, or "" for a single node."""
     fastest = max((one.bytes_per_s for one in report.pairs), default=0.0)
     if not fastest:
         return ""
@@ -100,7 +102,7 @@ def pairs_picture(report: CollectivesReport) -> str:
 
 
 def pictures(report: CollectivesReport) -> Iterator[tuple[str, str]]:
-    """All there are, each with a title."""
+    """Yield each picture of the report with its title."""
     for ranks in dict.fromkeys(one.ranks for one in report.lines):
         for title, drawn in (
             (f"Bus bandwidth, {ranks} ranks", rates_picture(report, ranks)),

@@ -1,4 +1,7 @@
-"""From the lines that the first rank has written to a report. What a rank says is data of a declared type. Pure."""
+"""Parse the lines that the first rank wrote into a report.
+
+A rank's output is decoded as data of declared types.
+"""
 
 import statistics
 from collections.abc import Iterable
@@ -14,7 +17,7 @@ _MOST_LINES = 20_000
 
 
 class PlaceWord(msgspec.Struct, frozen=True, tag_field="what", tag="place"):
-    """Who takes part."""
+    """The backend, the device, and how many ranks and nodes take part."""
 
     backend: str
     device: str
@@ -52,7 +55,7 @@ class PairWord(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
 
 
 class EndWord(msgspec.Struct, frozen=True, tag_field="what", tag="end"):
-    """All of it was said."""
+    """The last line of a complete output."""
 
 
 Word = PlaceWord | CopyWord | TimedWord | PairWord | EndWord
@@ -60,7 +63,9 @@ _DECODER: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
 
 
 def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") -> CollectivesReport:
-    """`failed`: why the run failed; a run of which a result is wrong does, and has said all all the same."""
+    """Return the report of a run; `failed` says why the run failed. A run with a wrong result fails too, but its
+    output is complete.
+    """
     place, ended = PlaceWord("", "", 0, 0), False
     lines, copies, pairs, lacking = list[CollectiveLine](), list[MemoryCopy](), list[NodePair](), list[Lacking]()
     said = [text.removeprefix(MARK) for text in texts if text.startswith(MARK)]

@@ -10,7 +10,7 @@ PAIR_HEADS = ("nodes", "send/recv", "round trip", "plain connection", "")
 
 
 def heading(report: CollectivesReport) -> str:
-    """Who took part."""
+    """Return a line that says which backend, device, ranks and nodes took part."""
     return f"{report.backend} on {report.device}, {report.ranks} ranks on {report.nodes} of {report.cluster}'s nodes"
 
 
@@ -40,7 +40,7 @@ def pair_rows(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
 
 
 def problems(report: CollectivesReport) -> Iterator[str]:
-    """What makes it end with an error."""
+    """Yield each problem for which the command exits with an error."""
     for one in report.lines:
         if one.wrong:
             on = f"{one.operation} of {size(one.size_bytes)} on {one.ranks} ranks"
@@ -65,7 +65,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """`64 KB` of 1024 bytes each, as nccl-tests and `--sizes` have them."""
+    """Return a size such as `64 KB`, in units of 1024 bytes as nccl-tests and `--sizes` use them."""
     for unit in ("B", "KB", "MB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

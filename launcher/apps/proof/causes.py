@@ -1,4 +1,4 @@
-"""What usually makes a training differ from itself, judged by what differs, where, and when. Pure."""
+"""Usual causes of a training that differs from itself, judged by what differs, where, and when."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _ROUNDING = 1e-4  # of a number: what another order of a sum makes of it in its 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is known of a difference."""
+    """All facts that are known about a difference between two trainings."""
 
     first: Departure | None
     state: StateDeparture | None
@@ -22,13 +22,13 @@ class Evidence:
 
     @property
     def step(self) -> int | None:
-        """At which it shows first, as far as that is known."""
+        """Return the first step at which the difference shows, or None if it is not known."""
         steps = [one.step for one in (self.first, self.state) if one is not None]
         return min(steps, default=None)
 
     @property
     def resumed_at(self) -> int | None:
-        """The step from which the run had gone on last when it began to differ."""
+        """Return the step from which the run had last resumed when it began to differ, or None."""
         resumed = [one.went_on_from for one in self.kills if one.went_on_from is not None and not one.missed]
         return None if self.step is None else max((at for at in resumed if at < self.step), default=None)
 
@@ -40,7 +40,7 @@ class Evidence:
 
 
 def causes_of(evidence: Evidence) -> tuple[str, ...]:
-    """The likeliest first; none where nothing differs."""
+    """Return the likely causes, likeliest first; none if nothing differs."""
     return () if evidence.step is None else tuple(_causes(evidence))
 
 
@@ -96,7 +96,7 @@ def _lost_by_a_resume(step: int, between: int, alike: int) -> str:
 
 
 def _never_the_same(evidence: Evidence) -> Iterator[str]:
-    """Whatever is killed."""
+    """Yield causes that apply whatever was killed."""
     if evidence.repeats is False:
         yield "the training does not repeat itself: two undisturbed runs differ as well, so no restart is to blame"
     else:

@@ -20,7 +20,7 @@ _DECIDES = ("generators", "data")  # of what is kept beside tensors: what comes 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """Of what two runs reported."""
+    """The comparison of what two runs reported."""
 
     at: tuple[int, ...]  # the steps at which both reported something of the same name
     metrics: tuple[str, ...]
@@ -28,14 +28,14 @@ class ComparedRows:
 
 
 def is_of_the_training(metric: str) -> bool:
-    """Whether it is to be the same in every run, as far as its name says: no rate, and no time."""
+    """Return whether a metric must be the same in every run, judging by its name: a rate or a time need not."""
     return better(metric) != 0 or metric in _ALSO
 
 
 def compared_rows(
     undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], chosen: Collection[str] = ()
 ) -> ComparedRows:
-    """Rank by rank, at the steps of which both runs have something; by their bits: NaN is like NaN."""
+    """Compare rank by rank at the steps that both runs reported, by bits, so that NaN equals NaN."""
     wanted = set(chosen).__contains__ if chosen else is_of_the_training
     pairs = list(_pairs(undisturbed, disturbed, wanted))
     departures = (
@@ -48,7 +48,7 @@ def compared_rows(
 def _pairs(
     undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], wanted: Callable[[str], bool]
 ) -> Iterator[tuple[int, int, str, float, float]]:
-    """Step by step, and at each one rank by rank, in the order in which metrics are reported."""
+    """Yield step, rank, metric and both values, step by step and rank by rank in the order of reporting."""
     both = [rank for rank in sorted(undisturbed) if rank in disturbed]
     for step in sorted({step for rank in both for step in undisturbed[rank]}):
         for rank in both:
@@ -64,7 +64,7 @@ def _alike(one: float, other: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ComparedStates:
-    """Of the checkpoints of two runs."""
+    """The comparison of the checkpoints of two runs."""
 
     steps: tuple[int, ...]  # that were compared
     first: StateDeparture | None
@@ -74,10 +74,9 @@ class ComparedStates:
 def compared_states(
     undisturbed: Mapping[int, Path], disturbed: Mapping[int, Path], *, untouched: int, every: bool
 ) -> ComparedStates:
-    """Of the checkpoints that both have, by their steps: the last one, or `every` one until two differ.
-
-    `untouched`: the step up to which nothing had been killed. What differs in kept state by then, as a generator that
-    nobody has seeded, differs between any two runs, and says nothing.
+    """Compare the checkpoints that both runs have at a step: the last one, or `every` one until two differ. Nothing
+    was killed up to step `untouched`: kept state that differs by then, such as a generator without a seed, differs
+    between any two runs and is ignored.
     """
     both = sorted(undisturbed.keys() & disturbed.keys())
     done = list[int]()
@@ -99,8 +98,9 @@ def _between(step: int, undisturbed: Mapping[int, Path], disturbed: Mapping[int,
 
 
 def departure_of(step: int, found: Differences, usual: Collection[str] | None) -> StateDeparture | None:
-    """What people are told of it; None where nothing differs that decides how the training goes on. `usual`: kept state
-    that differs between any two runs; None: that is not known, and then tensors alone decide."""
+    """Return the reported form of the differences, or None if none of them affects the rest of the training. `usual`
+    is kept state that differs between any two runs; if it is None, that is not known and only tensors count.
+    """
     kept = tuple(place for place in found.kept if usual is None or place not in usual)
     if not found.different and (usual is None or not any(map(decides, kept))):
         return None
@@ -113,10 +113,12 @@ def departure_of(step: int, found: Differences, usual: Collection[str] | None) -
 
 
 def decides(place: str) -> bool:
-    """Of kept state that is no tensor: a user's object may keep a time as well, and no two runs are alike in that."""
+    """Return whether kept state that is not a tensor affects the training; a user's object may hold a time, in which
+    no two runs agree.
+    """
     return bool(named_in([place], _DECIDES))
 
 
 def named_in(places: Iterable[str], parts: Sequence[str]) -> list[str]:
-    """Those of these places that have such a part."""
+    """Return the places that have one of these parts."""
     return [place for place in places if set(parts) & set(place.split("/"))]

@@ -1,4 +1,4 @@
-"""What each kill cost, from the history of the run that it hit. Pure."""
+"""Compute what each kill cost from the history of the run that it hit."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,8 +13,9 @@ Start = tuple[int, int]  # attempt and generation
 def with_costs(
     kills: Sequence[Kill], history: Sequence[Event], first_steps: Mapping[Start, int], noted: Sequence[int]
 ) -> tuple[Kill, ...]:
-    """`first_steps`: that starts of ranks have reported; `noted`: from which steps those of the trainer went on, in
-    their order."""
+    """Return the kills with their costs. `first_steps` holds the first step that each start of ranks reported;
+    `noted` the steps from which the trainer's starts resumed, in order.
+    """
     hits = [one for one in kills if not one.missed]
     known = noted[1:] if len(noted) == len(hits) + 1 else [None for _ in hits]
     found = iter([_with_cost(one, history, first_steps, start) for one, start in zip(hits, known, strict=True)])
@@ -41,7 +42,9 @@ def _with_cost(kill: Kill, history: Sequence[Event], first_steps: Mapping[Start,
 
 
 def _went_on_from(first: int | None, checkpoint: int | None) -> int:
-    """As far as reports tell: the step before the first one, unless that one is the step that was loaded."""
+    """Return the step that a start resumed from, as far as reports tell: the one before its first report, unless that
+    is the loaded step.
+    """
     if first is None or first == checkpoint:
         return checkpoint or 0
     return max(0, first - 1)

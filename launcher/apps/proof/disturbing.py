@@ -28,13 +28,15 @@ class DisturbedRun:
     """One run, its kills, and its end."""
 
     def __init__(self, run: Run, mode: Mode, tell: Tell, *, saves: bool) -> None:
-        """`saves`: the training reports its checkpoints, of which there is to be one before a kill."""
+        """Prepare to disturb a run; with `saves` the training reports its checkpoints, and one must exist before a
+        kill.
+        """
         self._run, self._mode, self._tell, self._saves = run, mode, tell, saves
         self._struck = (0, 0)  # attempt and generation that were hit last
         self._dark = False  # all of it was killed on a node, and it has not been resumed since
 
     def strike(self, kills: Sequence[PlannedKill]) -> list[Kill]:
-        """All of them, one after the other; those that the training's end forestalls as missed."""
+        """Make all kills in order and return them; those that come after the training's end are marked as missed."""
         return [self._strike(one) for one in kills]
 
     def finish(self) -> RunStatus:
@@ -44,7 +46,9 @@ class DisturbedRun:
         return status
 
     def _strike(self, kill: PlannedKill) -> Kill:
-        """At its step at the earliest, and not before this generation has made one: else it would hit a start."""
+        """Make one kill, not before its step and not before this generation has made a step, because it would
+        otherwise hit a start.
+        """
         with contextlib.ExitStack() as stack:
             visit: Visit | None = None
             rank = node = 0
@@ -87,7 +91,9 @@ class DisturbedRun:
         return any(one.kind == "training" and (one.attempt, one.generation) == now for one in history)
 
     def _look(self) -> RunStatus:
-        """How it is; where a power cut has left nothing that could go on by itself, it is resumed first."""
+        """Return the status of the run, after resuming it if a power cut has left nothing that could continue by
+        itself.
+        """
         status = self._run.status(WATCH_S)
         if not self._dark or (status.attempt, status.generation) > self._struck:
             self._dark = False
@@ -99,5 +105,5 @@ class DisturbedRun:
 
 
 def struck_words(kill: Kill) -> str:
-    """Whom it hit."""
+    """Return what the kill hit, in words."""
     return f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"

@@ -1,4 +1,4 @@
-"""What a proof found: data alone, which `launch prove --json` prints."""
+"""Results of `launch prove`, as its `--json` prints them."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from launcher.states import State
 
 
 class Judgement(StrEnum):
-    """Of one disturbed run, and of all of them."""
+    """The verdict on one disturbed run, or on all of them."""
 
     EXACT = "exact"  # nothing that could be compared differs from the undisturbed run
     DIFFERS = "differs"
@@ -44,7 +44,7 @@ class Departure(msgspec.Struct, frozen=True):
 
 
 class StateDeparture(msgspec.Struct, frozen=True):
-    """What differs in the first checkpoint that does, of those that both runs have."""
+    """The first checkpoint that differs, of those that both runs have."""
 
     step: int
     tensors: int  # that it has
@@ -78,7 +78,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """All of it."""
+    """Result of one `launch prove` run, as its `--json` prints it."""
 
     id: str
     seed: int

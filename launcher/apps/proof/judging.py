@@ -1,4 +1,4 @@
-"""What a disturbed run proves: all that is known of it and of the undisturbed one, and the word that follows."""
+"""Judge what a disturbed run proves, from all that is known of it and of the undisturbed one."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,18 +35,18 @@ class FinishedRun:
 
     @property
     def took_s(self) -> float:
-        """From its first start to its end."""
+        """Return the seconds from its first start to its end."""
         begin, end = self.status.started_at, self.status.ended_at
         return end - begin if begin is not None and end is not None else 0.0
 
     @property
     def end(self) -> tuple[int | None, str | None]:
-        """Its last step, and the fingerprint of what it has become."""
+        """Return its last step and the fingerprint of its final state."""
         return self.status.step, self.status.fingerprint
 
     @property
     def failure(self) -> str:
-        """Why it did not come to its end; "" where it did."""
+        """Return why it did not complete, or "" if it did."""
         if self.status.state is State.SUCCEEDED:
             return ""
         said = self.status.last_word
@@ -54,7 +54,7 @@ class FinishedRun:
 
 
 def finished(run: Run, status: RunStatus) -> FinishedRun:
-    """What is here of it, after what is elsewhere has come."""
+    """Return the records of a completed run, after fetching those that are on other machines."""
     run.renew()
     folder = RunDir(run.path)
     whole = [one for one in run.checkpoints() if one.kind == "step" and one.state is Condition.OK]
@@ -131,7 +131,7 @@ def with_causes(
     once_more: FinishedRun | None,
     metrics: Collection[str] = (),
 ) -> ComparedRun:
-    """Add what usually makes such a difference. `once_more`: a second undisturbed run, None if it did not end well."""
+    """Add the usual causes of such a difference. `once_more` is a second undisturbed run, or None if it failed."""
     repeats, step = None, None
     if once_more is not None:
         again = compared_rows(undisturbed.rows, once_more.rows, metrics)

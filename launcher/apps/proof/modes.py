@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What is killed, and what is set for all of a run that is disturbed so."""
+    """A way to disturb a run: what is killed, and the overrides of the run."""
 
     says: str  # of one kill, for people
     whole_node: bool  # all that is of the run on a node; else one of its ranks

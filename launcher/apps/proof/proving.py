@@ -32,10 +32,9 @@ def prove(
     modes: Sequence[str] = (), steps: int | None = None, metrics: Sequence[str] = (), keep: bool = False,
     tell: Tell = lambda _: None,
 ) -> Proof:  # fmt: skip
-    """Whether the training of a spec, or of a run, ends as it does undisturbed wherever it is killed.
-
-    Returns when all is known, which takes as long as the training for each mode and once more. Interrupted, it cancels
-    the run that goes on. Runs of a proof that is exact are removed, unless `keep`.
+    """Return a verdict on whether the training of a spec or a run ends as undisturbed wherever it is killed. This
+    takes as long as the training for each mode and once more. If interrupted, the active run is cancelled. Runs of an
+    exact proof are removed, unless `keep`.
     """
     _refuse_unknown(modes)
     if kills < 1:

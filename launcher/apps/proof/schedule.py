@@ -12,7 +12,7 @@ _UNTIL = 0.85  # of all steps: who is killed later may have ended before it is h
 
 @dataclass(frozen=True, slots=True)
 class PlannedKill:
-    """As soon as a step is done; whom, is counted out among those who are there then."""
+    """A kill as soon as a step is done; `pick` selects the victim among the ranks present then."""
 
     step: int
     pick: float  # from 0 to 1
@@ -22,7 +22,7 @@ class PlannedKill:
 
 
 def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tuple[PlannedKill, ...]:
-    """Return one kill in each of so many stretches of the training, in order. Raises BadInput if these are too short.
+    """Return one kill in each of so many stretches of the training, in order. Raise BadInput if these are too short.
 
     `saved`: the step of the first checkpoint. A training that is killed before it begins anew, and resumes nothing; so
     no kill comes as early, if there is room for that.

@@ -1,4 +1,4 @@
-"""What is set for all runs of a proof alike."""
+"""Settings that all runs of a proof share."""
 
 from dataclasses import replace
 
@@ -19,7 +19,9 @@ _ALWAYS = (
 
 
 def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> RepeatedJob:
-    """With what is set for all of its runs alike, before what the user sets: that wins. Raises BadInput."""
+    """Return the job with the settings that all runs of a proof share; the user's own overrides win. Raise BadInput
+    or Refused.
+    """
     wish = target.request(_ALWAYS)
     if not wish.cluster.supports_reach:
         raise Refused(f"--on {target.on}: no rank can be killed there", "hint: prove it on another cluster")
@@ -33,5 +35,5 @@ def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> Repeat
 
 
 def _logged(run: RunOptions) -> list[str]:
-    """A line of metrics for each step, where that can be had."""
+    """Return an override that logs metrics at each step, if the program supports it."""
     return [f"run.args.{_LOGS}=1"] if is_ours(run) or gives(run, _LOGS) else []

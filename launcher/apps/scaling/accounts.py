@@ -1,4 +1,4 @@
-"""From what was measured on each number of ranks to speed-up, efficiency, and where the rest of the time went. Pure."""
+"""Compute speed-up, efficiency and lost time from the measurements on each number of ranks."""
 
 from collections.abc import Sequence
 
@@ -42,7 +42,7 @@ _OWN_CORES = "a core, or more, for each rank: see resources.cpus_per_rank"
 
 
 def accounted(points: Sequence[ScaledRun]) -> list[ScaledRun]:
-    """Each beside the one of its strategy and scaling that has the fewest ranks."""
+    """Return each point compared with that of its strategy and scaling with the fewest ranks."""
     return [_beside(point, _base(point, points)) for point in points]
 
 
@@ -65,9 +65,8 @@ def _beside(point: ScaledRun, base: ScaledRun | None) -> ScaledRun:
 
 
 def lost_over(point: ScaledRun, base: ScaledRun) -> dict[str, float]:
-    """Shares of a step that it would not take if the base's time were divided evenly; negative: what got quicker.
-
-    Together they are what the efficiency lacks.
+    """Return the shares of a step that exceed an even division of the base's time; negative means faster. Their sum
+    is what the efficiency lacks.
     """
     if point.parts is None or base.parts is None or not point.step_s or not base.step_s:
         return {}
@@ -123,7 +122,9 @@ def _ranks(point: ScaledRun) -> str:
 
 
 def unsteady(points: Sequence[ScaledRun]) -> list[str]:
-    """Of whom the lines of metrics of one training differ much: what follows from them is as unsure."""
+    """Return a warning if the lines of metrics within one training differ much, because results are then equally
+    uncertain.
+    """
     some = {
         f"{point.strategy}, {point.scaling}, {_ranks(point)} ({rate.low:.4g} to {rate.high:.4g})"
         for point in points
@@ -139,7 +140,7 @@ def unsteady(points: Sequence[ScaledRun]) -> list[str]:
 
 
 def advice(points: Sequence[ScaledRun]) -> list[str]:
-    """What would help first where most ranks were measured, of each strategy and scaling."""
+    """Return what would help first at the largest measured number of ranks, for each strategy and scaling."""
     last: dict[tuple[str, str], ScaledRun] = {}
     for point in points:
         known = last.get((point.strategy, point.scaling))

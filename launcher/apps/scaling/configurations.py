@@ -27,7 +27,7 @@ _LEFT_OUT = ("keep-best", "lr-find", "tensorboard", "fast-dev-run", "overfit-bat
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Of a training: steps to warm up, steps that are measured, steps that are traced."""
+    """The steps of a training that warm up, are measured, and are traced."""
 
     warm: int
     measured: int
@@ -36,7 +36,7 @@ class Schedule:
 
     @property
     def last(self) -> int:
-        """That is measured."""
+        """Return the last step that is measured."""
         return self.warm + self.measured
 
     @property
@@ -45,7 +45,7 @@ class Schedule:
 
 
 def schedule_of(steps: int) -> Schedule:
-    """Some lines of metrics, all of equally many steps."""
+    """Return a schedule whose lines of metrics all cover equally many steps."""
     every = max(1, steps // _LINES)
     return Schedule(every * math.ceil(_WARM / every), every * (steps // every), _TRACED, every)
 
@@ -68,7 +68,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """A part of its runs' ids."""
+        """Return the name used in its runs' ids."""
         parts = (self.strategy, str(self.ranks), self.scaling if self.scaling == WEAK else "")
         return "-".join(part for part in parts if part)
 
@@ -76,7 +76,7 @@ class Configuration:
 def configurations(
     ranks: Sequence[int], strategies: Sequence[str], scalings: Sequence[str], resources: Resources, per_node: int | None
 ) -> list[Configuration]:
-    """The fewest ranks first. Raises BadInput for ranks that make no whole nodes."""
+    """Return the configurations, fewest ranks first. Raise BadInput for ranks that do not fill whole nodes."""
     found = list[Configuration]()
     for strategy in strategies:
         for count in sorted(set(ranks)):
@@ -91,7 +91,7 @@ def configurations(
 
 
 def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int, int]:
-    """Nodes and ranks on each: all on one, where the spec has one node and nobody says otherwise."""
+    """Return nodes and ranks per node: all on one node if the spec has one node and no `per_node` is given."""
     if per_node is None and resources.nodes.max > 1:
         per_node = resources.ranks_per_node
         if per_node is None:
@@ -106,8 +106,8 @@ def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int
 def overrides_of(
     one: Configuration, run: RunOptions, schedule: Schedule, batch: int | None, cpus: int | None = None
 ) -> list[str]:
-    """For the trainer's options. `batch`: samples of a step over all ranks; None: as the spec has it, as the cores of
-    each rank are, `cpus`.
+    """Return overrides of the trainer's options. `batch` is the samples of a step over all ranks, or None for the
+    spec's value; `cpus` is the cores of each rank.
     """
     return [
         *_ALWAYS, *(_in_one_process(one, cpus) if one.strategy in _IN_ONE_PROCESS else _places(one)),
@@ -121,7 +121,9 @@ def overrides_of(
 
 
 def own_overrides(one: Configuration, run: RunOptions, schedule: Schedule) -> list[str]:
-    """For a script that has options of its own. Raises BadInput where nobody knows what limits its steps."""
+    """Return overrides for a script with options of its own. Raise BadInput if it is not known what
+    limits its steps.
+    """
     return [*_ALWAYS, *_places(one), steps_override(run, schedule.last)]
 
 
@@ -144,7 +146,7 @@ def _places(one: Configuration) -> Iterator[str]:
 
 
 def scalings_of(*, strong: bool, weak: bool, has_options: bool) -> tuple[str, ...]:
-    """What is measured: both, where nobody has chosen."""
+    """Return the scalings to measure: both if neither is chosen."""
     if not has_options:
         if strong or weak:
             raise BadInput("--strong, --weak: expected a script with the trainer's options: add_options(parser)")

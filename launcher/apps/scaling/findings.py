@@ -1,4 +1,4 @@
-"""What was measured on one rank and on many, and what follows: data alone, which `launch scale --json` prints."""
+"""Results of `launch scale`, as its `--json` prints them."""
 
 import msgspec
 
@@ -37,7 +37,7 @@ class StepParts(msgspec.Struct, frozen=True):
 
 
 class StepVolume(msgspec.Struct, frozen=True):
-    """What moves in a step by the strategy's own formula, of P bytes of parameters over n ranks."""
+    """Bytes that a step moves by the strategy's own formula, for P bytes of parameters over n ranks."""
 
     who: str  # of all ranks that has the most to send
     formula: str
@@ -70,7 +70,7 @@ class ScaledRun(msgspec.Struct, frozen=True):
 
 
 class ScalingModel(msgspec.Struct, frozen=True):
-    """What a step is made of, fitted to what was measured: Amdahl's law, and an all-reduce."""
+    """A model of a step's time fitted to the measurements: Amdahl's law and an all-reduce."""
 
     strategy: str
     scaling: str
@@ -85,7 +85,7 @@ class ScalingModel(msgspec.Struct, frozen=True):
 
 
 class ScalingForecast(msgspec.Struct, frozen=True):
-    """What the model makes of a number of ranks that was not measured."""
+    """The model's forecast for a number of ranks that was not measured."""
 
     strategy: str
     scaling: str
@@ -95,7 +95,7 @@ class ScalingForecast(msgspec.Struct, frozen=True):
 
 
 class ScalingReport(msgspec.Struct, frozen=True):
-    """All of it."""
+    """Result of one `launch scale` run, as its `--json` prints it."""
 
     id: str
     spec: str

@@ -10,10 +10,9 @@ _DOUBLINGS = 3
 
 
 def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tuple[ScalingForecast, ...]]:
-    """For each strategy and scaling of which two numbers of ranks or more were measured and traced.
-
-    Each rank on a core of its own: what is slow because ranks take turns says nothing of more machines. Baselines are
-    left out: the model is of an all-reduce.
+    """Return models and forecasts for each strategy and scaling with at least two measured and traced numbers of
+    ranks. Ranks that share cores are left out, because their slowness says nothing about more machines. Baselines are
+    left out, because the model is of an all-reduce.
     """
     models, forecasts = list[ScalingModel](), list[ScalingForecast]()
     for strategy, scaling in dict.fromkeys((one.strategy, one.scaling) for one in points):

@@ -1,4 +1,4 @@
-"""What the metrics of a run say of its speed. Pure."""
+"""Extract the speed of a run from its metrics."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ _TRACED = "traced/"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """Of the same training, run once or several times."""
+    """The measured speed of one training that ran once or several times."""
 
     rates: tuple[float, ...]  # samples a second, line by line
     steps_s: tuple[float, ...]  # seconds of a step, line by line
@@ -22,13 +22,13 @@ class MeasuredSpeed:
 
     @property
     def step_samples(self) -> float | None:
-        """Over all ranks; None: nothing was measured."""
+        """Return the samples of a step over all ranks, or None if nothing was measured."""
         each = [rate * seconds for rate, seconds in zip(self.rates, self.steps_s, strict=True)]
         return statistics.median(each) if each else None
 
 
 def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last: int) -> MeasuredSpeed:
-    """`runs`: their lines of metrics by step; those after step `first`, up to `last`, count."""
+    """Return the speed from the runs' metrics by step, counting lines after step `first` up to `last`."""
     lines = [line for rows in runs for line in _lines(rows, first, last)]
     memory = [row["memory_gb"] for rows in runs for row in rows.values() if "memory_gb" in row]
     traces = [trace for rows in runs if (trace := _trace(rows))]
@@ -43,7 +43,7 @@ def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last
 
 
 def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> Iterator[tuple[float, float]]:
-    """Rate, and seconds of a step by the clock on the wall since the line before."""
+    """Yield rate and wall-clock seconds per step of each line since the line before."""
     before: tuple[int, float] | None = None
     for step, row in rows.items():
         if "samples_per_s" not in row or step > last:
@@ -55,7 +55,7 @@ def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> It
 
 
 def _trace(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """The last that was made; of one without time nothing follows."""
+    """Return the last trace that has a step time, or an empty dict."""
     for row in reversed(list(rows.values())):
         if row.get(f"{_TRACED}step", 0.0) > 0:
             return {name.removeprefix(_TRACED): value for name, value in row.items() if name.startswith(_TRACED)}
@@ -67,7 +67,7 @@ def _mean(traces: Sequence[Mapping[str, float]], name: str) -> float:
 
 
 def parts_of(found: MeasuredSpeed) -> StepParts | None:
-    """The shares of traced steps, of the usual step: a trace makes steps slower."""
+    """Return the parts of a usual step, by their shares in traced steps: tracing itself makes steps slower."""
     if not found.shares or not found.steps_s:
         return None
     step_s = statistics.median(found.steps_s)
@@ -76,12 +76,14 @@ def parts_of(found: MeasuredSpeed) -> StepParts | None:
 
 
 def spread(values: Sequence[float], share: float = 0.0) -> Spread:
-    """The median, and the range without this share of them at each end."""
+    """Return the median, and the range without this share of the values at each end."""
     ordered = sorted(values)
     cut = int(share * len(ordered))
     return Spread(statistics.median(ordered), ordered[cut], ordered[-1 - cut])
 
 
 def ratios(many: Sequence[float], one: Sequence[float]) -> Spread:
-    """Each of the ones over each of the others: without a tenth of them at each end, for the outliers of both meet."""
+    """Return the spread of all ratios of the two series, without a tenth at each end because the outliers of both
+    multiply.
+    """
     return spread([other / base for other in many for base in one], 0.1)

@@ -52,10 +52,9 @@ def scale(
     overrides: Sequence[str] = (), steps: int = 30, rounds: int = 1, per_node: int | None = None, strong: bool = False,
     weak: bool = False, keep: bool = False, tell: Tell = lambda _: None,
 ) -> ScalingReport:  # fmt: skip
-    """How much faster the training of a spec, or of a run, is on more ranks, and where the rest of the time goes.
-
-    Everything is checked before anything is started. Interrupted, it cancels the run that goes on. Its runs are
-    removed, unless `keep`, or unless they failed. Both scalings are measured where neither is chosen.
+    """Return how much faster a training is on more ranks, and where the rest of the time goes. Everything is checked
+    before anything is started. If interrupted, the active run is cancelled. Runs are removed, unless `keep` or unless
+    they failed. Both scalings are measured if neither is chosen.
     """
     for name, numbers in (("--ranks", ranks), ("--steps", [steps]), ("--rounds", [rounds]), ("--per-node", [per_node])):
         if not numbers or any(number is not None and number < 1 for number in numbers):
@@ -80,7 +79,9 @@ def scale(
 
 
 def _has_options(run: RunOptions, project: Path) -> bool:
-    """Whether the trainer's options can be set: of its tasks, and of scripts and modules that say so by their text."""
+    """Return whether the trainer's options can be set: for its own tasks, and for scripts and modules whose text adds
+    them.
+    """
     if is_ours(run):
         return True
     place = run.script or (f"{run.module.replace('.', '/')}.py" if run.module else "")
@@ -162,7 +163,9 @@ class _Measuring:
         return f"{statistics.median(rates):.4g} samples/s" if rates else "no samples_per_s was reported"
 
     def _batch(self, one: Configuration, wanted: Sequence[Configuration]) -> int | None:
-        """In weak scaling in proportion to that of the fewest ranks, which have been measured by then."""
+        """Return the batch for weak scaling, in proportion to that of the fewest ranks, which has been measured
+        before; else None.
+        """
         base = next(other for other in wanted if other.strategy == one.strategy)
         if one.scaling != WEAK or one is base:
             return None
@@ -174,7 +177,7 @@ class _Measuring:
         return round(samples * one.ranks / base.ranks)
 
     def _crowded(self, one: Configuration, run: Run, status: RunStatus) -> str:
-        """Nodes may be on one machine: this one, where it plays several."""
+        """Return a warning if ranks share cores, else "". Several nodes may be on one machine."""
         nodes = environments(RunDir(run.path), status.attempt)
         if any(node.gpus for node in nodes):
             return ""
@@ -187,7 +190,7 @@ class _Measuring:
         return ""
 
     def _points(self, wanted: Sequence[Configuration], scalings: Sequence[str]) -> list[ScaledRun]:
-        """Who has the fewest ranks stands in each scaling."""
+        """Return the points; the configuration with the fewest ranks appears in each scaling."""
         found = list[ScaledRun]()
         for scaling in scalings:
             for strategy in dict.fromkeys(one.strategy for one in wanted):
@@ -216,12 +219,12 @@ class _Measuring:
 
 
 def _is_of(run: Run, name: str) -> bool:
-    """Of the first round, or of a later one."""
+    """Return whether the run belongs to this configuration, in the first round or a later one."""
     return run.id == name or run.id.removeprefix(f"{name}-").isdigit()
 
 
 def _failure(status: RunStatus, steps: int) -> str:
-    """Why it says nothing of its speed."""
+    """Return why the run gives no measurement of speed, or "" if it does."""
     if status.state is State.SUCCEEDED and status.restarts.total:
         return f"it was restarted {status.restarts.total} times"
     if status.state is State.SUCCEEDED:

@@ -36,7 +36,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Seconds, none of them negative."""
+    """One fit of the model: the times in seconds, none negative, and the shape of its all-reduce."""
 
     serial: float
     divided: float
@@ -66,7 +66,7 @@ class Fitted:
 
     @property
     def usual(self) -> Fit:
-        """A tree only where most fits are."""
+        """Return the typical fit: a tree only if most fits are trees."""
         tree = sum(one.tree for one in self.fits) > _MOST * len(self.fits)
         alike = [one for one in self.fits if one.tree == tree]
         serial, divided, latency, transfer = (
@@ -76,7 +76,7 @@ class Fitted:
         return Fit(serial, divided, latency, transfer, tree)
 
     def speedup(self, ranks: int, base: int, times: float = 1.0) -> tuple[float, float, float]:
-        """Median, low and high of how many samples more are done in a second. `times`: as many are in a step."""
+        """Return median, low and high of the speed-up in samples per second; a step has `times` as many samples."""
         found = sorted(
             times * fit.step(base) / fit.step(ranks) * math.exp(self.misfit * noise)
             for fit, noise in zip(self.fits, self.noise, strict=True)
@@ -86,7 +86,7 @@ class Fitted:
 
 
 def fitted(observed: Sequence[Observed], *, weak: bool, seed: int = 0) -> Fitted | None:
-    """None: one number of ranks says nothing of others."""
+    """Return the fitted model, or None if there are fewer than two numbers of ranks."""
     if len({one.ranks for one in observed}) < 2:
         return None
     draw = random.Random(seed)  # noqa: S311 - drawn for a statistic
@@ -114,7 +114,7 @@ def _drawn(observed: Sequence[Observed], tree: bool | None, draw: random.Random,
 
 
 def _all_reduce(talks: Sequence[tuple[int, float]], tree: bool, draw: random.Random) -> tuple[float, float]:
-    """Latency and transfer; `talks`: how long so many ranks take."""
+    """Return latency and transfer; each of `talks` is a number of ranks and its communication time."""
     rows = _rows(talks, tree=tree)
     if len(rows) == 1:  # which of both it is nobody knows
         [(of_latency, of_transfer, talk)] = rows
@@ -124,7 +124,7 @@ def _all_reduce(talks: Sequence[tuple[int, float]], tree: bool, draw: random.Ran
 
 
 def _is_tree(observed: Sequence[Observed]) -> bool | None:
-    """None: a ring follows what was measured about as well."""
+    """Return whether a tree fits better than a ring, or None if both fit about as well."""
     talks = [(one.ranks, statistics.median(one.steps_s) * statistics.fmean(one.shares or [0.0])) for one in observed]
     ring, tree = (_rows([one for one in talks if one[0] > 1], tree=shape) for shape in (False, True))
     gain = _off(ring, *least_squares(ring)) - _off(tree, *least_squares(tree))
@@ -136,7 +136,7 @@ def _rows(talks: Sequence[tuple[int, float]], *, tree: bool) -> list[tuple[float
 
 
 def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """a and b, neither negative, for which a x + b y is z with the least relative errors."""
+    """Return a and b, neither negative, that minimise the relative errors of a x + b y against z."""
     weighed = [(x / z, y / z) for x, y, z in rows if z > _LEAST_S]
     if not weighed:
         return 0.0, 0.0
@@ -152,5 +152,5 @@ def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, fl
 
 
 def _off(rows: Sequence[tuple[float, float, float]], a: float, b: float) -> float:
-    """By how much a x + b y is not z: the relative errors, squared and added up."""
+    """Return the sum of squared relative errors of a x + b y against z."""
     return sum(((a * x + b * y) / z - 1) ** 2 for x, y, z in rows if z > _LEAST_S)

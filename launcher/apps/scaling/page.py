@@ -26,7 +26,9 @@ _PARTS_TITLE = "Where the time of a step goes"
 
 
 def write_pages(report: ScalingReport, folder: Path) -> list[Path]:
-    """index.html, scaling.md and scaling.json. Raises BadInput where they cannot be written."""
+    """Write index.html, scaling.md and scaling.json and return their paths. Raise BadInput if they
+    cannot be written.
+    """
     written = {
         "index.html": html_page(report),
         "scaling.md": markdown_page(report),
@@ -108,6 +110,6 @@ def _marked_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterat
 
 
 def _marked(text: str) -> str:
-    """What comes from a spec or a log is text, not markup."""
+    """Return a text from a spec or a log with all markup escaped."""
     plain = html.escape(text.replace("\n", " "), quote=False)
     return "".join(f"\\{one}" if one in "\\`*_[]|#" else one for one in plain)

@@ -15,7 +15,9 @@ _BAR, _GAP, _LABEL = 22, 10, 170
 
 
 def speedup_picture(report: ScalingReport) -> str:
-    """Measured with whiskers, foretold with dashes and a band; both axes logarithmic. "" where nothing is compared."""
+    """Return a picture of measured speed-ups with whiskers and forecasts with dashes and a band, on logarithmic axes,
+    or "" if nothing is compared.
+    """
     measured = [one for one in report.points if one.speedup is not None]
     if not measured:
         return ""
@@ -69,7 +71,7 @@ def _axes(counts: Sequence[int], x: Place, y: Place, low: float, high: float) ->
 
 
 def parts_picture(points: Sequence[ScaledRun]) -> str:
-    """A bar for each number of ranks, as long as its step. "" where no steps were traced."""
+    """Return a picture with a bar for each number of ranks, as long as its step, or "" if no steps were traced."""
     some = [one for one in points if one.parts is not None and one.step_s]
     if not some:
         return ""

@@ -1,4 +1,4 @@
-"""What was measured as rows of text: for a terminal, and for pages."""
+"""Tables of the measurements as rows of text, for a terminal and for pages."""
 
 from collections.abc import Iterator, Sequence
 
@@ -33,7 +33,7 @@ def _row(point: ScaledRun) -> tuple[str, ...]:
 
 
 def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
-    """What moves in a step by formula, and beside it the messages that traces show; of each number of ranks once."""
+    """Return the bytes of a step by formula beside those that traces show, once for each number of ranks."""
     some = {(one.strategy, one.ranks): one for one in reversed(points)}
     return [
         (
@@ -46,7 +46,7 @@ def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
 
 
 def volume_note(points: Sequence[ScaledRun]) -> str:
-    """What stands above these rows. "" where there are none."""
+    """Return the heading of these rows, or "" if there are none."""
     model = next((one.volume.model_bytes for one in points if one.volume is not None), 0.0)
     return f"bytes of a step, where n ranks train P = {_size(model)} of parameters:" if model else ""
 
@@ -70,13 +70,13 @@ def _range(found: Spread | None) -> str:
 
 
 def sentences(report: ScalingReport) -> list[str]:
-    """What is said of each number of ranks: with its strategy and scaling, where there are several."""
+    """Return the sentence on each number of ranks, with its strategy and scaling if there are several."""
     several = len({(one.strategy, one.scaling) for one in report.points}) > 1
     return [f"{f'{one.strategy}, {one.scaling}: ' if several else ''}{one.says}" for one in report.points]
 
 
 def model_lines(models: Sequence[ScalingModel]) -> Iterator[str]:
-    """What a step is made of, in words."""
+    """Yield a sentence on each model of a step."""
     for one in models:
         ranks = ", ".join(map(str, one.fitted_to))
         told = [f"{_time(one.serial_s)} whatever the number of ranks"]

@@ -1,4 +1,4 @@
-"""How many bytes a strategy moves in a step: round a ring where all sum or gather, to and from a master. Pure."""
+"""Compute how many bytes a strategy moves in a step: round a ring for sums and gathers, or to and from a master."""
 
 from launcher.apps.scaling.configurations import Configuration
 from launcher.apps.scaling.findings import DP, StepVolume
@@ -7,7 +7,9 @@ _EACH = "each rank"
 
 
 def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolume | None:
-    """Of one micro-batch a step, in the dtype of the parameters. None where nothing moves, or nobody knows."""
+    """Return the bytes that one step of one micro-batch moves in the dtype of the parameters, or None if nothing
+    moves or it is not known.
+    """
     n = one.ranks
     if n == 1 or not model_bytes:
         return None

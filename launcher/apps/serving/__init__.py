@@ -1,1 +1,1 @@
-"""From a run to an endpoint: `launch serve` answers requests over HTTP with the model that a run has trained."""
+"""Serve a trained run's model over HTTP: `launch serve`."""

@@ -36,5 +36,5 @@ class AnswerCache:
                 self._answers.popitem(last=False)
 
     def clear(self) -> None:
-        """Another model answers now."""
+        """Remove all answers, because another model answers now."""
         self._answers.clear()

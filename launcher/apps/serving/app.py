@@ -74,7 +74,7 @@ async def _many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
     return b"[" + b",".join(one.json for one in found) + b"]", found
 
 
-def _told(found: list[Computed], *, tells_hits: bool) -> dict[str, str]:
+def _cache_headers(found: list[Computed], *, tells_hits: bool) -> dict[str, str]:
     steps = sorted({str(one.step) for one in found if one.step is not None})
     cached = sum(one.cached for one in found)
     said = "hit" if found and cached == len(found) else "miss" if not cached else "partly"
@@ -90,7 +90,7 @@ async def _answered(
     began = time.monotonic()
     try:
         answer, found = await route(engine, body)
-        response = Response(answer, media_type=_JSON, headers=_told(found, tells_hits=tells_hits))
+        response = Response(answer, media_type=_JSON, headers=_cache_headers(found, tells_hits=tells_hits))
     except WrongInput as error:
         response = _unfit(error.where, error.why)
     except InputRefused as error:
@@ -107,7 +107,7 @@ async def _answered(
 
 
 def _unfit(where: Location, why: str) -> Response:
-    """As FastAPI itself says it: clients know this shape."""
+    """Return an error in FastAPI's own shape, which clients know."""
     detail = [{"loc": ["body", *where], "msg": why, "type": "value_error"}]
     return Response(msgspec.json.encode({"detail": detail}), 422, media_type=_JSON)
 
@@ -121,7 +121,7 @@ def _list_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(summary: str, asked: Mapping[str, Any], answered: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a route, for the OpenAPI page: bodies are decoded by the schema of the service, not by FastAPI."""
+    """Return the OpenAPI description of a route: bodies are decoded by the schema of the service, not by FastAPI."""
     body = {"required": True, "content": {_JSON: {"schema": asked}}}
     responses: dict[int | str, Any] = {
         200: {"description": "The answer.", "content": {_JSON: {"schema": answered}}},

@@ -44,7 +44,7 @@ def open_server(
     Without a `token` anyone may ask it. `tls`: the files of its certificate and key.
     `tunnel`: it will be asked over the connection to its node.
 
-    Raises Refused where there is no checkpoint to send, and BadInput where its program, what it is to watch, or its
+    Raise Refused if there is no checkpoint to send, and BadInput where its program, what it is to watch, or its
     certificate would not be there.
     """
     chosen = next(iter(found.choices()), None)
@@ -82,7 +82,7 @@ def open_server(
 
 
 def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: bool) -> str:
-    """The folder of the run's checkpoints, as the place of the server sees it. Raises BadInput where it does not."""
+    """Return the run's checkpoint directory as the server sees it. Raise BadInput if the server cannot see it."""
     if not wish.cluster.remote:
         return str(found.checkpoints)
     inside = found.checkpoints.is_relative_to(one.path)
@@ -103,7 +103,7 @@ class WayToJob:
         self._lock = threading.Lock()
 
     def port(self) -> int | None:
-        """Return the port on its node; None: it does not serve yet. Raises Refused where it has ended."""
+        """Return the port on its node; None: it does not serve yet. Raise Refused if it has ended."""
         status = self._job.status(WATCH_S)
         if status.state.ended:
             raise Refused(f"{self._job.id} {state_text(status)}", f"hint: launch logs {self._job.id}")
@@ -111,7 +111,7 @@ class WayToJob:
         return int(found[1]) if found is not None else None
 
     def channel(self) -> Channel:
-        """Connect to it. Raises LaunchError."""
+        """Connect to it. Raise LaunchError."""
         with self._lock:
             if self._port is None:
                 self._port = self.port()
@@ -127,8 +127,9 @@ class WayToJob:
 
 
 def served_in_job(run: str, *, app: str | None, args: str, best: bool, watched: Path | None = None) -> Served:
-    """What this process, a rank of such a run, is to serve: the code that it runs in, and the checkpoint beside it, or
-    the newest of those that it watches."""
+    """Return what this process, a rank of such a run, serves: the code that it runs in, and the checkpoint beside it
+    or the newest of those that it watches.
+    """
     try:
         folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])
         found = json.loads(args)

@@ -36,16 +36,18 @@ class Batcher(Generic[Ticket]):
 
     @property
     def waiting(self) -> int:
-        """Tickets without an answer, those that are being computed for included."""
+        """Return the number of tickets without an answer, including those that are being computed."""
         return self._tickets
 
     @property
     def queued(self) -> int:
-        """Distinct inputs that no worker has yet."""
+        """Return the number of distinct inputs that no worker has taken."""
         return len(self._queue)
 
     def takes(self, count: int) -> bool:
-        """Whether so many more may wait. Who asks for more than may ever wait is let in where nobody else waits."""
+        """Return whether `count` more inputs may wait. A request larger than the limit is accepted when nothing else
+        waits.
+        """
         return self._tickets + count <= self._most or self._tickets == 0
 
     def ask(self, key: Key, payload: Any, ticket: Ticket, now: float) -> None:
@@ -58,7 +60,7 @@ class Batcher(Generic[Ticket]):
         self._tickets += 1
 
     def withdraw(self, key: Key, ticket: Ticket) -> None:
-        """Its client has left: what nobody waits for any more is not computed."""
+        """Withdraw the ticket of a client that has left; an input that no ticket waits for is not computed."""
         wanted = self._queue.get(key) or self._computed.get(key)
         if wanted is None or ticket not in wanted.tickets:
             return
@@ -68,14 +70,14 @@ class Batcher(Generic[Ticket]):
             del self._queue[key]
 
     def due_at(self) -> float | None:
-        """When the next batch is due at the latest; None while nothing waits."""
+        """Return when the next batch is due at the latest, or None while nothing waits."""
         if not self._queue:
             return None
         first = next(iter(self._queue.values()))
         return first.since if len(self._queue) >= self._size else first.since + self._wait_s
 
     def take(self, now: float) -> list[WantedAnswer[Ticket]]:
-        """The batch that is due, for a worker that is free; nothing before that."""
+        """Return the batch that is due, for a free worker, or an empty list if none is due yet."""
         due = self.due_at()
         if due is None or now < due:
             return []
@@ -84,7 +86,7 @@ class Batcher(Generic[Ticket]):
         return batch
 
     def put_back(self, batch: "Sequence[WantedAnswer[Ticket]]") -> None:
-        """Their worker ended before it had begun with them: they are the next ones again."""
+        """Return a batch to the front of the queue because its worker ended before starting it."""
         for wanted in reversed(batch):
             del self._computed[wanted.key]
             if wanted.tickets:
@@ -92,14 +94,14 @@ class Batcher(Generic[Ticket]):
                 self._queue.move_to_end(wanted.key, last=False)
 
     def settle(self, batch: Sequence[WantedAnswer[Ticket]]) -> None:
-        """They were answered, or never will be."""
+        """Remove a batch that was answered or never will be."""
         for wanted in batch:
             self._tickets -= len(wanted.tickets)
             del self._computed[wanted.key]
 
 
 class BatchPace:
-    """How long an input takes, by a moving mean over batches: what to tell those who are sent away."""
+    """The time that an input takes, as a moving mean over batches; used to tell refused clients when to retry."""
 
     def __init__(self, weight: float = 0.2) -> None:
         self._weight = weight
@@ -110,6 +112,8 @@ class BatchPace:
         self._each_s = each if self._each_s is None else self._each_s + self._weight * (each - self._each_s)
 
     def retry_after_s(self, waiting: int, workers: int) -> int:
-        """Whole seconds, as the header has them, until those who wait now have had their turn."""
+        """Return the whole seconds after which those who wait now will have been answered, for the Retry-After
+        header.
+        """
         seconds = waiting * (self._each_s or 0.0) / max(1, workers)
         return max(1, min(math.ceil(seconds), _LONGEST_RETRY_S))

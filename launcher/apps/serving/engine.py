@@ -1,9 +1,10 @@
-"""Between requests and workers: inputs wait here, are computed in batches, and their answers are kept.
+"""Queue inputs, compute them in batches on workers, and cache the answers.
 
 ```
 ask ─► cache? ─► Batcher ──batch──► a worker that is idle ──► answers to all who wait, and into the cache
                                        ▲
-Crew: a worker pool and its workers, of one checkpoint; who dies is replaced; another crew takes over for a newer one
+WorkerGroup: a worker pool and its workers for one checkpoint; a worker that dies is replaced;
+             another group takes over for a newer checkpoint
 ```
 """
 
@@ -90,7 +91,7 @@ Ticket = asyncio.Future[Computed]
 
 
 def pause_s(failures: int) -> float:
-    """Before a worker is started again that has failed so often in a row without one answer."""
+    """Return the pause before a worker is restarted after `failures` failures in a row without one answer."""
     return 0.0 if failures == 0 else min(_FIRST_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S)
 
 
@@ -104,7 +105,7 @@ class Engine:
         self._cache = AnswerCache(options.cache, options.cache_s)
         self._pace = BatchPace()
         self._idle: deque[ServingWorker] = deque()
-        self._crew: Crew | None = None
+        self._group: WorkerGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.figures = ServingFigures()
@@ -113,18 +114,18 @@ class Engine:
     # -- its life
 
     async def start(self) -> None:
-        """Return when all workers are ready. Raises LaunchError where no checkpoint can be loaded."""
+        """Return when all workers are ready. Raise LaunchError if no checkpoint can be loaded."""
         self._take_over(await self._first_whole(self._served.choices() or [None]))
         if self.loaded.unfit:
             self.say(f"note: each worker loads the model itself, which takes longer: {self.loaded.unfit}")
         if self.options.watch:
             self._spawn(self._watch())
 
-    async def _first_whole(self, choices: "Sequence[Entry | None]") -> "Crew":
-        """Damaged ones are passed over."""
+    async def _first_whole(self, choices: "Sequence[Entry | None]") -> "WorkerGroup":
+        """Start workers for the first checkpoint that can be loaded; damaged ones are skipped."""
         for choice in choices:
             try:
-                return await Crew.assembled(self, self._served, self.options, choice, None)
+                return await WorkerGroup.assembled(self, self._served, self.options, choice, None)
             except NotLoaded as error:
                 if not error.damaged or choice is choices[-1]:
                     raise
@@ -135,8 +136,8 @@ class Engine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._crew is not None:
-            await self._crew.dismiss(at_once=True)
+        if self._group is not None:
+            await self._group.dismiss(at_once=True)
 
     @property
     def loaded(self) -> Loaded:
@@ -148,7 +149,7 @@ class Engine:
 
     @property
     def ready(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
         return len(self._working.workers)
 
     @property
@@ -156,7 +157,7 @@ class Engine:
         return sorted(worker.pid for worker in self._working.workers)
 
     def exposition(self) -> str:
-        """What is known of it, in the format of OpenMetrics."""
+        """Return the server's figures in the OpenMetrics format."""
         state = ServingState(
             self._served.run, self.step, self.ready, len(self._idle), self._batcher.waiting, self._batcher.shared,
             len(self._cache), self._cache.hits, self._cache.misses,
@@ -166,8 +167,8 @@ class Engine:
     # -- answering
 
     async def ask(self, inputs: Sequence[Any]) -> list[Computed]:
-        """The answer to each. Raises Overloaded at once; and the first error of those that could not be answered:
-        WorkerLost, PredictFailed, InputRefused, TookTooLong.
+        """Return an answer to each input. Raise Overloaded at once, else the first error of an input: WorkerLost,
+        PredictFailed, InputRefused or TookTooLong.
         """
         now = asyncio.get_running_loop().time()
         keyed = [_keyed(one) for one in inputs]
@@ -207,7 +208,7 @@ class Engine:
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:
-        """Give out what is due, and come back when more will be."""
+        """Hand out the batches that are due, and schedule the next call."""
         loop = asyncio.get_running_loop()
         while self._idle and (batch := self._batcher.take(loop.time())):
             self._spawn(self._run(self._idle.popleft(), batch))
@@ -242,7 +243,7 @@ class Engine:
         self.free(worker)
 
     def _settle(self, wanted: WantedAnswer[Ticket], answer: Answer, step: int | None, now: float) -> None:
-        if "json" in answer and step == self.step:  # of a crew that was relieved meanwhile nothing is kept
+        if "json" in answer and step == self.step:  # answers of a group that was replaced meanwhile are not cached
             self._cache.put(wanted.key, answer["json"], now)
         for ticket in _waiting([wanted]):
             if "json" in answer:
@@ -255,7 +256,7 @@ class Engine:
     # -- workers
 
     def free(self, worker: ServingWorker) -> None:
-        """It may have the next batch; or it has had its last one."""
+        """Give an idle worker its next batch, or close it if it is retired."""
         if worker.retired:
             worker.close()
         elif not worker.gone.is_set():
@@ -267,25 +268,25 @@ class Engine:
             self._idle.remove(worker)
 
     @property
-    def _working(self) -> "Crew":
-        if self._crew is None:
+    def _working(self) -> "WorkerGroup":
+        if self._group is None:
             raise Refused("no model is loaded")
-        return self._crew
+        return self._group
 
-    def _take_over(self, crew: "Crew") -> None:
-        """From one moment to the next: batches that are being computed are finished by those who have them."""
-        old, self._crew = self._crew, crew
-        self.inputs = Inputs(crew.loaded.input)
+    def _take_over(self, group: "WorkerGroup") -> None:
+        """Switch to new workers at once; the old ones finish the batches that they have."""
+        old, self._group = self._group, group
+        self.inputs = Inputs(group.loaded.input)
         self._cache.clear()
         if old is not None:
             for worker in old.workers:
                 self.left(worker)
             self._spawn(old.dismiss())
-        for worker in crew.workers:
+        for worker in group.workers:
             self.free(worker)
 
     async def _watch(self) -> None:
-        """Take over the checkpoint that is the first choice now. One that cannot be loaded is tried once."""
+        """Load the checkpoint that is the first choice now. One that cannot be loaded is tried once."""
         refused: set[str] = set()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -293,12 +294,12 @@ class Engine:
             if choice is None or _name(choice) in refused | {self._working.name}:
                 continue
             try:
-                crew = await Crew.assembled(self, self._served, self.options, choice, self._working)
+                group = await WorkerGroup.assembled(self, self._served, self.options, choice, self._working)
             except (NotLoaded, WorkerPoolLost, WorkerLost) as error:
                 self.say(f"warning: {_name(choice)} is passed over: {error}")
                 refused.add(_name(choice))
                 continue
-            self._take_over(crew)
+            self._take_over(group)
             self.figures.takeovers += 1
             self.say(f"{_name(choice)} answers now")
 
@@ -308,8 +309,8 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
 
 
-class Crew:
-    """Those who compute with one checkpoint. Who dies is replaced, until it is dismissed."""
+class WorkerGroup:
+    """The workers that compute with one checkpoint. A worker that dies is replaced until they are dismissed."""
 
     loaded: Loaded
 
@@ -328,22 +329,24 @@ class Crew:
 
     @classmethod
     async def assembled(
-        cls, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None, before: "Crew | None"
-    ) -> "Crew":
-        """With all its workers ready; forked from the crew `before` where that can be. Raises NotLoaded."""
-        crew = cls(engine, served, options, choice)
+        cls, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None, before: "WorkerGroup | None"
+    ) -> "WorkerGroup":
+        """Start all workers and wait until they are ready, forked from the workers `before` if possible. Raise
+        NotLoaded.
+        """
+        group = cls(engine, served, options, choice)
         try:
-            await crew._load(before)
-            await asyncio.gather(*(crew._new_worker(number) for number in range(options.workers)))
+            await group._load(before)
+            await asyncio.gather(*(group._new_worker(number) for number in range(options.workers)))
         except BaseException:
-            await crew.dismiss(at_once=True)
+            await group.dismiss(at_once=True)
             raise
-        crew._working = True
-        crew._slots = [asyncio.create_task(crew._keep(worker, n)) for n, worker in enumerate([*crew.workers])]
-        return crew
+        group._working = True
+        group._slots = [asyncio.create_task(group._keep(worker, n)) for n, worker in enumerate([*group.workers])]
+        return group
 
     async def dismiss(self, *, at_once: bool = False) -> None:
-        """Workers finish what they have; then nothing of it is left."""
+        """Let the workers finish their batches, then end them and their pool."""
         self._working = False
         for slot in self._slots:
             slot.cancel()
@@ -356,8 +359,8 @@ class Crew:
             self._pool.close()
         await asyncio.gather(*(pool.has_ended() for pool in self._started))
 
-    async def _load(self, before: "Crew | None" = None) -> None:
-        """Have a worker pool that has the checkpoint."""
+    async def _load(self, before: "WorkerGroup | None" = None) -> None:
+        """Start a worker pool with the checkpoint, if there is none."""
         where = str(self._served.checkpoints if self._choice is None else self._choice.path)
         parent = before._pool if before is not None and not before.loaded.unfit else None  # noqa: SLF001 - one of us
         if parent is not None and not parent.ended.is_set():
@@ -368,7 +371,7 @@ class Crew:
         self._started.append(self._pool)
 
     async def _new_worker(self, number: int) -> ServingWorker:
-        """Of the worker pool; or, where that cannot be forked, a process of its own."""
+        """Start a worker: a fork of the worker pool or, if it cannot be forked, a process of its own."""
         async with self._changing:
             if self._pool is None or self._pool.ended.is_set():
                 await self._load()
@@ -388,7 +391,7 @@ class Crew:
         return max(1, len(os.sched_getaffinity(0)) // self._options.workers)
 
     async def _keep(self, worker: ServingWorker, number: int) -> None:
-        """Someone is always in this place."""
+        """Replace the worker in one slot whenever it ends."""
         while True:
             await worker.gone.wait()
             self._failures = 0 if worker.batches else self._failures + 1
@@ -411,7 +414,9 @@ class Crew:
 
 
 def _keyed(one: Any) -> tuple[Key, bytes]:
-    """Equal inputs are equal here, however they were written: in the order of the schema, with its defaults."""
+    """Return the cache key and the encoded form of an input; equal inputs have equal keys, because fields are in the
+    schema's order with defaults filled in.
+    """
     payload = msgspec.msgpack.encode(one)
     return hashlib.blake2b(payload, digest_size=_KEY_BYTES).digest(), payload
 

@@ -1,4 +1,4 @@
-"""What is counted while requests are answered, as OpenMetrics text."""
+"""Counters of a model's server, as OpenMetrics text."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -12,7 +12,7 @@ _INPUTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Histogram:
-    """How many values were at most so large."""
+    """Counts of values up to each bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -55,7 +55,7 @@ class ServingFigures:
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """How it is now."""
+    """The current state of a model's server."""
 
     run: str
     step: int | None

@@ -1,4 +1,4 @@
-"""Who may ask a served model; what is refused here costs no worker anything."""
+"""Access rules of a served model; a request refused here costs no worker anything."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,9 @@ ALWAYS = (("x-content-type-options", "nosniff"), ("cache-control", "no-store")) 
 
 @dataclass(frozen=True)
 class ServingRules:
-    """What the server of a model asks of a request.
-
-    With a token it is called by any name. Without one a site could have its name lead here and have a browser ask: that
-    is found out by the Host header, and others are not let to send JSON to another origin.
+    """Checks that a model's server makes on a request. With a token any host name is accepted. Without one, the Host
+    header must name this machine and JSON from another origin is refused, because a site could point its name here
+    and have a browser send requests.
     """
 
     access: Access | None

@@ -1,4 +1,4 @@
-"""How a server is asked from a shell: a file with its token, and a line that can be pasted."""
+"""Tell how to call a server from a shell: a file with its token, and a line to paste."""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ def write_header(folder: Path, name: str, token: str) -> Path:
 
 
 def read_token(path: Path) -> str:
-    """Return the first line of a file, or the token in it where that is such a header. Raises BadInput."""
+    """Return the first line of a file, or the token in it where that is such a header. Raise BadInput."""
     try:
         token = path.read_text().partition("\n")[0].removeprefix(_SCHEME).strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -33,7 +33,7 @@ _NAMED = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 
 
 class WrongInput(Exception):
-    """What a client sent is no input of this service."""
+    """Raised when a client's data is not a valid input of this service."""
 
     def __init__(self, where: Location, why: str) -> None:
         super().__init__(why)
@@ -52,7 +52,7 @@ class Inputs:
             raise BadInput(f"the schema of the service's input: {error}") from error
 
     def one(self, body: bytes) -> Any:
-        """Raises WrongInput."""
+        """Return the input in `body`; raise WrongInput."""
         return _decoded(self._one, body)
 
     def many(self, body: bytes) -> list[Any]:
@@ -61,7 +61,9 @@ class Inputs:
 
 
 def location_of(path: str) -> Location:
-    """`.pixels[0][3]` in steps; of "some element" (`[...]`) nothing more is known."""
+    """Return the steps of a path such as `.pixels[0][3]`; `[...]`, which msgspec writes for an unknown element, is
+    left out.
+    """
     steps = (found[1] or found[2] for found in _STEP.finditer(path))
     return tuple(int(step) if step.isdigit() else step for step in steps if step != "...")
 
@@ -70,13 +72,13 @@ def _decoded(decoder: Any, body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise WrongInput(*_told(str(error))) from error
+        raise WrongInput(*_location_and_reason(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WrongInput((), f"expected JSON: {error}") from error
 
 
-def _told(text: str) -> tuple[Location, str]:
-    """Where, and what is wrong there, in words of ours."""
+def _location_and_reason(text: str) -> tuple[Location, str]:
+    """Return where an input is wrong, and what is wrong there in the words of this server."""
     found = _AT.fullmatch(text)
     why, path = (found[1], found[2] or "") if found is not None else (text, "")
     where = location_of(path)
@@ -86,7 +88,7 @@ def _told(text: str) -> tuple[Location, str]:
 
 
 def _type_of(schema: Mapping[str, Any], where: str) -> Any:
-    """The type by which msgspec checks."""
+    """Return the type with which msgspec checks a schema."""
     if unknown := sorted(_DECIDING & schema.keys()):
         _refuse(where, f"of JSON Schema `{unknown[0]}` is not known here")
     if "enum" in schema:

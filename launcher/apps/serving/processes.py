@@ -29,7 +29,7 @@ class WorkerLost(Exception):
 
 
 class NotBegun(WorkerLost):
-    """It ended before it had read the batch: another worker may have it."""
+    """Raised when a worker ended before it had read its batch, so that another worker may take it."""
 
 
 class WorkerPoolLost(Exception):
@@ -46,7 +46,7 @@ class NotLoaded(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a worker pool sends when it has the model."""
+    """The message that a worker pool sends once it has loaded the model."""
 
     input: Mapping[str, Any]
     output: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Link:
         self._task = asyncio.create_task(self._listen())
 
     async def say(self, message: Any, hand: socket.socket | None = None) -> None:
-        """`hand`: a socket that the other side gets. Raises OSError where it has left."""
+        """Send a message, and the socket `hand` with it if given. Raise OSError if the other side has closed."""
         data = frame(message)
         if hand is not None:
             sent = socket.send_fds(self._end, [data], [hand.fileno()])
@@ -118,7 +118,7 @@ class ServingWorker:
         return self._answer is not None
 
     async def compute(self, payloads: Sequence[bytes], most_s: float) -> list[Answer]:
-        """An answer to each input. Raises WorkerLost; a worker that takes longer is ended."""
+        """Return an answer to each input. Raise WorkerLost; a worker that takes longer than `most_s` is killed."""
         self._answer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(most_s):
@@ -144,7 +144,7 @@ class ServingWorker:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """It ends by itself: nobody listens."""
+        """Close the worker's connection, which ends the worker."""
         self._link.close()
         self._ended()
 
@@ -183,7 +183,7 @@ class WorkerPool:
 
     @classmethod
     async def started(cls, served: Served, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """A new process; it has to import everything. Raises NotLoaded."""
+        """Start a pool in a new process, which has to import everything. Raise NotLoaded."""
         ours, theirs = socket.socketpair()
         words = ("-m", "trainer.serving", str(theirs.fileno()))
         try:
@@ -202,7 +202,7 @@ class WorkerPool:
         return found, await found._load(order)
 
     async def renewed(self, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """A fork of it that has another checkpoint: nothing is imported again. Raises NotLoaded."""
+        """Fork this pool into one with another checkpoint, so that nothing is imported again. Raise NotLoaded."""
         ours, theirs = socket.socketpair()
         with theirs:
             await self._link.say({"op": "renew", "checkpoint": checkpoint}, theirs)
@@ -212,7 +212,9 @@ class WorkerPool:
     async def worker(
         self, op: str, threads: int, number: int, on_end: Callable[[ServingWorker], None]
     ) -> ServingWorker:
-        """`fork` a worker, or have this process `become` one. Raises WorkerPoolLost or WorkerLost."""
+        """Fork a worker (`op` is `fork`), or turn the pool's process into one (`become`). Raise WorkerPoolLost or
+        WorkerLost.
+        """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -225,13 +227,13 @@ class WorkerPool:
         return worker
 
     def close(self) -> None:
-        """What is left of its workers ends with it."""
+        """Close the pool's connection, which also ends its remaining workers."""
         self._link.close()
         self._on_end()
 
     async def has_ended(self) -> None:
-        """After it was closed, or became a worker that was; one that does not end by itself is ended. A fork is not
-        ours to wait for.
+        """Wait until the pool's process has exited after it was closed; kill it after a limit. A fork is not a child
+        of this process and is not waited for.
         """
         if self._process is None:
             return

@@ -17,7 +17,7 @@ from trainer.checkpoint_files.choice import candidates
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """All that starts a process which answers for a run."""
+    """All that is needed to start a process that answers for a run."""
 
     run: str
     app: str  # where the service is found: `module`, `module:name` or `/file.py:name`
@@ -31,13 +31,15 @@ class Served:
     spare: Path | None = None  # a copy of some of them, where there are none any more
 
     def choices(self) -> list[Entry]:
-        """The checkpoints that will do, the first choice first; none where the trainer has saved none."""
+        """Return the usable checkpoints in order of preference, or an empty list if the trainer has saved none."""
         others = [] if self.spare is None else candidates(self.spare, best=self.best)
         return [*candidates(self.checkpoints, best=self.best), *others]
 
 
 def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) -> Served:
-    """Raises BadInput where nobody says how its model is asked, and Refused where there is no checkpoint of it."""
+    """Return how to serve a run's model. Raise BadInput if no service is named, and Refused if there is no
+    checkpoint.
+    """
     folder = RunDir(run.path)
     attempt = newest(folder)
     plan = read_plan(folder, attempt.number if attempt is not None else 1)
@@ -63,13 +65,15 @@ def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) ->
 
 
 def _kept_in(run: RunDir) -> Path:
-    """The first of its folders that has checkpoints."""
+    """Return the first checkpoint directory of the run that has checkpoints."""
     folders = checkpoint_folders(run)
     return next((folder for folder in folders if entries(folder)), folders[0])
 
 
 def _app(named: str | None, module: str | None) -> str:
-    """A file is one of here, made absolute; a module is one of the run's own code."""
+    """Return the service to load: a Python file of this machine as an absolute path, or a module of the run's own
+    code.
+    """
     if named is None:
         if module is None:
             hint = "hint: launch serve RUN --app serving.py, which has load(checkpoint) and predict(model, inputs)"

@@ -1,4 +1,4 @@
-"""From a spec with a sweep to a folder that a conductor can take up: every check first, then one rename."""
+"""Create a sweep's folder from a spec: all checks come first, then one rename."""
 
 import importlib.util
 import os
@@ -30,7 +30,7 @@ _MOST_TRIED = 64  # of the values of an option, before anything exists
 
 
 def begin(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> SweepDir:
-    """Its folder. Raises BadInput with what cannot work, and then there is nothing."""
+    """Create a sweep and return its folder. Raise BadInput if it cannot work, and then nothing is created."""
     _need_optuna()
     spec = looked_at_first(file, on=on, overrides=overrides, root=root)
     if spec.spec.sweep is None:
@@ -69,7 +69,7 @@ def _need_optuna() -> None:
 def _settled(
     options: SweepOptions, spec: Request, file: Path, overrides: tuple[str, ...]
 ) -> tuple[SweepOptions, tuple[Point, ...] | None]:
-    """With conditions on what is the same in all trials decided; and all points, where they are known by now."""
+    """Return the options without conditions on fixed values, and all points if they are known beforehand."""
     if options.search not in SEARCHES:
         points = points_in(Path(spec.project.path) / options.search)[: options.trials]
         return msgspec.structs.replace(options, space=space_of(points)), tuple(points)
@@ -98,7 +98,7 @@ def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[
 def _tried(
     spec: Request, file: Path, options: SweepOptions, points: tuple[Point, ...] | None, overrides: tuple[str, ...]
 ) -> Request:
-    """What a first trial would be; every value of an option has been read as the spec's reader would read it."""
+    """Return the request of a first trial; every value of an option has been checked by the spec's reader."""
     first = dict(points[0]) if points else {}
     root = Path(spec.project.path)
     for key, one in options.space.items():
@@ -118,7 +118,7 @@ def _free_id(name: str, runs: Path) -> RunId:
 
 
 def _write(sweep: SweepDir, file: Path, record: SweepRecord, wish: Request, points: int) -> None:
-    """Whole and durable under a name that nobody knows; then it is there."""
+    """Write the sweep's folder whole and durable under a draft name, then rename it."""
     folder = sweep.path.parent
     draft = SweepDir(drafts.new_draft(folder))
     try:

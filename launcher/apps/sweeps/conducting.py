@@ -34,8 +34,8 @@ _RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did
 
 
 @dataclass(slots=True)
-class _Patience:
-    """When what failed is tried again."""
+class _RetryDelay:
+    """The time after which a failed action is tried again."""
 
     failures: int = 0
     until: float = 0.0
@@ -49,18 +49,18 @@ class _Patience:
 
 @dataclass(slots=True)
 class Round:
-    """All that a conductor knows between two looks is on disk, but for when it tries again."""
+    """One pass of the conductor; all of its state is on disk, except when it retries."""
 
     sweep: SweepDir
     record: SweepRecord
     book: TrialBook
     runs: Trials
     clock: Callable[[], float] = time.time
-    patience: _Patience = field(default_factory=_Patience)
+    patience: _RetryDelay = field(default_factory=_RetryDelay)
     _next: str = ""  # the run that will be the next to be started
 
     def go(self) -> tuple[bool, bool]:
-        """One look and what follows it; gives whether anything was done, and whether the sweep is over."""
+        """Look at all trials once and act; return whether anything was done, and whether the sweep is over."""
         entries = self._chosen(self.book.entries())
         views = self.runs.look([one.run for one in entries if one.state == OPEN])
         self._report(entries, views)
@@ -80,14 +80,14 @@ class Round:
         return done, end is not None and self._asked() == asked
 
     def _chosen(self, entries: Sequence[BookedTrial]) -> list[BookedTrial]:
-        """A trial that a kill left without its values gets them now."""
+        """Return the trials, after choosing values for those that a kill left without them."""
         half = [one for one in entries if one.state == OPEN and not one.run]
         for one in half:
             self.book.choose(one.number, run_id_of(self.record.id, one.number))
         return self.book.entries() if half else [*entries]
 
     def _report(self, entries: Sequence[BookedTrial], views: Mapping[str, TrialRun]) -> None:
-        """Tell Optuna what has been measured, where trials may end early for it; one that has ended may not."""
+        """Report measured values to Optuna if trials may end early; a trial that has ended may not."""
         if self.record.options.stop.early == "none":
             return
         for one in entries:
@@ -97,7 +97,7 @@ class Round:
                 self.book.report(one.number, news, may_prune=not views[one.run].state.ended)
 
     def _clear_order(self, aim: Aim, trials: Sequence[TrialView]) -> None:
-        """All that was stopped goes on: what is cancelled from now on stays so."""
+        """Remove the order to resume once every stopped trial goes on, so that a later cancel stays in force."""
         if aim.reviving and not any(is_cancelled(one) and not is_paused(one, aim) for one in trials):
             self.sweep.order.unlink(missing_ok=True)
 
@@ -138,7 +138,7 @@ class Round:
                 return True
             else:
                 if isinstance(action, StartTrial | ReviveTrial):
-                    self.patience = _Patience()
+                    self.patience = _RetryDelay()
             done = done or not isinstance(action, CancelTrial | EndSweep)
         return done
 
@@ -163,12 +163,12 @@ class Round:
                 assert_never(action)
 
     def _after(self, aim: Aim, trials: Sequence[TrialView]) -> str:
-        """The run of the trial that comes after all that are there, where these have been started; else ""."""
+        """Return the run id of the trial after all present ones if these have been started, else ""."""
         there = not any(one.open and one.run is None for one in trials)
         return run_id_of(self.record.id, len(trials)) if there and not why_no_more(trials, aim) else ""
 
     def make_ready(self) -> None:
-        """What can be started of the next trial before it may begin is started now."""
+        """Start what the next trial needs before it may begin."""
         if self._next:
             self.runs.expect(self._next)
 
@@ -196,6 +196,6 @@ def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
 
 
 def _note(one: BookedTrial, *, halving: bool) -> TrialNote:
-    """One that is stopped at a rung is open, because it may go on."""
+    """Return the public record of a trial; one stopped at a rung is `paused`, because it may go on."""
     state = "paused" if halving and one.state == OPEN and one.pruned_at is not None else one.state
     return TrialNote(one.number, state, one.run, one.params, one.value, one.last_step, one.why)

@@ -31,7 +31,7 @@ class Conductor(Strategy):
     """Conducts one sweep, whose folder it is given, unless another process does."""
 
     def boot(self) -> bytes:
-        """Take the sweep's lock, if it is free: what was written before is read by whoever has it."""
+        """Take the sweep's lock if it is free; its holder reads what was written before."""
         self._alone, self._sweep = ExitStack(), SweepDir(self.run.path)
         self._conducts = self._alone.enter_context(locked(self._sweep.lock)) is not None
         if self._conducts:
@@ -51,7 +51,7 @@ class Conductor(Strategy):
 
 
 def _kept(sweep: SweepDir, record: SweepRecord) -> int:
-    """A fault of ours is the sweep's last word, not a silence."""
+    """Conduct the sweep and return an exit code; an internal error is recorded as the sweep's state."""
     try:
         runs = RunsOfTrials(sweep, record)
         runs.warm_up()
@@ -68,7 +68,7 @@ def _kept(sweep: SweepDir, record: SweepRecord) -> int:
 
 
 def conduct(rounds: "Round") -> None:
-    """Until the sweep is over; the longer nothing happens, the more seldom it looks."""
+    """Conduct until the sweep is over, looking less often the longer nothing happens."""
     quiet_since = time.monotonic()
     while True:
         done, over = rounds.go()

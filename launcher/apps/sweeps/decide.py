@@ -1,7 +1,7 @@
-"""What a conductor does next, given how each trial and its run are: pure.
+"""Choose the conductor's next actions from the state of each trial and its run.
 
-A trial is open until Optuna has been told how it ended. Nothing here asks whether something has been done before: each
-action can be done again after a kill, and is told to be done as long as the trials look as if it had not been.
+A trial is open until Optuna has its result. Every action can be repeated after a kill, and is returned until the
+trials show that it was done.
 """
 
 import math
@@ -39,7 +39,7 @@ class Rung:
     of: int
 
     def is_climbed(self, factor: int) -> bool:
-        """Whether this trial is among the best of so many; the best one always is."""
+        """Return whether this trial is among the best `1/factor` of its rung; the best one always is."""
         return self.better < max(1, self.of // factor)
 
 
@@ -59,7 +59,7 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a person wants of the sweep."""
+    """The settings that a person chose for the sweep."""
 
     trials: int
     parallel: int
@@ -73,7 +73,7 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class NextTrial:
-    """Ask for one more point."""
+    """Create one more trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class ReviveTrial:
 
 @dataclass(frozen=True, slots=True)
 class PromoteTrial:
-    """Have one that was stopped at a rung go on: its run's next attempt follows this one."""
+    """Resume a trial that was stopped at a rung: its run's next attempt follows attempt `after`."""
 
     number: int
     after: int
@@ -101,7 +101,7 @@ class PromoteTrial:
 
 @dataclass(frozen=True, slots=True)
 class TellTrial:
-    """How it ended: with a value, pruned, or, for this reason, failed."""
+    """Record how a trial ended: with a value, pruned, or failed for the reason `why`."""
 
     number: int
     value: float | None = None
@@ -120,7 +120,9 @@ Next = NextTrial | EndSweep | TrialAction
 
 
 def next_actions(trials: Sequence[TrialView], aim: Aim) -> list[Next]:
-    """In their order; at most one trial begins or goes on, because which one may depend on all that is known before."""
+    """Return the next actions in order; at most one trial begins or resumes, because the choice may depend on all
+    earlier results.
+    """
     still_open = [one for one in trials if one.open]
     paused = [one for one in still_open if is_paused(one, aim)]
     active = [one for one in still_open if one not in paused]
@@ -145,12 +147,14 @@ def is_cancelled(trial: TrialView) -> bool:
 
 
 def is_paused(trial: TrialView, aim: Aim) -> bool:
-    """Stopped at a rung, with its checkpoint; it goes on from there when it is among the best that have come to it."""
+    """Return whether a trial was stopped at a rung with its checkpoint; it resumes when it is among the best of that
+    rung.
+    """
     return is_cancelled(trial) and trial.pruning and aim.factor is not None and trial.rung is not None
 
 
 def promotable(paused: Sequence[TrialView], aim: Aim) -> list[TrialView]:
-    """Those that may go on, the furthest first."""
+    """Return the paused trials that may resume, the furthest first."""
     factor = aim.factor
     found = [one for one in paused if factor is not None and one.rung is not None and one.rung.is_climbed(factor)]
     return sorted(found, key=lambda one: (-one.rung.number if one.rung is not None else 0, one.number))
@@ -161,7 +165,7 @@ def _promoted(trial: TrialView) -> PromoteTrial:
 
 
 def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
-    """Why no trial begins, nor one that was stopped early goes on; "" where that may be."""
+    """Return why no trial begins or resumes, or "" if one may."""
     failed = sum(one.failed for one in trials)
     if aim.stopping:
         return "it is being stopped"
@@ -180,7 +184,7 @@ def fails_alike(trials: Sequence[TrialView]) -> bool:
 
 
 def _alike(why: str) -> str:
-    """Without its numbers, which differ from trial to trial."""
+    """Return a reason without its numbers, which differ from trial to trial."""
     return re.sub(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", "#", why)
 
 
@@ -193,7 +197,7 @@ def _commonest(trials: Sequence[TrialView]) -> str:
 
 
 def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
-    """Why no further trial begins; "" where one does."""
+    """Return why no further trial begins, or "" if one does."""
     closed = why_nothing_begins(trials, aim)
     if len(trials) >= aim.trials and closed in ("", _LATE):
         return f"all {len(trials)} trials are done"

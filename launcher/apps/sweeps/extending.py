@@ -14,7 +14,9 @@ from launcher.submission.requests import looked_at_first
 
 
 def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[str]) -> list[str]:
-    """Note the best so many as trials to come; gives their runs. Raises BadInput, Refused; then nothing is noted."""
+    """Enqueue further training of the `best` runs as coming trials, and return the runs. Raise BadInput or Refused,
+    and then nothing is enqueued.
+    """
     record = record_of(sweep)
     _check(sweep, record, status, overrides)
     found = best_runs(status.trials, record.options.mode)
@@ -26,7 +28,7 @@ def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[
 
 
 def best_runs(trials: Sequence[TrialNote], mode: str) -> list[TrialNote]:
-    """The best first, one for each run that is not at work."""
+    """Return the best trials first, one for each run that is not active."""
     sign, busy = 1 if mode == "max" else -1, {one.run for one in trials if one.state in ("running", "paused")}
     complete = [one for one in trials if one.state == "complete" and one.value is not None and one.run not in busy]
     ordered = sorted(complete, key=lambda one: (-sign * (one.value or 0.0), one.number))

@@ -45,12 +45,12 @@ class SweepDir:
 
     @property
     def runs(self) -> Path:
-        """Where the runs are that are its trials."""
+        """Return the folder that holds the runs of its trials."""
         return self.path.parent.parent
 
 
 class SweepRecord(msgspec.Struct, frozen=True):
-    """What was decided when the sweep began."""
+    """The settings of a sweep, fixed when it began."""
 
     id: RunId
     project: str
@@ -65,13 +65,13 @@ class SweepRecord(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """How many trials, by now."""
+    """The number of trials wanted by now."""
 
     trials: int
 
 
 class SweepOrder(msgspec.Struct, frozen=True):
-    """What a person has asked for last."""
+    """The last order that a person gave to the sweep."""
 
     stop: bool  # else: go on with what was stopped
 
@@ -98,7 +98,7 @@ class SweepState(msgspec.Struct, frozen=True):
 
 
 def conductor_lives(sweep: SweepDir) -> bool | None:
-    """None where it is, or was, on another machine."""
+    """Return whether the sweep's conductor is alive, or None if it is or was on another machine."""
     process = readable(sweep.conductor, ProcessId)
     return process is not None and alive(process)
 
@@ -111,7 +111,7 @@ def record_of(sweep: SweepDir) -> SweepRecord:
 
 
 def register_sweep(sweep: SweepDir) -> None:
-    """Have its id lead to its folder. Raises FileExistsError where the id is taken."""
+    """Register the sweep's id with its folder. Raise FileExistsError if the id is taken."""
     folder = _links()
     make_dir(folder)
     refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of sweeps")
@@ -120,7 +120,7 @@ def register_sweep(sweep: SweepDir) -> None:
 
 
 def known_sweeps() -> list[SweepDir]:
-    """All of this user whose folder is there, the newest last."""
+    """Return all sweeps of this user whose folder exists, the newest last."""
     try:
         names = [name for name in os.listdir(_links()) if is_run_id(name)]
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def sweep_of_trial(run: str, path: Path) -> str | None:
 
 
 def find_sweep(ref: str) -> SweepDir:
-    """The sweep of this id, of this unique beginning of one, or the newest for `last`."""
+    """Return the sweep with this id or unique beginning of an id, or the newest for `last`."""
     known = known_sweeps()
     if not known:
         raise NoSuchRun("there is no sweep yet", "hint: launch sweep FILE")

@@ -37,15 +37,15 @@ svg{{max-width:100%;height:auto}}</style><h1>{title}</h1>
 
 
 def importances(sweep: SweepDir) -> dict[str, float]:
-    """How much each option has to do with what came of it, of 1 in all; nothing where that cannot be told yet."""
+    """Return the importance of each option for the result, summing to 1; empty if it cannot be computed yet."""
     study = _study(sweep)
     return _importances(study)
 
 
 def draw(sweep: SweepDir, out: Path, kinds: Sequence[str] = KINDS) -> list[str]:
-    """Write a page with these pictures, or one of them as .png, .svg or .pdf. Gives a line for each that was left out.
+    """Write a page with these pictures, or one of them as .png, .svg or .pdf. Return a line for each that was left out.
 
-    Raises BadInput where there is nothing to draw, or nothing to draw it with.
+    Raise BadInput if there is nothing to draw, or nothing to draw it with.
     """
     study = _study(sweep)
     if _complete(study) < _FEWEST:
@@ -143,6 +143,6 @@ def _page(sweep: SweepDir, drawn: Mapping[str, bytes]) -> bytes:
 
 
 def _svg(picture: bytes) -> str:
-    """What stands in a page: without the head of a file of its own."""
+    """Return the picture's `<svg>` element without the XML head."""
     text = picture.decode()
     return text[text.index("<svg") :]

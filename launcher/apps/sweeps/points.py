@@ -16,17 +16,17 @@ _MOST = 100_000
 
 
 def override_of(key: str, value: Word) -> str:
-    """As `--set` takes it."""
+    """Return an override as `--set` takes it."""
     return f"{key}={json.dumps(value) if isinstance(value, str | bool) else repr(value)}"
 
 
 def applies(dimension: Dimension, point: Mapping[str, Word]) -> bool:
-    """Whether its condition holds, for options that were chosen before."""
+    """Return whether the condition of an option holds, given the options chosen before it."""
     return dimension.when is None or point.get(dimension.when[0]) == dimension.when[1]
 
 
 def grid(space: Mapping[str, Dimension]) -> list[Point]:
-    """Every combination, the last option of the space changing fastest. Raises BadInput where there are too many."""
+    """Return every combination; the last option changes fastest. Raise BadInput if there are too many."""
     found: list[Point] = [{}]
     for key, dimension in space.items():
         values = values_of(dimension)
@@ -41,7 +41,7 @@ def grid(space: Mapping[str, Dimension]) -> list[Point]:
 
 
 def values_of(dimension: Dimension) -> Sequence[Word]:
-    """All that it may be; of a range with steps."""
+    """Return all values of an option, or of a range with steps."""
     if dimension.values:
         return dimension.values
     step = dimension.step or 1
@@ -51,7 +51,7 @@ def values_of(dimension: Dimension) -> Sequence[Word]:
 
 
 def space_of(points: Sequence[Point]) -> dict[str, Dimension]:
-    """What each option is in any of these points."""
+    """Return for each option the values that it has in any of the points."""
     found: dict[str, dict[tuple[type, Word], Word]] = {}
     for point in points:
         for key, value in point.items():
@@ -60,7 +60,7 @@ def space_of(points: Sequence[Point]) -> dict[str, Dimension]:
 
 
 def points_in(file: Path) -> list[Point]:
-    """Those of a CSV file: the options in its head, a line for each point. Raises BadInput."""
+    """Return the points of a CSV file: options in its head, one point per line. Raise BadInput."""
     try:
         with file.open(newline="") as opened:
             lines = [*csv.reader(opened, skipinitialspace=True)]

@@ -19,7 +19,7 @@ _STARTUP = 10
 
 
 def sampler_of(options: SweepOptions, seed: int) -> samplers.BaseSampler:
-    """What chooses the next point."""
+    """Return the Optuna sampler that chooses the next point."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         match options.search:
@@ -41,7 +41,7 @@ def sampler_of(options: SweepOptions, seed: int) -> samplers.BaseSampler:
 
 
 def pruner_of(stop: EarlyStop) -> pruners.BasePruner:
-    """What says that a trial ends early."""
+    """Return the Optuna pruner that ends trials early."""
     match stop.early:
         case "asha":
             return pruners.SuccessiveHalvingPruner(min_resource=stop.min_steps, reduction_factor=stop.factor)
@@ -54,7 +54,7 @@ def pruner_of(stop: EarlyStop) -> pruners.BasePruner:
 
 
 def suggested(trial: "Trial", space: Mapping[str, Dimension]) -> Point:
-    """The point of a trial; what it has chosen already stays."""
+    """Return the point of a trial; values that it has already stay."""
     point: dict[str, Any] = {}  # what is suggested of values is one of them
     for key, one in space.items():
         if not applies(one, point):
@@ -69,7 +69,7 @@ def suggested(trial: "Trial", space: Mapping[str, Dimension]) -> Point:
 
 
 def foreseen(options: SweepOptions, seed: int, count: int) -> list[Point]:
-    """The first points of a search that looks at no result; more of them begin with the same ones."""
+    """Return the first `count` points of a search that ignores results; a larger count begins with the same points."""
     level = logging.get_verbosity()
     logging.set_verbosity(logging.WARNING)
     try:

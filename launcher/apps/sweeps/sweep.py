@@ -45,12 +45,12 @@ class Sweep:
 
     @classmethod
     def get(cls, ref: str) -> "Sweep":
-        """The sweep of this id, of this unique beginning of one, or `last`."""
+        """Return the sweep with this id or unique beginning of an id, or the newest for `last`."""
         found = find_sweep(ref)
         return cls(found.id, found.path)
 
     def status(self) -> SweepState:
-        """Its trials, and how it is: running, stopped, succeeded, failed, or lost where nobody conducts it."""
+        """Return its trials and its state: running, stopped, succeeded, failed, or lost if no conductor is alive."""
         lives = conductor_lives(self._folder)  # before its last word is read, which may be its end
         said = readable(self._folder.state, SweepState)
         if said is None:
@@ -61,19 +61,19 @@ class Sweep:
         return said
 
     def best(self) -> TrialNote | None:
-        """The trial with the best value of those that are complete; None as long as there is none."""
+        """Return the complete trial with the best value, or None if there is none."""
         sign = 1 if record_of(self._folder).options.mode == "max" else -1
         complete = [one for one in self.status().trials if one.state == "complete" and one.value is not None]
         return max(complete, key=lambda one: (sign * (one.value or 0.0), -one.number), default=None)
 
     def importances(self) -> dict[str, float]:
-        """How much each option has to do with what came of it, of 1 in all; nothing where that cannot be told yet."""
+        """Return the importance of each option for the result, summing to 1; empty if it cannot be computed yet."""
         from launcher.apps.sweeps.pictures import importances  # late: Optuna takes a second
 
         return importances(self._folder)
 
     def plot(self, out: str | Path, kinds: Sequence[str] = ()) -> list[str]:
-        """Write a page with pictures of it (.html), or one picture; gives a line for each that was left out.
+        """Write a page with pictures of it (.html), or one picture; return a line for each that was left out.
 
         Kinds: history, parallel, slice, importance; none: all.
         """
@@ -86,7 +86,7 @@ class Sweep:
         return wanted.trials if wanted is not None else 0
 
     def stop(self) -> SweepState:
-        """Have its trials saved and stopped; they go on where they were with `resume`. Returns when that is so."""
+        """Save and stop all trials, and return once that is done; `resume` continues them where they were."""
         if self.status().state in ("succeeded", "failed", "stopped"):
             raise Refused(f"{self.id} is {self.status().state}: there is nothing to stop")
         write_record(self._folder.order, SweepOrder(stop=True))
@@ -94,7 +94,7 @@ class Sweep:
         return self.wait()
 
     def resume(self) -> None:
-        """Go on with what was stopped, or with a sweep whose conductor is gone."""
+        """Resume what was stopped, or a sweep whose conductor has died."""
         state = self.status()
         if state.state not in ("stopped", "lost"):
             hint = f"hint: launch sweep add {self.id} --trials 20" if state.state == "succeeded" else ""
@@ -104,7 +104,7 @@ class Sweep:
         self._conduct()
 
     def add(self, trials: int) -> int:
-        """So many trials more; gives how many it has then in all. One that is over goes on with them."""
+        """Add so many trials and return the new total. A sweep that is over resumes with them."""
         points = record_of(self._folder).points
         with locked(self.path / ".wanted-lock", wait=True):
             wanted = self.trials_wanted() + trials
@@ -116,7 +116,7 @@ class Sweep:
         return wanted
 
     def extend(self, best: int, overrides: Sequence[str]) -> list[str]:
-        """Train the best so many trials further, from their checkpoints, with these changes; gives their runs.
+        """Train the best so many trials further, from their checkpoints, with these changes; return their runs.
 
         Each becomes one trial more, with the same point and the same run; those that have not begun yet wait for them.
         """

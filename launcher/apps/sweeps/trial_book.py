@@ -77,13 +77,13 @@ class TrialBook:
         self._foreseen: list[Point] = [*(record.points or ())]
 
     def entries(self) -> list[BookedTrial]:
-        """Of all trials but those that only wait to be asked for."""
+        """Return all trials except those that only wait in Optuna's queue."""
         trials = self._study.get_trials(deepcopy=False)
         sign = 1 if self._options.mode == "max" else -1
         return [_entry(one, _rung(one, trials, sign)) for one in trials if one.state in _STATES]
 
     def ask(self) -> int:
-        """The number of one more trial, whose values may not all be chosen yet."""
+        """Create one more trial and return its number; its values may not all be chosen yet."""
         trials = self._study.get_trials(deepcopy=False)
         if not any(one.state is TrialState.WAITING for one in trials):
             index = 1 + max((one.user_attrs.get(_POINT, -1) for one in trials), default=-1)
@@ -100,7 +100,7 @@ class TrialBook:
         trial.set_user_attr(_RUN, trial.user_attrs.get(_EXTENDS, {}).get(_RUN, run_id))
 
     def report(self, number: int, values: Sequence[tuple[int, float]], *, may_prune: bool) -> None:
-        """What its run has measured, by step; where it does worse than others it is noted that it ends early."""
+        """Record what a run has measured, by step; if it does worse than others, mark its trial to end early."""
         trial = self._trial(number)
         for step, value in values:
             trial.report(value, step)
@@ -126,14 +126,14 @@ class TrialBook:
         return Trial(self._study, self._storage.get_trial_id_from_study_id_trial_number(study, number))
 
     def _space_of(self, trial: Trial) -> Mapping[str, Dimension]:
-        """Of a point of a grid or a file, what it has, and nothing else."""
+        """Return the options of a trial: of a point of a grid or a file, only those that the point has."""
         index = trial.user_attrs.get(_POINT)
         if self._record.points is None or index is None:
             return self._options.space
         return {key: replace(self._options.space[key], when=None) for key in self._record.points[index]}
 
     def _point(self, index: int) -> Point | None:
-        """The one that is known beforehand, where the search is of that kind."""
+        """Return the point of trial `index` if the search knows it beforehand, else None."""
         if self._options.search in FORESEEN and index >= len(self._foreseen):
             self._foreseen = foreseen(self._options, self._record.seed, 2 * index + 16)
         return self._foreseen[index] if index < len(self._foreseen) else None
@@ -158,7 +158,9 @@ def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
 
 
 def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | None:
-    """The last one that this trial has come to. Optuna writes down values by rung, and does not look again later."""
+    """Return the last rung that this trial has reached, or None. Optuna stores values by rung and does not update
+    them.
+    """
     number = sum(key.startswith(_RUNG) for key in one.system_attrs) - 1
     if number < 0:
         return None
@@ -169,7 +171,7 @@ def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | 
 
 
 def enqueue_extensions(sweep: SweepDir, trials: Sequence[tuple[TrialNote, int]], overrides: Sequence[str]) -> None:
-    """The next trials train the runs of these further, after those attempts. A conductor may be at work meanwhile."""
+    """Enqueue trials that train these runs further, each after its attempt. A conductor may be running meanwhile."""
     study = load_study(study_name=sweep.id, storage=_storage(sweep))
     for note, attempt in trials:
         extends = {_RUN: note.run, "set": [*overrides]}
@@ -182,7 +184,7 @@ def _storage(sweep: SweepDir) -> JournalStorage:
 
 
 def mend(journal: Path) -> None:
-    """Take away a last line that a kill or a loss of power cut short: nobody was told that it had been written."""
+    """Remove a last line that a kill or a loss of power cut short, which was never reported as written."""
     data = read_bytes(journal) or b""
     if not data.endswith(b"\n"):
         whole = data.rfind(b"\n") + 1
@@ -191,7 +193,7 @@ def mend(journal: Path) -> None:
 
 
 def forget_dead_lock(journal: Path) -> None:
-    """That of a conductor which was killed while it wrote: nobody else's stands for seconds."""
+    """Remove a journal lock that a killed conductor left; a live one is held for less than seconds."""
     lock = journal.with_name(f"{journal.name}.lock")
     with contextlib.suppress(FileNotFoundError):
         if time.time() - lock.lstat().st_mtime > _STALE_S:

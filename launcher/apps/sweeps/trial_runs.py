@@ -36,36 +36,38 @@ Reports = Sequence[tuple[int, float]]  # steps and values
 
 
 class NotYet(Exception):
-    """What runs need is being imported, once for all of them."""
+    """Raised while the modules that runs need are being imported, once for all runs."""
 
 
 class Trials(Protocol):
-    """What a conductor asks of the runs; none of it waits for a run to end."""
+    """The operations on runs that a conductor needs; none of them waits for a run to end."""
 
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
-        """Once, however often it is asked. Raises NotYet, LaunchError, and BadInput where it can never be started."""
+        """Start a run once, however often this is called. Raise NotYet, LaunchError, or BadInput if it can never be
+        started.
+        """
 
     def expect(self, run_id: str) -> None:
-        """It will be the next to be started, sooner or later."""
+        """Prepare for the run that will be started next."""
 
     def look(self, run_ids: Sequence[str]) -> Mapping[str, TrialRun]:
-        """How these are; of a run that was never started, nothing."""
+        """Return the state of each of these runs; a run that was never started is left out."""
 
     def rest(self, seconds: float) -> None:
-        """For that time, or until one of those that went on at the last look has ended."""
+        """Wait for `seconds`, or until a run that was active at the last look has ended."""
 
     def reports(self, run_id: str) -> Reports:
-        """What it has reported of the metric, in the order of steps."""
+        """Return the values of the metric that a run has reported, in order of steps."""
 
     def cancel(self, run_id: str) -> None:
-        """Ask it to end; its checkpoint stays."""
+        """Cancel a run; its checkpoint stays."""
 
     def revive(self, run_id: str, overrides: Sequence[str]) -> None:
-        """Have a run that has ended go on from its newest checkpoint, with these changes."""
+        """Resume an ended run from its newest checkpoint, with these changes."""
 
 
 def run_id_of(sweep: RunId, number: int) -> RunId:
-    """`resnet-7k3f-t0007`"""
+    """Return the run id of a trial, such as `resnet-7k3f-t0007`."""
     return parse_run_id(f"{sweep}-t{number:04d}")
 
 
@@ -83,9 +85,8 @@ class RunsOfTrials:
         self._read: dict[str, tuple[int, Reports]] = {}
 
     def warm_up(self) -> None:
-        """Before there is any trial, where each of them imports in one environment.
-
-        What is not as it should be is told of the first one.
+        """Warm up imports before the first trial if all trials share one environment. A problem is reported by the
+        first trial.
         """
         changed = {*self._record.options.space, *(name for point in self._record.points or () for name in point)}
         if not all(name.startswith(_ARGUMENTS) for name in changed):
@@ -172,7 +173,7 @@ class RunsOfTrials:
 
 
 def last_value(reports: Iterable[tuple[int, float]]) -> float | None:
-    """The newest that is a number; NaN where none is."""
+    """Return the newest finite value, NaN if none is finite, or None if there is none."""
     values = [value for _, value in reports]
     finite = [value for value in values if math.isfinite(value)]
     return finite[-1] if finite else (values[-1] if values else None)

@@ -1,4 +1,4 @@
-"""In front of an application: who may ask, and how much of a request is read."""
+"""Guard an application: check who may call it, and limit how much of a request is read."""
 
 import ipaddress
 from collections.abc import Callable, Collection
@@ -17,9 +17,8 @@ from launcher.apps.web.server import STATE, LimitedProtocol
 
 @dataclass(frozen=True)
 class Access:
-    """Who has the token: in a header, as the cookie that stands for it, or in the address that was printed.
-
-    The address opens `pages` alone. A cookie is named by the port, as browsers send one to every port of a machine.
+    """Check of the token: in a header, in the cookie derived from it, or in the printed address. The address opens
+    `pages` only. The cookie is named by port, because browsers send a cookie to every port of a machine.
     """
 
     keys: Keys
@@ -27,15 +26,15 @@ class Access:
     pages: Collection[str]
 
     def has_token(self, request: HTTPConnection) -> bool:
-        """Whether this request carries the token, whichever way."""
+        """Return whether this request carries the token in any accepted form."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         by_header = scheme.lower() == "bearer" and equal(token, self.keys.token)
         return by_header or equal(self._cookie_of(request), self.keys.cookie) or self.comes_in(request)
 
     def comes_in(self, request: HTTPConnection) -> bool:
-        """Whether it has the token in its address. The page's script takes it out of there.
-
-        Not a redirect: a browser keeps a strict cookie back from one that began in a file or on another site.
+        """Return whether the request has the token in its address; the page's script removes it from there. A
+        redirect would not do: a browser withholds a strict cookie from a navigation that began in a file or on
+        another site.
         """
         given = request.query_params.get("token", "")
         return request.scope["method"] != "POST" and request.url.path in self.pages and equal(given, self.keys.token)
@@ -52,9 +51,8 @@ class Access:
 
 
 def is_this_machine(request: HTTPConnection, *names: str) -> bool:
-    """Whether it is asked by an address, by `localhost` or by one of `names`, once; at any port, for a tunnel.
-
-    Nobody can have a name of their own lead here and still ask by an address.
+    """Return whether the single Host header is an address, `localhost` or one of `names`, at any port because of
+    tunnels. An attacker's host name can resolve to this machine, but then the header has that name.
     """
     told = request.headers.getlist("host")
     if len(told) != 1:
@@ -72,11 +70,11 @@ def is_this_machine(request: HTTPConnection, *names: str) -> bool:
 
 
 class Rules(Protocol):
-    """What one server asks of a request before it is read."""
+    """Checks that a server makes on a request before reading it."""
 
     @property
     def access(self) -> Access | None:
-        """None: anyone may ask."""
+        """Return how the token is checked, or None if anyone may call."""
 
     def refusal(self, request: HTTPConnection) -> Response | None:
         """Return what is answered instead, or None where the way is free."""
@@ -94,7 +92,7 @@ class RequestGuard:
 
     @property
     def proves(self) -> Callable[[Scope], bool] | None:
-        """Whether a request carries the token; None: anyone may ask."""
+        """Return a test for whether a request carries the token, or None if anyone may call."""
         access = self.rules.access
         return None if access is None else lambda scope: access.has_token(HTTPConnection(scope))
 
@@ -128,7 +126,7 @@ class RequestGuard:
             self._reading.pop(connection, None)
 
     def _read(self, connection: LimitedProtocol | None, message: Message) -> None:
-        """Count a piece of a body that came. Raises HTTPException where it is more than there is room for."""
+        """Count a piece of a body that came. Raise HTTPException if it is more than there is room for."""
         more = len(message.get("body", b""))
         had = self._reading.get(connection, 0) + more
         if had > self.limits.body_bytes:

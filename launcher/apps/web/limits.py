@@ -1,4 +1,4 @@
-"""What the clients of a server may hold, and which connection goes when they hold too much. Pure."""
+"""Limits on what the clients of a server may hold, and the choice of the connection to drop beyond them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -38,17 +38,17 @@ class UnprovedConnections(Generic[Held]):
         return len(self._address_of)
 
     def add(self, connection: Held, address: str) -> None:
-        """Add it as the newest."""
+        """Add a connection as the newest."""
         self.discard(connection)
         self._address_of[connection] = address
         self._counts[address] += 1
 
     def are_too_many(self, address: str) -> bool:
-        """Whether one has to be dropped, now that one of this address was added."""
+        """Return whether a connection must be dropped after one of this address was added."""
         return self._counts[address] > self._per_address or len(self) > self._most
 
     def discard(self, connection: Held) -> None:
-        """Take it out, if it is there."""
+        """Remove a connection if it is there."""
         address = self._address_of.pop(connection, None)
         if address is not None:
             self._counts[address] -= 1

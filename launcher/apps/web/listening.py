@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def listen(host: str, port: int, *, waiting: int = 1024, hint: str = "--port 0") -> socket.socket:
-    """Listen on one address; `waiting` connections may wait to be accepted. Raises BadInput where that cannot be.
+    """Listen on one address; `waiting` connections may wait to be accepted. Raise BadInput if that cannot be.
 
     An address that stands for all of this machine's is refused: it is reached from networks that nobody had in mind.
     """
@@ -30,13 +30,13 @@ def listen(host: str, port: int, *, waiting: int = 1024, hint: str = "--port 0")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine gets there."""
+    """Return whether only this machine can reach `host`."""
     found = _address(host)
     return host == "localhost" if found is None else found.is_loopback
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """None: it is a name."""
+    """Return the address, or None if `host` is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -48,7 +48,7 @@ def in_address(host: str) -> str:
 
 
 def tls_context(certificate: Path, key: Path) -> "ssl.SSLContext":
-    """Read what a server shows and proves. Raises BadInput."""
+    """Read what a server shows and proves. Raise BadInput."""
     import ssl  # late: few servers need it, and it costs 20 ms
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -54,7 +54,7 @@ class WebServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nobody any more, drop who has not asked yet, and let the others have their answers."""
+        """Stop accepting connections, close those without a request, and wait for the answers of the others."""
         for door in self.servers:
             door.close()
         self._dismiss()
@@ -78,7 +78,7 @@ class WebServer(uvicorn.Server):
 
 
 class Door:
-    """What accepts the connections of a server, and drops those that are too many."""
+    """Accept the connections of a server, and drop those beyond its limits."""
 
     def __init__(
         self, config: uvicorn.Config, state: Any, listening: socket.socket, limits: Limits, tls: ssl.SSLContext | None,
@@ -180,11 +180,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request is expected of it, or has not come as a whole."""
+        """Return whether a request is expected or has not arrived completely."""
         return self._asking is not None
 
     def may_go(self) -> bool:
-        """Whether it can be dropped for another: not while its first words have come and have not been read."""
+        """Return whether the connection can be dropped: not while its first bytes have arrived and are unread."""
         if self._has_begun:
             return True
         try:

@@ -15,7 +15,7 @@ from launcher.run.records import AttemptEnd, Handle
 
 
 def sweep(memory: Path = MEMORY) -> list[Path]:
-    """Give it back; what it was."""
+    """Remove memory folders that no run uses any more, and return what they were."""
     found = [tier.path for owner, tier in owned(memory) if _is_abandoned(owner)]
     for path in found:
         give_back(path)

@@ -32,7 +32,7 @@ _OWNER = "owner.json"
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """In the folder: who uses it."""
+    """The run and the agent that use a memory folder."""
 
     run_dir: str
     agent: ProcessId
@@ -48,10 +48,9 @@ class Tier:
 
 
 def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: Path = MEMORY) -> Path:
-    """The node's folder for this attempt, for the user alone; what is left of older attempts goes.
-
-    `inherit`: this attempt goes on where the one before it was cut short. Raises OSError where there is no memory to
-    be had.
+    """Return the node's memory folder for this attempt, private to the user; folders of older attempts are removed.
+    `inherit` says that this attempt continues where the one before was cut short. Raise OSError if no memory is
+    available.
     """
     mine = None
     for tier in _tiers(run_dir, memory):
@@ -69,14 +68,14 @@ def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: 
 
 
 def close_tier(run_dir: Path, attempt: int, node: int | None = None, memory: Path = MEMORY) -> None:
-    """Give the memory back: the node's, or that of all nodes that were played here. A newer attempt's stays."""
+    """Remove the memory folders of this node, or of all nodes simulated here; a newer attempt's stays."""
     for tier in _tiers(run_dir, memory):
         if tier.attempt <= attempt and node in (None, tier.node):
             give_back(tier.path)
 
 
 def owned(memory: Path = MEMORY) -> Iterator[tuple[Owner, Tier]]:
-    """All folders of this user of which it can be told whose they are."""
+    """Yield all memory folders of this user whose owner is known."""
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(memory)):
             found = _NAME.fullmatch(name)
@@ -86,12 +85,12 @@ def owned(memory: Path = MEMORY) -> Iterator[tuple[Owner, Tier]]:
 
 
 def give_back(path: Path) -> None:
-    """As far as it can be: somebody else may be at it, and what is left the run's end takes away."""
+    """Remove a memory folder as far as possible; it may be in use, and the run's end removes the rest."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def _tiers(run_dir: Path, memory: Path) -> Iterator[Tier]:
-    """All that are ours, this attempt's own name and the newest attempt first."""
+    """Yield all memory folders of this run, the newest attempt first."""
     prefix = _prefix(run_dir)
     try:
         names = [name for name in os.listdir(memory) if name.startswith(prefix)]
@@ -117,7 +116,7 @@ def _name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
 
 
 def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
-    """A new one. Where somebody has taken the name, another that nobody could have guessed."""
+    """Create a folder; if its name is taken, one with a random name."""
     path = memory / _name(run_dir, node, attempt)
     try:
         path.mkdir(mode=0o700)
@@ -129,7 +128,7 @@ def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
 
 
 def _take_over(path: Path, new: Path) -> Path | None:
-    """None where the agent that used it has just taken it away."""
+    """Rename a folder for this attempt, or return None if its agent has just removed it."""
     try:
         os.rename(path, new)
     except FileNotFoundError:
@@ -138,7 +137,9 @@ def _take_over(path: Path, new: Path) -> Path | None:
 
 
 def _make_private(path: Path) -> bool:
-    """True for a folder, no link to one, that belongs to us; from then on to us alone."""
+    """Make a folder private to this user and return True, or False if it is a link, not a
+    folder or another user's.
+    """
     try:
         fd = os.open(path, _FOLDER)
     except OSError:

@@ -22,7 +22,7 @@ _AGAIN = 3  # a run that lets its checkpoints go faster than they can be fetched
 
 
 def checkpoint_folder(run: RunDir) -> str:
-    """Inside the run's folder, on every machine that has one."""
+    """Return the checkpoint directory relative to the run's folder, the same on every machine."""
     return read_plan(run, attempts(run)[-1].number).spec.checkpoint.dir
 
 
@@ -34,9 +34,8 @@ def fetch(
     bring_logs: Callable[[], Mapping[str, LaunchError]],
     holders: Callable[[], Holders],
 ) -> list[str]:
-    """Bring home logs, metrics and a checkpoint: `newest` with the best, `none`, or a step; a line for each thing.
-
-    Where one had to be passed over, the one before it comes, and then that is raised.
+    """Fetch logs, metrics and a checkpoint: `newest` with the best, `none`, or a step; return a line for each. If a
+    checkpoint cannot be fetched, the one before it is, and then the error is raised.
     """
     before = logs.size(run)
     troubles = bring_logs()
@@ -51,7 +50,7 @@ def fetch(
         if moved_on and not derive(read_facts(run.path)).state.ended:
             hint = "hint: again, once it has ended; or --checkpoint none"
             raise Refused(f"{run.path.name} runs from the checkpoints that are here: no other is put among them", hint)
-        lines += _that_of(int(checkpoint), run, holders, passed_over)
+        lines += _fetch_step(int(checkpoint), run, holders, passed_over)
     if passed_over:
         raise _less_came(passed_over[0], lines) from passed_over[0]
     if troubles:
@@ -61,35 +60,40 @@ def fetch(
 
 
 def _newest_and_best(look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
-    lines = _brought(look, None, "step", passed_over) or ["no checkpoint yet"]
-    return lines + _brought(look, None, "best", passed_over)
+    lines = _fetch_newest(look, None, "step", passed_over) or ["no checkpoint yet"]
+    return lines + _fetch_newest(look, None, "best", passed_over)
 
 
-def _that_of(step: int, run: RunDir, look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
-    """The best one of that step is as good: it may be all that is left of it."""
-    lines = _brought(look, step, "step", passed_over) or _brought(look, step, "best", passed_over)
+def _fetch_step(step: int, run: RunDir, look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
+    """Fetch the checkpoint of that step, or the best one of it, which may be all that is left, and return what to
+    report.
+    """
+    lines = _fetch_newest(look, step, "step", passed_over) or _fetch_newest(look, step, "best", passed_over)
     if not lines:
         raise Refused(f"{run.path.name} has no whole checkpoint of step {step} on the hosts that answer")
     return lines
 
 
-def _brought(look: Callable[[], Holders], step: int | None, kind: Kind, passed_over: list[LaunchError]) -> list[str]:
-    """The newest, or that of this step; nothing where there is none. Again where a run that goes on has let all go that
-    was there, for newer ones."""
+def _fetch_newest(
+    look: Callable[[], Holders], step: int | None, kind: Kind, passed_over: list[LaunchError]
+) -> list[str]:
+    """Fetch the newest checkpoint, or that of this step, and return what to report; nothing if there is none. The
+    look-up is repeated if an active run has replaced all that was found.
+    """
     holders = look()
     found = holders.newest_first(step, kind)
     for _ in range(_AGAIN):
         try:
-            return _told(first_that_comes(found, holders.bring_home, passed_over.append), holders)
+            return _report_lines(first_that_comes(found, holders.bring_home, passed_over.append), holders)
         except NotTransferred:
             seen, holders = found, look()
             found = holders.newest_first(step, kind)
             if all(held in seen for held in found[:1]):
                 raise
-    return _told(first_that_comes(found, holders.bring_home, passed_over.append), holders)
+    return _report_lines(first_that_comes(found, holders.bring_home, passed_over.append), holders)
 
 
-def _told(brought: tuple[Held, int] | None, holders: Holders) -> list[str]:
+def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[str]:
     if brought is None:
         return []
     held, count = brought
@@ -106,16 +110,15 @@ def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
 
 
 def bring_newest(run: RunDir, holders: Holders) -> None:
-    """Before the run goes on elsewhere: what it would go on from is here, and the best one where it can be had.
-
-    Raises Unreachable where nobody knows of any, NotTransferred where none of those that are known can be had.
+    """Fetch the checkpoint from which the run will resume elsewhere, and the best one if possible. Raise Unreachable
+    if no host knows of any, NotTransferred if no known one can be fetched.
     """
     newest = bring_what_it_goes_on_from(run, holders, holders.bring_home)
-    _set_torsos_aside(holders, newest.step if newest is not None else -1)
+    _set_incomplete_aside(holders, newest.step if newest is not None else -1)
 
 
 def bring_what_it_goes_on_from(run: RunDir, holders: Holders, bring: Callable[[Held], object]) -> Held | None:
-    """Bring the newest checkpoint that comes, which is returned, and the best one where it can be had."""
+    """Fetch and return the newest checkpoint that can be had, and fetch the best one if possible."""
     brought = first_that_comes(holders.newest_first(), bring, _pass_over)
     newest = brought[0] if brought is not None else None
     settle_for(run, newest, holders)
@@ -128,8 +131,9 @@ def bring_what_it_goes_on_from(run: RunDir, holders: Holders, bring: Callable[[H
 
 
 def settle_for(run: RunDir, wanted: Held | None, holders: Holders) -> None:
-    """Say that a run goes on from less than it had. Raises Unreachable where it would begin anew, whoever is silent may
-    have what it had, and no person has said that it may."""
+    """Report that a run resumes from an older step than it had. Raise Unreachable if it would begin anew, a host that
+    does not answer may have its checkpoint, and no person has allowed that.
+    """
     state = read_record(run.state, RunState)
     had = state.checkpoint if state is not None else None
     if had is None or (wanted is not None and wanted.step >= had):
@@ -148,7 +152,7 @@ def settle_for(run: RunDir, wanted: Held | None, holders: Holders) -> None:
 
 
 def _may_begin_anew(run: RunDir) -> bool:
-    """A person has said so of the newest attempt."""
+    """Return whether a person has allowed the newest attempt to begin anew."""
     last = attempts(run)[-1].number
     return any(event.kind == ANEW and event.attempt == last for event in read_lines(run.events, Event))
 
@@ -157,8 +161,8 @@ def _pass_over(trouble: NotTransferred) -> None:
     news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
 
 
-def _set_torsos_aside(holders: Holders, above: int) -> None:
-    """Of what an interrupted fetch left here: the run will save those steps again."""
+def _set_incomplete_aside(holders: Holders, above: int) -> None:
+    """Set aside checkpoints that an interrupted fetch left incomplete: the run will save those steps again."""
     for held in partial.inventory(holders.home):
         if held.committed and held.missing and (held.kind == "best" or held.step > above):
             partial.set_aside(holders.home, held.step, held.kind)

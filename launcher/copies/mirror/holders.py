@@ -26,13 +26,13 @@ class CheckpointHolder(Protocol):
     """A machine that has checkpoints of the run. All raise Unreachable where it falls silent."""
 
     def held(self) -> Sequence[Held]:
-        """What it has of each."""
+        """Return the files that this holder has of each checkpoint."""
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        """What `take` makes of the bytes of this file, as they come; without a name, of the manifest."""
+        """Return the result of `take` on the bytes of this file as they arrive; an empty name means the manifest."""
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Have it keep this file. Raises LaunchError, with Exit.DAMAGED where it is not what the manifest says."""
+        """Store this file. Raise LaunchError, with Exit.DAMAGED if it does not match the manifest."""
 
 
 class NotTransferred(LaunchError):
@@ -75,13 +75,14 @@ class Holders:
         self._holders, self._held = holders, held
 
     def newest_first(self, step: int | None = None, kind: Kind = "step") -> list[Held]:
-        """The checkpoints, or those of this step, whose files are all on some of the disks, that here among them."""
+        """Return the checkpoints, or those of this step, whose files are all on some of the disks, including this
+        machine's.
+        """
         return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
 
     def bring_home(self, wanted: Held, only: Sequence[str] | None = None) -> int:
-        """Have all files of this checkpoint, or these alone, in the folder here; gives how many had to be fetched.
-
-        Raises NotTransferred; what has come by then stays.
+        """Fetch all files of this checkpoint, or only these, and return how many had to be fetched. Raise
+        NotTransferred; what has arrived by then stays.
         """
         mine = next((one for one in partial.inventory(self.home) if _same(one, wanted) and one.committed), None)
         missing = _names(wanted) if mine is None else mine.missing
@@ -99,7 +100,7 @@ class Holders:
         return len(fetched)
 
     def send(self, wanted: Held, to: str, names: Sequence[str]) -> None:
-        """Give a machine these files of a checkpoint that is here. Raises NotTransferred where one is damaged here."""
+        """Send these files of a local checkpoint to a machine. Raise NotTransferred if one is damaged here."""
         manifest = partial.read_manifest(self.home, wanted.step, wanted.kind)
         sizes = {file.name: file.size for file in decode(manifest).files}
         for name in names:
@@ -121,7 +122,7 @@ class Holders:
         self._first_that_gives(having, wanted, name, take)
 
     def _manifest(self, wanted: Held) -> bytes:
-        """Of a checkpoint that is committed on a machine that can be asked."""
+        """Return the manifest of a checkpoint that is committed on a reachable machine."""
 
         def take(_host: str, pieces: Iterator[bytes]) -> bytes:
             manifest = b"".join(pieces)
@@ -137,7 +138,7 @@ class Holders:
     def _first_that_gives(
         self, hosts: Iterable[str], wanted: Held, name: str, take: Callable[[str, Iterator[bytes]], T]
     ) -> T:
-        """What `take` makes of the bytes of the first of these that has them as they were written."""
+        """Return the result of `take` on the bytes of the first host that has them undamaged."""
         what = name or "its manifest"
         troubles: dict[str, LaunchError] = {}
         for host in hosts:
@@ -156,16 +157,15 @@ class Holders:
 
 
 def newest_first(disks: Sequence[Sequence[Held]], step: int | None = None, kind: Kind = "step") -> list[Held]:
-    """The checkpoints, or those of this step, whose files are all on some of these disks."""
+    """Return the checkpoints, or those of this step, whose files are all on some of these disks."""
     return [held for held in reversed(partial.whole_over(disks, kind)) if step is None or held.step == step]
 
 
 def first_that_comes(
     found: Sequence[Held], bring: Callable[[Held], T], passed_over: Callable[[NotTransferred], None]
 ) -> tuple[Held, T] | None:
-    """The first of these checkpoints that can be brought, and what `bring` gave; None where there is none at all.
-
-    Raises the first NotTransferred where none of them can be.
+    """Return the first of these checkpoints that can be fetched with the result of `bring`, or None if there is none
+    at all. Raise the first NotTransferred if none can be fetched.
     """
     troubles: list[NotTransferred] = []
     for held in found:
@@ -183,21 +183,20 @@ def first_that_comes(
 
 
 def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
-    """Its files that none of these disks has."""
+    """Return the files of a checkpoint that none of these disks has."""
     there = {name for held in disks for name in _present(wanted, held)}
     return [name for name in _names(wanted) if name not in there]
 
 
 def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
-    """The side that is to have it: once it is proved to be what the manifest says. Another checkpoint of that step
-    makes room."""
+    """Write a fetched file once its content matches the manifest. Another checkpoint of that step makes room."""
     make_dir(folder)
     ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))
     partial.receive(folder, manifest, name, pieces, kind)
 
 
 def save_of(held: Held) -> Save:
-    """What it is called wherever its files are."""
+    """Return the identity of a save, the same wherever its files are."""
     return Save(held.kind, held.step, held.digest)
 
 
@@ -208,7 +207,7 @@ def _contents(home: Path, wanted: Held, name: str) -> Iterator[bytes]:
 
 
 def _present(wanted: Held, held: Iterable[Held]) -> set[str]:
-    """Its files on one disk."""
+    """Return the names of its files on one disk."""
     return {name for one in held if _same(one, wanted) for name in one.present}
 
 

@@ -1,4 +1,4 @@
-"""What ranks on other machines write into logs and metrics, copied here until all of it is here."""
+"""Copy the logs and metrics that ranks write on other machines until all of them are here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +38,9 @@ def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
 
 
 def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
-    """How much there is here of each file. What ranks write here is not added to: there may be a file of that name."""
+    """Return how much of each file is here. Files that ranks on this machine write are left out, because a remote
+    file may have the same name.
+    """
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]
     ours = tuple(f"logs/a{attempt.number:04d}." for attempt in every if attempt not in there)
@@ -54,5 +56,5 @@ def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
 
 
 def size(run: RunDir) -> int:
-    """The bytes that are here."""
+    """Return the bytes of logs and metrics that are here."""
     return sum(tails.sizes(run.path, FOLDERS).values())

@@ -1,4 +1,4 @@
-"""What is new in files that only grow: log by log, from where the other side's copy ends."""
+"""Transfer the new part of growing files, from where the other side's copy ends."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is brought at once."""
+    """Limits on how much is fetched at once."""
 
     answer_bytes: int = 8 << 20
     answer_files: int = 5000
@@ -39,7 +39,7 @@ class Tail(NamedTuple):
 
     @property
     def is_plainly_named(self) -> bool:
-        """Not all that a file may be called is kept here."""
+        """Return whether the file's name may be used here."""
         return _FILE.fullmatch(self.name) is not None
 
 
@@ -48,7 +48,7 @@ Ask = Callable[[dict[str, int]], tuple[Iterable[Tail], bool]]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one is, where its bytes follow."""
+    """The place of one file's bytes, which follow the list of parts."""
 
     name: str
     at: Size
@@ -95,7 +95,7 @@ def grown_of(
 
 
 def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
-    """What came as one. Raises ValueError where the sizes are not its own."""
+    """Yield each part of the received content. Raise ValueError if the sizes do not match it."""
     start = 0
     for part in parts:
         yield Tail(part.name, part.at, content[start : start + part.size])
@@ -105,7 +105,7 @@ def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
 
 
 def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
-    """Add it to the copy here. Raises LaunchError for a name that is not below one of these folders."""
+    """Append a part to the local copy. Raise LaunchError for a name that is not below one of these folders."""
     steps = tail.name.split("/")
     if {"", ".", ".."} & set(steps) or steps[0] not in folders:
         raise LaunchError(f"{tail.name[:100]!r} is no file that was asked for")
@@ -127,7 +127,7 @@ def bring(
 ) -> None:
     """Put all that `who` has below these folders, and that is not known, under this one, answer by answer.
 
-    Raises LaunchError for what was not asked for, and for more than is brought at once.
+    Raise LaunchError for what was not asked for, and for more than is brought at once.
     """
     mine, left = dict(known), limits.at_once_bytes
     for _ in range(_MOST_ANSWERS):
@@ -153,7 +153,7 @@ def bring(
 
 
 def sizes(root: Path, folders: Sequence[str]) -> dict[str, int]:
-    """How much of each file there is."""
+    """Return the size of each file."""
     return {str(path.relative_to(root)): path.stat().st_size for path in _files(root, folders)}
 
 
@@ -168,7 +168,7 @@ def _files(root: Path, folders: Sequence[str]) -> list[Path]:
 
 
 def is_text(name: str) -> bool:
-    """A name that is none cannot be told to the other side."""
+    """Return whether the name is valid text, which alone can be sent to the other side."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -16,7 +16,9 @@ from launcher.run.records import RankProcess
 
 
 def attach(talk: Talk, rank: RankProcess) -> None:
-    """Until the visitor leaves, or the rank ends. The rank stays where it is when somebody leaves at a prompt."""
+    """Connect a visitor to the rank's debugger until either of them ends. The rank stays at its prompt if the visitor
+    leaves.
+    """
     with _connected(rank) as debugger, contextlib.suppress(ConnectionError):  # the rank has ended
         _pass_on(talk, rank, debugger)
     talk.tell(CommandEnded())

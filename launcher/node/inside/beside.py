@@ -34,7 +34,7 @@ _NO_SHELLS = ("nologin", "false", "true", "sync")
 
 
 def users_shell() -> str:
-    """As the system has it for the user; where that is none, sh."""
+    """Return the user's login shell, or sh if there is none."""
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell
     except KeyError:
@@ -69,7 +69,7 @@ class CommandBeside:
     def __init__(
         self, argv: Sequence[bytes | str], environment: Mapping[str, str], folder: str, window: Window | None
     ) -> None:
-        """`window`: it gets a terminal of that size."""
+        """Start a command; with `window` it gets a terminal of that size."""
         self._terminal = window is not None
         ours, theirs = _pipes() if window is None else _terminal(window)
         self._in, self._out, self._err = ours
@@ -98,7 +98,7 @@ class CommandBeside:
         os.set_blocking(self._in, False)
 
     def serve(self, talk: Talk) -> int:
-        """Pass on what either side says until it has ended, and give its code. Raises EOFError where the visit ends."""
+        """Pass on what either side says until it has ended, and give its code. Raise EOFError if the visit ends."""
         while True:
             for word in talk.hear() if talk.has_more else ():
                 self._obey(word)
@@ -117,7 +117,7 @@ class CommandBeside:
                 return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """Nothing is left of it, nor of what it has started, in whatever session."""
+        """End the command and everything that it has started, in any session."""
         for number in (signal.SIGHUP, signal.SIGKILL):
             if self._process.returncode is not None:
                 break
@@ -169,7 +169,7 @@ class CommandBeside:
                 del self._sources[fd]
 
     def _pass_on_the_rest(self, talk: Talk) -> None:
-        """What it had said before it ended; what it has left behind may hold its pipes for ever."""
+        """Relay the command's remaining output after its end; its children may hold its pipes open for ever."""
         while self._sources and (ready := select.select([*self._sources], [], [], 0)[0]):
             self._pass_on(talk, ready)
 
@@ -186,13 +186,13 @@ _Three = tuple[int, int, int]  # stdin, stdout, stderr
 
 
 def _pipes() -> tuple[_Three, _Three]:
-    """Our ends, and theirs."""
+    """Return our ends of three pipes, and the command's."""
     (their_in, our_in), (our_out, their_out), (our_err, their_err) = os.pipe(), os.pipe(), os.pipe()
     return (our_in, our_out, our_err), (their_in, their_out, their_err)
 
 
 def _terminal(window: Window) -> tuple[_Three, _Three]:
-    """Our end of it three times, and theirs."""
+    """Return our end of a terminal three times, and the command's."""
     ours, theirs = pty.openpty()
     resize(ours, window)
     return (ours, ours, ours), (theirs, theirs, theirs)
@@ -203,7 +203,7 @@ def resize(terminal: int, window: Window) -> None:
 
 
 def _settle(parent: int, *, terminal: bool) -> None:
-    """In the newborn: it dies with us, and its terminal is its own."""
+    """Have the new process die with its parent and control its terminal."""
     die_with(parent)
     if terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)

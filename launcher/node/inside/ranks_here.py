@@ -16,13 +16,13 @@ _WIRES = ("LAUNCH_PROGRESS", "TORCHELASTIC_ERROR_FILE")
 
 
 def ranks_here(attempt: AttemptDir, node: int) -> dict[int, RankProcess]:
-    """Those that live, by number."""
+    """Return the live ranks by number."""
     found = (readable(path, RankProcess) for path in attempt.rank_processes(node))
     return {one.rank: one for one in sorted(filter(None, found), key=lambda one: one.rank) if alive(one.process)}
 
 
 def rank_here(attempt: AttemptDir, node: int, rank: int) -> RankProcess:
-    """Raises Refused where it does not live here."""
+    """Return the process of a rank. Raise Refused if it does not run here."""
     found = ranks_here(attempt, node).get(rank)
     if found is None:
         raise Refused(f"rank {rank} does not run on node {node} at the moment", "hint: it may be starting: try again")
@@ -30,10 +30,9 @@ def rank_here(attempt: AttemptDir, node: int, rank: int) -> RankProcess:
 
 
 def environment_of(rank: RankProcess, run: RunDir) -> dict[str, str]:
-    """As the rank's own program found it, but for its wires to its agent.
-
-    What a forked rank has of its zygote's environment the kernel shows under either's pid, unless a program has
-    written its title over it.
+    """Return the environment that the rank's own program found, without its pipes to the agent. The kernel shows the
+    zygote's part of a forked rank's environment under either's pid, unless a program has overwritten it with its
+    title.
     """
     for pid in (rank.process.pid, *_zygotes_beside(rank.process.pid)):
         shown = _environment(pid)
@@ -44,7 +43,7 @@ def environment_of(rank: RankProcess, run: RunDir) -> dict[str, str]:
 
 
 def folder_of_rank(rank: RankProcess) -> str:
-    """Where it is now."""
+    """Return the rank's working directory."""
     try:
         return os.readlink(f"/proc/{rank.process.pid}/cwd")
     except OSError as error:
@@ -52,17 +51,17 @@ def folder_of_rank(rank: RankProcess) -> str:
 
 
 def tells_stacks(pid: int) -> bool:
-    """Whether it answers DUMP_SIGNAL, which would end a process that does not."""
+    """Return whether the process handles DUMP_SIGNAL, which would end one that does not."""
     return _has(_status(pid), "SigCgt")
 
 
 def deaf_threads(pid: int) -> set[str]:
-    """Those that do not take DUMP_SIGNAL now: they never do, or they are answering it."""
+    """Return the threads that block DUMP_SIGNAL now: they always do, or they are answering it."""
     return {task for task in _tasks(pid) if _has(_status(pid, f"task/{task}/"), "SigBlk")}
 
 
 def awaits_telling(pid: int) -> bool:
-    """Whether DUMP_SIGNAL was sent to it and not yet taken by a thread."""
+    """Return whether DUMP_SIGNAL is pending and no thread has taken it."""
     return _has(_status(pid), "ShdPnd")
 
 
@@ -71,7 +70,7 @@ def _has(status: dict[str, str], mask: str) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal, or by a debugger: it answers nothing before it goes on."""
+    """Return whether the process is stopped by a signal or a debugger; it answers nothing until it continues."""
     return _status(pid).get("State", "")[:1] in ("T", "t")
 
 

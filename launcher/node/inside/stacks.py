@@ -20,7 +20,7 @@ _MOST_LINES, _LONGEST_LINE = 10_000, 2000
 
 
 def stacks_of(rank: RankProcess, run: RunDir, clock: Callable[[], float] = time.monotonic) -> RankStacks:
-    """Where a rank does not tell them, why."""
+    """Return the rank's stacks, or why they cannot be read."""
     pid = rank.process.pid
     if problem := _cannot(pid):
         return RankStacks(rank.rank, pid, problem=problem)
@@ -42,7 +42,7 @@ def stacks_of(rank: RankProcess, run: RunDir, clock: Callable[[], float] = time.
 
 
 def _cannot(pid: int) -> str:
-    """Why it is not asked."""
+    """Return why the process must not be asked for its stacks, or "" if it may be."""
     if is_stopped(pid):
         return "is stopped (SIGSTOP, or a debugger): it tells nothing before it goes on"
     if not tells_stacks(pid):

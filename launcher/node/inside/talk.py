@@ -22,14 +22,14 @@ class Talk:
         self._lines: list[bytes] = []
 
     def begin(self) -> Question:
-        """Greet, and wait for what is asked. Raises EOFError."""
+        """Greet, and wait for what is asked. Raise EOFError."""
         write_all(self._sink, greeting())
         while not self._lines:
             self._read()
         return decoded(self._lines.pop(0), _questions)
 
     def hear(self) -> list[FromVisitor]:
-        """What was said since, after a wait for more where that is nothing. Raises EOFError once nobody is there."""
+        """Return the new messages, waiting for some if there are none. Raise EOFError once the visitor has left."""
         if not self._lines:
             self._read()
         lines, self._lines = self._lines, []
@@ -37,7 +37,7 @@ class Talk:
 
     @property
     def has_more(self) -> bool:
-        """Something was read already."""
+        """Return whether a message was read already."""
         return bool(self._lines)
 
     def tell(self, word: FromHost) -> None:

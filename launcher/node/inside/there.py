@@ -75,7 +75,7 @@ class NodeHost:
         return int(signal_process(rank_here(self._attempt, self._node, rank).process, signal.SIGKILL))
 
     def _all_of_the_run(self) -> int:
-        """But ourselves, who have to answer yet."""
+        """End all processes of the run here except this one, which must still answer, and return their number."""
         ended, _ = end_all(lambda: tagged(str(self._run.path), os.getuid()))
         return len(ended)
 

@@ -40,20 +40,20 @@ _words: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
 
 
 def host_words(python: str, run_dir: str, attempt: AttemptDir, node: int) -> list[str]:
-    """The command line of the host. `run_dir`: as it is called on that node."""
+    """Return the command line of the host; `run_dir` is its path on that node."""
     return [python, "-P", "-m", "launcher.node.inside.there", run_dir, str(attempt.number), str(node)]
 
 
 def host_here(
     run: RunDir, attempt: AttemptDir, node: int, environment: Mapping[str, str], before: Sequence[str] = ()
 ) -> Running:
-    """One that this machine starts. `before`: the words that carry it to the node, where that is another one."""
+    """Start a host from this machine; `before` is the command that runs it on another node."""
     argv = [*before, *host_words(sys.executable, str(run.path), attempt, node)]
     return Running(f"node {node}", ProgramChannel(argv, environment))
 
 
 def machine_of(run: RunDir, node: int) -> str:
-    """What the cluster calls the machine that this node is, as the run's coordinator said last. Raises Refused."""
+    """Return the cluster's name of this node's machine, as the run's coordinator last recorded it. Raise Refused."""
     state = readable(run.state, RunState)
     found = next((each.host for each in (state.nodes if state is not None else ()) if each.node == node), "")
     if not found:
@@ -85,11 +85,11 @@ class Visit(ClosedAtTheEnd):
 
     @property
     def ready_fd(self) -> int:
-        """A descriptor to wait on: readable when something may have been said."""
+        """Return a descriptor for waiting: it is readable when there may be a message."""
         return self._running.ready_fd
 
     def ask(self, question: Question) -> None:
-        """Raises what keeps the host from being heard."""
+        """Send the question after the host's greeting. Raise what prevents the connection."""
         until = time.monotonic() + GREETING_S
         for _ in range(_MOST_NOISE):
             line = self._running.readline(max(0.0, until - time.monotonic()))
@@ -103,11 +103,11 @@ class Visit(ClosedAtTheEnd):
         raise Garbled(f"{self._running.who}: no greeting, but much else")
 
     def say(self, word: FromVisitor) -> None:
-        """Raises Broken where nobody hears it."""
+        """Send a message. Raise Broken if the connection has ended."""
         self._running.write(encoded(word))
 
     def heard(self) -> Iterator[FromHost]:
-        """What has come, without a wait. Raises what the host says instead of an answer."""
+        """Yield the messages that have arrived, without waiting. Raise the error that the host answers."""
         word: FromHost | None = None
         while not isinstance(word, CommandEnded):
             try:
@@ -117,7 +117,7 @@ class Visit(ClosedAtTheEnd):
             yield word
 
     def stacks(self, question: AskStacks) -> list[RankStacks]:
-        """Of the ranks of this node, as their processes answer."""
+        """Return the stacks of the ranks of this node, as their processes answer."""
         self.ask(question)
         found = list[RankStacks]()
         until = time.monotonic() + _STACKS_S
@@ -127,7 +127,7 @@ class Visit(ClosedAtTheEnd):
         return found
 
     def kill(self, question: KillHere) -> int:
-        """How many processes it has ended."""
+        """Return how many processes the host has ended."""
         self.ask(question)
         word = self._next(_KILL_S)
         if not isinstance(word, KilledHere):

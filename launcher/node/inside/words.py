@@ -37,7 +37,7 @@ class RunCommand(msgspec.Struct, frozen=True, tag="command"):
 
 
 class AskStacks(msgspec.Struct, frozen=True, tag="stacks"):
-    """Have the ranks of this node, or these of them, write their Python stacks."""
+    """A request for the Python stacks of this node's ranks, or of some of them."""
 
     ranks: frozenset[_RankNumber] | None = None
 
@@ -49,7 +49,7 @@ class AttachDebugger(msgspec.Struct, frozen=True, tag="attach"):
 
 
 class KillHere(msgspec.Struct, frozen=True, tag="kill"):
-    """Have a rank of this node, or all that is of the run there, ended at once, as a fault would end it."""
+    """A request to end a rank of this node, or all processes of the run there, at once, as a fault would."""
 
     rank: _RankNumber | None = None
 
@@ -64,7 +64,7 @@ class Given(msgspec.Struct, frozen=True, tag="given"):
 
 
 class InputEnds(msgspec.Struct, frozen=True, tag="input_ends"):
-    """Its stdin gets no more."""
+    """A message that stdin has ended."""
 
 
 class Resized(msgspec.Struct, frozen=True, tag="resized"):
@@ -72,7 +72,7 @@ class Resized(msgspec.Struct, frozen=True, tag="resized"):
 
 
 class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
-    """For the command and what it has started."""
+    """A signal for the command and what it has started."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=64)]
 
@@ -86,7 +86,7 @@ class Said(msgspec.Struct, frozen=True, tag="said"):
 
 
 class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
-    """What one rank wrote; no lines: why not."""
+    """The stacks of one rank; if there are no lines, why not."""
 
     rank: _RankNumber
     pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
@@ -96,20 +96,20 @@ class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
 
 
 class CommandEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """That is all. The code is 128 + n where signal n ended the command."""
+    """The end of a conversation. The code is 128 + n if signal n ended the command."""
 
     code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
 class VisitDeclined(msgspec.Struct, frozen=True, tag="declined"):
-    """What was asked cannot be done."""
+    """The reason why a request cannot be fulfilled."""
 
     lines: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=100)]
     exit_code: int
 
 
 class KilledHere(msgspec.Struct, frozen=True, tag="killed"):
-    """That is all: so many processes were ended."""
+    """The end of a conversation, with the number of processes that were ended."""
 
     processes: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 

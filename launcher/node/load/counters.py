@@ -1,4 +1,4 @@
-"""What the machine as a whole counts: cores, memory, disks, networks."""
+"""Read the counters of the whole machine: cores, memory, disks, networks."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _WORD = 4  # InfiniBand counts in these
 
 
 class MachineUse(NamedTuple):
-    """So far since the machine was started; memory: now."""
+    """The machine's use since it was started; memory is the current value."""
 
     cpu_s: float = 0.0
     memory: int = 0
@@ -23,7 +23,9 @@ class MachineUse(NamedTuple):
 
 
 def machine_use(interface: str | None, root: Path = Path("/")) -> MachineUse:
-    """`interface`: that of the node's address, which counts in any case. What the kernel does not tell is 0."""
+    """Return the machine's use; `interface` has the node's address and is always counted. What the kernel does not
+    report is 0.
+    """
     memory = {name: int(rest.split()[0]) * 1024 for name, rest in _pairs(root / "proc/meminfo") if rest.split()}
     total = memory.get("MemTotal", 0)
     received, sent = _network(interface, root)
@@ -42,7 +44,9 @@ def _cpu_s(root: Path) -> float:
 
 
 def _network(interface: str | None, root: Path) -> tuple[int, int]:
-    """Of devices, and of the interface in use where it is none (a bond, a container's); not of what lies below it."""
+    """Return bytes received and sent by physical devices, and by the interface in use if it is virtual (a bond, a
+    container's); devices below that one are not counted twice.
+    """
     folder = root / "sys/class/net"
     below = {name.removeprefix("lower_") for name in _names(folder / (interface or "-")) if name.startswith("lower_")}
     devices = {name for name in _names(folder) if (folder / name / "device").exists()} - below
@@ -59,7 +63,7 @@ def _network(interface: str | None, root: Path) -> tuple[int, int]:
 
 
 def _disks(root: Path) -> tuple[int, int]:
-    """Of devices of their own: what is built of them would count twice."""
+    """Return bytes read and written by physical disks; devices built on them would count twice."""
     read = written = 0
     blocks = root / "sys/block"
     for line in _lines(root / "proc/diskstats"):

@@ -1,4 +1,4 @@
-"""How busy the node's GPUs are, asked of NVIDIA's own library, which comes with the driver: no package is needed."""
+"""Read the load of the node's GPUs from NVIDIA's own library, which comes with the driver: no package is needed."""
 
 import ctypes
 from collections.abc import Iterator, Mapping
@@ -36,14 +36,14 @@ class Gpu(NamedTuple):
 
 
 class Gpus:
-    """Those that `visible` names, as CUDA_VISIBLE_DEVICES does; None: all."""
+    """The GPUs that `visible` names as CUDA_VISIBLE_DEVICES does, or all if it is None."""
 
     def __init__(self, visible: str | None, library: Any = None) -> None:  # what ctypes gives has no types
         self._visible = None if visible is None else [name.strip() for name in visible.split(",") if name.strip()]
         self._library = _driver() if library is None and self._visible != [] else library
 
     def look(self) -> list[Gpu]:
-        """No GPUs where there is no driver; one that does not answer is left out."""
+        """Return the state of each GPU; none without a driver, and one that does not answer is left out."""
         if self._library is None:
             return []
         return [gpu for index, device in self._devices() if (gpu := self._gpu(index, device)) is not None]
@@ -85,7 +85,7 @@ class Gpus:
 
 
 def _driver() -> Any:
-    """The library, ready to be asked; None where there is none."""
+    """Return the initialised library, or None if there is none."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

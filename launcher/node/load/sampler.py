@@ -31,7 +31,7 @@ class Sampler:
     def __init__(
         self, node: NodePlan, ranks: Callable[[], Pids], every_s: float = EVERY_S, kept: MetricsFile | None = None
     ) -> None:
-        """`kept`: where samples of ranks that live are kept."""
+        """Prepare to sample; samples of live ranks are written to `kept`."""
         self._node, self._ranks, self._every_s, self._kept = node, ranks, every_s, kept
         self._interface = interface_of(node.address) if node.address else None
         self._trees = Trees()
@@ -44,7 +44,7 @@ class Sampler:
         self._thread.start()
 
     def fresh(self) -> NodeLoad | None:
-        """The newest sample, once."""
+        """Return the newest sample once, then None until there is another."""
         sample, self._fresh = self._fresh, None
         return sample
 
@@ -67,7 +67,7 @@ class Sampler:
             self._kept.close()
 
     def sample(self, gpus: Gpus) -> NodeLoad:
-        """What is in use now, as an average since the last look."""
+        """Return current use, averaged since the last sample."""
         cards, pids = gpus.look(), dict(self._ranks())
         at = boottime()
         seen = {pid: (at, use) for pid, use in self._trees.look(pids.values()).items()}
@@ -99,7 +99,7 @@ def named_values(load: NodeLoad) -> dict[str, float]:
 def rank_load(
     rank: int, before: tuple[float, TreeUse] | None, now: tuple[float, TreeUse], cards: Sequence[Gpu]
 ) -> RankLoad:
-    """From what its processes had used by then and by now; without a look before, since it was started."""
+    """Return the use of a rank between two samples, or since its start if there is no earlier one."""
     at, use = now
     since, was = before or (use.started_s, TreeUse(use.started_s, 0.0, 0, 0, 0, frozenset()))
     passed_s = max(_LEAST_S, at - since)

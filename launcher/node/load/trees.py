@@ -16,7 +16,7 @@ _LOOKS = 12  # after so many everybody is looked at again: a number may have bec
 
 
 class Process(NamedTuple):
-    """What the kernel says of one; times and bytes with those of children that have ended."""
+    """The kernel's counters of one process; times and bytes include children that have ended."""
 
     pid: int
     parent: int
@@ -26,7 +26,7 @@ class Process(NamedTuple):
 
 
 class TreeUse(NamedTuple):
-    """What a process and all below it have used so far, and hold now."""
+    """The use of a process and all below it so far, and what they hold now."""
 
     started_s: float
     cpu_s: float
@@ -45,7 +45,7 @@ class Trees:
         self._looks = 0
 
     def look(self, roots: Collection[int]) -> dict[int, TreeUse]:
-        """What the tree of each of these uses; a root that is gone is left out."""
+        """Return the use of each of these process trees; a root that has ended is left out."""
         if self._looks % _LOOKS == 0 or not self._roots.issuperset(roots):
             self._strangers = set()
         self._looks, self._roots = self._looks + 1, set(roots)
@@ -61,7 +61,7 @@ class Trees:
 
 
 def read_process(pid: int) -> Process | None:
-    """None where it is gone."""
+    """Return the counters of a process, or None if it has ended."""
     try:
         fields = stat_fields(pid)
     except OSError:
@@ -91,7 +91,7 @@ def _use(tree: list[Process]) -> TreeUse:
 
 
 def _moved(pid: int) -> tuple[int, int]:
-    """Bytes read from disks and written to them; nothing where the kernel does not count, or not for us."""
+    """Return bytes read from and written to disks, or zeros if the kernel does not count or show them."""
     try:
         counts = io_counts(pid)
     except OSError:

@@ -32,7 +32,7 @@ class Checkup:
     """The checks of one node. `look` raises NodeUnfit."""
 
     def __init__(self, home: Home, reaper: Reaper, program: Path = DEVICE_CHECK) -> None:
-        """`program` looks at one device."""
+        """Prepare to check devices; `program` checks one."""
         self._home, self._program = home, program
         self._reaper = reaper
         self._gpus = len(home.node.gpus) if home.node.gpus is not None else home.plan.gpus_per_node
@@ -42,13 +42,13 @@ class Checkup:
         return devices_of(self._gpus)
 
     def devices_of_ranks(self, local_ranks: Collection[int]) -> tuple[str, ...]:
-        """Where they compute."""
+        """Return the devices on which these ranks compute."""
         if not self._gpus:
             return self.devices if local_ranks else ()
         return tuple(sorted({f"cuda:{local % self._gpus}" for local in local_ranks}))
 
     async def look(self, zygote: ZygoteLink | None, devices: Collection[str], bound_s: float) -> list[DeviceHealth]:
-        """What is known of each of these, all of them at once: that it is fit, or nothing."""
+        """Return the health of each of these devices, checked at the same time. Raise NodeUnfit."""
         found = await asyncio.gather(*(self._look(zygote, device, bound_s) for device in devices))
         unfit = [one.text for one in found if one.fitness is Fitness.UNFIT]
         if unfit:
@@ -79,7 +79,7 @@ class Checkup:
         return ordinary if zygote is None else ZygoteStarter(zygote, ordinary)
 
     async def _ending(self, pid: int, ended: "asyncio.Future[Death]", bound_s: float) -> Ending:
-        """How it ended by itself, or that it did not; where this is cancelled, it is ended too."""
+        """Return how the program ended, or that it did not; it is killed at the limit or if this is cancelled."""
         process, clock = process_id(pid), WakingClock()  # who stood still together with us is not slow
         until = clock.now() + bound_s
         try:

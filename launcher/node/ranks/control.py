@@ -16,7 +16,7 @@ import msgspec
 
 
 def control_of(progress: Path) -> Path:
-    """Beside the FIFO on which the rank reports."""
+    """Return the control FIFO beside the one on which the rank reports."""
     return progress.with_suffix(".control")
 
 
@@ -33,7 +33,9 @@ class ControlPipe:
         self._path = path
 
     def say(self, word: Mapping[str, object], *, at_step_end: bool) -> None:
-        """A rank that takes nothing any more does not meet the others: they fail, and all are replaced."""
+        """Send a message to the rank. One that reads nothing any more does not join the others, which then fail, and
+        all are replaced.
+        """
         fd = self._fds.get(step_end_of(self._path) if at_step_end else self._path)
         if fd is not None:
             with contextlib.suppress(BlockingIOError):

@@ -50,7 +50,7 @@ Pids = Callable[[], Collection[int]]  # now
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where an agent works."""
+    """The run, attempt and node for which an agent works."""
 
     plan: Plan
     run: RunDir
@@ -65,7 +65,7 @@ class Home:
 
     @property
     def hot(self) -> bool:
-        """Ranks that say so keep their processes when another one is replaced."""
+        """Return whether ranks may keep their processes when another one is replaced."""
         return self.notes is not None
 
     @property
@@ -74,19 +74,19 @@ class Home:
 
 
 class Listener(Protocol):
-    """Who wants to know what ranks do."""
+    """Callbacks about what ranks do."""
 
     def begun(self, rank: int) -> None:
-        """Its process is there."""
+        """Called when the rank's process exists."""
 
     def news(self) -> None:
-        """A rank has reported something."""
+        """Called when a rank has reported something."""
 
     def last_news(self) -> None:
-        """A rank has ended: what it reported last must be told before its end is."""
+        """Called when a rank has ended, because its last report must be sent before its end."""
 
     def ended(self, exited: Exited) -> None:
-        """A rank has ended."""
+        """Called when a rank has ended."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class _Rank:
 
 
 class RankGroup:
-    """All ranks of one generation on this node. `listener` hears of each end and of each report."""
+    """All ranks of one generation on this node. `listener` is called for each end and each report."""
 
     def __init__(
         self, home: Home, start: Start, starter: Starter, listener: "Listener", dump_bound_s: float = _DUMP_BOUND_S
@@ -135,7 +135,7 @@ class RankGroup:
         self._joins = {*range(start.local_world_size)} if start.joins else set[int]()
 
     async def begin(self) -> tuple[int, ...]:
-        """Start all ranks; gives their pids. Raises OSError."""
+        """Start all ranks; return their pids. Raise OSError."""
         make_dir(self._home.run.generation_logs(self._home.attempt.number, self.generation))
         for local in range(self.start.local_world_size):
             self._ranks.append(self._prepare(local))
@@ -150,7 +150,7 @@ class RankGroup:
     ) -> tuple[int, ...]:
         """Be the ranks of another generation: survivors are told of it, the others are started anew.
 
-        What the dead ones have left behind is ended first; `keep` and `waiting` are as for `stop`. Raises OSError.
+        What the dead ones have left behind is ended first; `keep` and `waiting` are as for `stop`. Raise OSError.
         """
         start = word.start
         run, node = self._home.run, self._home.node.index
@@ -186,7 +186,7 @@ class RankGroup:
         return tuple(rank.pid for rank in self._ranks)
 
     def _keep(self, rank: _Rank, word: ContinueInPlace) -> None:
-        """Tell a rank of its new generation; its log is another one from now on."""
+        """Tell a rank its new generation, in which it writes to another log."""
         before = str(rank.log.path)
         path = self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number)
         rank.log = LogFile(path, self._behind)
@@ -242,7 +242,7 @@ class RankGroup:
         return self._home.attempt.error_file(self._home.node.index, rank.local)
 
     def pulses(self) -> tuple[RankPulse, ...]:
-        """What each live rank did lately; also notes when which log grew."""
+        """Return the recent activity of each live rank; growth of logs is recorded too."""
         return tuple(self._pulse(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 
     def _pulse(self, rank: _Rank, now: float) -> RankPulse:
@@ -273,7 +273,7 @@ class RankGroup:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Of each live rank."""
+        """Return the pid of each live rank."""
         return {rank.number: rank.pid for rank in self._ranks if rank.pid and not rank.ended.is_set()}
 
     async def look(self) -> list[RankLook]:
@@ -296,7 +296,9 @@ class RankGroup:
         return await asyncio.gather(*(self._with_stack(by_number[look.rank], look) for look in looks))
 
     async def _with_stack(self, rank: _Rank, look: RankLook) -> RankLook:
-        """Of a rank that could not answer by itself, as its lock of Python's is held, what faulthandler writes."""
+        """Return the look with the stack that faulthandler writes, for a rank that could not answer because Python's
+        lock is held.
+        """
         if look.problem != NO_ANSWER or look.state in ("T", "t") or rank.process is None:
             return look
         before, rank.dumps = rank.log.bytes_now(), True  # which is no sign of life
@@ -309,27 +311,27 @@ class RankGroup:
 
     @property
     def checkpoint(self) -> int | None:
-        """The newest that one of these ranks has reported as committed."""
+        """Return the newest checkpoint that one of these ranks has reported as committed, or None."""
         return max((one for rank in self._ranks if (one := rank.progress.checkpoint) is not None), default=None)
 
     @property
     def remembered(self) -> int | None:
-        """The newest snapshot in memory that one of these ranks has reported."""
+        """Return the newest snapshot in memory that one of these ranks has reported, or None."""
         return max((one for rank in self._ranks if (one := rank.progress.remembered) is not None), default=None)
 
     @property
     def suspects(self) -> list[int]:
-        """Local ranks that failed by themselves: something may be the matter with where they ran."""
+        """Return the local ranks that failed by themselves, because their devices may be faulty."""
         return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
 
     @property
     def is_steady(self) -> bool:
-        """Each of its ranks makes steps: it is over with the first ones, of which those that stay tell once more."""
+        """Return whether each rank has made its first steps of this generation, including survivors."""
         return all(rank.progress.steps >= _FIRST_STEPS and not rank.ended.is_set() for rank in self._ranks)
 
     @property
     def over(self) -> bool:
-        """Each of its ranks has ended, and was told of."""
+        """Return whether each of its ranks has ended and was reported."""
         return all(rank.ended.is_set() for rank in self._ranks)
 
     def _heard(self, rank: _Rank) -> None:
@@ -352,7 +354,9 @@ class RankGroup:
             self._behind.close()
 
     def _tell(self, end: RankExit, tail: tuple[str, ...] = ()) -> None:
-        """Tell the coordinator; that a rank finished is noted here too, in case nobody outlives it who could."""
+        """Report an end to the coordinator; that a rank finished is recorded here too, in case no other process
+        survives to do so.
+        """
         node = self._home.node.index
         if finished(end):
             # Not synced: it is of use only for as long as this machine is up.
@@ -391,14 +395,18 @@ class RankGroup:
         )
 
     def _left_out(self, said: str) -> str:
-        """Where the node sees the project, that is: not on a disk of its own."""
+        """Return the file missing from the frozen code, or "" if it is another reason or the node does not see the
+        project.
+        """
         with contextlib.suppress(OSError, ValueError):
             plan = self._home.plan
             return "" if plan.disks_apart else left_out(said, plan, self._home.run.path)
         return ""
 
     def _can_be_fenced(self) -> bool:
-        """Of a run whose checkpoints nobody claims, it is an exit code like any other; curl has it too."""
+        """Return whether the exit code can mean fencing: without a checkpoint fence it is a code like any other,
+        which curl uses too.
+        """
         from trainer.checkpoint_files.layout import FENCE  # late: only where a rank left with that code
 
         return os.path.lexists(self._home.run.path / self._home.plan.spec.checkpoint.dir / FENCE)
@@ -423,7 +431,7 @@ class RankGroup:
         await self.wait(_LAST_EXITS_S)
 
     async def wait(self, timeout_s: float) -> bool:
-        """True once every rank that was started has ended and was told of."""
+        """Return True once every rank that was started has ended and was reported."""
         waits = [asyncio.create_task(rank.ended.wait()) for rank in self._ranks if rank.pid]
         if not waits:
             return True
@@ -433,7 +441,7 @@ class RankGroup:
         return not late
 
     def close(self) -> None:
-        """Take away what is left of ranks that were never started or whose end nobody saw."""
+        """Remove the files of ranks that were never started or whose end was not observed."""
         self._closed = True
         for rank in self._ranks:
             if not rank.ended.is_set():
@@ -442,7 +450,7 @@ class RankGroup:
         self._behind.close()
 
     async def _dump(self, ranks: list[_Rank]) -> None:
-        """Have each of these write its Python stacks into its log; wait until the logs are quiet again."""
+        """Make each of these ranks write its Python stacks into its log, and wait until the logs stop growing."""
         before = {rank.number: rank.log.bytes_now() for rank in ranks}
         for rank in ranks:
             rank.hung = True

@@ -36,7 +36,7 @@ _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class Slept(Enum):
-    """What time is that guard, agent and ranks have slept through together."""
+    """How time counts during which watchdog, agent and ranks were suspended together."""
 
     FORGIVEN = auto()  # nobody can have taken the place of this agent meanwhile
     ASKED = auto()  # the coordinator knows whether somebody has: until it answers the ranks are held still
@@ -44,7 +44,7 @@ class Slept(Enum):
 
 
 class Lease:
-    """Until when ranks may run here, by `boottime`, in memory that processes share."""
+    """The time until which ranks may run here, by `boottime`, in memory that processes share."""
 
     def __init__(self, fd: int = -1) -> None:
         """Open the lease behind a descriptor of `shared_memory`, or make one that only forks of this process see."""
@@ -65,7 +65,7 @@ class Lease:
 
     @property
     def broken(self) -> bool:
-        """It had run out: what ran under it has been ended."""
+        """Return whether the lease had expired and what ran under it has been ended."""
         return self._shared[1] != 0.0
 
     def break_off(self) -> None:
@@ -103,7 +103,7 @@ def slept_through(plan: "Plan", index: int) -> Slept:
 
 
 class LeaseWatch:
-    """How much of a lease is left, to whoever looks at it often."""
+    """The remaining time of a lease, for a caller that looks at it often."""
 
     def __init__(self, slept: Slept, clock: Callable[[], float] = boottime) -> None:
         self._slept, self._clock = slept, clock
@@ -120,7 +120,7 @@ class LeaseWatch:
         return until + forgiven_s - self._clock()
 
     def asks(self, until: float) -> bool:
-        """Nothing is left but for what was slept through, and whether that counts is for the coordinator to say."""
+        """Return whether the lease has expired except for suspended time, which the coordinator must judge."""
         return self._slept is Slept.ASKED and until <= self._clock()
 
 
@@ -131,7 +131,7 @@ class Held:
         self._held: dict[ProcessId, None] = {}
 
     def hold(self, pids: Iterable[int]) -> None:
-        """Those that are stopped already are left to whoever did that."""
+        """Stop these processes; those that are stopped already are left to their stopper."""
         moving = (process_id(pid) for pid in pids if not is_stopped(pid))
         self._held |= {one: None for one in moving if one is not None and signal_process(one, signal.SIGSTOP)}
 
@@ -142,7 +142,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Of this process and all below it."""
+    """The watchdog of this process and all below it."""
 
     lease: Lease
     pid: int

@@ -52,7 +52,7 @@ class _Use:
 def look_at(
     subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
 ) -> list[RankLook]:
-    """Ask all of them at once, and return what each was doing; it takes `answer_s` where one does not answer."""
+    """Ask all ranks at once and return what each was doing; this takes `answer_s` if one does not answer."""
     began, number = clock(), time.time_ns() >> 10
     before = {one.rank: _use_of(one.pid) for one in subjects}
     problems = {one.rank: _ask(one, number) for one in subjects}
@@ -124,7 +124,7 @@ def _look(subject: Subject, before: _Use, took_s: float, said: FlightRecord | No
 
 
 def _use_of(pid: int) -> _Use:
-    """What the kernel tells of a process; nothing of one that has ended."""
+    """Return the kernel's counters of a process, or empty ones if it has ended."""
     try:
         fields, counts = stat_fields(pid), io_counts(pid)
     except OSError:

@@ -52,7 +52,9 @@ class Preparation:
         self, home: Home, reaper: Reaper, note: Note = lambda _, text: say(text), *,
         device_check: Path = DEVICE_CHECK, take_over_s: float = _TAKE_OVER_S,
     ) -> None:  # fmt: skip
-        """`note` hears of processes in reserve; a standby has `take_over_s` to come forward."""
+        """Prepare to start ranks; `note` receives messages about reserve processes; a standby has `take_over_s` to
+        become ready.
+        """
         self._home = home
         self._reaper = reaper
         self.reserve = Reserve(home, note)
@@ -70,7 +72,7 @@ class Preparation:
 
     @property
     def done(self) -> bool:
-        """Setup is through and ranks can be forked at once."""
+        """Return whether setup is complete and ranks can be forked at once."""
         return self._settled.is_set()
 
     @property
@@ -83,7 +85,7 @@ class Preparation:
 
     @property
     def own_pids(self) -> tuple[int, ...]:
-        """What must outlive a generation, beside the reserve."""
+        """Return the pids that must outlive a generation, apart from the reserve."""
         links = () if self._zygote is None else (self._zygote, self._zygote.standby)
         return tuple(link.pid for link in links if link is not None and link.pid)
 
@@ -104,7 +106,7 @@ class Preparation:
         self._settled.set()
 
     async def check_again(self, local_ranks: Collection[int]) -> None:
-        """Check the devices of these failed ranks. Raises NodeUnfit; then no rank can start here any more."""
+        """Check the devices of these failed ranks. Raise NodeUnfit; then no rank can start here any more."""
         self.health = []
         if self._checkup is None or self.failure is not None:
             return
@@ -126,7 +128,7 @@ class Preparation:
         await self._settled.wait()
 
     async def renew(self) -> None:
-        """The standby in place of a zygote that was killed, or a new one."""
+        """Replace a zygote that was killed by its standby or a new one."""
         if self._zygote is not None and self._zygote.gone.is_set():
             self._settled.clear()
             await self._raise_zygote()
@@ -171,7 +173,7 @@ class Preparation:
             raise self.failure
 
     def _note_environment(self) -> None:
-        """In a thread of its own: a disk may hang."""
+        """Record the environment in a thread of its own, because a disk may hang."""
         home = self._home
         file = home.run.environment(home.attempt.number, home.node.index)
         words = (file, home.plan.entry.python, home.environment)
@@ -179,9 +181,8 @@ class Preparation:
         self._noting.start()
 
     async def _raise_zygote(self) -> str:
-        """Have one whose imports are through; one that dies while importing is not tried again.
-
-        Gives why this interpreter can run neither it nor a rank, or "".
+        """Start a zygote and wait for its imports; one that dies importing is not tried again. Return why this
+        interpreter can run neither it nor a rank, or "".
         """
         why = ""
         if self._usable:
@@ -193,7 +194,7 @@ class Preparation:
         return why
 
     async def _take_over(self) -> ZygoteLink | None:
-        """By the standby of the zygote before."""
+        """Return the standby of the previous zygote as the new one, or None."""
         standby = self._zygote.standby if self._zygote is not None else None
         if standby is None or not standby.pid:
             return None
@@ -201,7 +202,7 @@ class Preparation:
         return await self._come_forward(standby)
 
     async def _accept(self) -> ZygoteLink | None:
-        """The one that was offered, where it is what this agent would start; its log says why it is not."""
+        """Return the offered zygote if it is the one that this agent would start, or None; its log says why not."""
         offered, entry, home = self._offered, self._home.plan.entry, self._home
         if offered is None or offered.python != entry.python:
             self._decline()
@@ -219,7 +220,7 @@ class Preparation:
         return await self._come_forward(link)
 
     async def _come_forward(self, zygote: ZygoteLink) -> ZygoteLink | None:
-        """One whose imports are through, if it answers."""
+        """Return a zygote whose imports are complete if it becomes ready in time, or None."""
         await _first(zygote.ready, zygote.gone, within_s=self._take_over_s)
         if zygote.ready.is_set():
             return zygote
@@ -227,7 +228,7 @@ class Preparation:
         return None
 
     def _decline(self) -> None:
-        """It ends with its stream."""
+        """Close the stream of the offered zygote, which ends it."""
         if self._offered is not None:
             os.close(self._offered.fd)
             self._offered = None
@@ -247,7 +248,7 @@ class Preparation:
 
 
 async def _last_words(zygote: ZygoteLink, log: Path) -> str:
-    """Of one that did not even begin; "" where something from outside ended it."""
+    """Return the last line of a zygote that failed to start, or "" if it was ended from outside."""
     try:
         death = await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)
     except TimeoutError:  # it lives, and talks nonsense: nobody knows more than that no rank comes of it
@@ -264,7 +265,9 @@ def _importing(names: Sequence[str]) -> str:
 
 
 async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
-    """What it gives, once the disk of its log takes one; meanwhile this node is heard, and not ready."""
+    """Return the result of `start` once the disk accepts its log; meanwhile this node sends heartbeats but is not
+    ready.
+    """
     while True:
         try:
             return await start()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Death(NamedTuple):
-    """How a process ended, as the kernel told its parent."""
+    """The end of a process, as the kernel reported it to its parent."""
 
     status: int  # raw wait status
     peak_memory_bytes: int
@@ -44,7 +44,7 @@ class Reaper:
         self._births += 1
 
     def born(self) -> None:
-        """Its pid is known, and watched; or there is none."""
+        """End a birth: the pid is known and watched, or there is none."""
         self._births -= 1
         if not self._births:
             self._early.clear()

@@ -46,7 +46,9 @@ class _Process:
         return self.progress.waits and self.pid != 0 and not self.ended and runs(self.pid)
 
     def can_be(self, environment: Mapping[str, str]) -> bool:
-        """Whether ranks of these variables are such as it was begun for: with as many others above all."""
+        """Return whether the process can become a rank with this environment: above all, the number of ranks must
+        match.
+        """
         return self.told_of.items() <= environment.items()
 
     def close(self) -> None:
@@ -70,16 +72,16 @@ class Reserve:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Those of its processes; what these have started is theirs, too."""
+        """Return the pids of the reserve processes, without those of their children."""
         return tuple(one.pid for one in self._processes if one.pid)
 
     def is_short(self, start: Start) -> bool:
-        """Whether there is something to do for `fill`. Of a generation without success no more is expected."""
+        """Return whether `fill` has something to do; after failures no more is tried in this generation."""
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling
 
     async def fill(self, starter: Starter, start: Start) -> None:
-        """Have as many as there are to be, for ranks as those of `start`, and no other."""
+        """Start reserve processes for ranks as those of `start` until there are enough, and end all others."""
         if not self.is_short(start):
             return
         if start.generation != self._generation:
@@ -110,7 +112,7 @@ class Reserve:
                 signal_process(known, signal.SIGKILL)
 
     def hand_over(self, environment: Mapping[str, str], log: Path, tell: TellDeath) -> int | None:
-        """Have one of them be this rank; gives its pid. None: nobody is ready."""
+        """Make a reserve process this rank and return its pid, or None if none is ready."""
         process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
         before, self._asked_in = self._asked_in, int(environment["LAUNCH_GENERATION"])
         if process is None:
@@ -127,7 +129,7 @@ class Reserve:
         return process.pid
 
     def _why_nobody(self, environment: Mapping[str, str], before: int) -> str:
-        """For whoever wonders: no process in reserve says by itself that it is stuck. "": it was told, in `before`."""
+        """Return why no reserve process took the place, or "" if that was reported in generation `before`."""
         fitting = [one for one in self._processes if one.can_be(environment)]
         if fitting:
             late = fitting[0]
@@ -182,7 +184,7 @@ class Reserve:
             self._processes.remove(process)
 
     def _give_up(self, why: str) -> None:
-        """Until the next generation."""
+        """Stop trying until the next generation."""
         self._tries = 0
         self._tell_that_none(why)
 

@@ -20,14 +20,14 @@ DUMP_SIGNAL = signal.SIGRTMIN + 8
 
 
 class Starter(Protocol):
-    """How ranks come to life on this node."""
+    """A way to start ranks on this node."""
 
     @property
     def dumps_stacks(self) -> bool:
-        """True where ranks answer DUMP_SIGNAL with their stacks."""
+        """Return True if ranks answer DUMP_SIGNAL with their stacks."""
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
-        """Start one rank with these variables on top of the node's; gives its pid. `tell` hears of its death."""
+        """Start one rank with these variables on top of the node's; return its pid. `tell` hears of its death."""
 
 
 class OrdinaryStarter:
@@ -42,7 +42,7 @@ class OrdinaryStarter:
         reaper: Reaper,
         umask: int | None = None,
     ):
-        """Take the rank's own `umask`; None: that of this process."""
+        """Start ranks with this `umask`, or this process's if it is None."""
         self._entry = entry
         self._environment = node_environment
         self._workdir = workdir
@@ -55,7 +55,7 @@ class OrdinaryStarter:
         return self._entry.kind != "command"
 
     def order(self, environment: Mapping[str, str], log: Path, progress: str) -> Order:
-        """What zygote.py needs to know to become this rank."""
+        """Return what zygote.py needs to become this rank."""
         entry = self._entry
         target = str(self._code / entry.target) if entry.kind == "script" else entry.target
         return {

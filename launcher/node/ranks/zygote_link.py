@@ -69,7 +69,9 @@ class OfferedZygote:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "OfferedZygote | None":
-        """What `become_agent` in zygote.py has left there, which is nobody else's."""
+        """Return the zygote that `become_agent` in zygote.py has left for this agent, or None, and remove its
+        variable.
+        """
         words = environ.pop("LAUNCH_ZYGOTE", "").split(" ", 1)
         if len(words) != 2:
             return None
@@ -90,7 +92,7 @@ class ZygoteLink:
     """
 
     def __init__(self, reaper: Reaper, gate: int | None = None) -> None:
-        """`gate`: at which its standby hears that it is to be the next agent (`stand_by` in zygote.py)."""
+        """Prepare a link; at `gate` its standby learns that it becomes the next agent (`stand_by` in zygote.py)."""
         self._reaper, self._gate = reaper, gate
         self._wishes: dict[int, _PendingFork] = {}
         self._number = 0
@@ -116,9 +118,8 @@ class ZygoteLink:
         await self.preload(preload)
 
     async def preload(self, modules: Sequence[str], home: Order | None = None) -> None:
-        """The first word to it: what to import. A standby has done that already, and is a zygote from then on.
-
-        `home`: where one is to settle in that somebody else has started (`settle_in` in zygote.py).
+        """Send the first message: the modules to import. A standby has imported them and becomes a zygote with it.
+        `home` settles a zygote that another process has started (`settle_in` in zygote.py).
         """
         words: Order = {"op": "preload", "modules": list(modules)} | ({"home": home} if home is not None else {})
         if not modules or self._socket is None:
@@ -136,13 +137,13 @@ class ZygoteLink:
                 self._writer.write(line[sent:])
 
     async def listen(self, ours: socket.socket) -> None:
-        """To whoever has the other end."""
+        """Read messages from the process at the other end."""
         self._socket = ours
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LINE_BYTES)
         self._reading = asyncio.create_task(self._read(reader))
 
     async def fork(self, order: Order, tell: TellDeath) -> int:
-        """Have a rank forked; gives its pid. Raises ForkRefused or ZygoteGone."""
+        """Fork a rank and return its pid. Raise ForkRefused or ZygoteGone."""
         if self.gone.is_set():
             raise ZygoteGone("the zygote is gone")
         self._number += 1
@@ -159,7 +160,7 @@ class ZygoteLink:
             await asyncio.wait([wish.answer for wish in self._wishes.values()])
 
     async def close(self) -> None:
-        """Let go: at the end of the stream the zygote ends itself."""
+        """Close the stream, upon which the zygote ends itself."""
         if self.standby is not None:
             await self.standby.close()
         if self._writer is not None:

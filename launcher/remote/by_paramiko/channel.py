@@ -8,7 +8,7 @@ _MOST = 256 * 1024
 
 
 class ParamikoChannel:
-    """Its three streams and its end."""
+    """The streams and the exit code of a command over paramiko."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

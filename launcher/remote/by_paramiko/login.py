@@ -21,7 +21,9 @@ _MOST_KEYS = 5  # shown over one connection: sshd ends it at the sixth (MaxAuthT
 
 
 def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
-    """Raises UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another Unreachable."""
+    """Return a logged-in connection. Raise UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another
+    Unreachable.
+    """
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
     try:
@@ -33,7 +35,7 @@ def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
 
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
-    """The key that the host shows; nobody logs in there, but at the hosts on the way."""
+    """Return the key that the host presents, without logging in there; only jump hosts are logged in to."""
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
     try:
@@ -83,7 +85,7 @@ class ParamikoTransport:
             raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
 
     def way_to(self, target: Target, limit_s: float) -> Session:
-        """A way from this host to another one. Raises Unreachable."""
+        """Open a channel from this host to another one. Raise Unreachable."""
         try:
             return self._connection.channel_to(target.hostname, target.port, limit_s)
         except NoChannel as error:
@@ -107,7 +109,7 @@ def _refuse_proxy_commands(target: Target) -> None:
 
 
 def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
-    """The last of the hosts to pass; None where there is none."""
+    """Return the connection to the last jump host, or None if there is none."""
     via: ParamikoTransport | None = None
     for hop in target.jumps:
         try:
@@ -141,7 +143,7 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
 
 
 def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
-    """A connection to the host that it says it is. Nothing has been sent yet that proves who we are."""
+    """Return a connection to the host after checking its key. Nothing that proves who we are has been sent yet."""
     connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
     try:
         known_hosts.check(target, key)
@@ -152,7 +154,7 @@ def _recognized(target: Target, via: ParamikoTransport | None, deadline: float |
 
 
 def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
-    """A connection with keys exchanged, and the host's, which nobody has looked at yet."""
+    """Return a connection with keys exchanged, and the host's key, still unchecked."""
     inner = _dial(target, deadline) if via is None else via.way_to(target, max(0.1, deadline - time.monotonic()))
     connection = ParamikoConnection(
         inner,
@@ -176,7 +178,7 @@ def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> 
 
 
 def _dial(target: Target, deadline: float) -> socket.socket:
-    """The first of the host's addresses that answers. Raises Unreachable."""
+    """Return a socket to the first of the host's addresses that answers. Raise Unreachable."""
     addresses = _addresses(target, deadline)
     failed = silent(target)
     for number, (family, address) in enumerate(addresses):
@@ -205,7 +207,7 @@ def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) 
 
 
 def _addresses(target: Target, deadline: float) -> list[tuple[int, Any]]:
-    """Asked in a thread of its own, since a resolver knows no time-out."""
+    """Resolve the host's name in a thread of its own, because a resolver has no time-out."""
     found: list[tuple[int, Any]] = []
     failed: list[OSError | UnicodeError] = []
 

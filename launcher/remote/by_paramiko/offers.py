@@ -11,7 +11,9 @@ from launcher.remote.target import Target, who
 
 
 class Offers(ClosedAtTheEnd):
-    """Those of files first; then the agent's, where it was asked for. The agent signs until this is left."""
+    """Keys to offer: those of files first, then the agent's if it was asked for. The agent signs until this is
+    closed.
+    """
 
     def __init__(self, target: Target) -> None:
         self.keys: list[Key] = []
@@ -57,7 +59,7 @@ class Offers(ClosedAtTheEnd):
 
 
 def _public(path: Path) -> bytes | None:
-    """The public key beside a private one, or in the file itself."""
+    """Return the public key beside a private one or in the file itself, or None."""
     for candidate in (path.with_name(f"{path.name}.pub"), path):
         try:
             return base64.b64decode(candidate.read_text(errors="replace").split()[1], validate=True)

@@ -36,34 +36,34 @@ T = TypeVar("T")
 
 
 class RemoteProgram(Protocol):
-    """Where to find `launch` on another machine."""
+    """The place of `launch` on another machine."""
 
     @property
     def cluster(self) -> str:
-        """As the user calls it."""
+        """Return the cluster's name as the user knows it."""
 
     @property
     def login(self) -> str:
-        """For ssh."""
+        """Return the login for ssh."""
 
     @property
     def launch(self) -> str:
-        """The program there."""
+        """Return the program there."""
 
     @property
     def transport(self) -> str:
-        """openssh or paramiko."""
+        """Return openssh or paramiko."""
 
 
 def remote_program(path: str) -> str:
-    """A program's path for whatever shell the user has there; `~` is theirs to fill in."""
+    """Return a program's path for any shell of the user there; `~` is theirs to expand."""
     if path == "~" or path.startswith("~/"):
         return f'"$HOME"{_quoted(path[1:])}'
     return _quoted(path)
 
 
 def _quoted(text: str) -> str:
-    """One word. Not a backslash in quotes: to fish it is a sign there too."""
+    """Return one quoted word without backslashes in quotes, which fish would interpret."""
     return r"\\".join(shlex.quote(part) if part else "" for part in text.split("\\"))
 
 
@@ -71,7 +71,7 @@ class RpcClient(ClosedAtTheEnd):
     """A program of ours on another machine, and what is asked of it over its stdin and stdout."""
 
     def __init__(self, running: Running, taken_s: float = _TAKEN_S) -> None:
-        """`taken_s`: for a piece of what is sent to be taken."""
+        """Use a running program; `taken_s` limits how long a piece may take to be accepted."""
         self._running, self._taken_s = running, taken_s
         self._greeted = False
         self._waits = False  # for an answer
@@ -80,7 +80,7 @@ class RpcClient(ClosedAtTheEnd):
 
     @property
     def at_rest(self) -> bool:
-        """It owes us nothing: what it says next is the answer to what is asked next."""
+        """Return whether no answer is outstanding, so that the next output answers the next request."""
         return not self._waits and not self._left
 
     def greet(self, deadline: float | None = None) -> None:
@@ -96,16 +96,15 @@ class RpcClient(ClosedAtTheEnd):
         self._greeted = True
 
     def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
-        """Say this; what goes wrong with the connection is told by `receive`."""
+        """Send a request; an error of the connection is raised by `receive`."""
         self._waits = True
         for piece in itertools.chain([encoded(request)], contents):
             if not self._running.feed(piece, self._taken_s):
                 return
 
     def receive(self, kind: type[T], deadline: float | None = None, *, most: int = 0) -> T:
-        """The answer to what was said, behind which at most so many bytes may follow.
-
-        Raises what the other side raised, Broken or Silent.
+        """Return the answer to the request, which at most so many bytes may follow. Raise what the other side raised,
+        Broken or Silent.
         """
         self.greet(deadline)
         try:
@@ -119,7 +118,7 @@ class RpcClient(ClosedAtTheEnd):
             raise self._garbled(f"expected at most {most} bytes behind the answer, got {reply.follows}")
         self._waits, self._left = False, reply.follows
         if reply.error:
-            raise self._told(remote_error(reply.error, reply.exit_code))
+            raise self._with_host(remote_error(reply.error, reply.exit_code))
         return cast("T", value)
 
     def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
@@ -128,13 +127,13 @@ class RpcClient(ClosedAtTheEnd):
     def ask_with_bytes(
         self, request: object, kind: type[T], most: int, *, contents: Iterable[bytes] = (), timeout_s: float
     ) -> tuple[T, bytes]:
-        """The answer, and the bytes that follow it: each mebibyte of them within a time, however many they are."""
+        """Return the answer and the bytes that follow it; each mebibyte has a time limit, however many there are."""
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
         return answer, b"".join(self.pieces(_PIECE_S))
 
     def pieces(self, limit_s: float) -> Iterator[bytes]:
-        """The bytes that follow the last answer, as they come: a mebibyte of them within each such time."""
+        """Yield the bytes that follow the last answer as they arrive; each mebibyte must arrive within the limit."""
         while self._left:
             until, wanted = time.monotonic() + limit_s, min(self._left, _PIECE)
             while wanted:
@@ -147,7 +146,7 @@ class RpcClient(ClosedAtTheEnd):
                 yield piece
 
     def close(self) -> None:
-        """Nothing of it is left on return; the other side ends by itself."""
+        """Close the connection so that nothing is left here; the other side ends by itself."""
         self._running.close()
 
     def _read(self, deadline: float | None, most: int) -> bytes:
@@ -171,8 +170,8 @@ class RpcClient(ClosedAtTheEnd):
     def _other_version(self, there: str) -> LaunchError:
         return OtherVersion(f"{self._running.who}: launch {there} is there, and {VERSION} here")
 
-    def _told(self, error: LaunchError) -> LaunchError:
-        """What the other side said, as it is to be heard here."""
+    def _with_host(self, error: LaunchError) -> LaunchError:
+        """Return the other side's error with its host's name."""
         error.lines = (f"{self._running.who}: {error.lines[0]}", *error.lines[1:])
         return error
 
@@ -181,7 +180,7 @@ class RemoteLaunch(RpcClient):
     """`launch _far` on a login node."""
 
     def __init__(self, login: RemoteProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
-        """`without`: variables that must not reach ssh."""
+        """Connect to `launch` at a login; `without` names variables that must not reach ssh."""
         self.login = login
         self._way, running = started(login, "_far", without, compress=compress)
         super().__init__(running)
@@ -191,7 +190,7 @@ class RemoteLaunch(RpcClient):
         if self._way is not None:
             self._way.close()
 
-    def _told(self, error: LaunchError) -> LaunchError:
+    def _with_host(self, error: LaunchError) -> LaunchError:
         return said_by(_who(self.login), error)
 
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
@@ -227,7 +226,9 @@ class RemoteLaunch(RpcClient):
 def started(
     login: RemoteProgram, word: str, without: Collection[str] = (), *, compress: bool = False
 ) -> tuple[Line | None, Running]:
-    """The program there with this word, and what has to be closed after it: ssh makes a connection for it alone."""
+    """Start the program there with this argument; return it and the connection to close after it, or None because ssh
+    opens one for it alone.
+    """
     line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":
         user, _, host = login.login.rpartition("@")
@@ -239,20 +240,20 @@ def started(
 
 
 def remote_error(lines: Collection[str], code: int) -> LaunchError:
-    """What went wrong there, as if it had gone wrong here."""
+    """Return an error of the other side as if it had occurred here."""
     error = LaunchError(*(line[:_LONGEST_WORD] for line in [*lines][:_MOST_LINES]))
     error.exit_code = Exit(code) if code in set(Exit) - {Exit.OK} else Exit.INTERNAL
     return error
 
 
 def said_by(who: str, error: LaunchError) -> LaunchError:
-    """Whoever reads an error has to know that it was not said here."""
+    """Return the error with a line that names the machine it came from."""
     error.lines = (*error.lines, f"  said by {who}")
     return error
 
 
 def remote_version(login: RemoteProgram) -> str:
-    """What `launch --version` says there; for a message."""
+    """Return what `launch --version` prints there, for a message."""
     with contextlib.suppress(LaunchError):
         way, running = started(login, "--version")
         with running, way or contextlib.nullcontext():

@@ -30,7 +30,7 @@ Start = Callable[[Callable[[Runs], None]], Runs]
 
 
 class Token:
-    """What is kept of one token."""
+    """The records about one submit token."""
 
     def __init__(self, folder: Path, token: str) -> None:
         if not _TOKEN.fullmatch(token):
@@ -46,7 +46,7 @@ class Token:
             return outcome if outcome is not None else self._close(self._started(start))
 
     def void(self) -> Outcome:
-        """What came of it; if nothing did, nothing will."""
+        """Return the outcome of this token; if there is none, refuse it for good."""
         with self._alone():
             outcome = self._settled()
             if outcome is None:
@@ -92,7 +92,7 @@ class Token:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Of two connections that bring the same token, one after the other."""
+        """Lock the token, so that two connections with the same one take turns."""
         make_dir(self.path)
         sync_dir(self.path.parent)
         with contextlib.ExitStack() as held:

@@ -26,7 +26,7 @@ class Body:
         self._left = size
 
     def some(self, most: int) -> bytes:
-        """At least one byte of those that come next, and at most so many; none behind the last."""
+        """Return at least one and at most so many of the next bytes; none after the last."""
         piece = self._incoming.some(min(most, self._left)) if self._left else b""
         self._left -= len(piece)
         return piece
@@ -43,7 +43,7 @@ class Body:
             yield piece
 
     def pass_over(self) -> None:
-        """The rest, so that what comes behind it is read as the next request."""
+        """Skip the rest, so that what follows is read as the next request."""
         while self.some(_PIECE):
             continue
 
@@ -60,10 +60,9 @@ Answering = Callable[[Any, Body], Any]
 
 
 def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
-    """Until the other side hangs up; gives the exit code. `requests`: the union of what `answer` can answer.
-
-    A request is carried out once it has come whole, whatever becomes of the connection. Trees of code are kept too.
-    `where` begins what is said of a fault of ours.
+    """Serve requests until the other side closes, and return the exit code. `requests` is the union of the types that
+    `answer` accepts. A request is carried out once it has arrived completely, whatever becomes of the connection; so
+    are trees of code. `where` begins the message of an internal error.
     """
     asked, out = take_stdio()
     return answer_all(Incoming(reading(asked)), lambda data: write_all(out, data), requests, answer, where=where)
@@ -90,19 +89,21 @@ def answer_all(
 
 
 def folder_of(named: str) -> Path:
-    """From the home folder, where it is not absolute."""
+    """Return the folder, relative to the home folder unless it is absolute."""
     if not named.isprintable() or ".." in named.split("/") or len(named) > _LONGEST_FOLDER:
         raise BadInput(f"expected a folder, got {named[:100]!r}")
     return Path.home() / os.path.expanduser(named)
 
 
 def projects_in(folder: str) -> Path:
-    """Where trees of code are kept."""
+    """Return the folder of the trees of code."""
     return folder_of(folder) / "projects"
 
 
 def take_stdio() -> tuple[int, int]:
-    """The connection, two descriptors, for us alone: nothing that is started or printed here can get between."""
+    """Return the connection as two descriptors of our own, and redirect stdin and stdout so that no child or print
+    can interfere.
+    """
     asked, told = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)

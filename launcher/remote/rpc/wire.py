@@ -62,7 +62,7 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a token."""
+    """The outcome of a token."""
 
     runs: tuple[Made, ...] = ()
     error: tuple[str, ...] = ()
@@ -79,15 +79,15 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Garbled(LaunchError):
-    """What came is not of this wire."""
+    """Raised when a message does not follow this protocol."""
 
 
 class OtherVersion(Garbled):
-    """It greets as another version of this wire does."""
+    """Raised when the greeting is that of another protocol version."""
 
 
 def bytes_of(files: Iterable[FileEntry]) -> int:
-    """What follows a list of files: the contents of the regular ones."""
+    """Return the size of what follows a list of files: the contents of the regular ones."""
     return sum(max(0, file.size) for file in files if file.link is None)
 
 
@@ -96,12 +96,12 @@ def greeting() -> bytes:
 
 
 def read_greeting(line: bytes) -> Greeting | None:
-    """None for what a login shell prints before it."""
+    """Return the greeting, or None for a line that a login shell prints before it."""
     return decoded(line.removeprefix(_MARK), Greeting) if line.startswith(_MARK) else None
 
 
 def encoded(message: object) -> bytes:
-    """One line. Raises UnicodeEncodeError for text that is none."""
+    """Return the message as one line. Raise UnicodeEncodeError for invalid text."""
     return msgspec.json.encode(message) + b"\n"
 
 
@@ -116,7 +116,7 @@ Read = Callable[[float | None, int], bytes]  # until when, and how many bytes at
 
 
 def reading(fd: int) -> Read:
-    """Of a descriptor."""
+    """Return a function that reads from a descriptor until a deadline."""
 
     def read(deadline: float | None, most: int) -> bytes:
         if deadline is not None and not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -134,7 +134,7 @@ class Incoming:
         self._held = bytearray()
 
     def line(self, deadline: float | None = None, most: int = _LONGEST_LINE) -> bytes:
-        """The next line without its end. Raises EOFError, also in the middle of one."""
+        """Return the next line without its end. Raise EOFError, also within a line."""
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
@@ -146,7 +146,7 @@ class Incoming:
         return line
 
     def greeting(self, deadline: float | None = None) -> Greeting:
-        """The greeting, behind whatever was printed before it."""
+        """Return the greeting, skipping what was printed before it."""
         noise = 0
         while (found := read_greeting(line := self.line(deadline, _MOST_NOISE))) is None:
             if line == _OLD_MARK:
@@ -157,7 +157,7 @@ class Incoming:
         return found
 
     def some(self, most: int, deadline: float | None = None) -> bytes:
-        """At least one byte of those that come next. Raises EOFError."""
+        """Return at least one of the next bytes. Raise EOFError."""
         if not self._held:
             self._held += self._read(deadline)
         piece = bytes(self._held[:most])

@@ -1,4 +1,6 @@
-"""What the launcher takes along to a host: its own code, and the compiled packages that it stands on, by content."""
+"""Bundle what the launcher copies to a host: its own code and the compiled packages that it
+needs, named by content.
+"""
 
 import hashlib
 import importlib.metadata
@@ -18,13 +20,13 @@ COMPILED = ("msgspec", "xxhash")
 
 
 def own_tag() -> str:
-    """Which Pythons can use the compiled packages that are installed here."""
+    """Return a tag of the Pythons that can use the compiled packages installed here."""
     return f"{sys.implementation.cache_tag}-{platform.machine()}-{platform.libc_ver()[0] or 'libc'}"
 
 
 @cache
 def digest(tag: str) -> str:
-    """Names the luggage for hosts with such a Python: the same content, the same name."""
+    """Return the digest of the bundle for hosts with such a Python."""
     whole = hashlib.sha256(tag.encode())
     for name, path in _files(tag):
         content = path.read_bytes()
@@ -33,7 +35,7 @@ def digest(tag: str) -> str:
 
 
 def archive(tag: str) -> bytes:
-    """All of it, compressed."""
+    """Return the bundle as a compressed archive."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
         for name, path in _files(tag):
@@ -54,7 +56,7 @@ def _files(tag: str) -> Iterator[tuple[str, Path]]:
 
 
 def _installed(package: str) -> Iterator[tuple[str, Path]]:
-    """The files of a distribution that are imported, as its own list of files has them."""
+    """Yield the imported files of a distribution, by its own list of files."""
     for file in sorted(importlib.metadata.files(package) or (), key=str):
         if file.parts[0] == package and file.suffix in (".py", ".so"):
             yield str(file), Path(str(file.locate()))

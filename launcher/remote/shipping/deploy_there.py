@@ -68,7 +68,7 @@ def _make(place: str, folder: str, asked: dict[str, object]) -> None:
 
 
 def _borrow(packages: str) -> None:
-    """Compiled packages that fit no other Python are taken from where this one has them."""
+    """Use this Python's own installed packages if the bundle's compiled ones do not fit it."""
     import site  # late: only where our packages do not fit
 
     folders = [*site.getsitepackages(), site.getusersitepackages()]

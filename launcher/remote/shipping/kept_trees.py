@@ -27,7 +27,7 @@ Read = Callable[[int], bytes]
 
 
 def have(projects: Path, digest: str) -> bool:
-    """Whether this tree is kept here, byte for byte: a scratch file system may have taken some of it away."""
+    """Return whether this tree is stored here byte for byte; a scratch file system may have deleted some of it."""
     place = tree(projects, digest)
     with contextlib.suppress(BadInput, FileNotFoundError, NotADirectoryError):
         if digest_of(list_frozen(place)) == digest:
@@ -37,7 +37,7 @@ def have(projects: Path, digest: str) -> bool:
 
 
 def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
-    """Keep the tree whose contents `read` gives, under its digest. Raises BadInput for one that is none.
+    """Keep the tree whose contents `read` gives, under its digest. Raise BadInput for one that is none.
 
     `links_out`: links may lead to what is not in it. Nothing is written through any link.
     """
@@ -58,14 +58,16 @@ def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *,
 
 
 def tree(projects: Path, digest: str) -> Path:
-    """Where the tree of this digest is, if it is."""
+    """Return the path of the tree with this digest, whether it exists or not."""
     if not _is_digest(digest):
         raise BadInput("code: expected a digest of 64 hex digits")
     return projects / digest
 
 
 def idle(projects: Path, now: float) -> list[Path]:
-    """Trees of which no run was made lately, for runs have copies of their own: the next one sends its tree again."""
+    """Return trees from which no run was made lately: runs have copies of their own, and the next one sends its tree
+    again.
+    """
     found = list[Path]()
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as entries:
         found = [Path(one.path) for one in entries if _is_digest(one.name) and one.stat().st_mtime < now - IDLE_S]
@@ -73,7 +75,7 @@ def idle(projects: Path, now: float) -> list[Path]:
 
 
 def tidy(projects: Path, now: float) -> None:
-    """Take away the trees that were not used for a day, but for the newest: a run has its own copy of its code."""
+    """Remove trees that were not used for a day, except the newest; a run has its own copy of its code."""
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as found:
         kept = [(entry.stat().st_mtime, entry.path) for entry in found if _is_digest(entry.name)]
         for used_at, path in sorted(kept, reverse=True)[_KEPT_TREES:]:
@@ -82,7 +84,7 @@ def tidy(projects: Path, now: float) -> None:
 
 
 def _checked(files: Sequence[FileEntry], *, links_out: bool) -> tuple[CodeFile, ...]:
-    """The files, if they can be written into an empty folder without ever leaving it."""
+    """Return the files if they can be written into an empty folder without ever leaving it. Raise BadInput."""
     if len(files) > _MOST_FILES:
         raise BadInput(f"code: more than {_MOST_FILES} files")
     listed = tuple(_unwired(file) for file in files)
@@ -108,7 +110,7 @@ def _check_name(path: str) -> None:
 
 
 def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
-    """Write everything durably; gives the digest of what was written."""
+    """Write everything durably; return the digest of what was written."""
     folders = {root}
     hashes: dict[str, str] = {}
     listed = tuple(files)

@@ -25,7 +25,7 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def refuse_links_out(code: CodeList) -> None:
-    """A link to what is not sent means nothing on another machine. Raises BadInput naming them."""
+    """Raise BadInput for links to what is not sent, which lead nowhere on another machine."""
     out = [(file.path, file.link) for file in code.files if file.link is not None and leads_out(file.path, file.link)]
     if out:
         lines = [f"code: {shown(path)} is a link to {shown(link)}, which is not sent" for path, link in out[:_SHOWN]]
@@ -33,12 +33,12 @@ def refuse_links_out(code: CodeList) -> None:
 
 
 def digest_of(code: CodeList) -> str:
-    """What this code is called."""
+    """Return the digest of this code."""
     return tree_digest(code.files, content_hashes(code, "sent"))
 
 
 def entries(code: CodeList) -> tuple[FileEntry, ...]:
-    """The files as they are named on the wire."""
+    """Return the files as they are named on the wire."""
     return tuple(
         FileEntry(_wired(file.path), file.size, file.executable, None if file.link is None else _wired(file.link))
         for file in code.files
@@ -46,14 +46,14 @@ def entries(code: CodeList) -> tuple[FileEntry, ...]:
 
 
 def contents(code: CodeList) -> Iterator[bytes]:
-    """The bytes of all regular files in order, each as long as it was listed. Raises CodeChanged."""
+    """Yield the bytes of all regular files in order, each as long as it was listed. Raise CodeChanged."""
     for file in code.files:
         if file.link is None:
             yield from _content(Path(code.source(file.path)), file.size)
 
 
 def leads_out(path: str, link: str) -> bool:
-    """Whether a link at this path of a tree may lead to something outside of it."""
+    """Return whether a link at this path of a tree may lead out of it."""
     parts = [part for part in link.split("/") if part not in ("", ".")]
     up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
     # Back up again behind a name: that may be a link itself, and then nobody can say from where.
@@ -61,7 +61,7 @@ def leads_out(path: str, link: str) -> bool:
 
 
 def shown(name: str) -> str:
-    """A name may hold newlines, and bytes that no terminal can show."""
+    """Return a name that can be printed: it may hold newlines and bytes that no terminal can show."""
     return name if name.isprintable() else ascii(name)
 
 

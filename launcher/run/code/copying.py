@@ -29,7 +29,7 @@ class NewTree:
         self._kept: dict[int, bool] = {}  # by mode: whether a file gets it, whatever umask and ACL there are
 
     def place(self, path: str) -> str:
-        """Where a file of this name is to be; its folder is there then."""
+        """Return the path for a file of this name, creating its folder."""
         folder = os.path.dirname(path)
         if folder not in self._folders:
             make_dir(self.root / folder)
@@ -39,7 +39,7 @@ class NewTree:
         return f"{self.root}/{path}"
 
     def create(self, file: CodeFile) -> int:
-        """The new file, empty, open for writing."""
+        """Create the file empty and return a descriptor open for writing."""
         mode = 0o400 | self._write | (0o100 * file.executable)
         out = os.open(self.place(file.path), _MAKE, mode)
         if mode not in self._kept:
@@ -82,7 +82,7 @@ class CopiedFile(NamedTuple):
 
 
 def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: Watch = iter) -> Iterator[CopiedFile]:
-    """Copy these files into one tree or two. Raises CodeChanged for one that is not what was listed."""
+    """Copy these files into one tree or two. Raise CodeChanged for one that is not what was listed."""
     for file in watch(code.files):
         if file.link is not None:
             for tree in filter(None, (first, second)):
@@ -121,7 +121,7 @@ def _write_hashed(source: int, out: int, size: int) -> str:
 
 
 def _write(tree: NewTree, file: CodeFile, source: int) -> None:
-    """Where the file system can, a large file shares its blocks with the source until one of them is written to."""
+    """Copy a file's content; a large file shares its blocks with the source if the file system can."""
     with naming(tree.place(file.path)):
         out = tree.create(file)
         try:
@@ -136,7 +136,9 @@ def _write(tree: NewTree, file: CodeFile, source: int) -> None:
 
 
 def _share(source: int, out: int, begin: int, size: int) -> int:
-    """How many bytes of the source from there on the kernel has copied; 0: there are no more, or it cannot."""
+    """Copy bytes in the kernel from `begin` on and return how many; 0 means that there are no more, or that the
+    kernel cannot.
+    """
     try:
         return os.copy_file_range(source, out, size, offset_src=begin)
     except OSError as error:

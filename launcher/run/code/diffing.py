@@ -1,4 +1,4 @@
-"""What differs between two trees of code: file by file, and line by line where it is text."""
+"""Compare two trees of code: file by file, and line by line for text."""
 
 import difflib
 import os
@@ -33,7 +33,7 @@ class FileChange(msgspec.Struct, frozen=True):
 
 
 def changes(before: CodeList, now: CodeList) -> list[FileChange]:
-    """Each file that is not the same in both, by name."""
+    """Return each file that differs between the two, by name."""
     old, new = _contents(before), _contents(now)
     left, found = _MOST_IN_ALL, list[FileChange]()
     for path in sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path)):
@@ -44,7 +44,7 @@ def changes(before: CodeList, now: CodeList) -> list[FileChange]:
 
 
 def shown(found: Sequence[FileChange], most: int | None = None) -> list[str]:
-    """As one unified diff, of at most so many lines and then a word about the others."""
+    """Return the changes as one unified diff, of at most `most` lines and a line that counts the others."""
     lines = [line for change in found for line in _lines(change)]
     if most is None or len(lines) <= most:
         return lines
@@ -69,7 +69,7 @@ def _content(file: CodeFile, digest: str | None) -> Content:
 
 
 def _text(path: Path, content: Content | None, most: int) -> str | None:
-    """The file's text, which is nothing where there is no file; None of what is none, or too long."""
+    """Return the file's text, "" if there is no file, or None if it is not text or too long."""
     if content is None:
         return ""
     link, _, _ = content

@@ -30,7 +30,7 @@ from launcher.run.ownership import is_ours_alone
 
 @dataclass(frozen=True, slots=True)
 class Freezing:
-    """What was frozen, and what it cost."""
+    """The frozen code, and how much was hashed and stored."""
 
     code: FrozenCode
     hashed_bytes: int
@@ -49,7 +49,7 @@ def freeze(
     """Copy the code into `target`, which must not exist, by way of the store. `fsync`: the target is durable then.
     No target: only the store is to have it, where it is durable.
 
-    Raises BadInput for a file that cannot be read, or keeps changing; what was begun of the target is then gone.
+    Raise BadInput for a file that cannot be read, or keeps changing; what was begun of the target is then gone.
     """
     make_dir(store)
     if not is_ours_alone(store):  # made when others could write to the folder that it is in
@@ -69,7 +69,7 @@ def freeze(
 
 @contextlib.contextmanager
 def _new_folder(folder: Path | None) -> Iterator[None]:
-    """Where one is wanted it is there, and gone again if what is done with it fails."""
+    """Create the folder if one is wanted, and remove it if the body fails."""
     if folder is None:
         yield
         return
@@ -83,8 +83,9 @@ def _new_folder(folder: Path | None) -> Iterator[None]:
 
 
 def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
-    """Have the run's own copy of its code in its folder, durable, where it is not there yet. Raises BadInput where the
-    store has lost it, or has something else by now."""
+    """Create the run's own durable copy of its code, if it is missing. Raise BadInput if the store has lost or
+    changed it.
+    """
     if run.code.is_dir():
         return
     remove_orphans(run.path)
@@ -105,7 +106,7 @@ def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
 
 
 def _listed_whole(pristine: Path, digest: str) -> CodeList | None:
-    """The code of a tree of the store; None where that is not what is called so."""
+    """Return the code of a tree in the store, or None if it does not match its digest."""
     if not (pristine.is_dir() and is_ours_alone(pristine.parent)):
         return None
     code, now_ns = list_frozen(pristine), time.time_ns()
@@ -115,7 +116,7 @@ def _listed_whole(pristine: Path, digest: str) -> CodeList | None:
 
 
 def stored(run: RunDir, digest: str) -> Path:
-    """Where the code of this name is kept for the runs beside this one."""
+    """Return where the code with this digest is stored for the runs beside this one."""
     return run.path.parent / STORE / digest
 
 
@@ -137,7 +138,7 @@ def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch
 def _store_and_copy(
     code: CodeList, store: Path, target: Path | None, index: CodeIndex, now_ns: int, watch: Watch, *, fsync: bool
 ) -> tuple[str, bool]:
-    """Write what the store does not have there, read-only, and to the target; gives the digest, and whether the store
+    """Write what the store does not have there, read-only, and to the target; return the digest, and whether the store
     has more now. Of two that try, one wins and both are content."""
     draft = new_draft(store)
     draft.mkdir(mode=0o700)
@@ -176,7 +177,7 @@ def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path,
 
 
 def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
-    """Whether the store has all of it, byte for byte, and nobody else can change that."""
+    """Return whether the store has all of the code byte for byte and nobody else can change it."""
     index, us = CodeIndex(pristine.parent, pristine, now_ns), os.geteuid()
     folders, place = folders_of(file.path for file in code.files), os.fspath(pristine)
     try:

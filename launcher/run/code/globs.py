@@ -30,12 +30,12 @@ class Glob:
         return re.compile(f"(?s:{start}{_path_regex(self._parts)}{end})")
 
     def matches(self, path: str) -> bool:
-        """Whether it names this file, or a folder above it. A folder's own path ends with a slash."""
+        """Return whether the pattern matches this file or a folder above it. A folder's own path ends with a slash."""
         return bool(self._parts) and self._regex.fullmatch(path) is not None
 
     @cached_property
     def below(self) -> str:
-        """The folder or file, relative to the project, outside of which nothing can match."""
+        """Return the folder or file, relative to the project, that contains every possible match."""
         if not self._anchored:
             return ""
         plain = 0
@@ -62,7 +62,7 @@ def _path_regex(parts: list[str]) -> str:
 
 
 def _part_regex(part: str) -> str:
-    """One name: nothing in it stands for a slash."""
+    """Return the regular expression for one part of a path; nothing in it matches a slash."""
     regex, at = "", 0
     while at < len(part):
         char, at = part[at], at + 1

@@ -1,4 +1,4 @@
-"""What code is called: hashing its files, but for those that look as they did when they were last hashed."""
+"""Compute the digest of code, hashing only files that have changed since they were last hashed."""
 
 import contextlib
 import errno
@@ -32,7 +32,7 @@ class CodeChanged(BadInput):
 
 
 class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a file looked like when it was hashed."""
+    """The size, times and inode of a file when it was hashed."""
 
     size: int
     mtime_ns: int
@@ -66,11 +66,11 @@ class CodeIndex:
         return not self._known
 
     def digest(self, name: str, path: StrPath, status: os.stat_result) -> str:
-        """The content hash of the file at this path, that looked like this; it is only read if it did not before."""
+        """Return the content hash of a file; it is read only if its status has changed since it was last hashed."""
         return self.known(name, status) or self.learn(name, status, file_hash(path))
 
     def known(self, name: str, status: os.stat_result) -> str | None:
-        """The content hash of a file that looked like this when it was hashed."""
+        """Return the content hash of a file if its status is that of when it was hashed, else None."""
         key = _key(name)
         known = self._known.get(key)
         if known is None or not known.fits(status):
@@ -90,7 +90,7 @@ class CodeIndex:
         return digest
 
     def save(self) -> None:
-        """Only what this time's files needed: what was deleted is forgotten."""
+        """Save only the hashes used this time, so that those of deleted files are dropped."""
         if self._fresh == self._known:
             return
         draft = new_draft(self._store)
@@ -104,9 +104,8 @@ class CodeIndex:
 
 
 def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -> dict[str, str]:
-    """The hash of each regular file. Raises BadInput for one that cannot be read, or is not what was listed.
-
-    With an index a file is what it was when it was listed, and is looked at again only where it has to be read.
+    """Return the hash of each regular file. Raise BadInput for one that cannot be read or has changed type. With an
+    index a file's listed status is trusted, and only files that must be read are looked at again.
     """
     hashes = {}
     with readable(code.root, doing):
@@ -129,7 +128,7 @@ def _key(name: str) -> str:
 
 
 def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
-    """What these files are called together, with the hash of each regular one's content."""
+    """Return the digest of these files together, given the content hash of each regular one."""
     tree = hashlib.sha256()
     for file in sorted(files, key=lambda file: os.fsencode(file.path)):
         kind = "link" if file.link is not None else "exec" if file.executable else "file"
@@ -146,7 +145,7 @@ def file_hash(path: StrPath) -> str:
 
 @contextlib.contextmanager
 def readable(path: Path, doing: str) -> Iterator[None]:
-    """What the system says of the user's own files, said as the user's problem."""
+    """Raise errors of reading the user's own files as BadInput."""
     try:
         yield
     except FileNotFoundError as error:

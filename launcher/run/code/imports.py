@@ -1,6 +1,7 @@
-"""What a script imports that neither the standard library nor the user's own code has. Reads text, runs nothing.
+"""Find what a script imports from neither the standard library nor the user's own code.
 
-Of all that it may import, preloading asks; of what it surely imports, whoever looks for modules that are missing.
+Text is read and nothing is run. Preloading asks for everything that may be imported; the check for missing modules
+asks for what is certain to be.
 """
 
 import ast
@@ -29,8 +30,10 @@ class SureImport(NamedTuple):
 
 
 def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> set[str]:
-    """Dotted names, and those of the packages that they are in; some may be of what is in a module. {"*"} where a file
-    cannot be read as Python, or there is too much to read. `own_folders`: of the code, on the path in any case."""
+    """Return the dotted names that may be imported, with their packages; some may name what is inside a module.
+    Return {"*"} if a file is not valid Python or there is too much to read. `own_folders` are the code's folders on
+    the path.
+    """
     text_of = cache(read)
     own: set[str] = set()
     named: set[str] = set()
@@ -54,8 +57,9 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_fol
 
 
 def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> list[SureImport]:
-    """Those that stand by themselves at the top of the entry, and of what of the code it imports so; not those in a
-    `try`, an `if`, a function. None where a file may change from where modules come."""
+    """Return the imports at the top level of the entry and of the own modules that it imports so; not those in a
+    `try`, an `if` or a function. Return none if a file may change where modules come from.
+    """
     bases = _bases(entry, own_folders)
     found = list[SureImport]()
     waiting, seen = [entry], {entry}
@@ -75,7 +79,7 @@ def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: I
 
 
 def syntax_error(text: bytes, path: str) -> str:
-    """Where and why this is no Python of this interpreter's version; "": it is."""
+    """Return where and why the text is not valid Python for this interpreter, or "" if it is."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -96,7 +100,7 @@ def _top(module: str) -> str:
 
 
 class _Text(NamedTuple):
-    """What is to be known of a file."""
+    """The imports of one file, and whether it changes where modules come from."""
 
     modules: frozenset[tuple[str, int]]  # (dotted name, dots before it) of everything that it may import
     sure: tuple[tuple[str, int, int], ...]  # (dotted name, dots, line) of what it imports whenever it is imported
@@ -105,7 +109,7 @@ class _Text(NamedTuple):
 
 @lru_cache(_MOST_FILES)
 def _read(text: bytes) -> _Text | None:
-    """None where it is not Python."""
+    """Return the imports of a file, or None if it is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's code: an invalid escape is not ours to report
@@ -154,13 +158,13 @@ def _named(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
 
 
 def _with_packages(name: str) -> Iterable[str]:
-    """Importing a.b.c runs a and a.b as well."""
+    """Return the name and its parent packages, because importing a.b.c runs a and a.b as well."""
     parts = name.split(".")
     return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def _files(module: str, level: int, importer: str, bases: list[str]) -> Iterator[str]:
-    """Files of the user's code that this import may mean."""
+    """Yield the files of the user's code that this import may mean."""
     if level:
         bases = _parents(importer)[level - 1 : level]
     for base in bases:
@@ -170,6 +174,6 @@ def _files(module: str, level: int, importer: str, bases: list[str]) -> Iterator
 
 
 def _parents(path: str) -> list[str]:
-    """The folders that a file lies in, the innermost first: any of them may be on its path."""
+    """Return the folders that contain a file, innermost first; any of them may be on its path."""
     folder = posixpath.dirname(path)
     return [folder, *(_parents(folder) if folder else [])]

@@ -10,8 +10,9 @@ _NOT_THERE = re.compile(r"No such file or directory: b?(['\"])(.+?)\1")
 
 
 def left_out(said: str, plan: Plan, run: Path) -> str:
-    """The name in the project of what these words of an exception miss; "" where that is not why it failed, or nobody
-    can tell. `run`: the run's folder, as its ranks know it."""
+    """Return the project's name of a file that an exception misses because the code was frozen without it, or "" if
+    that is not the reason. `run` is the run's folder as its ranks know it.
+    """
     found = _NOT_THERE.search(said)
     if found is None:
         return ""

@@ -51,9 +51,8 @@ class CodeList:
 
 
 def list_code(project: Path, code: Code, own_folders: Sequence[str] = ()) -> CodeList:
-    """The code of a project; of its own packages, which are in these folders, also what Python imports and git ignores.
-
-    Raises BadInput where it is larger than the spec allows.
+    """Return the code of a project; for its own packages, in `own_folders`, also importable files that git ignores.
+    Raise BadInput if it is larger than the spec allows.
     """
     runs = _runs_inside(project)
     excluded = [Glob(pattern) for pattern in code.exclude]
@@ -73,12 +72,12 @@ def list_code(project: Path, code: Code, own_folders: Sequence[str] = ()) -> Cod
 
 
 def list_frozen(folder: Path) -> CodeList:
-    """Everything in a folder that was frozen before."""
+    """Return everything in a folder that was frozen before."""
     return _listed(folder, walk(folder, "", lambda _: False, everything=True))
 
 
 def list_again(code: CodeList) -> CodeList:
-    """The listed files as they are now; one that vanished is not among them."""
+    """Return the listed files as they are now, without those that have vanished."""
     return with_files(_listed(code.root, {file.path for file in code.files} - {*code.beside}), code.beside)
 
 
@@ -94,7 +93,7 @@ def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
 
 
 def _runs_inside(project: Path) -> str | None:
-    """The runs root as a folder of the project, with a slash; None where it lies elsewhere."""
+    """Return the runs root as a folder of the project, with a slash, or None if it lies elsewhere."""
     root, home = os.path.realpath(runs_root(project)), os.path.realpath(project)
     if root == home:
         raise BadInput(f"LAUNCH_RUNS: {root} is the project itself", "hint: name a folder of its own for runs")
@@ -102,7 +101,9 @@ def _runs_inside(project: Path) -> str | None:
 
 
 def _included(project: Path, pattern: str) -> set[str]:
-    """What `code.include` names, ignored by git or not; into what tools made only where it says so itself."""
+    """Return the files that a pattern of `code.include` matches, ignored by git or not; tools' own folders only if
+    the pattern names them.
+    """
     glob = Glob(pattern)
     if glob.leads_out:
         raise BadInput(f"code.include: {pattern!r} leads out of the project")
@@ -113,7 +114,7 @@ def _included(project: Path, pattern: str) -> set[str]:
 
 
 def _below(project: Path, name: str) -> set[str]:
-    """The file or link of this name, or all that is in the folder of this name; nothing that lies behind a link."""
+    """Return the file or link of this name, or all files in the folder of this name; nothing behind a link."""
     path = project / name
     behind_link = path.parent.resolve() != project.resolve() / os.path.dirname(name) if name else False
     if NEVER & set(name.split("/")) or behind_link:
@@ -133,7 +134,7 @@ def _listed(root: Path, names: set[str]) -> CodeList:
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:
-    """The folders that these files lie in, and those above them up to "."."""
+    """Return the folders that contain these files, and those above them up to `.`."""
     folders = {"."}
     waiting = {path.rpartition("/")[0] for path in paths} - {""}
     while waiting:
@@ -143,7 +144,7 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 
 def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile | None:
-    """None for what is no code: deleted but still tracked, sockets, FIFOs, devices."""
+    """Return the file's entry, or None for what is not code: deleted but tracked files, sockets, FIFOs, devices."""
     path = f"{root}/{name}"
     try:
         status = os.lstat(path)
@@ -158,8 +159,9 @@ def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile |
 
 
 def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
-    """A link to something that is frozen too leads to the copy, also one that leaves the project and comes back by its
-    name; any other leads to where it always did."""
+    """Return the entry with its link adjusted: a link to something frozen leads to the copy, even if it leaves the
+    project and comes back by its name; any other keeps its target.
+    """
     home, folder, link = os.path.realpath(root), os.path.dirname(entry.path), entry.link or ""
     target = os.path.normpath(os.path.join(home, folder, link))
     inside = os.path.relpath(target, home)
@@ -170,7 +172,7 @@ def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
 
 
 def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int]]:
-    """The files and folders (these end with a slash) that hold most of it; none lies within another."""
+    """Return the files and folders (these end with a slash) that hold most of the size; none lies within another."""
     sizes: Counter[str] = Counter()
     inside: dict[str, set[str]] = {}
     for path, size in files.items():
@@ -194,7 +196,7 @@ def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
 
 
 def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> str:
-    """Down to the one file or folder that makes this folder large, where it is one."""
+    """Return the one file or folder inside this folder that makes it large, if there is one, else the folder."""
     while name in inside:
         biggest = max(inside[name], key=lambda child: (sizes[child], child))
         if sizes[biggest] < _MOST_OF_IT * sizes[name]:
@@ -208,5 +210,5 @@ def _megabytes(size: int) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name may hold newlines, and bytes that no terminal can show."""
+    """Return a name that can be printed: it may hold newlines and bytes that no terminal can show."""
     return name if name.isprintable() else ascii(name)

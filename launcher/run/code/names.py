@@ -29,7 +29,9 @@ _NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPT
 
 
 def code_names(project: Path, skip: Callable[[str], bool]) -> set[str]:
-    """Relative paths; `skip` tells, also of a folder (its path ends with a slash), that it is not to be looked at."""
+    """Return relative paths; `skip` says which files, and which folders (their paths end with a
+    slash), are left out.
+    """
     tracked = git_names(project)
     if tracked is None:
         return walk(project, "", skip)
@@ -37,7 +39,9 @@ def code_names(project: Path, skip: Callable[[str], bool]) -> set[str]:
 
 
 def git_names(project: Path) -> set[str] | None:
-    """Tracked, and untracked but not ignored; None where git is not there, or knows nothing of this folder."""
+    """Return tracked files and untracked ones that are not ignored, or None if git is missing or the folder is not in
+    a repository.
+    """
     names: set[str] = set()
     for name, is_repository in _ls_files(project):
         if not is_repository or not _is_folder(f"{project}/{name}"):
@@ -68,7 +72,7 @@ def walk(
 ) -> set[str]:
     """Return the names of all files and links below a folder, without following links.
 
-    Raises BadInput for more than `most_files`. `everything`: also what tools made, and however many there are: it has
+    Raise BadInput for more than `most_files`. `everything`: also what tools made, and however many there are: it has
     been taken for code before.
     """
     names: set[str] = set()
@@ -91,7 +95,9 @@ def walk(
 
 
 def _environment() -> dict[str, str]:
-    """What git needs to find itself and the user's configuration: a secret that the user exports is none of it."""
+    """Return the variables with which git finds itself and the user's configuration, without any secrets that the
+    user exports.
+    """
     kept = {key: value for key, value in os.environ.items() if key in _GITS or key.startswith(("GIT_CONFIG_", "LC_"))}
     # A relative folder would be one of the project's.
     path = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
@@ -99,7 +105,7 @@ def _environment() -> dict[str, str]:
 
 
 def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Names, and whether there may be a repository of its own."""
+    """Yield names, and whether each may be a repository of its own."""
     left_out = [f"--exclude={name}/" for name in sorted(_NOT_CODE)] + [f"--exclude=*{_BYTECODE}"]
     listing = ["ls-files", "-z", "-t", "--stage", "--cached", "--others", "--exclude-standard", *left_out]
     for entry in os.fsdecode(git_says(folder, listing) or b"").split("\0"):
@@ -136,7 +142,7 @@ def _run_git(
 
 
 def _with_settings(env: dict[str, str], settings: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Add settings of git by environment: with `-c` a name that has "=" in it would end there."""
+    """Add git settings by environment, because `-c` splits a name that contains "="."""
     given = env.get("GIT_CONFIG_COUNT", "")
     count = int(given) if given.isdecimal() else 0
     named = dict[str, str]()

@@ -24,7 +24,9 @@ _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid
 
 
 def origin_of(project: Path) -> Origin | None:
-    """None where git is not there, knows nothing of this folder, has no commit yet, or takes too long to say."""
+    """Return the commit of the project, or None if git is missing, knows no commit of this folder, or
+    takes too long.
+    """
     words = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
         said = git_says(project, words, timeout_s=_ENOUGH_S)
@@ -50,9 +52,8 @@ class CommittedFile:
 
 
 def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence[str]) -> list[FileChange]:
-    """How frozen code differs from a commit, but for submodules and for what the spec leaves out.
-
-    Raises BadInput where git cannot tell.
+    """Return how frozen code differs from a commit, except for submodules and what the spec leaves out. Raise
+    BadInput if git cannot tell.
     """
     committed = _committed(commit, project)
     modules = tuple(f"{path}/" for path, file in committed.items() if file.mode == SUBMODULE)
@@ -71,7 +72,7 @@ def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence
 
 
 def _committed(commit: str, project: Path) -> dict[str, CommittedFile]:
-    """Of the project's folder, which need not be that of the repository."""
+    """Return the committed files of the project's folder, which need not be the repository's root."""
     words = ("ls-tree", "-r", "-z", "-l", commit)
     told = git_says(project, words) if _NAME.fullmatch(commit) else None
     if told is None:
@@ -99,13 +100,13 @@ def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None
 
 
 def _blob(content: bytes, such: str) -> str:
-    """What git calls this content in a repository with such names."""
+    """Return git's object id of this content, in a repository with ids like `such`."""
     kind = "sha1" if len(such) == 40 else "sha256"
     return hashlib.new(kind, b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _in_lfs(path: Path, committed: bytes | None) -> bool:
-    """Git has only the name of this content, which Git LFS keeps."""
+    """Return whether git holds only a pointer to this content, which Git LFS stores."""
     named = _LFS.match(committed or b"")
     return named is not None and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == named[1].decode()
 
@@ -117,7 +118,7 @@ def _texts(project: Path, blobs: Collection[str]) -> Mapping[str, bytes]:
 
 
 def _answers(wanted: Iterable[str], told: bytes) -> "Iterable[tuple[str, bytes]]":
-    """A line with name, kind and size, that many bytes, and the end of a line, for each."""
+    """Yield each blob's id and content from the output of `git cat-file --batch`."""
     at = 0
     for blob in wanted:
         end = told.find(b"\n", at)
@@ -128,7 +129,7 @@ def _answers(wanted: Iterable[str], told: bytes) -> "Iterable[tuple[str, bytes]]
 
 
 def _write(path: Path, file: CommittedFile, text: bytes | None) -> None:
-    """As a check-out would; of what is too long to be compared by line a hole of that size."""
+    """Write a committed file as a check-out would; one too long to be compared is a hole of its size."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if file.mode == _LINK:
         path.symlink_to(os.fsdecode(text or b""))

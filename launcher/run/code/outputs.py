@@ -1,4 +1,4 @@
-"""What ranks have written beside their code, in the run's private copy of it: found, and kept apart from the code."""
+"""Find what ranks have written beside their code, in the run's private copy of it, and separate it from the code."""
 
 import contextlib
 import os
@@ -16,20 +16,24 @@ from launcher.run.layout import RunDir
 
 
 def frozen_names(run: RunDir, plan: Plan) -> set[str]:
-    """The files of the code itself."""
+    """Return the names of the code's own files."""
     pristine = as_frozen(run, plan.code.digest)
     return {file.path for file in pristine.files} if pristine.root != run.code else set()
 
 
 def written(code: Path, frozen: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """The files below such a copy that are none of the code's; where there are patterns, what one of them names."""
+    """Return the files below the run's copy that are not part of its code, restricted to those that a pattern matches
+    if there are any.
+    """
     globs = [Glob(pattern) for pattern in patterns]
     names = walk(code, "", lambda name: name in frozen) if code.is_dir() else set()
     return sorted(name for name in names if not globs or any(glob.matches(name) for glob in globs))
 
 
 def take(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
-    """Have these files in a folder too, in the place of what is there; links are left. Gives what is there now."""
+    """Link these files into another folder, replacing what is there; links are left out. Return the names that are
+    there now.
+    """
     taken = []
     for name in names:
         if (code / name).is_symlink() or not (code / name).is_file():
@@ -47,7 +51,7 @@ def take(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
 
 
 def _same(file: Path, draft: Path) -> None:
-    """Another name for it, which takes no room; a copy where that cannot be."""
+    """Link `draft` to the file, or copy it where links are impossible."""
     with contextlib.suppress(OSError):
         os.link(file, draft, follow_symlinks=False)
         return

@@ -34,7 +34,7 @@ class Installed:
 
     @property
     def folder(self) -> Path | None:
-        """What has to be on sys.path for it; None where a path cannot do that."""
+        """Return the folder to put on sys.path for this package, or None if a path cannot import it."""
         if self.name is None:
             return self.path
         parts = self.name.split(".")
@@ -43,21 +43,21 @@ class Installed:
         return self.path.parents[len(parts) - 1]
 
     def has(self, module: str) -> Path | None:
-        """Where this module would come from."""
+        """Return where this module would be imported from, or None."""
         if self.name is not None:
             return self.path if self.name.partition(".")[0] == module else None
         file = self.path / f"{module}.py"
         return file if file.is_file() else dict(self.packages()).get(module)
 
     def packages(self) -> list[tuple[str, Path]]:
-        """Those that are surely meant, by name."""
+        """Return the packages that this installation surely provides, by name."""
         if self.name is not None:
             return [(self.name, self.path)]
         return [(init.parent.name, init.parent) for init in self.path.glob("*/__init__.py")]
 
 
 def installed_live(sites: Collection[Path]) -> list[Installed]:
-    """All that is installed as editable there, but for the launcher itself."""
+    """Return all packages installed as editable there, except the launcher."""
     found = [one for site in sites for one in _of_site(site)]
     return [one for one in found if _real(one.path) != _real(_OURS)]
 
@@ -76,7 +76,7 @@ def _of_site(site: Path) -> Iterator[Installed]:
 
 
 def own_folders(project: Path, installed: Sequence[Installed], sites: Collection[Path]) -> tuple[str, ...]:
-    """The folders of the project that its packages are imported from, relative to it, as far as paths can tell."""
+    """Return the project's folders, relative to it, from which its packages are imported, as far as paths can tell."""
     home = _real(project)
     paths = (one.folder for one in installed if one.folder is not None)
     live = [folder for path in paths for folder in sorted(_behind_links(path))]
@@ -86,13 +86,13 @@ def own_folders(project: Path, installed: Sequence[Installed], sites: Collection
 
 
 def _behind_links(folder: Path) -> set[Path]:
-    """Where a folder that only has links to packages leads; else itself."""
+    """Return where a folder that only has links to packages leads, else the folder itself."""
     linked = {_real(init).parents[1] for init in folder.glob("*/__init__.py") if init.is_symlink()}
     return linked or {folder}
 
 
 def _declared(home: Path) -> Iterator[Path]:
-    """What the project says of itself, installed or not."""
+    """Yield the package folders that the project's own files declare, installed or not."""
     text = _text(home / "pyproject.toml")
     if not (_BUILT.search(text) or (home / "setup.py").is_file() or (home / "setup.cfg").is_file()):
         return
@@ -104,13 +104,13 @@ def _declared(home: Path) -> Iterator[Path]:
 
 
 def _is_compiled(folder: Path, sites: Collection[Path]) -> bool:
-    """Whether a package in it is installed with compiled modules, which the project's own files do not have."""
+    """Return whether a package in it is installed with compiled modules, which the project's files do not have."""
     names = {init.parent.name for init in folder.glob("*/__init__.py")}
     return any(any((site / name).rglob("*.so")) for site in sites for name in names)
 
 
 def usable(folders: Sequence[str], files: Collection[str]) -> tuple[str, ...]:
-    """Those of which something is frozen, and that hide no module of the standard library."""
+    """Return the folders that have frozen files and hide no module of the standard library."""
     return tuple(folder for folder in folders if (names := _modules_in(folder, files)) and not _hidden(names))
 
 
@@ -119,7 +119,7 @@ def _hidden(names: set[str]) -> set[str]:
 
 
 def _modules_in(folder: str, files: Collection[str]) -> set[str]:
-    """Names that can be imported from it. Beside the project's own files a package needs an __init__.py."""
+    """Return the names that can be imported from the folder. In the project's root a package needs an __init__.py."""
     start = "" if folder == "." else f"{folder}/"
     below = (file.removeprefix(start).split("/") for file in files if file.startswith(start) and file.endswith(".py"))
     return {parts[0].removesuffix(".py") for parts in below if start or len(parts) == 1 or parts[1:] == ["__init__.py"]}
@@ -128,8 +128,9 @@ def _modules_in(folder: str, files: Collection[str]) -> set[str]:
 def stays_live(
     modules: Collection[str], installed: Sequence[Installed], folders: Sequence[str], project: Path
 ) -> list[str]:
-    """Words about what ranks would import from where it is edited: the project's own packages, and of others those
-    among the `modules` that its code imports."""
+    """Return a line for each package that ranks would import from where it is edited: the project's own, and others
+    among the `modules` that its code imports.
+    """
     home = _real(project)
     frozen = {_real(home / folder) for folder in folders}
     live = [one for one in installed if not frozen & (_behind_links(one.folder) if one.folder is not None else set())]
@@ -148,7 +149,7 @@ def _word(name: str, path: Path, home: Path) -> str:
 
 
 def packages_in(project: Path, folders: Sequence[str], names: Collection[str]) -> list[str]:
-    """The packages that are frozen, as folders of the project."""
+    """Return the packages that are frozen, as folders of the project."""
     found = (os.path.normpath(f"{folder}/{name}") for folder in folders for name in sorted(_modules_in(folder, names)))
     return [folder for folder in found if (project / folder).is_dir()]
 

@@ -20,23 +20,23 @@ from launcher.run.layout import STORE, AttemptDir, RunDir
 
 
 def frozen_digest(code: CodeList) -> str:
-    """What this code is called."""
+    """Return the digest of this code."""
     return tree_digest(code.files, content_hashes(code, "frozen"))
 
 
 def as_frozen(run: RunDir, digest: str) -> CodeList:
-    """The code that a run had, as it was frozen; where the store has lost it, as the run's ranks have left it."""
+    """Return a run's code as it was frozen; if the store has lost it, as the run's ranks have left it."""
     return list_frozen(folder_as_frozen(run, digest))
 
 
 def folder_as_frozen(run: RunDir, digest: str) -> Path:
-    """Where that is."""
+    """Return the folder of a run's frozen code; if the store has lost it, the run's own copy."""
     pristine = stored(run, digest)
     return pristine if digest and pristine.is_dir() else run.code
 
 
 def stage(run: RunDir, attempt: AttemptDir, code: CodeList, watch: Watch = iter) -> None:
-    """Have the code lie ready for an attempt, durable."""
+    """Prepare a durable copy of the code for an attempt."""
     freeze(code, run.path.parent / STORE, attempt.code, watch=watch)
     sync_dir(attempt.path)
 
@@ -48,7 +48,9 @@ def swap(run: RunDir, attempt: AttemptDir, frozen: Collection[str]) -> None:
 
 
 def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
-    """Where a submitter was killed over it; what ranks had written then stays with the old code."""
+    """Finish a swap of the code that a killed submitter left half done; what ranks had written stays with the old
+    code.
+    """
     if not attempt.code.is_dir():
         return
     before = run.attempt(attempt.number - 1)

@@ -7,8 +7,8 @@ import pytest
 
 from launcher.apps.board.live.feed import MOST_HELD_BYTES, Feed, OpenPage
 from launcher.apps.board.live.watched import MOST_CHARACTERS, newest_lines
+from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.measured.reading import MeasuredRun
-from launcher.apps.board.measured.shelf import MeasuredRuns
 from launcher.status.logs import LogLine
 from launcher.status.series import read_rows
 from tests.apps.board.conftest import until

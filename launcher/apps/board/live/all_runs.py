@@ -1,6 +1,6 @@
-"""All runs as lines of a table, kept current: looked at on disk often, and clusters asked in threads of their own.
+"""Keep all runs current as rows of a table: read the disk often, and query clusters in threads of their own.
 
-A cluster that is silent holds up nobody: its runs show what was last known of them, and since when.
+A cluster that does not answer delays nothing: its runs show the last known state and its time.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ import msgspec
 
 from launcher import api
 from launcher.apps.board.groups import RunGroup, group_of
-from launcher.apps.board.live.apart import apart
 from launcher.apps.board.live.listed import ListedRuns
-from launcher.apps.board.measured.shelf import MeasuredRuns
+from launcher.apps.board.live.logged_errors import logged_errors
+from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.rows import BoardRow, Figures, board_row, figures_of
 from launcher.apps.redacted import known_secrets, redacted_record
 from launcher.run.layout import RunDir
@@ -40,7 +40,7 @@ class RowChanges(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class SeenRun:
-    """What was last seen of a run."""
+    """The state of a run when it was last read."""
 
     run: api.Run
     status: RunStatus
@@ -62,7 +62,7 @@ class SeenRun:
         )
 
     def is_other(self) -> bool:
-        """A record was changed since it was read."""
+        """Return whether a record has changed since it was read."""
         self.changed = _changed(self.files)
         return self.changed != self.seen
 
@@ -71,7 +71,7 @@ class SeenRun:
 
 
 class _Looked(NamedTuple):
-    """What a look has found, and when the records were changed that it read."""
+    """The result of reading one run, and when the records that were read had changed."""
 
     run: api.Run
     status: RunStatus
@@ -112,7 +112,7 @@ class AllRuns:
         return [known.status for known in list(self._known.values())]
 
     def known(self, one: api.Run) -> SeenRun:
-        """That of which nobody has heard yet is looked at now."""
+        """Return the run as last read; read it now if it has never been read."""
         known = self._known.get(one.id)
         if known is not None:
             return known
@@ -121,7 +121,7 @@ class AllRuns:
         return SeenRun.of(one, _being_asked(status) if kind else status, seen)
 
     def bring(self, run_id: str) -> None:
-        """Have what its ranks wrote on other machines come home, in a thread: somebody looks at it."""
+        """Fetch what the run's ranks wrote on other machines, in a thread, because a page shows it."""
         known = self._known.get(run_id)
         key = f"files of {run_id}"
         is_late = self._clock() - self._asked_at.get(key, float("-inf")) >= api.WATCH_S
@@ -138,7 +138,7 @@ class AllRuns:
             self._asked[key] = self._threads.submit(renewed)
 
     def look(self) -> RowChanges:
-        """What is other since the last look."""
+        """Return what has changed since the last call."""
         runs = self._listed.now()
         gone = [run_id for run_id in self._known if run_id not in runs]
         for run_id in gone:
@@ -158,12 +158,12 @@ class AllRuns:
             if self._clock() >= until:
                 break
             self._undrawn.discard(known.run.id)
-            with apart(known.run.id), contextlib.suppress(OSError):
+            with logged_errors(known.run.id), contextlib.suppress(OSError):
                 self._draw(known)
         return self._changes([])
 
     def _due(self, runs: Mapping[str, api.Run]) -> list[api.Run]:
-        """Those that may have changed."""
+        """Return the runs that may have changed."""
         now = self._clock()
         known = [self._known[run_id] for run_id in self._going]
         due = [one for one in known if one.is_other() or now - one.read_at >= _SILENT_S]
@@ -176,10 +176,12 @@ class AllRuns:
         return [*(one.run for one in due), *(one for run_id, one in runs.items() if run_id not in self._known)]
 
     def _seen(self, due: Sequence[api.Run]) -> list[_Looked]:
-        """Of those that are here, and of others what lies here until their cluster has answered."""
+        """Read the runs in `due`; a run on another cluster shows what this disk holds until its
+        cluster has answered.
+        """
         found = list[_Looked]()
         for one in due:
-            with apart(one.id):
+            with logged_errors(one.id):
                 known = self._known.get(one.id)
                 # Before it is read: what is written meanwhile is seen by the next look.
                 changed = known.changed if known is not None else _changed(_files_of(one))
@@ -205,7 +207,7 @@ class AllRuns:
             self._asked[kind] = self._threads.submit(api.statuses, runs, api.WATCH_S)
 
     def _heard(self) -> list[_Looked]:
-        """What clusters have answered by now."""
+        """Return the runs for which clusters have answered by now."""
         found: list[tuple[api.Run, RunStatus]] = []
         for kind in [kind for kind, asked in self._asked.items() if asked.done()]:
             asked, runs = self._asked.pop(kind), self._waiting.pop(kind)
@@ -223,7 +225,7 @@ class AllRuns:
             one, status, _ = looked
             if status.submitted_at <= 0 and status.state == "unknown" and not one.path.exists():
                 continue  # its folder was taken away behind our back
-            with apart(one.id):
+            with logged_errors(one.id):
                 self._take_one(*looked)
 
     def _take_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
@@ -260,7 +262,7 @@ class AllRuns:
             self._measured.forget(known.run.id)
 
     def _changes(self, gone: list[str]) -> RowChanges:
-        """Lines are made anew for those alone of which something was seen."""
+        """Return the changed rows; only the rows of runs that were read again are rebuilt."""
         touched, self._touched = self._touched, set()
         made = {one: self._known[one].row() for one in touched}
         other = {one: row for one, row in made.items() if self.rows.get(one) != row}
@@ -278,13 +280,13 @@ def _files_of(one: api.Run) -> tuple[str, ...]:
 
 
 def _about(one: api.Run, status: RunStatus) -> tuple[About, tuple[str, ...]]:
-    """Without the secrets; and these."""
+    """Return what people wrote about the run, redacted, and the secrets that were removed."""
     secrets = known_secrets(RunDir(one.path), status.attempt)
     return redacted_record(one.about(), secrets), secrets
 
 
 def _changed(files: Sequence[str]) -> tuple[int, ...]:
-    """When each of them was; 0: it is not there."""
+    """Return when each file was last changed, in nanoseconds, or 0 for one that does not exist."""
     found = []
     for path in files:
         try:

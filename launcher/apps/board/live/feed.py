@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from launcher import api
 from launcher.apps.board.answers import encode
 from launcher.apps.board.live.all_runs import AllRuns, RowChanges
-from launcher.apps.board.live.apart import apart
+from launcher.apps.board.live.logged_errors import logged_errors
 from launcher.apps.board.live.watched import Message, WatchedRun
-from launcher.apps.board.measured.shelf import MeasuredRuns
+from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.redacted import redacted
 
 _LOOK_S = 0.5  # with open pages
@@ -38,13 +38,13 @@ class OpenPage:
     lock: threading.Lock = field(default_factory=threading.Lock)  # one thread puts, another takes
 
     def send(self) -> None:
-        """All that it was told."""
+        """Send all messages that wait in this page's queue."""
         if self.told:
             data, self.told = b"".join(self.told), []
             self.put(data)
 
     def put(self, data: bytes) -> None:
-        """Have it wait for whoever takes."""
+        """Queue data for the page's connection."""
         with self.lock:
             if self.is_behind:
                 return
@@ -56,7 +56,7 @@ class OpenPage:
         self.wake()
 
     def dismiss(self) -> None:
-        """Have the page begin anew."""
+        """Make the page reload."""
         with self.lock:
             self.waiting.append(None)
         self.wake()
@@ -72,7 +72,9 @@ class OpenPage:
 
 
 class Feed:
-    """A thread that looks; `live` is what a page hears of it."""
+    """A thread that reads the state of runs and sends changes to open pages; `live` is the state that a page
+    receives.
+    """
 
     def __init__(self, measured: MeasuredRuns) -> None:
         self.runs = AllRuns(measured)
@@ -142,7 +144,7 @@ class Feed:
         wanted = {page.run_id for page in pages if page.run_id}
         self._watched = {run_id: one for run_id, one in self._watched.items() if run_id in wanted}
         for run_id in wanted:
-            with apart(run_id):
+            with logged_errors(run_id):
                 self._tell(run_id, [page for page in pages if page.run_id == run_id])
 
     def _tell(self, run_id: str, pages: list[OpenPage]) -> None:
@@ -159,7 +161,9 @@ class Feed:
                 page.told.append(_event("head", redacted(watched.head, secrets)))
 
     def _tell_all(self, pages: list[OpenPage], seen: RowChanges, drawn: RowChanges) -> None:
-        """Of a run that both are about, the later."""
+        """Queue the changed rows for each page; if a run is in both sets of changes, the later one
+        (`drawn`) is sent.
+        """
         rows = {row.id: row for changes in (seen, drawn) for row in changes.runs}
         if (rows or seen.gone) and pages:
             data = _event("runs", RowChanges([*rows.values()], seen.gone))

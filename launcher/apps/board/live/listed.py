@@ -11,7 +11,7 @@ _SETTLED_NS = 2_000_000_000  # a folder's time that is older than this is not gi
 
 
 class ListedRuns:
-    """All runs of this user, by id. The same dict as before where nothing was registered or forgotten."""
+    """All runs of this user, by id. The same dict is returned until a run is registered or forgotten."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._clock, self._wall_ns = clock, wall_ns

@@ -11,7 +11,7 @@ from launcher import api
 from launcher.apps.board.answers import Number, numbers
 from launcher.apps.board.life_view import validations
 from launcher.apps.board.log_view import BoardLine, board_line
-from launcher.apps.board.measured.shelf import MeasuredRuns
+from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.rows import BoardRow, last_value
 from launcher.apps.board.run_view import RunHead, checkpoint_words, run_head
 from launcher.run.durable import record_in
@@ -64,7 +64,7 @@ class WatchedRun:
         self._rest = b""
 
     def look(self, status: RunStatus, row: BoardRow) -> Iterator[Message]:
-        """All that is new."""
+        """Yield a message for everything that is new."""
         points = [*self._points()]  # first: what they end with is in the head
         head, before = run_head(status, row, self._checkpoint(status.checkpoint), self._last), self.head
         if head != before:
@@ -79,7 +79,7 @@ class WatchedRun:
             yield "log", told
 
     def _checkpoint(self, step: int | None) -> str:
-        """What is said of it, found out once for each."""
+        """Return the words about a checkpoint; they are looked up once for each step."""
         if step != self._saved[0]:
             self._saved = step, checkpoint_words(self.run, step)
         return self._saved[1]
@@ -105,7 +105,7 @@ class WatchedRun:
 
 
 def _new_checkpoints(before: RunHead, now: RunHead) -> Iterator[LifeMark]:
-    """Seen now, so that it has just been saved, or is just safe."""
+    """Yield a mark, dated now, for a checkpoint that was just saved or just became safe."""
     found = {"checkpoint": (before.checkpoint, now.checkpoint), "safe": (before.safe_checkpoint, now.safe_checkpoint)}
     for kind, (old, step) in found.items():
         if step is not None and step != old:
@@ -113,7 +113,7 @@ def _new_checkpoints(before: RunHead, now: RunHead) -> Iterator[LifeMark]:
 
 
 def newest_lines(lines: Iterable[LogLine]) -> NewLines:
-    """In little memory, however much was written since the last look."""
+    """Return the newest lines, in bounded memory however much was written since the last call."""
     kept, characters, skipped = deque[BoardLine](), 0, 0
     for line in map(board_line, lines):
         kept.append(line)

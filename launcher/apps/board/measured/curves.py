@@ -21,7 +21,7 @@ MOST_NAMES, _MOST_PIXELS = 100, 4000
 
 
 class CurveWindow(msgspec.Struct, frozen=True):
-    """What of the curves is wanted; in steps, or in Unix seconds."""
+    """The part of the curves that is wanted, in steps or in Unix seconds."""
 
     by: By = "step"
     start: float = -math.inf
@@ -59,7 +59,7 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
 def curves(
     run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False, first: int = _FIRST
 ) -> Curves:
-    """Of these metrics, or of the `first` few."""
+    """Return the curves of the metrics in `names`, or of the first `first` metrics if it is empty."""
     known = run.names
     wanted = [name for name in names if name in known][:MOST_NAMES] if names else known[:first]
     lines = {name: _within(_line(run, name, window.by), window) for name in wanted}
@@ -76,7 +76,9 @@ _Line = tuple["array[int] | array[float]", "array[float]", int, int]  # where it
 
 
 def _line(run: MeasuredRun, name: str, by: By) -> "tuple[array[int] | array[float], array[float]]":
-    """In order; as it lies in memory where each step has a value."""
+    """Return the points of a metric in order; where each step has a value, the arrays in memory are returned without
+    a copy.
+    """
     if (whole := run.column(name)) is not None:
         steps, at, values = whole
         if by == "step":
@@ -122,7 +124,7 @@ def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelC
 
 
 def _extent(values: "array[float]") -> tuple[float | None, float | None, bool]:
-    """The least and the most that are numbers, and whether some are none."""
+    """Return the smallest and largest finite value, and whether some values are not finite."""
     if math.isfinite(sum(values)):
         return _short(min(values)), _short(max(values)), False
     finite = [value for value in values if math.isfinite(value)]
@@ -131,12 +133,12 @@ def _extent(values: "array[float]") -> tuple[float | None, float | None, bool]:
 
 
 def _short(value: float) -> float:
-    """As many digits as can be seen."""
+    """Return `value` rounded to the digits that a picture can show."""
     return float(f"{value:.7g}")
 
 
 def thumbnail(values: Sequence[float], most: int) -> list[float | None]:
-    """So many values of them, evenly spread, with the last one: a curve for a line of a table."""
+    """Return at most `most` evenly spaced values, always with the last one, as a small curve for a row of a table."""
     if len(values) > most:
         values = [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
     return [_short(value) if math.isfinite(value) and value != MISSING else None for value in values]

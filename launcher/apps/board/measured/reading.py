@@ -1,7 +1,7 @@
-"""What a run has measured, read on as its files grow: nobody reads a million lines again for the one that is new.
+"""Read a run's metrics incrementally as its files grow, so that old lines are never read twice.
 
-It says what `launcher.status.series.read_rows` says of a run, for a page that stays open: the agents' files of reports
-and the trainer's own, start by start, where a start makes void what was written of the steps that it does again.
+The result is the same as that of `launcher.status.series.read_rows`, for a page that stays open: reports of the
+agents and the trainer's own files, start by start; a start invalidates earlier values of the steps that it repeats.
 """
 
 import heapq
@@ -38,7 +38,7 @@ _Key = tuple[int, int]  # attempt and generation, which put starts in order
 
 @dataclass(frozen=True, slots=True)
 class ReadingLimits:
-    """How much of a run's metrics is read at once."""
+    """Limits on how much of a run's metrics is read at once."""
 
     long_bytes: int = 32 << 20  # to read so many takes longer than one likes to wait for a page
     row_bytes: int = 4 << 20  # for a line of the table; more only where the run goes on or is looked at
@@ -47,7 +47,7 @@ class ReadingLimits:
 
 
 class ReportLine(msgspec.Struct, gc=False):
-    """Of a file of reports: a start, or what one rank said."""
+    """A line of a file of reports: a start of the ranks, or the report of one rank."""
 
     generation: int | None = None
     step: Step = 0
@@ -127,7 +127,9 @@ class GlimpsedLines(GrowingLines):
 
 
 def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
-    """What its metrics are like, in a time that does not depend on how many there are. Starts may be missing in it."""
+    """Return a sample of a run's metrics, in a time that does not depend on how many there are. Starts may be missing
+    in it.
+    """
     limits = limits or ReadingLimits()
     places = max(16, limits.places // max(1, len([*run.metrics.glob("*.jsonl")])))
     found = MeasuredRun(run, partial(GlimpsedLines, places=places, place_bytes=limits.place_bytes))
@@ -141,7 +143,7 @@ class MeasuredRun:
     def __init__(
         self, run: RunDir, reader: Callable[[Path, int], GrowingLines] = GrowingLines, *, system: bool = False
     ) -> None:
-        """`system`: what its machines and ranks used, in the place of what it has measured."""
+        """Prepare to read a run's metrics, or, if `system`, what its machines and ranks used."""
         self._run, self._reader = run, reader
         self._pattern, self._system = (_SAMPLED if system else _REPORTED), system
         self.is_read = False  # once, as a whole
@@ -155,7 +157,7 @@ class MeasuredRun:
         self._first: int | None = None
 
     def renew(self) -> None:
-        """Take in what was written since."""
+        """Read what was written since the last call."""
         try:
             if any(file.shrank() for file in self._files.values()):
                 raise _Late
@@ -172,11 +174,13 @@ class MeasuredRun:
 
     @property
     def numbers(self) -> int:
-        """How many it keeps in memory."""
+        """Return how many numbers are kept in memory."""
         return sum(len(one.steps) * (2 + len(one.columns)) for one in (self._reported, self._written))
 
     def points(self, name: str) -> Iterator[tuple[int, float, float]]:
-        """Step, time (0: not known) and value; what the trainer wrote itself goes before what was reported."""
+        """Return step, time (0 if not known) and value of each point; the trainer's own values take precedence over
+        reported ones.
+        """
         in_reports, written = name in self._reported.columns, name in self._written.columns
         if not written:
             return self._reported.points(name) if in_reports else iter(())
@@ -184,14 +188,16 @@ class MeasuredRun:
         return _once(heapq.merge(own, self._reported.points(name), key=lambda point: point[0])) if in_reports else own
 
     def column(self, name: str) -> "tuple[array[int], array[float], array[float]] | None":
-        """Steps, times and values as they lie in memory, where each step has a value of one source."""
+        """Return steps, times and values as they lie in memory, or None unless one source has a value
+        for every step.
+        """
         tables = [one for one in (self._reported, self._written) if name in one.columns]
         if len(tables) != 1 or tables[0].columns[name].count(MISSING) or not tables[0].steps:
             return None
         return tables[0].steps, tables[0].at, tables[0].columns[name]
 
     def since(self, name: str, step: int) -> list[tuple[int, float, float]]:
-        """The points behind this step."""
+        """Return the points after `step`."""
         tables = [one for one in (self._reported, self._written) if name in one.columns]
         found: dict[int, tuple[int, float, float]] = {}
         for one in tables:
@@ -277,7 +283,9 @@ class MeasuredRun:
                 self._report_one(line)
 
     def _in_bulk(self, lines: list[ReportLine]) -> bool:
-        """The usual case, thirty times faster: one rank says of step after step the same metrics."""
+        """Append many lines at once if one rank reports the same metrics in ascending steps, and return whether that
+        was so. This usual case is thirty times faster.
+        """
         steps, rank, values = [*map(_step, lines)], lines[0].rank, [line.values for line in lines]
         names = (*values[0],)
         ascend = steps[0] > self._reported.last and all(map(lt, steps, islice(steps, 1, None)))
@@ -323,12 +331,12 @@ class MeasuredRun:
 
 
 def _column(values: Iterable[float | str]) -> "array[float]":
-    """Raises TypeError for a word."""
+    """Return the values as an array; raise TypeError for a text."""
     return array("d", cast("Iterable[float]", values))
 
 
 def _once(points: Iterator[tuple[int, float, float]]) -> Iterator[tuple[int, float, float]]:
-    """Of each step the first that comes."""
+    """Yield the first point of each step."""
     last = None
     for point in points:
         if point[0] != last:
@@ -337,7 +345,7 @@ def _once(points: Iterator[tuple[int, float, float]]) -> Iterator[tuple[int, flo
 
 
 def _decoded(chunk: bytes) -> list[ReportLine]:
-    """Lines that are what they should be."""
+    """Return the valid lines of `chunk`; others are skipped."""
     try:
         return _reports.decode_lines(chunk)
     except NOT_JSON:
@@ -352,7 +360,9 @@ def _report_in(text: bytes) -> ReportLine | None:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """A line of the trainer's, or of a script that wrote NaN as Python does."""
+    """Return a line of the trainer or of a script, which may contain NaN as Python writes it, or an empty dict if it
+    is invalid.
+    """
     try:
         return _objects.decode(text)
     except NOT_JSON:

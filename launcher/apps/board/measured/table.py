@@ -24,7 +24,7 @@ class StepTable:
         return self.steps[-1] if self.steps else -1
 
     def cut(self, first: int, before: int | None = None) -> bool:
-        """Let go of what is from this step on, or up to another one. Whether there was any."""
+        """Remove the rows from this step on, or up to another one, and return whether there were any."""
         start = bisect_left(self.steps, first)
         end = len(self.steps) if before is None else bisect_left(self.steps, before)
         if start >= end:
@@ -37,7 +37,7 @@ class StepTable:
     def extend(
         self, steps: Sequence[int], at: Sequence[float], columns: Mapping[str, "array[float]"], rank: int = 0
     ) -> None:
-        """Many rows behind the last one, of one rank. Each of the columns is as long as `steps`."""
+        """Append rows of one rank after the last one. Each column is as long as `steps`."""
         for name in columns:
             self._make(name)
         self.steps.extend(steps)
@@ -47,7 +47,7 @@ class StepTable:
             self.ranks[name].extend(array("H", (rank,)) * len(steps))
 
     def row(self, step: int, at: float) -> int:
-        """The place of this step's row, which is made where there is none."""
+        """Return the index of this step's row, inserting an empty one if necessary."""
         place = bisect_left(self.steps, step)
         if place < len(self.steps) and self.steps[place] == step:
             return place
@@ -59,7 +59,7 @@ class StepTable:
         return place
 
     def put(self, place: int, name: str, value: float, rank: int = 0) -> None:
-        """Unless a lower rank has said something else: it speaks for all."""
+        """Set a value, unless a lower rank has reported it: the lowest rank counts."""
         self._make(name)
         if self.columns[name][place] == MISSING or rank <= self.ranks[name][place]:
             self.columns[name][place], self.ranks[name][place] = value, rank
@@ -70,7 +70,7 @@ class StepTable:
             self.ranks[name] = array("H", (0,)) * len(self.steps)
 
     def points(self, name: str) -> Iterator[tuple[int, float, float]]:
-        """Step, time and value of each step at which it was measured."""
+        """Return step, time and value of each step that has a value."""
         rows = zip(self.steps, self.at, self.columns[name], strict=True)
         return (row for row in rows if row[2] != MISSING)
 

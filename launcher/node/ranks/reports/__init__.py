@@ -1,1 +1,1 @@
-"""What is known of a rank: its reports, its log, its exception, the kernel's evidence."""
+"""Everything known about a rank: its reports, its log, its exception, the kernel's evidence."""

@@ -1,4 +1,4 @@
-"""What an agent reads and notes of a rank's log: how far it has grown, when, and its last lines."""
+"""Read a rank's log for its agent: how far it has grown, when, and its last lines."""
 
 import os
 import time
@@ -16,20 +16,20 @@ class LogFile:
     """One rank's log, seen from outside: the rank itself writes it."""
 
     def __init__(self, path: Path, behind: WriteBehind | None = None) -> None:
-        """`behind`: what notes the times for whoever asks whether it `grew`."""
+        """Read this log; `behind` writes the times of growth without blocking the caller of `grew`."""
         self.path, self._behind = path, behind or WriteBehind()
         self.size = 0
         self._times = times_of(path)
 
     def bytes_now(self) -> int:
-        """How long it is; nothing is noted."""
+        """Return the current size; nothing is recorded."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0  # the rank has not opened it yet
 
     def grew(self) -> bool:
-        """True where it has grown since the last look; then the time is noted beside it for the merged view."""
+        """Return True if the log has grown since the last call, and record the time for the merged view."""
         size = self.bytes_now()
         if size == self.size:
             return False
@@ -56,7 +56,7 @@ class LogFile:
             return []
 
     def tail(self) -> tuple[str, ...]:
-        """Its last lines, without control characters: of a crash the innermost frames alone."""
+        """Return its last lines without control characters; of a crash only the innermost frames."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -81,7 +81,9 @@ class MetricsFile:
         self, path: Path, generation: int, now: Callable[[], float] = time.monotonic, kept_whole: int = KEPT_WHOLE,
         spread: int = _SPREAD,
     ) -> None:  # fmt: skip
-        """Later reports than `kept_whole` are apart by one of `spread` parts of the time that has passed."""
+        """Start the file's writer. Reports beyond `kept_whole` are thinned to one in each of `spread` parts of the
+        time that has passed.
+        """
         self._path, self._now, self._began, self._kept_whole, self._spread = path, now, now(), kept_whole, spread
         self._series: dict[_Key, _Series] = {}
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -90,7 +92,7 @@ class MetricsFile:
         self._first = _encoded({"generation": generation})
 
     def add(self, rank: int, step: int, values: Mapping[str, float]) -> None:
-        """Take in a report; never waits for the disk."""
+        """Add a report without waiting for the disk."""
         if self._first:
             self._thread.start()
             self._lines.put(self._first)
@@ -122,7 +124,7 @@ class MetricsFile:
             whole = self._write((b"" if whole else b"\n") + b"".join(batch))
 
     def _write(self, data: bytes) -> bool:
-        """Whether all of it is there."""
+        """Return whether all of the data was written."""
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:

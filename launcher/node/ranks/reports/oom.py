@@ -33,7 +33,9 @@ def _kills(path: Path) -> int:
 
 
 def _counter_files() -> list[Path]:
-    """`memory.events` of every v2 cgroup, `memory.oom_control` of every v1 memory cgroup that we are in."""
+    """Return `memory.events` of every v2 cgroup and `memory.oom_control` of every v1 memory
+    cgroup of this process.
+    """
     files = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from launcher import api
+from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.measured.reading import MeasuredRun, ReadingLimits, glimpse
-from launcher.apps.board.measured.shelf import MeasuredRuns
 from launcher.status.series import read_rows
 from tests.apps.board.conftest import opened
 from tests.apps.board.test_server import reported

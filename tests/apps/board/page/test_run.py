@@ -10,8 +10,8 @@ from lab import kill
 from launcher import api
 from launcher.apps.board import server
 from launcher.apps.board.live.feed import Feed
+from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.measured.reading import ReadingLimits
-from launcher.apps.board.measured.shelf import MeasuredRuns
 from launcher.run.records import Failure
 from launcher.states import Cause
 from tests.apps.board.conftest import opened

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def apart(run_id: str) -> Iterator[None]:
-    """What goes wrong with this run is said, and the others go on: a page of one is not to hang on another."""
+def logged_errors(run_id: str) -> Iterator[None]:
+    """Log an error in reading one run and continue, so that a page of one run does not depend on another."""
     try:
         yield
     except Exception:

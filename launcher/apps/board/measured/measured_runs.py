@@ -24,7 +24,7 @@ class _Kept:
 
 
 class MeasuredRuns:
-    """What was longest not asked for goes first where there is too much of it."""
+    """Metrics of runs, kept in memory; the least recently used run is dropped when there is too much."""
 
     def __init__(self, limits: ReadingLimits | None = None) -> None:
         self.limits = limits or ReadingLimits()
@@ -37,9 +37,8 @@ class MeasuredRuns:
 
     @contextmanager
     def glimpsed(self, one: api.Run) -> Iterator[MeasuredRun | None]:
-        """What it is like, where it takes long to read and has not been read; else None: to wait for it is better.
-
-        Meanwhile whoever reads a run as a whole pauses, as threads of Python take turns.
+        """Yield a sample of a run's metrics if the whole takes long to read and has not been read, else None. Threads
+        that read whole runs pause meanwhile, because Python's threads share one interpreter.
         """
         run = RunDir(one.path)
         with self._lock:
@@ -55,7 +54,7 @@ class MeasuredRuns:
             self._count_glimpses(-1)
 
     def read_ahead(self, one: api.Run) -> None:
-        """Before somebody asks for it; but what takes long, which they are shown in outline first."""
+        """Read a run's metrics before they are requested, unless it takes long; a sample of those is shown first."""
         if size(RunDir(one.path)) < self.limits.long_bytes:
             with self.renewed(one):
                 pass
@@ -70,7 +69,7 @@ class MeasuredRuns:
 
     @contextmanager
     def renewed(self, one: api.Run, *, system: bool = False) -> Iterator[MeasuredRun]:
-        """As it is now; nobody else reads on until it is given back. `system`: what its machines used."""
+        """Lend a run's current metrics to one caller at a time; `system` selects what its machines used."""
         key = f"{one.id}{_SYSTEM * system}"
         with self._lock:
             if key not in self._kept:
