@@ -51,7 +51,7 @@ def spans(desk, runs):
 
 
 def keeper(desk, run):
-    return int(next(pid for pid in desk.processes(desk.run_dir(run)) if b"keeper" in command(pid)))
+    return int(next(pid for pid in desk.processes(desk.run_dir(run)) if b"local_supervisor:" in command(pid)))
 
 
 @pytest.mark.daily

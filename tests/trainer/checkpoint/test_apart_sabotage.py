@@ -11,7 +11,22 @@ import pytest
 import trainer
 
 HERE = Path(__file__).parent
-PYTEST = [sys.executable, "-P", "-m", "pytest", "-q", "-n0", "-x", "-p", "no:cacheprovider", "--timeout", "100"]
+PYTEST = [
+    sys.executable,
+    "-P",
+    "-m",
+    "pytest",
+    "-q",
+    "-n0",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+    "--timeout",
+    "100",
+    "--nightly",
+    "--scale",
+    "1",
+]
 SABOTAGES = {
     "acknowledged before it has its final name": (
         "checkpoint/saving.py", "        outcome = self._agree(self._prepare(draft, manifest, files))\n",

@@ -12,7 +12,22 @@ import trainer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-PYTEST = [sys.executable, "-P", "-m", "pytest", "-q", "-n0", "-x", "-p", "no:cacheprovider", "--timeout", "60"]
+PYTEST = [
+    sys.executable,
+    "-P",
+    "-m",
+    "pytest",
+    "-q",
+    "-n0",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+    "--timeout",
+    "60",
+    "--nightly",
+    "--scale",
+    "1",
+]
 SABOTAGES = {
     "the bytes of a file are not flushed": (
         "durable.py", "        os.fsync(fd)\n    except BaseException:", "    except BaseException:",
