@@ -34,7 +34,7 @@ from launcher.coordinator.effects import (
 from launcher.coordinator.policy import budget_of, restarts_by_cause
 from launcher.ids import parse_run_id
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
-from launcher.run.hangs import HangReport, RankLook
+from launcher.run.hangs import GroupTimes, HangReport, RankLook
 from launcher.run.records import AttemptEnd, Event, ProcessId, RankExit, RunState
 from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions
 from launcher.states import Cause
@@ -42,6 +42,7 @@ from launcher.wire.messages import (
     CheckLink,
     ContinueInPlace,
     End,
+    Entered,
     Exited,
     Fault,
     Follow,
@@ -170,6 +171,7 @@ class Cluster:
         self.exits: list[RankExit] = []
         self.hangs: dict[int, HangReport] = {}
         self.seen: dict[int, RankLook] = {}  # what a look at a rank would show
+        self.entered: dict[int, list[GroupTimes]] = {}  # when a rank would tell to have entered collectives
         self.heard_at: dict[ProcessId, float] = {}
         self.linked: set[int] = set()
         self.spoke: dict[int, ProcessId] = {}
@@ -421,6 +423,17 @@ class Cluster:
             for rank in agent.live:
                 self._end(agent, rank, code=0, done=True)
 
+    def _look(self, agent: Agent, message: Look) -> None:
+        for rank in agent.live if message.generation == agent.generation else ():
+            if message.times:
+                told = tuple(self.entered.get(rank.number, ()))
+                self.say(agent.index, Entered(agent.index, message.number, rank.number, told))
+                continue
+            seen = self.seen.get(rank.number) or RankLook(rank.number, agent.index)
+            state = "T" if rank.frozen else seen.state
+            look = msgspec.structs.replace(seen, node=agent.index, state=state, step=rank.step)
+            self.say(agent.index, Looked(agent.index, message.number, look))
+
     def _obey(self, agent: Agent, message: ToAgent) -> None:
         match message:
             case Welcome():
@@ -432,11 +445,7 @@ class Cluster:
             case CheckLink():
                 self._measure(agent, message)
             case Look():
-                for rank in agent.live if message.generation == agent.generation else ():
-                    seen = self.seen.get(rank.number) or RankLook(rank.number, agent.index)
-                    state = "T" if rank.frozen else seen.state
-                    look = msgspec.structs.replace(seen, node=agent.index, state=state, step=rank.step)
-                    self.say(agent.index, Looked(agent.index, message.number, look))
+                self._look(agent, message)
             case Start():
                 self._start(agent, message)
             case ContinueInPlace():

@@ -188,6 +188,7 @@ class Coordinator:
                 | messages.Exited()
                 | messages.Stopped()
                 | messages.Looked()
+                | messages.Entered()
             ):
                 self._watch.hear_of_ranks(node, message)
                 self._joiner.hear(message)

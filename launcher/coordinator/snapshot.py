@@ -11,6 +11,7 @@ from launcher.coordinator.generation import Generation, Rank
 from launcher.coordinator.nodes import KnownNode, NodeTable, Presence
 from launcher.coordinator.pace import Pace
 from launcher.plan.model import Plan
+from launcher.run.hangs import LastRank
 from launcher.run.records import AttemptEnd, Failure, NodeLoad, NodeState, RankState, RunState
 from launcher.states import State
 
@@ -29,6 +30,7 @@ class Standing:
     started_at: float | None = None
     end: AttemptEnd | None = None
     job: str | None = None
+    last_rank: LastRank | None = None  # that the others wait for, of the generation that runs
     used_s: float = 0.0  # by attempts before this one
     began_at: float = 0.0  # by the clock that decides
 
@@ -76,6 +78,7 @@ def run_state(
         nodes=tuple(_node_state(node, generation, over) for node in nodes),
         ranks=tuple(_rank_state(rank, generation, stopping) for rank in generation.ranks) if generation else (),
         loads=() if over else tuple(_loads(nodes, generation)),
+        last_rank=standing.last_rank if standing.state is State.RUNNING and end is None else None,
         failure=None if end is not None and end.state is State.SUCCEEDED else standing.failure,
         message=end.message if end is not None else _message(standing, nodes, generation),
         started_at=standing.started_at,

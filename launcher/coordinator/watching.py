@@ -11,6 +11,7 @@ from launcher.coordinator.in_place.continuing import HotOpener
 from launcher.coordinator.inquiry import Inquiry
 from launcher.coordinator.nodes import KnownNode
 from launcher.coordinator.opening import START_S
+from launcher.coordinator.stragglers import Stragglers
 from launcher.coordinator.verdict import Verdict
 from launcher.errors import Exit
 from launcher.run.records import KEPT, NODE_UNFIT
@@ -21,7 +22,15 @@ BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who th
 FRESH_S = 3.0  # nobody is called hung while some node has not been heard for longer than that
 _LOOK_S = 0.5
 
-OfRanks = messages.Leads | messages.Started | messages.Pulse | messages.Exited | messages.Stopped | messages.Looked
+OfRanks = (
+    messages.Leads
+    | messages.Started
+    | messages.Pulse
+    | messages.Exited
+    | messages.Stopped
+    | messages.Looked
+    | messages.Entered
+)
 OfCheckpoints = messages.NotFetched | messages.NothingWhole | messages.Copied | messages.Settled | messages.Noted
 
 
@@ -33,6 +42,7 @@ class Watch:
         self._aftermath = aftermath
         self._look_for_hang_at = 0.0
         self._inquiry = Inquiry(attempt, closer)
+        self._stragglers = Stragglers(attempt)
 
     def hear_of_ranks(self, node: KnownNode, message: OfRanks) -> None:
         match message:
@@ -49,6 +59,8 @@ class Watch:
                 self._stopped(node, message)
             case messages.Looked():
                 self._inquiry.hear(message)
+            case messages.Entered():
+                self._stragglers.hear(message)
             case _:
                 assert_never(message)
 
@@ -269,6 +281,7 @@ class Watch:
             self._start_timed_out()
         elif attempt.phase is AttemptPhase.RUNNING:
             self._inquiry.look()
+            self._stragglers.look()
 
     def _start_timed_out(self) -> None:
         attempt, generation = self._attempt, self._attempt.current

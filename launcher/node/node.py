@@ -270,8 +270,13 @@ class NodeAgent:
         group = self._group
         if group is None or group.generation != word.generation:
             return
+        node = self._home.node.index
+        if word.times:
+            for rank, times in (await group.entered()).items():
+                self._line.say(messages.Entered(node, word.number, rank, times.groups))
+            return
         for look in await group.look():
-            self._line.say(messages.Looked(self._home.node.index, word.number, look))
+            self._line.say(messages.Looked(node, word.number, look))
 
     # -- ranks
 

@@ -815,8 +815,9 @@ def hide_our_frames() -> None:
 class FlightReader(importlib.abc.MetaPathFinder):
     """Answers for a rank which collectives it has entered, from a thread that runs also while the main one waits.
 
-    Who asks writes a number into a FIFO beside the rank's own and finds the answer in a file there. The thread starts
-    with the first process group, so that a program without one has no thread more than elsewhere.
+    Who asks writes a number into a FIFO beside the rank's own and finds the answer in a file there; before a number,
+    the word `times` asks only when collectives were entered, in another file. The thread starts with the first process
+    group, so that a program without one has no thread more than elsewhere.
     """
 
     OF, AFTER = "torch.distributed.distributed_c10d", "_update_default_pg"  # called once a process group is there
@@ -870,31 +871,39 @@ class FlightReader(importlib.abc.MetaPathFinder):
 
     def _answer(self, c10d: Any, path: str) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-        asked, answered = f"{path}.look", f"{path}.flight"
+        asked = f"{path}.look"
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(asked)
             os.mkfifo(asked, 0o600)
             questions = os.open(asked, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             while True:
-                words = os.read(questions, 64).split()
-                answer = {"number": int(words[-1]), **stacks_now()}
-                try:
-                    answer |= flight_of(c10d)
-                except (AttributeError, LookupError, TypeError) as error:
-                    answer["problem"] = f"the Flight Recorder of this version of torch cannot be read: {error}"[:400]
-                with open(f"{answered}.new", "w") as file:
-                    json.dump(answer, file)
-                os.replace(f"{answered}.new", answered)
+                for question in os.read(questions, 1024).splitlines():
+                    words = question.split()
+                    number = words[-1] if words and words[-1].isdigit() else b"0"  # of thousands one may be cut off
+                    if len(words) > 1:
+                        self._tell(f"{path}.entered", {"number": int(number)}, lambda: times_of(c10d))
+                    else:
+                        self._tell(f"{path}.flight", {"number": int(number), **stacks_now()}, lambda: flight_of(c10d))
         except OSError as error:  # the folder has been taken away, say: nobody asks there any more
             print(f"launch: what this rank waits for cannot be asked any more: {error}", file=sys.stderr)
         finally:
             self.runs = False
 
+    def _tell(self, path: str, answer: dict[str, Any], read: Callable[[], dict[str, Any]]) -> None:
+        try:
+            answer |= read()
+        except (AttributeError, LookupError, TypeError) as error:
+            answer["problem"] = f"the Flight Recorder of this version of torch cannot be read: {error}"[:400]
+        with open(f"{path}.new", "w") as file:
+            json.dump(answer, file)
+        os.replace(f"{path}.new", path)
+
 
 FLIGHT = FlightReader()
 # In an answer: frames are of a collective, of a rank's main thread, and of all its threads together.
 MOST_GROUPS, MOST_COLLECTIVES, MOST_FRAMES, MOST_STACK, MOST_LINES = 16, 48, 6, 16, 300
+MOST_TIMES = 512  # of a group: ranks are asked within a tenth of a second, and their newest ones are to overlap
 
 
 def stacks_now() -> dict[str, Any]:
@@ -925,6 +934,49 @@ def frames_in(frame: Optional[types.FrameType]) -> list[Frame]:
 
 def flight_of(c10d: Any) -> dict[str, Any]:
     """Return the process groups of this rank with the newest collectives of each, or why that is not known."""
+    found = recorded_by_group(c10d, with_frames=True)
+    if found is None:
+        return {"problem": "this version of torch has no Flight Recorder for the CPU"}
+    groups = [group_of(c10d._world, process_group, key, own) for key, (process_group, own) in found.items()]  # noqa: SLF001
+    groups.sort(key=lambda group: (all(one["done"] for one in group["last"]), -group["entered"]))
+    return {"groups": groups[:MOST_GROUPS]}
+
+
+def times_of(c10d: Any) -> dict[str, Any]:
+    """Return when this rank entered the newest collectives of its largest process groups."""
+    found = recorded_by_group(c10d, with_frames=False) or {}
+    groups = [times_of_group(c10d._world, group, key, own) for key, (group, own) in found.items()]  # noqa: SLF001
+    groups = sorted((one for one in groups if one["entered_us"]), key=lambda one: -len(one["ranks"]))
+    return {"groups": groups[:2]}
+
+
+def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> Any:
+    """Return when each collective was entered, without a gap in their numbers, the newest last."""
+    newest = max(one["pg_id"] for one in entries)
+    times = {
+        one["collective_seq_id"]: one["time_created_ns"] // 1000
+        for one in entries
+        if one["pg_id"] == newest and not one["is_p2p"]
+    }
+    last = max(times, default=0)
+    first = last
+    while first - 1 in times and first > last - MOST_TIMES + 1:
+        first -= 1
+    known = [times[seq] for seq in range(first, last + 1)] if times else []
+    return {
+        "name": "/".join(key)[:200],
+        "ranks": sorted(world.pg_group_ranks.get(process_group, ())),
+        "first": first,
+        "since_us": known[0] if known else 0,
+        "entered_us": [one - known[0] for one in known],
+    }
+
+
+def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[str, str], tuple[Any, Any]]]:
+    """Return what the Flight Recorder holds of each process group that there is, or None where there is no recorder.
+
+    Finding the source lines of all entries takes far longer than all else.
+    """
     core = sys.modules["torch"]._C._distributed_c10d  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other
     cuda = sys.modules.get("torch.cuda")
     names = ["_dump_fr_trace"]
@@ -932,10 +984,10 @@ def flight_of(c10d: Any) -> dict[str, Any]:
         names.append("_dump_nccl_trace")
     readers = [getattr(core, name) for name in names if hasattr(core, name)]
     if not readers:
-        return {"problem": "this version of torch has no Flight Recorder for the CPU"}
+        return None
     import pickle  # here, because hardly any rank is ever asked
 
-    dumps = [pickle.loads(read(True, True, False)) for read in readers]  # noqa: S301 - what this process has just written
+    dumps = [pickle.loads(read(True, with_frames, False)) for read in readers]  # noqa: S301 - what this process has just written
     entries = [one for dump in dumps for one in dump.get("entries", ())]
     by_group: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in entries:
@@ -943,9 +995,7 @@ def flight_of(c10d: Any) -> dict[str, Any]:
         by_group.setdefault((one["process_group"][0], backend), []).append(one)
     world = c10d._world  # noqa: SLF001 - nothing else knows of all groups
     known = {name: process_group for process_group, name in [*world.pg_names.items()]}
-    groups = [group_of(world, known[key[0]], key, own) for key, own in by_group.items() if key[0] in known]
-    groups.sort(key=lambda group: (all(one["done"] for one in group["last"]), -group["entered"]))
-    return {"groups": groups[:MOST_GROUPS]}
+    return {key: (known[key[0]], own) for key, own in by_group.items() if key[0] in known}
 
 
 def group_of(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> dict[str, Any]:

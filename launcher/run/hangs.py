@@ -11,6 +11,7 @@ MOST_FRAMES = 32
 MOST_GROUPS = 16
 MOST_COLLECTIVES = 48  # the newest of each process group
 MOST_THREAD_LINES = 300
+MOST_TIMES = 512
 
 _Number = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
@@ -79,6 +80,44 @@ class FlightRecord(msgspec.Struct, frozen=True):
     threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all others
     groups: Groups = ()
     problem: _Line = ""  # why there is no Flight Recorder to read
+
+
+class GroupTimes(msgspec.Struct, frozen=True):
+    """When a rank entered the newest collectives of one process group, by the clock of its node."""
+
+    name: _Line
+    ranks: _Ranks
+    first: _Number  # the number of the first of them; the others follow it without a gap
+    since_us: _Number
+    entered_us: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MOST_TIMES)]  # after `since_us`
+
+
+TimesOfGroups = Annotated[tuple[GroupTimes, ...], msgspec.Meta(max_length=MOST_GROUPS)]
+
+
+class RankTimes(msgspec.Struct, frozen=True):
+    """What a rank's own thread answers to `times`."""
+
+    number: _Number  # of the question
+    groups: TimesOfGroups = ()
+    problem: _Line = ""
+
+
+class LastRank(msgspec.Struct, frozen=True):
+    """The rank that the others of its process group wait for most, of the newest collectives."""
+
+    rank: _Rank
+    node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+    last_into: int  # of `collectives`
+    collectives: int
+    by_s: float  # after the usual rank, where it counts
+    share: float  # of the time in which the others wait for it
+
+    def __str__(self) -> str:
+        into = f"{self.last_into} of {self.collectives} collectives, by {1000 * self.by_s:.3g} ms"
+        return (
+            f"rank {self.rank} on node {self.node} is last into {into}: {self.share:.0%} of the time others wait for it"
+        )
 
 
 class RankLook(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from launcher.ids import RunId, parse_run_id
+from launcher.run.hangs import LastRank
 from launcher.states import LOCAL, Cause, ErrorKind, State
 
 
@@ -285,6 +286,7 @@ class RunState(msgspec.Struct, frozen=True):
     nodes: tuple[NodeState, ...] = ()
     ranks: tuple[RankState, ...] = ()
     loads: tuple[NodeLoad, ...] = ()  # the newest sample of each node; none once the run has ended
+    last_rank: LastRank | None = None  # into collectives, where the others wait for it
     failure: Failure | None = None
     message: str = ""  # what it waits for, or what to know
     started_at: float | None = None

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher.errors import Exit
+from launcher.run.hangs import LastRank
 from launcher.run.records import (
     AttemptEnd,
     Blame,
@@ -70,6 +71,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     safe_checkpoint: int | None = None  # the newest that has them all, and survives the loss of any one disk
     memory_copy: int | None = None  # the newest step in memory that survives the loss of any one node
     loads: tuple[NodeLoad, ...] = ()  # of a run that goes on: what each node's machine and ranks were last seen to use
+    last_rank: LastRank | None = None  # of a run that goes on: the one that the others wait for in collectives
 
     @property
     def last_word(self) -> str:
@@ -135,6 +137,7 @@ def derive(facts: RunFacts) -> RunStatus:
         safe_checkpoint=own.safe_checkpoint if own is not None else None,
         memory_copy=own.memory_copy if own is not None and not verdict.state.ended else None,
         loads=shown.loads if shown is not None and not verdict.state.ended else (),
+        last_rank=shown.last_rank if shown is not None and not verdict.state.ended else None,
     )
 
 

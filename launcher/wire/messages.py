@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from launcher.run.hangs import RankLook
+from launcher.run.hangs import RankLook, TimesOfGroups
 from launcher.run.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
@@ -224,6 +224,15 @@ class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
     look: RankLook
 
 
+class Entered(msgspec.Struct, frozen=True, tag="entered", tag_field="t"):
+    """agent → coordinator: when a rank entered its newest collectives, the answer to a Look that asks only that."""
+
+    node: int
+    number: Count
+    rank: Count
+    groups: TimesOfGroups
+
+
 class DeviceFails(msgspec.Struct, frozen=True, tag="device_fails", tag_field="t"):
     """agent → coordinator: this node's kernel tells of a device that fails, while its ranks still run."""
 
@@ -263,6 +272,7 @@ class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
 
     generation: int
     number: Count
+    times: bool = False  # only when they entered their collectives: answer with an Entered for each
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
@@ -331,7 +341,7 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
 
 ToCoordinator = (
     Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
-    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails | HostLeaves | Looked
+    | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails | HostLeaves | Looked | Entered
 )  # fmt: skip
 ToAgent = Welcome | CheckLink | Look | Start | ContinueInPlace | Follow | Stop | PulseAck | End
 

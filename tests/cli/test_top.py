@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from launcher.run.hangs import LastRank
 from launcher.run.records import GpuLoad, NodeLoad, NodeState, RankLoad
 
 GB = 1_000_000_000
@@ -43,6 +44,14 @@ def test_for_programs(busy):
         (1, 0.25, 9_000_000, 1),
     ]
     assert node["gpus"][0] == {"index": 0, "memory": 40 * GB, "memory_total": 80 * GB, "busy": 90}
+
+
+def test_the_rank_that_the_others_wait_for(desk):
+    desk.run("late-aaaa").running(last_rank=LastRank(3, 1, 46, 50, 0.052, 0.38))
+    line = "rank 3 on node 1 is last into 46 of 50 collectives, by 52 ms: 38% of the time others wait for it"
+    assert desk.launch("top", "late").stdout.splitlines()[1] == line
+    told = json.loads(desk.launch("top", "late", "--json").stdout)["last_rank"]
+    assert (told["rank"], told["by_s"], told["share"]) == (3, 0.052, 0.38)
 
 
 def test_on_a_terminal_it_is_drawn_until_the_run_has_ended(busy):

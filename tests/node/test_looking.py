@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from launcher.coordinator.hang import judge
+from launcher.coordinator.stragglers import last_rank
 from launcher.node import ZYGOTE
-from launcher.node.ranks.looking import Subject, look_at
+from launcher.node.ranks.looking import Subject, look_at, times_of
 from launcher.run.hangs import Frame, HangKind
 
 SCRIPT = Path(__file__).parent / "scripts/hangs.py"
@@ -105,7 +106,22 @@ def test_ranks_of_a_plain_script_tell_in_which_collective_they_are(tmp_path: Pat
             one.wait()
 
 
-def start(folder: Path, rank: int) -> tuple[subprocess.Popen[bytes], Path]:
+def test_ranks_of_a_plain_script_tell_which_is_last_into_its_collectives(tmp_path: Path) -> None:
+    ranks = [start(tmp_path, rank, "slow") for rank in range(2)]
+    try:
+        subjects = [Subject(rank, 0, one.pid, fifo) for rank, (one, fifo) in enumerate(ranks)]
+        found = None
+        while found is None or found.rank != 1:  # until the first steps, in which either may be slow, count no more
+            assert all(one.poll() is None for one, _ in ranks)
+            found = last_rank({(rank, 0): said.groups for rank, said in times_of(subjects).items()})
+        assert found.by_s > 0.03
+    finally:
+        for one, _ in ranks:
+            one.kill()
+            one.wait()
+
+
+def start(folder: Path, rank: int, kind: str = "order") -> tuple[subprocess.Popen[bytes], Path]:
     fifo = folder / f"progress-{rank:03d}"
     os.mkfifo(fifo)
     os.open(fifo, os.O_RDWR)  # as the agent does, for as long as this process runs
@@ -114,7 +130,7 @@ def start(folder: Path, rank: int) -> tuple[subprocess.Popen[bytes], Path]:
         "LAUNCH_PROGRESS": str(fifo), "OMP_NUM_THREADS": "1", "HANGS_STORE": str(folder / "store"),
     }  # fmt: skip
     order = {
-        "kind": "script", "target": str(SCRIPT), "args": ["order", "hand"], "cwd": str(folder), "env": environment,
+        "kind": "script", "target": str(SCRIPT), "args": [kind, "hand"], "cwd": str(folder), "env": environment,
         "log": str(folder / f"{rank}.log"), "progress": str(fifo),
     }  # fmt: skip
     read, write = os.pipe()

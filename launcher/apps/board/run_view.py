@@ -81,6 +81,7 @@ class RunHead(msgspec.Struct, frozen=True):
     nodes: list[BoardNode]
     ranks: list[BoardRank]
     avoided: tuple[Blame, ...]
+    last_rank: str = ""  # into collectives, in words, where the others wait for it
 
 
 class RunSheet(msgspec.Struct, frozen=True):
@@ -151,6 +152,7 @@ def run_head(status: RunStatus, row: BoardRow, checkpoint_words: str, last: Last
         nodes=_nodes(status),
         ranks=_ranks(status),
         avoided=status.avoided,
+        last_rank=str(status.last_rank) if status.last_rank is not None else "",
     )
 
 
@@ -176,13 +178,14 @@ def _ranks(status: RunStatus) -> list[BoardRank]:
     steps = [rank.step for rank in status.ranks if rank.step is not None and rank.state == "running"]
     usual = statistics.median_high(steps) if steps else 0
     loads = {load.node: load for load in status.loads}
-    return [_rank(rank, usual, loads.get(rank.node)) for rank in status.ranks]
+    last = status.last_rank.rank if status.last_rank is not None else None
+    return [_rank(rank, usual, loads.get(rank.node), rank.rank == last) for rank in status.ranks]
 
 
-def _rank(rank: RankState, usual: int, node: NodeLoad | None) -> BoardRank:
+def _rank(rank: RankState, usual: int, node: NodeLoad | None, last: bool) -> BoardRank:
     behind = max(0, usual - rank.step) if rank.step is not None and rank.state == "running" else 0
     load = next((one for one in node.ranks if one.rank == rank.rank), None) if node is not None else None
-    row = BoardRank(rank.rank, rank.node, rank.pid, rank.state, rank.step, behind, behind >= _BEHIND_STEPS)
+    row = BoardRank(rank.rank, rank.node, rank.pid, rank.state, rank.step, behind, last or behind >= _BEHIND_STEPS)
     if load is None or node is None:
         return row
     busy = _busy(gpu for gpu in node.gpus if gpu.index in load.gpus)

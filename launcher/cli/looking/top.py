@@ -14,6 +14,7 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.looking.page import headline
 from launcher.cli.terminal import Screen, columns, is_terminal, paint, safe, to_json
 from launcher.errors import Exit, Refused
+from launcher.run.hangs import LastRank
 from launcher.run.records import GpuLoad, NodeLoad, RankLoad
 from launcher.states import State
 from launcher.status.derive import RunStatus
@@ -25,6 +26,7 @@ EXAMPLES = """
 
 CPU is in cores. A rank's figures are of all its processes, data workers too; memory that they share counts in each.
 A node's are of its whole machine: networks are counted for machines alone. Agents look every five seconds.
+Where ranks of torch.distributed wait for one of them, the second line says for which; that is looked at every minute.
 """
 _HEAD = ("", "CPU", "MEMORY", "READ", "WRITTEN", "RECEIVED", "SENT")
 _GPU_HEAD = ("GPU", "GPU MEMORY")
@@ -39,7 +41,17 @@ def declare(arguments: Arguments) -> None:
 
 def _answers() -> dict[str, object]:
     node = merged("NodeNow", NodeLoad, host=str)
-    return {"": merged("RunNow", run=str, state=State, step=int | None, rate=float | None, nodes=list_of(node))}
+    return {
+        "": merged(
+            "RunNow",
+            run=str,
+            state=State,
+            step=int | None,
+            rate=float | None,
+            nodes=list_of(node),
+            last_rank=LastRank | None,
+        )
+    }
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,20 +81,28 @@ def _watch(one: api.Run) -> None:
 def _plain(status: RunStatus) -> dict[str, object]:
     hosts = {node.node: node.host for node in status.nodes}
     nodes = [{"host": hosts.get(load.node, ""), **msgspec.structs.asdict(load)} for load in status.loads]
-    return {"run": status.run, "state": status.state, "step": status.step, "rate": status.rate, "nodes": nodes}
+    return {
+        "run": status.run,
+        "state": status.state,
+        "step": status.step,
+        "rate": status.rate,
+        "nodes": nodes,
+        "last_rank": status.last_rank,
+    }
 
 
 def _lines(status: RunStatus, now: float) -> list[str]:
     step = f"step {figures.steps(status.step, status.total_steps)}, {figures.rate(status.rate)}"
+    last = [paint(safe(str(status.last_rank)), "yellow")] if status.last_rank is not None else []
     head = [f"{headline(status)}  {step}"]
     if not status.loads:
-        return head
+        return [*head, *last]
     age = figures.duration(now - min(load.at for load in status.loads))
     with_gpus = any(load.gpus for load in status.loads)
     hosts = {node.node: node.host for node in status.nodes}
     rows = [row for load in status.loads for row in _rows(load, hosts.get(load.node, ""), with_gpus)]
     lines = columns([(*_HEAD, *(_GPU_HEAD if with_gpus else ())), *rows])
-    return [f"{head[0]}, sampled {age} ago", "", paint(lines[0], "dim"), *lines[1:]]
+    return [f"{head[0]}, sampled {age} ago", *last, "", paint(lines[0], "dim"), *lines[1:]]
 
 
 def _rows(load: NodeLoad, host: str, with_gpus: bool) -> Iterator[tuple[str, ...]]:

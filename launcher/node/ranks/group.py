@@ -19,7 +19,7 @@ from launcher.coordinator.tracebacks import error_file_says, last_exception, lik
 from launcher.errors import Exit
 from launcher.node.environment import hot_words, rank_environment
 from launcher.node.ranks.control import ControlPipe, control_of
-from launcher.node.ranks.looking import NO_ANSWER, Subject, look_at
+from launcher.node.ranks.looking import NO_ANSWER, Subject, look_at, times_of
 from launcher.node.ranks.reaper import Death
 from launcher.node.ranks.reports.behind import WriteBehind
 from launcher.node.ranks.reports.logfile import LogFile
@@ -30,7 +30,7 @@ from launcher.node.ranks.zygote_link import OfferedZygote
 from launcher.plan.model import NodePlan, Plan
 from launcher.run.code.left_out import left_out
 from launcher.run.durable import append_line, make_dir, write_record
-from launcher.run.hangs import RankLook
+from launcher.run.hangs import RankLook, RankTimes
 from launcher.run.identity import process_id
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import end_all, is_stopped, orphans, signal_process
@@ -278,8 +278,17 @@ class RankGroup:
 
     async def look(self) -> list[RankLook]:
         """Return what each live rank is doing."""
+        looks = await asyncio.to_thread(look_at, self._subjects())
+        by_number = {rank.number: rank for rank in self._ranks}
+        return await asyncio.gather(*(self._with_stack(by_number[look.rank], look) for look in looks))
+
+    async def entered(self) -> dict[int, RankTimes]:
+        """Return when each live rank that answers entered its newest collectives."""
+        return await asyncio.to_thread(times_of, self._subjects())
+
+    def _subjects(self) -> list[Subject]:
         now, node = self._clock.now(), self._home.node.index
-        subjects = [
+        return [
             Subject(
                 rank.number,
                 node,
@@ -291,9 +300,6 @@ class RankGroup:
             for rank in self._ranks
             if rank.pid and not rank.ended.is_set()
         ]
-        looks = await asyncio.to_thread(look_at, subjects)
-        by_number = {rank.number: rank for rank in self._ranks}
-        return await asyncio.gather(*(self._with_stack(by_number[look.rank], look) for look in looks))
 
     async def _with_stack(self, rank: _Rank, look: RankLook) -> RankLook:
         """Return the look with the stack that faulthandler writes, for a rank that could not answer because Python's

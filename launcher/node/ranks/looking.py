@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from launcher.errors import said_by_the_system
 from launcher.run.durable import readable
-from launcher.run.hangs import FlightRecord, RankLook
+from launcher.run.hangs import FlightRecord, RankLook, RankTimes
 from launcher.run.identity import stat_fields
 from launcher.run.processes import io_counts
 
@@ -19,6 +20,7 @@ NO_ANSWER = "did not answer"
 _SEEN_S = 0.5  # over which processor time and bytes are counted, at least
 _POLL_S = 0.02
 _MOST_BYTES = 4 << 20
+_Said = TypeVar("_Said", FlightRecord, RankTimes)
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -41,6 +43,10 @@ class Subject:
     def answer(self) -> Path:
         return self.progress.with_suffix(".flight")
 
+    @property
+    def times(self) -> Path:
+        return self.progress.with_suffix(".entered")
+
 
 @dataclass(frozen=True, slots=True)
 class _Use:
@@ -59,7 +65,11 @@ def look_at(
     answers = dict[int, FlightRecord]()
     while True:
         for one in subjects:
-            if one.rank not in answers and not problems[one.rank] and (found := _answer(one, number)) is not None:
+            if (
+                one.rank not in answers
+                and not problems[one.rank]
+                and (found := _answer(one.answer, number, FlightRecord)) is not None
+            ):
                 answers[one.rank] = found
         waited_s = clock() - began
         awaited = any(one.rank not in answers and not problems[one.rank] for one in subjects)
@@ -71,7 +81,21 @@ def look_at(
     ]
 
 
-def _ask(subject: Subject, number: int) -> str:
+def times_of(
+    subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
+) -> dict[int, RankTimes]:
+    """Return when each rank entered its newest collectives, without those that do not answer in time."""
+    until, number, found = clock() + answer_s, time.time_ns() >> 10, dict[int, RankTimes]()
+    awaited = [one for one in subjects if not _ask(one, number, "times ")]
+    while awaited and clock() < until:
+        time.sleep(_POLL_S)
+        said = {one.rank: _answer(one.times, number, RankTimes) for one in awaited}
+        found |= {rank: times for rank, times in said.items() if times is not None}
+        awaited = [one for one in awaited if one.rank not in found]
+    return found
+
+
+def _ask(subject: Subject, number: int, only: str = "") -> str:
     """Return why it cannot be asked, or ""."""
     try:
         fd = os.open(subject.question, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -80,7 +104,7 @@ def _ask(subject: Subject, number: int) -> str:
     except OSError as error:
         return f"cannot be asked: {said_by_the_system(error)}"
     try:
-        os.write(fd, f"{number}\n".encode())
+        os.write(fd, f"{only}{number}\n".encode())
     except BlockingIOError:
         pass  # it has not taken thousands of earlier questions either: no answer is the answer
     finally:
@@ -88,11 +112,11 @@ def _ask(subject: Subject, number: int) -> str:
     return ""
 
 
-def _answer(subject: Subject, number: int) -> FlightRecord | None:
+def _answer(path: Path, number: int, kind: type[_Said]) -> _Said | None:
     try:
-        if subject.answer.lstat().st_size > _MOST_BYTES:
+        if path.lstat().st_size > _MOST_BYTES:
             return None
-        found = readable(subject.answer, FlightRecord)
+        found = readable(path, kind)
     except OSError:
         return None  # there is none yet
     return found if found is not None and found.number >= number else None

@@ -9,7 +9,8 @@ from saved_checkpoints import save
 
 from launcher.apps.board.run_view import command_in
 from launcher.apps.web.listening import listen
-from launcher.run.records import Failure, NotFinite
+from launcher.run.hangs import LastRank
+from launcher.run.records import Failure, NotFinite, RankState
 from launcher.states import Cause
 from tests.apps.board.conftest import opened, until
 
@@ -118,6 +119,14 @@ def test_what_each_node_used_is_no_metric_and_has_curves_of_its_own(board, house
     assert board.get("/api/runs/job-abcd/curves").json()["names"] == ["loss"]
     refused = board.get("/api/runs/job-abcd/curves?of=all")
     assert (refused.status, refused.json()["error"]) == (400, "of: expected metrics or system, got 'all'")
+
+
+def test_the_rank_that_the_others_wait_for_is_marked(board, house):
+    ranks = tuple(RankState(rank, 0, 7 + rank, "running", 40) for rank in range(2))
+    house.run().running(ranks=ranks, last_rank=LastRank(1, 0, 46, 50, 0.052, 0.38))
+    head = board.get("/api/runs/job-abcd").json()["head"]
+    assert head["last_rank"].startswith("rank 1 on node 0 is last into 46 of 50 collectives, by 52 ms")
+    assert [one["straggler"] for one in head["ranks"]] == [False, True]
 
 
 def test_curves_are_exact_where_there_are_few_points(board, house):

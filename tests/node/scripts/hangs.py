@@ -122,6 +122,8 @@ for number, data in enumerate(DataLoader(Numbers(), batch_size=4)):
     if number == HANG_AT:
         print(f"hangs {time.time()}", flush=True)
         hang()
+    if kind == "slow" and dist.get_rank() == 1:
+        time.sleep(0.05)
     train_step(data)
     wire.write(f'{{"step": {number + 1}, "total_steps": 1000}}\n')
     time.sleep(0.1)

@@ -12,6 +12,7 @@ export function ranksPart(onRank) {
       const ranks = new Map(head.ranks.map((rank) => [rank.rank, rank]));
       element.replaceChildren(
         h("div", { class: "nodes" }, head.nodes.map((node) => nodeCard(node, ranks, onRank))),
+        ...(head.last_rank ? [h("p", { class: "note" }, head.last_rank)] : []),
         ...(head.avoided?.length ? [h("p", { class: "note" }, prose(`not used again for a while: ${head.avoided.map((one) => `${one.host} (${one.evidence})`).join(", ")}`))] : []),
         ...(head.ranks.length ? [rankTable(head.ranks, opened, onRank)] : []));
     },
@@ -42,7 +43,7 @@ function rankCell(rank, onRank) {
 
 function rankWords(rank) {
   const parts = [`rank ${rank.rank}`, rank.state, rank.step === null || rank.step === undefined ? "" : `step ${number(rank.step)}`,
-    rank.behind > 0 ? `${rank.behind} behind` : "", rank.straggler ? "slow: behind the others" : "", rank.memory ? bytes(rank.memory) : ""];
+    rank.behind > 0 ? `${rank.behind} behind` : "", rank.straggler ? "slow: the others wait for it" : "", rank.memory ? bytes(rank.memory) : ""];
   return parts.filter(Boolean).join(", ");
 }
 

@@ -1,0 +1,122 @@
+"""Which rank is last into collectives, of any script with a process group, while its ranks train."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from statistics import median
+
+from launcher.coordinator.attempt import Attempt
+from launcher.run.hangs import GroupTimes, LastRank
+from launcher.wire import messages
+
+EVERY_S = 60.0  # a rank's answer stops its Python for 10 to 100 ms: less than two thousandths of the time
+FIRST_S = 20.0  # after the ranks were started
+ANSWER_S = 5.0
+_MOST_TIMES = 60_000  # of all ranks, that are compared: some tenths of a second
+_LEAST_COLLECTIVES = 10
+_LEAST_SHARE = 0.05  # of the time, that is worth a line
+_LEAST_S, _LEAST_APART_S = 0.001, 0.01  # the clocks of several nodes differ by milliseconds
+_LEAST_LONG_WAITS = 3  # one pause, as for a save, makes no slow rank
+_CLEARLY = 2.0  # times as long as for any other rank: else ranks are last by turns
+
+Times = Mapping[tuple[int, int], Sequence[GroupTimes]]  # by rank and its node
+
+
+class Stragglers:
+    """Asks the ranks of the open generation now and then when they entered their newest collectives."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._generation = self._number = 0
+        self._ask_at = self._until = 0.0
+        self._asks = False  # a question is under way
+        self._times = dict[tuple[int, int], Sequence[GroupTimes]]()
+
+    def hear(self, message: messages.Entered) -> None:
+        """Take in what one rank answers."""
+        if self._asks and message.number == self._number:
+            rank = self._attempt.current.rank_of(message.node, message.rank)
+            if rank is not None:
+                self._times[rank.number, rank.node] = message.groups
+
+    def look(self) -> None:
+        """Time has passed while all ranks of a generation run."""
+        attempt, mono = self._attempt, self._attempt.mono
+        if attempt.rules.hang_after_s is None:
+            return  # nothing is to look at the ranks
+        if attempt.current.number != self._generation:
+            self._generation, self._asks, self._ask_at = attempt.current.number, False, mono + FIRST_S
+            attempt.standing.last_rank = None
+        live = sum(rank.live for rank in attempt.current.ranks)
+        if self._asks and (len(self._times) >= live or mono >= self._until):
+            self._asks = False
+            attempt.standing.last_rank = last_rank(self._times)
+        elif mono >= self._ask_at and live > 1:
+            self._ask_at, self._until = mono + EVERY_S, mono + ANSWER_S
+            self._asks, self._times = True, {}
+            self._number += 1
+            for index in attempt.current.members:
+                if attempt.nodes[index].hears_us:
+                    attempt.ledger.send(index, messages.Look(attempt.current.number, self._number, times=True))
+
+
+def last_rank(times: Times) -> LastRank | None:
+    """Return the rank that the others of its group wait for far longer than for any other one, or None."""
+    members = dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], GroupTimes]]()
+    for rank, groups in times.items():
+        for group in groups:
+            members.setdefault((group.name, group.ranks), {})[rank] = group
+    found = [
+        last
+        for (_, numbers), group in members.items()
+        if len(group) > 1 and sorted(rank for rank, _ in group) == list(numbers)
+        if (last := _last_of(group)) is not None
+    ]
+    return max(found, key=lambda one: one.share, default=None)
+
+
+def _last_of(group: Mapping[tuple[int, int], GroupTimes]) -> LastRank | None:
+    """Return the last of a group of which all ranks have answered."""
+    end = min(one.first + len(one.entered_us) for one in group.values())
+    begin = max(*(one.first for one in group.values()), end - _MOST_TIMES // len(group))
+    if end - begin < _LEAST_COLLECTIVES:
+        return None
+    waits, usual = list[tuple[tuple[int, int], float, float]](), list[float]()  # the last rank, from when, till when
+    for seq in range(begin, end):
+        entered = sorted((one.since_us + one.entered_us[seq - one.first], rank) for rank, one in group.items())
+        till, last = entered[-1]
+        usual.append(median(at for at, _ in entered[:-1]))
+        waits.append((last, usual[-1], till))
+    by_rank = {
+        rank: [(since, till) for _, since, till in own] for rank, own in groupby(sorted(waits), key=lambda one: one[0])
+    }
+    lost_us = {rank: _covered(own) for rank, own in by_rank.items()}
+    rank, *others = sorted(lost_us, key=lambda one: -lost_us[one])
+    share = lost_us[rank] / max(1.0, max(usual) - min(usual))
+    waits_us = [till - since for since, till in by_rank[rank]]
+    by_us = _weighty(waits_us)
+    least_s = _LEAST_S if len({node for _, node in group}) == 1 else _LEAST_APART_S
+    by_turns = any(_CLEARLY * lost_us[one] > lost_us[rank] for one in others)
+    again = sum(wait >= by_us for wait in waits_us) >= _LEAST_LONG_WAITS
+    if share < _LEAST_SHARE or by_us < 1e6 * least_s or by_turns or not again:
+        return None
+    number, node = rank
+    return LastRank(number, node, len(by_rank[rank]), end - begin, round(by_us / 1e6, 5), round(min(1.0, share), 3))
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how much time these spans cover: collectives that wait at the same time lose it once."""
+    covered, reached = 0.0, float("-inf")
+    for since, till in sorted(spans):
+        covered += max(0.0, till - max(since, reached))
+        reached = max(reached, till)
+    return covered
+
+
+def _weighty(waits: Sequence[float]) -> float:
+    """Return the wait such that longer ones make half of all: of many collectives of a step only one may wait long."""
+    rest = sum(waits) / 2
+    for wait in sorted(waits, reverse=True):
+        rest -= wait
+        if rest <= 0:
+            return wait
+    return 0.0
