@@ -82,6 +82,17 @@ def where_is(look: RankLook) -> str:
     return f"{place(frame)} in {frame.name}" + (f" ({activity})" if activity else "")
 
 
+def doing(look: RankLook) -> str:
+    """`waits in all_reduce #7 for 41 s, at train.py:57 in step`: what a rank was seen to do, or why not."""
+    if look.ended:
+        return "has ended"
+    pending = next((one for group in look.groups if (one := _first_pending(group)) is not None), None)
+    waits = f"waits in {_op_name(pending)} #{pending.seq} for {pending.age_s:.0f} s" if pending is not None else ""
+    where = where_is(look)
+    stopped = "is stopped" if look.state in _STOPPED else ""
+    return ", ".join(filter(None, (stopped, waits, where and f"at {where}", look.problem)))
+
+
 def own_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost frame that is in no library, else the innermost."""
     return next((one for one in frames if _is_own(one)), frames[0] if frames else None)

@@ -20,7 +20,7 @@ from launcher.apps.board.log_view import LogPage, LogWish, log_page
 from launcher.apps.board.measured.curves import MOST_NAMES, CurveWindow, curves
 from launcher.apps.board.measured.reading import MeasuredRun
 from launcher.apps.board.rows import BoardRow, board_row, figures_of
-from launcher.apps.board.run_view import RunView, board_checkpoints, checkpoint_words, run_head, run_sheet
+from launcher.apps.board.run_view import RunView, board_checkpoints, checkpoint_words, hang_of, run_head, run_sheet
 from launcher.apps.redacted import redacted, redacted_record, secrets_of
 from launcher.errors import BadInput, LaunchError, Refused, said_by_the_system
 from launcher.run.durable import write_bytes
@@ -108,7 +108,7 @@ def _answers(
         measured.renew()
         row = board_row(status, about, figures_of(measured), group_of(one.id, one.path, about.tags))
         head = msgspec.structs.replace(
-            run_head(status, row, checkpoint_words(one, status.checkpoint)), run_dir=""
+            run_head(status, row, checkpoint_words(one, status.checkpoint), hang=hang_of(one, status)), run_dir=""
         )  # the page does not show it
         rows.append(row)
         yield path, RunView(now, head, run_sheet(one, status.attempt, about))

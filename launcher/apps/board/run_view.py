@@ -13,11 +13,13 @@ import msgspec
 from launcher import api
 from launcher.apps.board.answers import Number, named_numbers
 from launcher.apps.board.rows import BoardRow, LastValue
+from launcher.coordinator.hang import doing
 from launcher.errors import MEANING, LaunchError
 from launcher.run.attempts import read_plan
+from launcher.run.hangs import HangReport
 from launcher.run.layout import RunDir
 from launcher.run.records import Blame, Environment, Failure, GpuLoad, NodeLoad, NotFinite, RankState
-from launcher.states import exit_of
+from launcher.states import Cause, State, exit_of
 from launcher.status.about import About
 from launcher.status.checkpoints import Checkpoint, by_script
 from launcher.status.derive import Restarts, RunStatus, state_text
@@ -46,6 +48,7 @@ class BoardRank(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()
     gpu_memory: int | None = None
     gpu_busy: float | None = None
+    in_hang: str = ""  # what it was seen to do while ranks waited for each other
 
 
 class BoardNode(msgspec.Struct, frozen=True):
@@ -82,6 +85,7 @@ class RunHead(msgspec.Struct, frozen=True):
     ranks: list[BoardRank]
     avoided: tuple[Blame, ...]
     last_rank: str = ""  # into collectives, in words, where the others wait for it
+    hang: str = ""  # who waits for whom, where that is how the run is, or why it failed
 
 
 class RunSheet(msgspec.Struct, frozen=True):
@@ -127,7 +131,13 @@ class BoardCheckpoints(msgspec.Struct, frozen=True):
     by_script: str = ""  # what is said of one that the script saves in its own way, which is not listed
 
 
-def run_head(status: RunStatus, row: BoardRow, checkpoint_words: str, last: LastValue | None = None) -> RunHead:
+def run_head(
+    status: RunStatus,
+    row: BoardRow,
+    checkpoint_words: str,
+    last: LastValue | None = None,
+    hang: HangReport | None = None,
+) -> RunHead:
     """Return how a run is; `last` is newer than what its row says."""
     failure = status.failure
     return RunHead(
@@ -150,10 +160,20 @@ def run_head(status: RunStatus, row: BoardRow, checkpoint_words: str, last: Last
         failure=None if failure is None else _shown(failure),
         not_finite=status.not_finite,
         nodes=_nodes(status),
-        ranks=_ranks(status),
+        ranks=_ranks(status, hang),
         avoided=status.avoided,
         last_rank=str(status.last_rank) if status.last_rank is not None else "",
+        hang=plain(hang.verdict.text) if hang is not None else "",
     )
+
+
+def hang_of(run: api.Run, status: RunStatus) -> HangReport | None:
+    """Return what was seen of the hang that the run is in, or failed by; None if there is none."""
+    failure = status.failure.summary if status.failure is not None and status.failure.cause is Cause.HANG else ""
+    if not (failure or (status.message and status.state is State.RUNNING)):
+        return None
+    report = run.last_hang()
+    return report if report is not None and report.verdict.text in (failure or status.message) else None
 
 
 def command_in(advice: str) -> str:
@@ -174,12 +194,19 @@ def _nodes(status: RunStatus) -> list[BoardNode]:
     ]
 
 
-def _ranks(status: RunStatus) -> list[BoardRank]:
+def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
     steps = [rank.step for rank in status.ranks if rank.step is not None and rank.state == "running"]
     usual = statistics.median_high(steps) if steps else 0
     loads = {load.node: load for load in status.loads}
     last = status.last_rank.rank if status.last_rank is not None else None
-    return [_rank(rank, usual, loads.get(rank.node), rank.rank == last) for rank in status.ranks]
+    found = [_rank(rank, usual, loads.get(rank.node), rank.rank == last) for rank in status.ranks]
+    if hang is None:
+        return found
+    seen, fault = {look.rank: plain(doing(look)) for look in hang.ranks}, hang.verdict.ranks
+    return [
+        msgspec.structs.replace(one, in_hang=seen.get(one.rank, ""), straggler=one.straggler or one.rank in fault)
+        for one in found
+    ]
 
 
 def _rank(rank: RankState, usual: int, node: NodeLoad | None, last: bool) -> BoardRank:

@@ -39,6 +39,7 @@ from launcher.apps.board.run_view import (
     RunView,
     board_checkpoints,
     checkpoint_words,
+    hang_of,
     run_head,
     run_sheet,
 )
@@ -303,7 +304,11 @@ def _run(question: _Question) -> RunView:
     known = question.feed.runs.known(one)
     sheet = run_sheet(one, known.status.attempt, known.about)
     return RunView(
-        time.time(), run_head(known.status, known.row(), checkpoint_words(one, known.status.checkpoint)), sheet
+        time.time(),
+        run_head(
+            known.status, known.row(), checkpoint_words(one, known.status.checkpoint), hang=hang_of(one, known.status)
+        ),
+        sheet,
     )
 
 

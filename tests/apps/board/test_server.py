@@ -9,7 +9,7 @@ from saved_checkpoints import save
 
 from launcher.apps.board.run_view import command_in
 from launcher.apps.web.listening import listen
-from launcher.run.hangs import LastRank
+from launcher.run.hangs import Collective, Frame, GroupLook, HangKind, HangReport, HangVerdict, LastRank, RankLook
 from launcher.run.records import Failure, NotFinite, RankState
 from launcher.states import Cause
 from tests.apps.board.conftest import opened, until
@@ -124,9 +124,36 @@ def test_what_each_node_used_is_no_metric_and_has_curves_of_its_own(board, house
 def test_the_rank_that_the_others_wait_for_is_marked(board, house):
     ranks = tuple(RankState(rank, 0, 7 + rank, "running", 40) for rank in range(2))
     house.run().running(ranks=ranks, last_rank=LastRank(1, 0, 46, 50, 0.052, 0.38))
+    board.rows(lambda rows: [row["state"] for row in rows] == ["running"])
     head = board.get("/api/runs/job-abcd").json()["head"]
     assert head["last_rank"].startswith("rank 1 on node 0 is last into 46 of 50 collectives, by 52 ms")
     assert [one["straggler"] for one in head["ranks"]] == [False, True]
+
+
+def test_who_waits_for_whom_in_a_hang(board, house):
+    text = "rank 1 on node 0 never entered all_reduce #7; 1 rank waits in it"
+    call = Collective(7, "all_reduce", age_s=41.0)
+    waits = RankLook(0, 0, 7, "S", answered=True, groups=(GroupLook("0/gloo", entered=7, last=(call,)),))
+    late = RankLook(1, 0, 8, "S", answered=True, stack=(Frame("/job/data.py", 88, "load\x1b"),))
+    ranks = tuple(RankState(rank, 0, 7 + rank, "running", 40) for rank in range(2))
+    folder = house.run().running(ranks=ranks, message=text)
+    report = HangReport(1.0, 1, 1, HangVerdict(HangKind.NEVER_ENTERED, text, (1,)), (waits, late))
+    folder.write(folder.run.attempt(1).hang(1), report)
+    board.rows(lambda rows: [row["state"] for row in rows] == ["running"])
+    head = board.get("/api/runs/job-abcd").json()["head"]
+    assert head["hang"] == text
+    assert [(one["in_hang"], one["straggler"]) for one in head["ranks"]] == [
+        ("waits in all_reduce #7 for 41 s", False),
+        ("at data.py:88 in load", True),
+    ]
+
+
+def test_a_hang_that_is_over_is_not_shown(board, house):
+    folder = house.run().running(message="another matter")
+    verdict = HangVerdict(HangKind.UNKNOWN, "it was over")
+    folder.write(folder.run.attempt(1).hang(1), HangReport(1.0, 1, 1, verdict, ()))
+    board.rows(lambda rows: [row["state"] for row in rows] == ["running"])
+    assert board.get("/api/runs/job-abcd").json()["head"]["hang"] == ""
 
 
 def test_curves_are_exact_where_there_are_few_points(board, house):

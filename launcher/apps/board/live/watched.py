@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,7 +13,7 @@ from launcher.apps.board.life_view import validations
 from launcher.apps.board.log_view import BoardLine, board_line
 from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.rows import BoardRow, last_value
-from launcher.apps.board.run_view import RunHead, checkpoint_words, run_head
+from launcher.apps.board.run_view import RunHead, checkpoint_words, hang_of, run_head
 from launcher.run.durable import record_in
 from launcher.run.layout import RunDir
 from launcher.run.records import Event
@@ -22,6 +22,9 @@ from launcher.status.life import LifeMark, marks_of
 from launcher.status.log_choice import LogChoice
 from launcher.status.logs import LogLine, LogReader
 from launcher.status.rank_log import GrowingFile
+
+if TYPE_CHECKING:
+    from launcher.run.hangs import HangReport
 
 _MOST_LINES = 500  # in one message: a page that is looked at needs no more in half a second
 MOST_CHARACTERS = 1 << 20  # in all of them, unless one line has more
@@ -54,6 +57,7 @@ class WatchedRun:
         self._measured = measured
         self.head: RunHead | None = None
         self._saved: tuple[int | None, str] = None, ""
+        self._hang: tuple[tuple[str, str], HangReport | None] = ("", ""), None
         with measured.renewed(one) as numbers_:
             self._step, self._rewinds = numbers_.last(), len(numbers_.rewinds)
             self._last = last_value(numbers_)
@@ -66,7 +70,7 @@ class WatchedRun:
     def look(self, status: RunStatus, row: BoardRow) -> Iterator[Message]:
         """Yield a message for everything that is new."""
         points = [*self._points()]  # first: what they end with is in the head
-        head, before = run_head(status, row, self._checkpoint(status.checkpoint), self._last), self.head
+        head, before = self._head(status, row), self.head
         if head != before:
             self.head = head
             yield "head", head
@@ -77,6 +81,12 @@ class WatchedRun:
         told = newest_lines(self._log.read(final=False))
         if told.lines:
             yield "log", told
+
+    def _head(self, status: RunStatus, row: BoardRow) -> RunHead:
+        told = status.message, status.last_word
+        if told != self._hang[0]:  # a report is large: it is read once for each verdict
+            self._hang = told, hang_of(self.run, status)
+        return run_head(status, row, self._checkpoint(status.checkpoint), self._last, self._hang[1])
 
     def _checkpoint(self, step: int | None) -> str:
         """Return the words about a checkpoint; they are looked up once for each step."""

@@ -12,6 +12,7 @@ export function ranksPart(onRank) {
       const ranks = new Map(head.ranks.map((rank) => [rank.rank, rank]));
       element.replaceChildren(
         h("div", { class: "nodes" }, head.nodes.map((node) => nodeCard(node, ranks, onRank))),
+        ...(head.hang ? [h("p", { class: "words" }, head.hang)] : []),
         ...(head.last_rank ? [h("p", { class: "note" }, head.last_rank)] : []),
         ...(head.avoided?.length ? [h("p", { class: "note" }, prose(`not used again for a while: ${head.avoided.map((one) => `${one.host} (${one.evidence})`).join(", ")}`))] : []),
         ...(head.ranks.length ? [rankTable(head.ranks, opened, onRank)] : []));
@@ -43,18 +44,18 @@ function rankCell(rank, onRank) {
 
 function rankWords(rank) {
   const parts = [`rank ${rank.rank}`, rank.state, rank.step === null || rank.step === undefined ? "" : `step ${number(rank.step)}`,
-    rank.behind > 0 ? `${rank.behind} behind` : "", rank.straggler ? "slow: the others wait for it" : "", rank.memory ? bytes(rank.memory) : ""];
+    rank.behind > 0 ? `${rank.behind} behind` : "", rank.straggler ? "slow: the others wait for it" : "", rank.memory ? bytes(rank.memory) : "", rank.in_hang ?? ""];
   return parts.filter(Boolean).join(", ");
 }
 
 function rankTable(ranks, opened, onRank) {
-  const titles = ["rank", "node", "state", "step", "behind", "CPU", "memory", "GPU", "GPU memory", "pid"];
+  const titles = ["rank", "node", "state", "step", "behind", "CPU", "memory", "GPU", "GPU memory", "pid", ...(ranks.some((rank) => rank.in_hang) ? ["in the hang"] : [])];
   const row = (rank) => h("tr", { class: rank.straggler ? "straggler" : null },
     h("th", { scope: "row" }, button(String(rank.rank), () => onRank(rank.rank), { class: "small", "aria-label": `log of rank ${rank.rank}` })),
     [rank.node, `${rank.state}${rank.straggler ? ", slow" : ""}`, number(rank.step), rank.behind || "", number(rank.cpu), bytes(rank.memory),
-      rank.gpu_busy === null || rank.gpu_busy === undefined ? (rank.gpus ?? []).join(" ") : `${Math.round(rank.gpu_busy)} %`, bytes(rank.gpu_memory), rank.pid]
-      .map((cell, at) => h("td", { class: at === 1 ? null : "numeric" }, String(cell ?? ""))));
+      rank.gpu_busy === null || rank.gpu_busy === undefined ? (rank.gpus ?? []).join(" ") : `${Math.round(rank.gpu_busy)} %`, bytes(rank.gpu_memory), rank.pid, ...(titles.length > 10 ? [rank.in_hang] : [])]
+      .map((cell, at) => h("td", { class: at === 1 || at === 9 ? null : "numeric" }, String(cell ?? ""))));
   return h("details", { class: "events", open: opened }, h("summary", {}, `${plural(ranks.length, "rank")} in figures`),
-    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col", class: title === "rank" || title === "state" ? null : "numeric" }, title)))),
+    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col", class: ["rank", "state", "in the hang"].includes(title) ? null : "numeric" }, title)))),
       h("tbody", {}, ranks.map(row)))));
 }
