@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from launcher.apps.scaling.measuring import scale as scale
     from launcher.apps.sweeps.sweep import Sweep as Sweep
     from launcher.apps.sweeps.sweep import sweep as sweep
+    from launcher.run.addresses import peers as peers
 
 __version__ = VERSION
 __all__ = [
-    "Graph", "Proof", "Run", "Runs", "ScalingReport", "Sweep", "compare", "predict", "prove", "runs", "scale", "submit",
-    "submit_graph", "submit_many", "sweep", "wait_any",
+    "Graph", "Proof", "Run", "Runs", "ScalingReport", "Sweep", "compare", "peers", "predict", "prove", "runs", "scale",
+    "submit", "submit_graph", "submit_many", "sweep", "wait_any",
 ]  # fmt: skip
 _OF_SWEEPS = ("Sweep", "sweep")
 _OF_GRAPHS = ("Graph", "submit_graph")
@@ -51,6 +52,10 @@ def __getattr__(name: str) -> Any:
         from launcher.apps.scaling import measuring
 
         return getattr(measuring, name)
+    if name == "peers":
+        from launcher.run.addresses import peers
+
+        return peers
     if name in __all__:
         from launcher import api
 

@@ -37,7 +37,7 @@ from launcher.run.locks import locked
 from launcher.run.records import KEPT, ClusterWord, Event, Labels, MoveRequest, NodeState, RunState
 from launcher.states import LOCAL, State
 from launcher.status.derive import RunStatus, derive
-from launcher.status.facts import RunFacts, read_facts
+from launcher.status.facts import RunFacts, read_facts, role_dirs
 from launcher.status.log_choice import LogChoice
 from launcher.status.logs import LogLine, merged_logs
 
@@ -737,6 +737,20 @@ def _file(spec: str | Path) -> Path:
     if not str(spec):
         raise BadInput("expected the file of a spec, got nothing", "hint: `launch spec init` writes one to start from")
     return Path(spec)
+
+
+def parts(run: Run, role: str) -> list[Run]:
+    """Return the run itself for its main role, else what it has of this role, or of one of its ranks, beside that."""
+    there = role_dirs(RunDir(run.path))
+    main, plans = read_plan(RunDir(run.path), 1).role, {path: read_plan(RunDir(path), 1).role for path in there}
+    if role == main and role:
+        return [run]
+    found = [Run(parse_run_id(path.name), path) for path in there if role in (path.name, plans[path])]
+    if not found:
+        known = ", ".join(dict.fromkeys([main, *plans.values()])) if main else ""
+        hint = f"hint: there is {known}" if known else "hint: it is a run of one program, or has not begun"
+        raise BadInput(f"{role!r}: {run.id} has no such role", hint)
+    return found
 
 
 def run(ref: str) -> Run:

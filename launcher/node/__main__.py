@@ -28,7 +28,7 @@ from launcher.run.fence import check_fence
 from launcher.run.identity import alive, this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.processes import become_subreaper, forbid_core_dumps, name_this, raise_descriptors
+from launcher.run.processes import become_subreaper, die_with, forbid_core_dumps, name_this, raise_descriptors
 from launcher.run.records import AgentRecord, Intent, ProcessId
 from launcher.wire.interfaces import address_of, interface_of
 
@@ -49,6 +49,8 @@ def main() -> int:
     try:
         check_fence(run, number)
         plan = read_plan(run, number)
+        if plan.role:  # nobody else would end it: of several programs none goes on without the supervisor
+            die_with(os.getppid())
         guard = post_guard(slept_through(plan, index), lease=lease)
         return asyncio.run(live(run, plan, number, index, guard, offered, gate))
     except Fenced as fenced:

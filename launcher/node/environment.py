@@ -149,6 +149,16 @@ def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[st
     return words | ({"LAUNCH_JOINS": "1"} if joins else {})
 
 
+def role_words(plan: Plan, environment: Mapping[str, str], rank: int) -> dict[str, str]:
+    """What a rank is told of its place in its role; `environment`: what its node's processes share."""
+    if not plan.role:
+        return {}
+    number = plan.role_rank + rank
+    addresses = environment.get(f"LAUNCH_ADDR_{plan.role.upper()}", "").split(",")
+    port = addresses[number].rpartition(":")[2] if number < len(addresses) else ""
+    return {"LAUNCH_ROLE_RANK": str(number), "LAUNCH_PORT": port}
+
+
 def reserve_environment(start: Start, fifo: str) -> dict[str, str]:
     """Return the variables of a reserve process beyond its node's environment: it is no rank and connects to none. It
     reports on `fifo` that it waits; beside it, as for a rank, is the FIFO on which it learns which rank it becomes.

@@ -98,6 +98,7 @@ class Place(ABC):
     doctor = ""  # the module that looks for what is in the way of runs, a Doctor: nobody else pays for it
     remote = False  # runs have their folders on other machines; the one here holds what was brought
     checks_first = False  # nothing is asked there while something is wrong that can be seen here
+    takes_roles = False  # a run may be of several programs
     supports_reach = False  # a program can be started beside the ranks of a node: `reach`
     supports_tunnel = False  # a node is reached over a connection that can carry others: `line_to`
     lists_checkpoints = False  # it says which checkpoints there are where the run is: `checkpoints`

@@ -5,6 +5,8 @@ import msgspec
 from launcher.ids import RunId
 from launcher.spec.model import JobSpec, RunKind
 
+ROLES = "roles"  # in a run directory: those of the roles beside the main one
+
 
 class RankCommand(msgspec.Struct, frozen=True):
     """How one rank process is started."""
@@ -80,6 +82,14 @@ class Plan(msgspec.Struct, frozen=True):
     awaited: tuple[AwaitedRun, ...] = ()  # runs that it follows
     umask: int | None = None  # of who submitted it, and so of ranks; None: planned by an older version, 0o077
     away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may come yet
+    role: str = ""  # which of the run's programs; "": there is one
+    role_rank: int = 0  # what its rank 0 is among all of its role: ranks that restart alone have a plan each
+    roles: tuple["Plan", ...] = ()  # of the main role: those of the others, each with a run directory of its own
+
+    @property
+    def is_beside_main(self) -> bool:
+        """It is of a program that another one's run carries, with a run directory below that one's."""
+        return bool(self.role) and not self.spec.roles
 
     @property
     def nodes_vary(self) -> bool:

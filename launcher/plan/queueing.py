@@ -39,20 +39,25 @@ def begun(plan: Plan) -> Plan:
 
 def may_wait_here(plan: Plan) -> bool:
     """Whether anything of a plan is to be waited for on a machine that plays all nodes."""
-    return plan.gpus_per_node > 0 or plan.spec.queue != QueueOptions()
+    return devices_of(plan) > 0 or plan.spec.queue != QueueOptions()
 
 
 def devices_of(plan: Plan) -> int:
     """How many GPUs a run takes of a machine that plays all its nodes; a spare has those of whom it stands in for."""
-    return plan.gpus_per_node * plan.nodes_max
+    return plan.gpus_per_node * plan.nodes_max + sum(map(devices_of, plan.roles))
 
 
 def with_devices(plan: Plan, devices: tuple[str, ...]) -> Plan:
-    """With these GPUs, shared out in the order of the nodes."""
+    """With these GPUs, shared out in the order of the nodes, and of the roles."""
     each = plan.gpus_per_node
+    roles, left = [], devices[each * plan.nodes_max :]
+    for role in plan.roles:
+        mine, left = left[: devices_of(role)], left[devices_of(role) :]
+        roles.append(with_devices(role, mine))
     firsts = [0 if node.spare else node.index * each for node in plan.nodes]
     return replace(
         plan,
+        roles=tuple(roles),
         nodes=tuple(
             replace(node, gpus=devices[first : first + each]) for node, first in zip(plan.nodes, firsts, strict=True)
         ),

@@ -168,6 +168,7 @@ class RunDir:
     metrics = NamedFile("metrics")
     outputs = NamedFile("fetched-outputs")  # what was fetched of that which ranks wrote beside their code
     origin = NamedFile("origin.json")  # the commit that its code was at
+    roles = NamedFile("roles")  # run directories of the roles beside the main one
     labels = NamedFile("labels.json")  # what people call it and say of it
     labels_lock = NamedFile(".labels-lock")
 

@@ -20,6 +20,11 @@ def one_entry(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
         yield Problem(entry.key.mark, f"only one of script, module and command, got {first} too", key=(entry.key.text,))
 
 
+def one_way_to_be_ready(ready: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    if len(ready.entries) != 1 or values.get("port") is False:
+        yield Problem(ready.mark, "expected exactly one of port, path, log and file", "write {port: true}")
+
+
 def preload_needs_python(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
     preload = run.entries.get("preload")
     if preload is not None and "command" in run.entries:

@@ -12,6 +12,7 @@ from launcher.spec.kinds.leaf import WordOr
 from launcher.spec.kinds.names import SecretSource, VariableName, job_name
 from launcher.spec.kinds.numbers import Boolean, Integer, Nodes, Number, Size
 from launcher.spec.kinds.queueing import PredecessorName, Priority, WrittenMoment
+from launcher.spec.kinds.roles import ROLE_NAME, RolesTable
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.steps import NEEDS, NEEDS_KEY, ON, ON_KEY, StepsTable
 from launcher.spec.kinds.targets import WhoHears
@@ -24,8 +25,10 @@ from launcher.spec.model import (
     JobSpec,
     NotifyOptions,
     QueueOptions,
+    Readiness,
     Recovery,
     Resources,
+    Role,
     RunOptions,
 )
 from launcher.spec.sweep_fields import SWEEP
@@ -262,20 +265,56 @@ QUEUE = Section(
 )  # fmt: skip
 
 
-_OF_ALL_STEPS = ("name", "code", "sweep", "steps")  # what no step says for itself
+READY = Section(
+    Readiness,
+    (
+        Field("port", Boolean(), "The port of each of its ranks, LAUNCH_PORT, takes connections", example="true"),
+        Field("path", Text("a path that begins with /", r"/[!-~]{0,1023}"), "An HTTP request for this path, to that "
+              "port, is answered with 200", example="/health"),
+        Field("log", Text(), "The log of each of its ranks has this text", example="listening"),
+        Field("file", any_path("the path of a file"), "This file is there; relative to workdir", example="ready"),
+    ),
+    checks=(checks.one_way_to_be_ready,),
+    required=True,
+)  # fmt: skip
+
+ROLE = Section(
+    Role,
+    (
+        Field("main", Boolean(), "The run is this role's: it ends with it, and its records, figures and checkpoints "
+              "are this one's", example="true"),
+        Field("after", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles that must be ready before it starts",
+              example="reward"),
+        Field("ready", READY, "When it can be used", example="{port: true}"),
+        Field("restart", Choice(("role", "alone")), "What is started again when one of its ranks fails: all its "
+              "ranks, or that one alone; each rank then is a group of its own, of one", example="alone"),
+    ),
+)  # fmt: skip
+
+_OF_A_ROLE = ("description", "run", "resources", "env", "checkpoint", "recovery")
+_OF_ALL_STEPS = ("name", "code", "sweep", "steps", "roles")  # what no step says for itself
 _ENTRY = {"oneOf": [{"required": ["script"]}, {"required": ["module"]}, {"required": ["command"]}]}
 
 
 def _with_steps(options: tuple[Field, ...]) -> tuple[Field, ...]:
     """And `steps`, each of which may have these options too."""
     keys = tuple(field.key for field in options if field.key not in _OF_ALL_STEPS)
-    kept = tuple(field for field in options if field.key != "steps")
+    kept = tuple(field for field in options if field.key not in ("steps", "roles"))
     doc = (
         "Several jobs, of which some need others: the name of each, `needs`, and what of its spec is not that which "
         "stands beside `steps` for all"
     )
     example = "{train: {run: {script: train.py}}, test: {needs: train, run: {script: test.py}}}"
-    return (*kept, Field("steps", StepsTable(keys), doc, example=example))
+    of_roles = (
+        "Several programs that go on at once in one run: the name of each, and what of its spec is not that which "
+        "stands beside `roles` for all"
+    )
+    several = "{learner: {main: true, run: {script: learner.py}}, actors: {run: {script: actor.py}}}"
+    return (
+        *kept,
+        Field("roles", RolesTable(ROLE, _OF_A_ROLE), of_roles, example=several),
+        Field("steps", StepsTable(keys), doc, example=example),
+    )
 
 
 class _Job(Section, frozen=True, dict=True):
@@ -313,7 +352,10 @@ JOB = _Job(
     required=True,
     schema_extra=(
         ("required", ["name"]),
-        ("anyOf", [{"required": ["steps"]}, {"required": ["run"], "properties": {"run": _ENTRY}}]),
+        (
+            "anyOf",
+            [{"required": ["steps"]}, {"required": ["roles"]}, {"required": ["run"], "properties": {"run": _ENTRY}}],
+        ),
     ),
 )  # fmt: skip
 
@@ -348,3 +390,8 @@ def step_section(job: Section) -> Section:
     needs = Field(NEEDS_KEY, NEEDS, "Steps that must have succeeded before")
     on = Field(ON_KEY, ON, "The cluster of this step; without it that of `--on`")
     return replace(job, options=(needs, on, *(field for field in job.options if field.key not in _OF_ALL_STEPS)))
+
+
+def role_section(job: Section) -> Section:
+    """What a role may say for itself, and what it is among the others; `job` is the table of options."""
+    return replace(job, options=(*ROLE.options, *(field for field in job.options if field.key in _OF_A_ROLE)))

@@ -313,6 +313,25 @@ class SweepOptions(Struct, frozen=True):
     seed: int | None = None  # None: drawn
 
 
+class Readiness(Struct, frozen=True):
+    """When a role can be used; exactly one of these says it of each of its ranks."""
+
+    port: bool = False  # its own port takes connections
+    path: str | None = None  # an HTTP request for it, to its own port, is answered with 200
+    log: str | None = None  # its log has this text
+    file: str | None = None  # this file is there; relative to workdir
+
+
+class Role(Struct, frozen=True):
+    """One of several programs of a run, and what it is among the others."""
+
+    main: bool = False
+    after: tuple[str, ...] = ()
+    ready: Readiness | None = None
+    restart: str = "role"  # all its ranks; alone: each rank by itself
+    spec: "JobSpec | None" = None  # None: of the main role, whose spec has all roles
+
+
 class JobSpec(Struct, frozen=True):
     name: str
     run: RunOptions
@@ -335,6 +354,7 @@ class JobSpec(Struct, frozen=True):
     login: Login = Login()
     sweep: SweepOptions | None = None  # of no meaning for a single run
     steps: dict[str, tuple[str, ...]] = {}  # likewise: of a file with several jobs, what each of them needs
+    roles: dict[str, Role] = {}  # of a run of several programs all of them
     plugins: dict[str, dict[str, Any]] = {}  # by kind: options of clusters of other packages
 
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence as Texts
 
 from msgspec.structs import replace
 
-from launcher.spec.fields import JOB, step_section
+from launcher.spec.fields import JOB, role_section, step_section
 from launcher.spec.kinds.groups import ArgsTable, ByShape, ListOf, TableOf, option_words
 from launcher.spec.kinds.leaf import Kind
+from launcher.spec.kinds.roles import RolesTable
 from launcher.spec.kinds.sections import Section, Shorthand
 from launcher.spec.kinds.steps import StepsTable
 from launcher.spec.problems import Gather, Problem, Wrong, shown, wrong
@@ -78,9 +79,9 @@ def _steps(path: str, job: Section) -> list[Step]:
     rest = path
     while rest:
         section = kind.section if isinstance(kind, Shorthand) else kind
-        if isinstance(section, StepsTable):
+        if isinstance(section, StepsTable | RolesTable):
             name, _, rest = rest.partition(".")
-            kind = step_section(job)
+            kind = step_section(job) if isinstance(section, StepsTable) else role_section(job)
             steps.append((name, kind))
             continue
         if not isinstance(section, Section):

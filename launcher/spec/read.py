@@ -9,6 +9,7 @@ from launcher.spec.fields import JOB
 from launcher.spec.kinds.sections import Section
 from launcher.spec.model import JobSpec
 from launcher.spec.problems import Problem, Wrong, lines_of, printable
+from launcher.spec.roles import has_roles, parse_roles
 from launcher.spec.tree import Mapping, Mark, Node, Scalar
 from launcher.spec.yaml_reader import read_tree
 from launcher.spec.yaml_text import read_text
@@ -36,7 +37,8 @@ def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section
         raise BadInput(*lines_of([said], printable(file), elsewhere_of))
     try:
         if read.root is not None:
-            spec: JobSpec = job.parse(root if isinstance(read.root, Mapping) else read.root)
+            whole = root if isinstance(read.root, Mapping) else read.root
+            spec: JobSpec = parse_roles(root, job) if has_roles(whole) else job.parse(whole)
         elif not problems:
             hint = "`launch spec init` writes one to start from"
             problems.append(Problem(Mark(1, 1), "the file is empty", hint, ("yaml",)))

@@ -70,6 +70,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     second_copies: bool = False  # each node has a disk of its own, and checkpoints get second copies
     safe_checkpoint: int | None = None  # the newest that has them all, and survives the loss of any one disk
     memory_copy: int | None = None  # the newest step in memory that survives the loss of any one node
+    roles: dict[str, "RunStatus"] = {}  # of a run of several programs: those beside the main one
     loads: tuple[NodeLoad, ...] = ()  # of a run that goes on: what each node's machine and ranks were last seen to use
     last_rank: LastRank | None = None  # of a run that goes on: the one that the others wait for in collectives
 
@@ -136,6 +137,7 @@ def derive(facts: RunFacts) -> RunStatus:
         second_copies=own.second_copies if own is not None else False,
         safe_checkpoint=own.safe_checkpoint if own is not None else None,
         memory_copy=own.memory_copy if own is not None and not verdict.state.ended else None,
+        roles={one.run_dir.name: derive(one) for one in facts.roles},
         loads=shown.loads if shown is not None and not verdict.state.ended else (),
         last_rank=shown.last_rank if shown is not None and not verdict.state.ended else None,
     )

@@ -7,7 +7,7 @@ A finished run costs one file and one check for a newer attempt: attempts are nu
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ import msgspec
 
 from launcher.clock import boottime
 from launcher.errors import said_by_the_system
+from launcher.ids import is_run_id
 from launcher.run import registry
 from launcher.run.attempts import newest
 from launcher.run.durable import Damaged, read_record
@@ -85,6 +86,7 @@ class RunFacts:
     trouble: tuple[str, ...] = ()  # what is there but could not be read
     word: ClusterWord | None = None  # what the cluster says, where one was asked
     avoided: tuple[Blame, ...] = ()
+    roles: tuple["RunFacts", ...] = ()  # of a run of several programs: those beside the main one
     no_room: str = ""  # why the disk of the run's folder takes nothing now
 
     @property
@@ -130,6 +132,20 @@ def any_of(answers: Iterable[bool | None]) -> bool | None:
 
 def read_facts(path: Path) -> RunFacts:
     """Return everything that status is derived from. Nothing is written and no cluster is asked."""
+    roles = role_dirs(RunDir(path))
+    facts = _facts_of(path)
+    return replace(facts, roles=tuple(map(_facts_of, roles))) if roles else facts
+
+
+def role_dirs(run: RunDir) -> list[Path]:
+    """Return the run directories of its roles beside the main one, or of their ranks that restart alone."""
+    try:
+        return sorted(one for one in run.roles.iterdir() if is_run_id(one.name))
+    except OSError:
+        return []
+
+
+def _facts_of(path: Path) -> RunFacts:
     look = _Look(RunDir(path))
     state = look.read(look.run.state, RunState)
     ended = state is not None and state.state.ended and not registry.is_adopted(path)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from launcher.plan.facts import Misfit
-from launcher.spec.graph.order import needed_by
 from launcher.spec.graph.reading import GraphSpec, StepSpec
+from launcher.spec.order import needed_by
 from launcher.submission.requests import Request, refuse
 
 _NO_FILE = "run"  # its id is known everywhere

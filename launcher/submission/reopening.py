@@ -12,7 +12,7 @@ from launcher.errors import BadInput, LaunchError, NotStarted, Refused
 from launcher.places.clusters_file import ClusterEntry, as_reached_now, entry
 from launcher.places.kinds import CARRIED, of_kind
 from launcher.places.place import Place
-from launcher.plan.build import check, repeat_of
+from launcher.plan.build import repeat_of
 from launcher.plan.interpreter import interpreter
 from launcher.plan.model import FrozenCode, Plan
 from launcher.plan.queueing import at_once
@@ -39,10 +39,13 @@ from launcher.submission.requests import (
     Defaults,
     Request,
     ShippedRun,
+    checked,
+    code_of_roles,
     plan_of,
     python_problems,
     read_with_defaults,
     refuse,
+    refuse_roles,
     waiting,
 )
 from launcher.supervisor.handover import give_up
@@ -149,10 +152,12 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
     found = _code_for(run, spec, python, before, renew=renew)
     project = look_at(spec, found.listed.root, found.listed, python, found.own_folders)
     awaited, unknown = awaited_by(spec.queue.after)
+    refuse_roles(run.spec, spec, where)
     wish = Request(
         run.spec, spec, overrides, place.name, where, project, found.listed, python,
         as_run=ShippedRun(repeat=repeat_of(before)), defaults=place.defaults,
         notifying=_notifying_again(run, spec, before), awaited=awaited, carried=waits and bool(given_to(run)),
+        roles=code_of_roles(spec, found, python, Path(before.project)),
     )  # fmt: skip
     wish, problems = waiting(wish)
     refuse(run.spec, [*problems, *unknown])
@@ -162,7 +167,7 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
 def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan:
     """Raises BadInput with all problems where the cluster does not offer what it needs."""
     machine, code = wish.cluster.machine(wish.spec), wish.code
-    problems = check(wish.spec, machine, wish.project, ())
+    problems = checked(wish, machine, ())
     refuse(run.spec, [*problems, *python_problems(wish.python, machine, wish.spec)])
     unfrozen = plan_of(wish, before.run_id, run.path, before.submitted_at)
     if before.umask is not None:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
 from launcher.plan.model import AwaitedRun, FrozenCode, Plan
 from launcher.plan.placement import crosses_nodes, tensor_parallel
+from launcher.plan.roles import build_roles, check_roles, role_specs
 from launcher.plan.secret_values import unset_secrets
 from launcher.run import registry
 from launcher.run.code.listing import CodeList
@@ -85,6 +86,9 @@ class Request:
     awaited: tuple[AwaitedRun, ...] = ()  # runs that it is to follow
     together: bool = False  # with other runs, of which so many may go on at once
     carried: bool = False  # it waits here whatever its cluster could do: what it is given is brought here first
+    roles: Mapping[str, Project] = field(
+        default_factory=dict
+    )  # of a run of several programs: its code, as each uses it
     live: Sequence[str] = ()  # words about what the interpreter here would import from where it is edited
 
 
@@ -99,7 +103,12 @@ def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -
     code = code_of(root, spec, python, frozen=False)
     project = look_at(spec, root, code.listed, python, code.own_folders)
     elsewhere = bool(spec.ssh.hosts or spec.login.node)
-    refuse(file, check_code(spec, project, own_python=elsewhere))
+    problems = [] if spec.roles else check_code(spec, project, own_python=elsewhere)
+    for name, one in role_specs(spec).items():
+        seen = look_at(one, root, code.listed, python, code.own_folders)
+        found = check_code(one, seen, own_python=elsewhere)
+        problems += [Misfit(f"roles.{name}.{each.key}", each.reason, each.hint) for each in found]
+    refuse(file, problems)
     warned = [*(one for one in project.lacking if not elsewhere), *misspelt_arguments(spec, root, project.files)]
     _say_warnings([f"{file}: {_worded(one)}" for one in warned])
 
@@ -142,7 +151,9 @@ def looked_at_first(
     wish = Request(
         file, spec, overrides, on, where, project, code.listed, python,
         shipped=shipped, defaults=defaults, notifying=notifying, live=live,
+        roles=code_of_roles(spec, code, python, root),
     )  # fmt: skip
+    refuse_roles(file, spec, where)
     if where.checks_first:
         where.check_first(code.listed)
         refuse(file, [*check_code(spec, project, own_python=True), *secret_problems(_unset(wish))])
@@ -152,7 +163,7 @@ def looked_at_first(
 def able(wish: Request) -> Request:
     """The request, if the cluster offers what it needs. Raises BadInput with all problems."""
     machine = wish.cluster.machine(wish.spec)
-    problems = check(wish.spec, machine, wish.project, _unset(wish))
+    problems = checked(wish, machine, _unset(wish))
     awaited, unknown = awaited_by(wish.spec.queue.after)
     wish, waits = waiting(replace(wish, awaited=awaited))
     problems += [*python_problems(wish.python, machine, wish.spec), *waits, *unknown]
@@ -160,6 +171,28 @@ def able(wish: Request) -> Request:
     refuse(wish.file, problems)
     _warn(wish, machine)
     return wish
+
+
+def checked(wish: Request, machine: Machine, unset: Collection[str]) -> list[Misfit]:
+    """Everything in the spec that cannot work there, of each of its programs."""
+    if not wish.roles:
+        return check(wish.spec, machine, wish.project, unset)
+    return [*check_roles(role_specs(wish.spec), machine, wish.roles), *secret_problems(unset)]
+
+
+def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> dict[str, Project]:
+    """The code as each program of a run uses it; of a run of one program nothing."""
+    return {
+        name: replace(look_at(one, code.listed.root, code.listed, python, code.own_folders), path=str(root))
+        for name, one in role_specs(spec).items()
+    }
+
+
+def refuse_roles(file: Path, spec: JobSpec, where: Place) -> None:
+    """Raises BadInput where a run there is of one program, and this one is of several."""
+    if spec.roles and not where.takes_roles:
+        reason = f"runs of several programs do not go to {where.kind} clusters"
+        refuse(file, [Misfit("roles", reason, "submit it with `--on local`, to this machine")])
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
@@ -298,7 +331,13 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
         users_umask(),
     )  # fmt: skip
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
-    plan = build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
+    machine = wish.cluster.machine(wish.spec)
+    if wish.roles:
+        plan = build_roles(
+            role_specs(wish.spec), wish.spec, wish.overrides, place, machine, wish.roles, code, wish.python
+        )
+    else:
+        plan = build(wish.spec, wish.overrides, place, machine, wish.project, code, wish.python)
     told = wish.notifying.recipients if wish.notifying is not None else ()
     starts_at = plan.starts_at if wish.as_run.starts_at is None else wish.as_run.starts_at
     return msgspec.structs.replace(

@@ -59,6 +59,7 @@ class AgentProcess:
     returns_at: float | None = None
     slept: Slept | None = None  # what its lease is worth after a suspend; None: it has no lease that we can see
     lease: "SupervisedLease | None" = None  # that of the process which runs now
+    leads: bool = False  # its end is that of its attempt: it is not brought back
     gate: socket.socket | None = None  # where its zygote's standby hears that it is to be the next agent
 
     def start(self) -> int:
@@ -102,7 +103,7 @@ class AgentProcess:
     def died(self, status: int) -> None:
         """Have the standby of its zygote take its place, where that is to come back and there is one."""
         self.pid, self.last = None, status
-        if self.gate is not None and comes_back(status):
+        if self.gate is not None and comes_back(status) and not self.leads:
             self.place = AgentPlace.left_at(self.gate)
         if self.place is not None:
             self.gate = None
@@ -289,7 +290,7 @@ class AgentProcesses:
         spared: Sequence[int] = (),
     ) -> None:
         become_subreaper()
-        self._agents = agents
+        self._agents = [*agents]
         self._leads = leads  # the end of the first is the end of all; else it is started again like the others
         self._wakeup = wakeup
         self._spared = set(spared)  # children with all below them that outlive us
@@ -297,6 +298,16 @@ class AgentProcesses:
     def start(self) -> None:
         for agent in self._agents:
             agent.start()
+
+    def add(self, agents: Sequence[AgentProcess]) -> None:
+        """Watch these too."""
+        self._agents += agents
+
+    def drop(self, agents: Sequence[AgentProcess]) -> None:
+        """Watch these no more: they have ended."""
+        for agent in agents:
+            agent.let_go()
+            self._agents.remove(agent)
 
     def watch(self, until: float | None, *, bring_back: bool = True) -> int | None:
         """Sleep until that moment or a signal, enforce leases, restart what died; return the first one's wait status.
@@ -328,9 +339,9 @@ class AgentProcesses:
         if first is not None:
             os.kill(first, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
 
-    def wait_for_others(self, timeout_s: float) -> None:
-        """They were told to leave: give them a moment to tidy up."""
-        waiting = {agent.pid for agent in self._agents[1:] if agent.pid is not None}
+    def wait_for_others(self, agents: Sequence[AgentProcess], timeout_s: float) -> None:
+        """These, but for the first, were told to leave: give them a moment to tidy up."""
+        waiting = {agent.pid for agent in agents[1:] if agent.pid is not None}
         deadline = time.monotonic() + timeout_s
         while waiting and time.monotonic() < deadline:
             self._wakeup.sleep(deadline - time.monotonic())
@@ -358,7 +369,7 @@ class AgentProcesses:
         agent.died(status)
         others = {pid for other in self._agents for pid in other.pids}
         end_all(lambda: orphans(os.getpid(), self._spared | others))
-        if comes_back(status):
+        if comes_back(status) and not agent.leads:
             agent.stay_away(time.monotonic())
 
 

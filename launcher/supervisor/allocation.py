@@ -1,26 +1,19 @@
 """One attempt as its keeper sees it: the coordinator's agent and the others, until the coordinator's last word."""
 
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.run.durable import create_record, readable
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd
-from launcher.states import Cause, State
+from launcher.run.records import AttemptEnd, Failure
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
-from launcher.supervisor.attempt_end import (
-    pass_on_stop,
-    write_failure,
-    write_known_end,
-)
+from launcher.supervisor.attempt_end import last_word, pass_on_stop, write_end, write_known_end
 from launcher.supervisor.messenger import LINGER_S, Messenger
+from launcher.supervisor.roles_here import RolesHere
 from launcher.supervisor.wakeup import Wakeup
 
 _FAREWELL_S = 5.0
@@ -83,7 +76,10 @@ class Allocation:
         self._prepare = prepare
         self._told_within_s = told_within_s
         self._messenger = Messenger(run, attempt, told_within_s or LINGER_S)
+        self._own = agents
         self._agents = AgentProcesses(agents, wakeup, spared=self._messenger.pids)
+        self._roles = RolesHere(run, attempt, plan, self._agents, agents)
+        self._failed: AttemptEnd | None = None  # how the run ends because of another role than the main one
         self._sure_at: float | None = None
 
     def carry_out(self) -> AttemptEnd:
@@ -99,47 +95,37 @@ class Allocation:
         end = self._prepare()
         if end is not None:
             return end
-        self._agents.start()
         status = self._watch()
         if readable(self._attempt.end, AttemptEnd) is not None:
-            self._agents.wait_for_others(_FAREWELL_S)
+            self._agents.wait_for_others(self._own, _FAREWELL_S)
+        self._roles.stop(_SURE_S)
         self._agents.end()
-        return self._last_word(status)
+        self._roles.close()
+        if self._failed is not None and write_known_end(self._run, self._attempt, self._plan) is None:
+            write_end(self._run, self._attempt, self._failed, self._plan, self._failure(self._failed))
+        return last_word(self._run, self._attempt, self._plan, status)
+
+    def _failure(self, end: AttemptEnd) -> Failure | None:
+        """What a user sees first of the role that ended the run."""
+        return Failure(end.cause, end.message, self._attempt.number, 0, at=end.ended_at) if end.cause else None
 
     def _watch(self) -> int | None:
         """Until node 0's agent, the coordinator, has ended; gives its wait status, or None where it was cut short."""
         while True:
             stopping = self._sure_at is not None
-            status = self._agents.watch(self._sure_at or self._requests.next_look(), bring_back=not stopping)
+            if not stopping:
+                self._failed = self._roles.look()
+                if self._failed is not None:
+                    return None
+            looks = (self._sure_at or self._requests.next_look(), self._roles.next_look())
+            soonest = min((one for one in looks if one is not None), default=None)
+            status = self._agents.watch(soonest, bring_back=not stopping)
             if status is not None:
                 return status
             if not stopping and self._requests.to_end():
                 self._sure_at = time.monotonic() + self._plan.spec.recovery.grace_s + _SURE_S
+                if not self._roles.has_begun:
+                    return None
                 self._agents.signal_first()
             if self._sure_at is not None and time.monotonic() >= self._sure_at:
                 return None
-
-    def _last_word(self, status: int | None) -> AttemptEnd:
-        """Return the coordinator's, or write for it what happened, and what follows."""
-        fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
-        if fenced and not self._attempt.end.exists():
-            text = "a newer attempt took over"
-            return AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.FENCED, time.time(), text)
-        end = write_known_end(self._run, self._attempt, self._plan)
-        if end is not None:
-            return end
-        lost = status is None or os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == Exit.LOST
-        log = self._attempt.agent_log(0).relative_to(self._run.path)
-        how = "was ended" if status is None else _how(status)
-        text = f"the agent of node 0, which coordinates, {how}" + ("" if lost else f"; see {log}")
-        cause = Cause.NODE_LOST if lost else Cause.LAUNCHER_FAULT
-        evidence = "" if status is None else f"wait status {status}"
-        return write_failure(self._run, self._attempt, self._plan, cause, text, evidence=evidence)
-
-
-def _how(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    if os.WEXITSTATUS(status) == Exit.LOST:
-        return "stood still for longer than its lease"
-    return f"left with exit code {os.WEXITSTATUS(status)}"

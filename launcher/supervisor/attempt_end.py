@@ -1,6 +1,8 @@
 """Writing how an attempt ended where the coordinator could not do it itself."""
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Sequence
 
@@ -177,6 +179,32 @@ def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
     told = [one for file in files for one in read_lines(file, RankExit) if one.generation == newest_generation]
     exits = {one.rank: one for one in told}
     return len(exits) == size and all(map(finished, exits.values()))
+
+
+def last_word(run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None) -> AttemptEnd:
+    """Return the coordinator's, or write for it what happened, and what follows; `status`: how its agent ended."""
+    fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
+    if fenced and not attempt.end.exists():
+        text = "a newer attempt took over"
+        return AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.FENCED, time.time(), text)
+    end = write_known_end(run, attempt, plan)
+    if end is not None:
+        return end
+    lost = status is None or os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == Exit.LOST
+    log = attempt.agent_log(0).relative_to(run.path)
+    how = "was ended" if status is None else _how(status)
+    text = f"the agent of node 0, which coordinates, {how}" + ("" if lost else f"; see {log}")
+    cause = Cause.NODE_LOST if lost else Cause.LAUNCHER_FAULT
+    evidence = "" if status is None else f"wait status {status}"
+    return write_failure(run, attempt, plan, cause, text, evidence=evidence)
+
+
+def _how(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    if os.WEXITSTATUS(status) == Exit.LOST:
+        return "stood still for longer than its lease"
+    return f"left with exit code {os.WEXITSTATUS(status)}"
 
 
 def write_failure(

@@ -35,7 +35,7 @@ class KilledAgent:
     def watch(self, *_, **__):
         return 9
 
-    def wait_for_others(self, _):
+    def wait_for_others(self, *_):
         pass
 
     def end(self):

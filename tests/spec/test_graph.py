@@ -10,10 +10,10 @@ from hypothesis import strategies as some
 
 from launcher.errors import BadInput
 from launcher.spec.graph.block_text import block_text
-from launcher.spec.graph.order import circle, in_order, needed_by
 from launcher.spec.graph.reading import GraphSpec, is_graph, place_of, read_graph
 from launcher.spec.graph.references import StepOutputs
 from launcher.spec.model import Predecessor
+from launcher.spec.order import circle, in_order, needed_by
 from launcher.spec.read import parse_spec
 from launcher.spec.tree import Entry, Mapping, Mark, Node, Scalar, Sequence
 from launcher.spec.yaml_reader import read_tree

@@ -10,7 +10,7 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.meant import runs_called
 from launcher.cli.looking.follow import follow
 from launcher.cli.looking.log_lines import PlainLine, Prefix, json_line, with_restarts
-from launcher.errors import Exit
+from launcher.errors import BadInput, Exit
 from launcher.run.layout import RunDir
 from launcher.status.derive import exit_code_of
 from launcher.status.log_choice import LogChoice
@@ -22,6 +22,7 @@ EXAMPLES = """
   launch logs last -n 50         the last 50 lines; with -f these first
   launch logs last --since 5m    of the last five minutes
   launch logs last --rank 0,3-5  of these ranks alone; may be repeated, as --node may
+  launch logs last --role actors of a run of several programs, those of this one
   launch logs last --grep 'loss|nan'
   launch logs last --json        one object a line, for programs
 """
@@ -40,12 +41,17 @@ def declare(arguments: Arguments) -> None:
     for name in ("rank", "node"):
         words = f"of this {name} only, or of several: 0,3-5; may be repeated"
         arguments.add_argument(f"--{name}", metavar="N", type=numbers, action="append", help=words)
+    arguments.add_argument("--role", metavar="ROLE", help="of this program, where a run is of several")
     arguments.prints_json(lambda: {"": PlainLine}, "one JSON object a line", by_line=True)
 
 
 def run(options: argparse.Namespace) -> int:
     choice, codes = _choice(options), list[int]()
     runs = runs_called(options.run)
+    if options.role is not None:
+        runs = [part for one in runs for part in api.parts(one, options.role)]
+        if options.follow and len(runs) > 1:
+            raise BadInput("--follow takes one role at a time", f"hint: --role {runs[0].path.name}")
     for one in runs:
         if len(runs) > 1:
             print(f"--- {one.id}", file=sys.stderr, flush=True)

@@ -34,10 +34,26 @@ def page(status: RunStatus, now: float) -> list[str]:
         "",
         *columns(_facts(status, now), indent="  "),
         *_ranks(status),
+        *_roles(status),
         *_avoided(status, now),
         *_lately(status, now),
         *(["", f"{paint('next', 'bold')}  {safe(status.next)}"] if status.next else []),
     ]
+
+
+def _roles(status: RunStatus) -> list[str]:
+    """A line for each program beside the main one."""
+    rows = [
+        (
+            f"role {safe(name)}",
+            state_text(one),
+            f"step {_progress(one)}",
+            f"restarts {_restarts(one)}",
+            safe(one.last_word),
+        )
+        for name, one in status.roles.items()
+    ]
+    return ["", paint("roles", "bold"), *columns(rows, indent="  ")] if rows else []
 
 
 def headline(status: RunStatus) -> str:

@@ -26,12 +26,21 @@ def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> lis
         "",
         *columns(_facts(plan), indent="  "),
         *_section("nodes", [_node(plan, node) for node in plan.nodes]),
+        *_section("roles beside the main one", [_role(role) for role in plan.roles]),
         *_section("environment of every rank", _environment(plan)),
         *_section(
             f"code: {figures.count(len(code.files), 'file')}, {figures.size(code.bytes)}; the largest", _largest(code)
         ),
         *_handed(preview),
     ]
+
+
+def _role(plan: Plan) -> tuple[str, ...]:
+    """A program of the run beside the main one; of ranks that restart alone each is one."""
+    name = posixpath.basename(plan.run_dir)
+    ranks = figures.count(plan.ranks_per_node * plan.nodes_max, "rank")
+    gpus = " ".join(safe(",".join(node.gpus or ())) or "none" for node in plan.nodes)
+    return name, safe(_command(plan)), f"{figures.count(plan.nodes_max, 'node')}, {ranks}", f"GPUs {gpus}"
 
 
 def _handed(preview: Preview | None) -> list[str]:
@@ -51,6 +60,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("command", safe(_command(plan))),
         ("project", f"{safe(plan.project)}: paths of the spec begin there, and its code is frozen"),
         ("in", f"{safe(plan.run_dir)}/{safe(plan.workdir)}: the frozen code; relative outputs land there"),
+        *([("main role", safe(plan.role))] if plan.role else []),
         ("world", f"{world} ({each})"),
         *_mesh(plan),
         ("run folder", f"{safe(plan.run_dir)}, for example: the end of its name is drawn anew by every submit"),

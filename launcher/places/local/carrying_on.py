@@ -74,7 +74,8 @@ def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
             raise BadInput(f"{run.path}: other users own it or can write to it: the code in it may be theirs")
         read_record(attempt.end, AttemptEnd)  # a damaged one tells of an end that nobody knows
         plan = read_plan(run, attempt.number)
-        yield plan if plan.cluster_kind == LOCAL else None  # else: a host's part of a run that others lead
+        ours = plan.cluster_kind == LOCAL and not plan.is_beside_main  # else: a part of a run that others lead
+        yield plan if ours else None
 
 
 def _was_kept_here(attempt: AttemptDir) -> bool:

@@ -12,12 +12,12 @@ from launcher.errors import BadInput
 from launcher.spec import overrides as command_line
 from launcher.spec.fields import JOB, step_section
 from launcher.spec.graph.block_text import block_text
-from launcher.spec.graph.merging import merged
-from launcher.spec.graph.order import circle, in_order, needed_by
 from launcher.spec.graph.references import StepOutputs, check_reference, filled_in
 from launcher.spec.kinds.sections import Section
 from launcher.spec.kinds.steps import NEEDS_KEY, ON, ON_KEY
+from launcher.spec.merging import merged
 from launcher.spec.model import JobSpec
+from launcher.spec.order import circle, in_order, needed_by
 from launcher.spec.problems import Gather, Problem, Wrong, lines_of, printable, shown
 from launcher.spec.read import elsewhere_of, position, steps_of
 from launcher.spec.tree import FROM_COMMAND_LINE, Entry, Mapping, Mark, Node, Scalar, Sequence
@@ -142,7 +142,11 @@ def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name
     if filled is None or gather.problems:
         raise Wrong(*(replace(problem, key=problem.key[1:]) for problem in gather.problems))
     spec: JobSpec = job.parse(filled)
-    for key, said in ((("sweep",), spec.sweep), (("queue", "max_parallel"), spec.queue.max_parallel)):
+    for key, said in (
+        (("sweep",), spec.sweep),
+        (("roles",), spec.roles or None),
+        (("queue", "max_parallel"), spec.queue.max_parallel),
+    ):
         if said is not None:
             raise Wrong(Problem(_mark(tree, *key), "does not go with steps", "`needs` is what orders them", key))
     return StepSpec(name, steps[name], tree, spec, on, frozenset(given))

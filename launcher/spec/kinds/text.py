@@ -21,7 +21,7 @@ RUN_DIR_NAMES = frozenset(
     (
         "spec.yaml", "plan.json", "secrets.json", "code", "FENCE", "attempts", "events.jsonl", "state.json", "logs",
         "metrics", "fetched-outputs", "avoided.json", "gone.json", "origin.json", "labels.json", "voter.json",
-        "notify.json",
+        "notify.json", "roles",
     )
 )  # fmt: skip
 

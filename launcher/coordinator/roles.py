@@ -1,0 +1,84 @@
+"""Above the coordinators of a run's roles: which may start, and what the end of one is for the run. Pure.
+
+A run of one program is one of one role, which starts at once.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from launcher.run.records import AttemptEnd
+from launcher.spec.model import Role
+from launcher.states import State
+
+
+@dataclass(slots=True)
+class _Part:
+    """A role, or one of its ranks that restart alone."""
+
+    role: str
+    starts_at: float = 0.0  # not before
+    is_there: bool = False
+    is_ready: bool = False
+    is_done: bool = False
+
+
+class Roles:
+    """`due` gives who is to start now; `ready` and `ended` take in what became of them."""
+
+    def __init__(self, roles: Mapping[str, Role], parts: Mapping[str, str]) -> None:
+        """Take the spec's roles, and for each part the name of its role; of the main role it is the role's own."""
+        self._roles = roles
+        self._parts = {name: _Part(role) for name, role in parts.items()}
+
+    def due(self, now: float) -> list[str]:
+        """Return who starts now, and take them for started."""
+        found = [name for name, part in self._parts.items() if self._may_start(part, now)]
+        for name in found:
+            self._parts[name].is_there = True
+        return found
+
+    def next_start(self) -> float | None:
+        """Return the moment at which one is to come back, where that is known."""
+        away = [part.starts_at for part in self._parts.values() if not (part.is_there or part.is_done)]
+        soonest = min((at for at in away if at), default=inf)
+        return None if soonest == inf else soonest
+
+    def awaited(self) -> list[str]:
+        """Return those for which others wait to be ready."""
+        waiting = [part for part in self._parts.values() if not (part.is_there or part.is_done)]
+        names = {name for part in waiting for name in self._after(part)}
+        return [
+            name for name, part in self._parts.items() if part.role in names and part.is_there and not part.is_ready
+        ]
+
+    def ready(self, name: str) -> None:
+        """This one can be used; others that come later need not wait for it again."""
+        self._parts[name].is_ready = True
+
+    def ended(self, name: str, end: AttemptEnd, now: float) -> AttemptEnd | None:
+        """Return how the run ends where one beside the main role ended so that it cannot go on."""
+        part = self._parts[name]
+        part.is_there = False
+        if end.state is State.QUEUED:
+            part.starts_at = now + end.delay_s
+            return None
+        part.is_done = True
+        if end.state is State.SUCCEEDED:
+            part.is_ready = True
+            return None
+        text = f"role {part.role} has failed: {end.message}"
+        return AttemptEnd(State.FAILED, end.cause, end.exit_code, end.ended_at, text)
+
+    def _may_start(self, part: _Part, now: float) -> bool:
+        return (
+            not (part.is_there or part.is_done)
+            and part.starts_at <= now
+            and all(map(self._is_ready, self._after(part)))
+        )
+
+    def _after(self, part: _Part) -> Collection[str]:
+        return self._roles[part.role].after if part.role in self._roles else ()
+
+    def _is_ready(self, role: str) -> bool:
+        return all(part.is_ready for part in self._parts.values() if part.role == role)

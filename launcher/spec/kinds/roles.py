@@ -1,0 +1,56 @@
+"""`roles:`: a name for each of several programs of one run, and what it is among the others."""
+
+from msgspec import Struct
+
+from launcher.spec.kinds.leaf import Json
+from launcher.spec.kinds.sections import Section
+from launcher.spec.kinds.text import Text
+from launcher.spec.model import Role
+from launcher.spec.problems import Gather, Wrong, got, wrong
+from launcher.spec.tree import Mapping, Node, Unusable
+
+ROLE_NAME = Text("the name of a role, of a-z, 0-9 and _, at most 31 long", r"[a-z][a-z0-9_]{0,30}")
+
+
+class RolesTable(Struct, frozen=True):
+    """Each role. What else stands in one is read once it is laid over what holds for all."""
+
+    among: Section  # what a role is among the others
+    of_a_spec: tuple[str, ...]  # the options that a role may have
+
+    def words(self) -> str:
+        return "a mapping from the names of roles to their specs"
+
+    def parse(self, node: Node) -> dict[str, Role]:
+        if isinstance(node, Unusable):
+            raise Wrong
+        if not isinstance(node, Mapping) or not node.entries:
+            raise wrong(node, f"expected {self.words()}, got {got(node)}", "write `learner:` and its spec below that")
+        gather, found = Gather(), dict[str, Role]()
+        for entry in node:
+            name = gather.take(entry.key.text, ROLE_NAME.parse, entry.key)
+            role = gather.take(entry.key.text, self._role, entry.value)
+            if name is not None and role is not None:
+                found[name] = role
+        gather.close()
+        return found
+
+    def schema(self) -> Json:
+        own = {key: {"$ref": f"#/properties/{key}"} for key in self.of_a_spec}
+        among = self.among.schema()["properties"]
+        role = {"type": "object", "additionalProperties": False, "properties": {**among, **own}}
+        return {
+            "type": "object",
+            "propertyNames": ROLE_NAME.schema(),
+            "minProperties": 1,
+            "additionalProperties": role,
+        }
+
+    def _role(self, node: Node) -> Role:
+        if isinstance(node, Unusable):
+            raise Wrong
+        if not isinstance(node, Mapping):
+            raise wrong(node, f"expected a mapping of options, got {got(node)}", "write `run:` below it")
+        mine = {key: entry for key, entry in node.entries.items() if key in self.among.by_key}
+        role: Role = self.among.parse(Mapping(mine, node.mark))
+        return role

@@ -1,0 +1,125 @@
+"""A file with `roles:` as the spec of its main role, which has those of the others, or all its problems at once."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping as Values
+from functools import partial
+
+from msgspec.structs import replace
+
+from launcher.spec.fields import role_section
+from launcher.spec.kinds.sections import Section
+from launcher.spec.merging import merged
+from launcher.spec.model import JobSpec, Recovery, Role
+from launcher.spec.order import circle
+from launcher.spec.problems import Gather, Problem, Wrong, shown
+from launcher.spec.tree import Mapping, Mark, Node, Scalar
+
+_KEY = "roles"
+
+
+def has_roles(root: Node | None) -> bool:
+    return isinstance(root, Mapping) and _KEY in root.entries
+
+
+def parse_roles(root: Mapping, job: Section) -> JobSpec:
+    """Raises Wrong with every problem."""
+    gather = Gather()
+    roles = gather.take(_KEY, job.by_key[_KEY].kind.parse, root.entries[_KEY].value)
+    of_table, written = gather.problems, root.entries[_KEY].value
+    names = (
+        [entry.key.text for entry in written if isinstance(entry.value, Mapping)]
+        if isinstance(written, Mapping)
+        else []
+    )
+    gather = Gather()
+    specs = {name: gather.take(name, partial(_spec_of, root, job, name), root) for name in names}
+    problems = [*of_table, *(_of_one_or_all(root, problem) for problem in gather.problems)]
+    problems += _among(root, roles) if roles is not None else ()
+    if problems or roles is None:
+        raise Wrong(*dict.fromkeys(problems))
+    whole = {name: role if role.main else replace(role, spec=specs[name]) for name, role in roles.items()}
+    main = next(spec for name, spec in specs.items() if roles[name].main and spec is not None)
+    return replace(main, roles=whole)
+
+
+def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
+    """What is wrong with how they stand to each other."""
+    mains = [name for name, role in roles.items() if role.main]
+    whole = root.entries[_KEY].key.mark
+    if not mains:
+        hint = f"write main: true in {next(iter(roles))}, or in another: when it is done, so is the run"
+        yield Problem(whole, "no role is the main one: nothing says when the run has ended", hint, (_KEY,))
+    for name in mains[1:]:
+        hint = "the run ends when its main role is done: take it out of one of them"
+        yield Problem(_mark(root, name, "main"), f"{mains[0]} is the main role already", hint, (_KEY, name, "main"))
+    for name, role in roles.items():
+        for other in role.after:
+            key, mark = (_KEY, name, "after"), _mark(root, name, "after")
+            if other not in roles:
+                yield Problem(mark, f"no role {shown(other)}", key=key, word=other, options=tuple(roles))
+            elif roles[other].ready is None:
+                hint = f"write ready: {{port: true}} in {other}, or another of its options"
+                yield Problem(mark, f"nothing says when {other} is ready", hint, key)
+        if role.main and role.restart == "alone":
+            hint = "only roles beside the main one may have it"
+            yield Problem(
+                _mark(root, name, "restart"), "ranks of the main role belong together", hint, (_KEY, name, "restart")
+            )
+    if around := circle({name: role.after for name, role in roles.items()}):
+        told = ", ".join(f"{one} after {two}" for one, two in zip(around, [*around[1:], around[0]], strict=True))
+        yield Problem(
+            _mark(root, around[0], "after"), f"none of these could ever start: {told}", key=(_KEY, around[0], "after")
+        )
+
+
+def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
+    """Raises Wrong; keys are those of a spec."""
+    allowed, own, gather = role_section(job), _own(root, name), Gather()
+    for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
+        above = Problem(key.mark, "is of all roles", f"write {key.text} beside `roles`", (key.text,))
+        gather.add(above if key.text in job.by_key else allowed.unknown(key))
+    gather.close()
+    common = {key: entry for key, entry in root.entries.items() if key != _KEY}
+    mine = {key: entry for key, entry in own.entries.items() if key in job.by_key}
+    spec: JobSpec = job.parse(merged(Mapping(common, root.mark), Mapping(mine, own.mark)))
+    if not _is_main(own):
+        spec = replace(spec, recovery=_of_a_helper(spec.recovery, own, root))
+    if spec.resources.nodes.max > 1 and _restarts_alone(own):
+        reason = "ranks that restart alone are on one node"
+        raise Wrong(Problem(_mark(root, name, "restart"), reason, "write resources.nodes: 1", ("restart",)))
+    return spec
+
+
+def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
+    """By the key at which a person finds it: in the role, or in what holds for all of them."""
+    name, *key = problem.key
+    above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
+    return replace(problem, key=tuple(key) if above else (_KEY, name, *key))
+
+
+def _is_main(own: Mapping) -> bool:
+    entry = own.find("main")
+    return entry is not None and isinstance(entry.value, Scalar) and entry.value.text == "true"
+
+
+def _of_a_helper(recovery: Recovery, own: Mapping, root: Mapping) -> Recovery:
+    """Programs that wait to be asked, and make no steps, are not hung, and make no progress: where nobody says so."""
+    said = {key for tree in (own, root) for key in ("hang_after", "no_progress") if tree.find("recovery", key)}
+    if "hang_after" not in said:
+        recovery = replace(recovery, hang_after_s=None, hang_auto=False)
+    return recovery if "no_progress" in said else replace(recovery, no_progress=None)
+
+
+def _restarts_alone(own: Mapping) -> bool:
+    entry = own.find("restart")
+    return entry is not None and isinstance(entry.value, Scalar) and entry.value.text == "alone"
+
+
+def _own(root: Mapping, name: str) -> Mapping:
+    entry = root.find(_KEY, name)
+    return entry.value if entry is not None and isinstance(entry.value, Mapping) else Mapping({}, root.mark)
+
+
+def _mark(root: Mapping, name: str, key: str) -> Mark:
+    entry = root.find(_KEY, name, key)
+    return entry.value.mark if entry is not None else root.mark

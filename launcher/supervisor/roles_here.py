@@ -1,0 +1,180 @@
+"""The roles of a run beside its main one, on this machine: opened, watched until they are ready, ended with the run.
+
+Each has a run directory of its own below the run's, with attempts, records, logs and a coordinator as any run has.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import structs
+
+from launcher.coordinator.roles import Roles
+from launcher.node.ranks.ports import HeldPort
+from launcher.plan.model import Plan
+from launcher.run.attempts import new_attempt, newest
+from launcher.run.durable import append_line, create_record, make_dir, write_record
+from launcher.run.fence import raise_fence
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.processes import descendants, end_all
+from launcher.run.records import AttemptEnd, Event, Handle
+from launcher.spec.model import Readiness
+from launcher.states import LOCAL
+from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, agent_process
+from launcher.supervisor.attempt_end import ask_to_stop, first_state, last_word
+from launcher.supervisor.ready import is_ready
+
+_READY_S = 0.1  # how often those that others wait for are looked at
+
+
+@dataclass(slots=True)
+class _Part:
+    run: RunDir
+    plan: Plan  # with what is known of the run's code since it was frozen
+    attempt: AttemptDir | None = None  # that goes on
+    agents: list[AgentProcess] = field(default_factory=list)  # of it
+
+    @property
+    def name(self) -> str:
+        return self.run.path.name
+
+    @property
+    def has_ended(self) -> bool:
+        return self.attempt is not None and self.agents[0].pid is None
+
+
+class RolesHere:
+    """`look` before each time that the agents are watched; `has_begun` once the main role's have been started."""
+
+    def __init__(
+        self, run: RunDir, attempt: AttemptDir, plan: Plan, agents: AgentProcesses, mains: Sequence[AgentProcess]
+    ) -> None:
+        """Take the agents of all roles that are watched, and of these the main role's."""
+        self._run, self._attempt, self._agents, self._mains = run, attempt, agents, mains
+        self._keep = mains[0].keep if mains else ()
+        self._parts = [_Part(RunDir(Path(one.run_dir)), structs.replace(one, code=plan.code)) for one in plan.roles]
+        self._main = plan.role
+        parts = {self._main: plan.role} | {one.name: one.plan.role for one in self._parts}
+        self._roles = Roles(plan.spec.roles, parts)
+        self._ready = {name: role.ready for name, role in plan.spec.roles.items()}
+        self._ports: list[HeldPort] = []
+        everyone = [plan, *(one.plan for one in self._parts)] if plan.role else []
+        self._addresses = self._hold_ports(everyone)
+        self.has_begun = False
+
+    def _environment(self, role: str) -> Mapping[str, str]:
+        """What all ranks of this role are told of the others; of a run of one program nothing."""
+        if not role:
+            return {}
+        addresses = {f"LAUNCH_ADDR_{name.upper()}": ",".join(some) for name, some in self._addresses.items()}
+        return {"LAUNCH_ROLE": role, **addresses}
+
+    def next_look(self) -> float | None:
+        """Return the moment, by time.monotonic, at which to look again, if nothing wakes the supervisor before."""
+        moments = [self._roles.next_start(), time.monotonic() + _READY_S if self._roles.awaited() else None]
+        return min((one for one in moments if one is not None), default=None)
+
+    def look(self) -> AttemptEnd | None:
+        """Start who may start; return how the run ends where a role has failed for good."""
+        now, awaited = time.monotonic(), self._roles.awaited()
+        for part in self._parts:
+            if part.attempt is not None and part.has_ended:
+                end = self._close(part, part.attempt)
+                self._note(f"role {part.name}: {end.message or end.state}")
+                if (whole := self._roles.ended(part.name, end, now)) is not None:
+                    return whole
+            elif part.attempt is not None and part.name in awaited and self._is_ready(part, part.attempt):
+                self._roles.ready(part.name)
+                self._note(f"role {part.name} is ready")
+        due = self._roles.due(now)
+        if self._main in due:
+            self.has_begun = True
+            self._start(self._mains, self._main)
+        for part in self._parts:
+            if part.name in due:
+                self._open(part)
+        return None
+
+    def stop(self, within_s: float) -> None:
+        """Have them end, and wait for it so long; the caller ends what is left."""
+        asked = [part for part in self._parts if part.attempt is not None]
+        for part in asked:
+            if part.attempt is not None:
+                ask_to_stop(part.attempt, "cancel")
+            if (pid := part.agents[0].pid) is not None:
+                os.kill(pid, signal.SIGTERM)  # our own child, not reaped yet
+        grace_s = max((part.plan.spec.recovery.grace_s for part in asked), default=0.0)
+        deadline = time.monotonic() + grace_s + within_s
+        while not all(part.has_ended for part in asked) and time.monotonic() < deadline:
+            self._agents.watch(deadline, bring_back=False)
+
+    def close(self) -> None:
+        """Nothing runs any more: each has a last word then."""
+        for part in self._parts:
+            if part.attempt is not None:
+                self._close(part, part.attempt)
+        for port in self._ports:
+            port.release()
+
+    def _hold_ports(self, plans: Collection[Plan]) -> dict[str, list[str]]:
+        addresses: dict[str, list[str]] = {}
+        for plan in plans:
+            for node in plan.nodes[: plan.nodes_max]:
+                for _ in range(plan.ranks_per_node):
+                    self._ports.append(HeldPort(node.address))
+                    addresses.setdefault(plan.role, []).append(f"{node.address}:{self._ports[-1].number}")
+        return addresses
+
+    def _open(self, part: _Part) -> None:
+        run, plan = part.run, part.plan
+        before = newest(run)
+        _make(self._run, run, plan)
+        attempt, _ = new_attempt(run, plan.cluster, "submit" if before is None else "requeue", None)
+        raise_fence(run, attempt.number)
+        create_record(attempt.started, this_process())
+        write_record(attempt.handle, Handle(LOCAL, keeper=this_process()))
+        if before is None:
+            write_record(run.state, first_state(plan, attempt.number))
+        part.attempt = attempt
+        part.agents = [agent_process(plan, attempt, node.index, keep=self._keep) for node in plan.nodes]
+        part.agents[0].leads = True
+        self._agents.add(part.agents)
+        self._start(part.agents, plan.role)
+        self._note(f"role {part.name} starts")
+
+    def _start(self, agents: Sequence[AgentProcess], role: str) -> None:
+        for agent in agents:
+            agent.environment = {**agent.environment, **self._environment(role)}
+            agent.start()
+
+    def _close(self, part: _Part, attempt: AttemptDir) -> AttemptEnd:
+        pids = [agent.pid for agent in part.agents if agent.pid is not None]
+        end_all(lambda: [one for pid in pids for one in (pid, *descendants(pid))])
+        self._agents.drop(part.agents)
+        part.attempt = None
+        return last_word(part.run, attempt, part.plan, part.agents[0].last)
+
+    def _is_ready(self, part: _Part, attempt: AttemptDir) -> bool:
+        way = self._ready.get(part.plan.role) or Readiness()
+        all_of_them = self._addresses[part.plan.role]
+        mine = all_of_them[part.plan.role_rank :] if part.name == part.plan.role else [all_of_them[part.plan.role_rank]]
+        return is_ready(way, part.run, attempt, part.plan, mine)
+
+    def _note(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a disk that takes nothing now: no program waits for it
+            append_line(self._run.events, Event(time.time(), self._attempt.number, "role", text))
+
+
+def _make(whole: RunDir, run: RunDir, plan: Plan) -> None:
+    """Its run directory, with the code and the secrets of the run."""
+    make_dir(whole.roles)
+    make_dir(run.path)
+    for ours, theirs in ((run.code, whole.code), (run.secrets, whole.secrets)):
+        with contextlib.suppress(FileExistsError):
+            ours.symlink_to(theirs)
+    write_record(run.plan, plan)

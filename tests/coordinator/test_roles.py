@@ -1,0 +1,51 @@
+"""Which role of a run may start, and what the end of one is for the run: without a process or a clock."""
+
+from launcher.coordinator.roles import Roles
+from launcher.run.records import AttemptEnd
+from launcher.spec.model import Readiness, Role
+from launcher.states import Cause, State
+
+ROLES = {"main": Role(main=True, after=("server",)), "server": Role(ready=Readiness(port=True)), "actors": Role()}
+PARTS = {"main": "main", "server": "server", "actors-0": "actors", "actors-1": "actors"}
+
+
+def end(state, delay_s=0.0):
+    return AttemptEnd(state, Cause.KILLED, 12, 1.0, "it fell", delay_s)
+
+
+def test_who_waits_starts_once_all_that_it_waits_for_are_ready():
+    roles = Roles(ROLES, PARTS)
+    assert roles.due(0.0) == ["server", "actors-0", "actors-1"]
+    assert roles.awaited() == ["server"]
+    assert roles.due(1.0) == []
+    roles.ready("server")
+    assert roles.due(2.0) == ["main"]
+    assert roles.awaited() == []
+
+
+def test_one_that_is_to_start_again_does_so_after_its_delay_and_ends_nothing():
+    roles = Roles(ROLES, PARTS)
+    roles.due(0.0)
+    assert roles.ended("actors-1", end(State.QUEUED, 3.0), 10.0) is None
+    assert (roles.next_start(), roles.due(12.9), roles.due(13.0)) == (13.0, [], ["actors-1"])
+    assert roles.next_start() is None
+
+
+def test_one_that_cannot_go_on_ends_the_run_and_is_named():
+    roles = Roles(ROLES, PARTS)
+    roles.due(0.0)
+    whole = roles.ended("actors-0", end(State.FAILED), 1.0)
+    assert (whole.state, whole.cause, whole.exit_code) == (State.FAILED, Cause.KILLED, 12)
+    assert whole.message == "role actors has failed: it fell"
+
+
+def test_one_that_has_done_all_its_work_is_ready_and_does_not_come_back():
+    roles = Roles(ROLES, PARTS)
+    roles.due(0.0)
+    assert roles.ended("server", end(State.SUCCEEDED), 1.0) is None
+    assert roles.due(2.0) == ["main"]
+
+
+def test_a_run_of_one_program_starts_at_once():
+    roles = Roles({}, {"": ""})
+    assert (roles.due(0.0), roles.awaited(), roles.next_start()) == ([""], [], None)

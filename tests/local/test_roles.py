@@ -1,0 +1,172 @@
+"""Runs of several programs at once, on this machine, through the real command line."""
+
+import json
+import os
+import signal
+
+import pytest
+from lab import kill
+
+LEARNER = """
+import json, os, pathlib, sys, time, urllib.request
+import launcher
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_GENERATION")
+print(json.dumps({name: os.environ[name] for name in names} | {"actors": launcher.peers("actors")}))
+[reward] = launcher.peers("reward")
+print("reward says", urllib.request.urlopen(f"http://{reward}/health").status)
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+step = 0
+while not pathlib.Path("enough").exists():
+    step += 1
+    wire.write(json.dumps({"step": step}) + "\\n")
+    time.sleep(0.05)
+"""
+ACTOR = """
+import json, os, time
+names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_GENERATION", "LAUNCH_PORT", "MASTER_PORT")
+print(json.dumps({name: os.environ[name] for name in names}), flush=True)
+while True:
+    time.sleep(0.05)
+"""
+REWARD = """
+import http.server, os, pathlib, time
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(os.environ["LAUNCH_PORT"])), Health).serve_forever()
+"""
+SPEC = """
+name: three
+resources: {gpus_per_node: 0}
+roles:
+  learner: {main: true, after: reward, run: {script: learner.py}, resources: {ranks_per_node: 2}}
+  actors: {run: {script: actor.py}, resources: {ranks_per_node: 2}, restart: %s, recovery: {user_error: 1, grace: 5s}}
+  reward: {run: {script: reward.py}, ready: {path: /health}}
+"""
+
+
+@pytest.fixture
+def three(lab):
+    """Submits a run of three programs."""
+    for name, text in (("learner.py", LEARNER), ("actor.py", ACTOR), ("reward.py", REWARD)):
+        lab.script(name, text)
+
+    def submit(restart="alone", actor=ACTOR):
+        lab.script("actor.py", actor)
+        return lab.submit(lab.spec(SPEC % restart))
+
+    return submit
+
+
+def lines_of(lab, run, part):
+    logs = sorted((lab.run_dir(run) / "roles" / part / "logs").glob("*/rank-*.log"))
+    return [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+
+
+def finish(lab, run):
+    """The main role has done enough."""
+    (lab.run_dir(run) / "code" / "enough").touch()
+
+
+def agents(lab, run):
+    return [json.loads(path.read_text())["process"]["pid"] for path in lab.run_dir(run).glob("**/agent.json")]
+
+
+def nothing_is_left(lab, run):
+    return not any(os.path.exists(f"/proc/{pid}") for pid in agents(lab, run))
+
+
+def pid_of(lab, run, part):
+    [path] = (lab.run_dir(run) / "roles" / part).glob("attempts/*/node-00/rank-000.json")
+    return json.loads(path.read_text())["process"]["pid"]
+
+
+def test_all_roles_of_a_run_find_each_other_and_end_with_the_main_one(lab, three):
+    run = three("role")
+    lab.until_step(run, 3)
+    first, _ = lab.until("both actors", lambda: (found := lines_of(lab, run, "actors"))[1:] and found)
+    assert (first["WORLD_SIZE"], first["LAUNCH_ROLE"]) == ("2", "actors")
+    finish(lab, run)
+    status = lab.wait(run)
+    assert (status["state"], status["world_size"]) == ("succeeded", 2)
+    said = [json.loads(line) for line in lab.rank_logs(run).splitlines() if line.startswith("{")]
+    assert [(one["RANK"], one["LAUNCH_ROLE_RANK"], one["WORLD_SIZE"]) for one in said] == [
+        ("0", "0", "2"),
+        ("1", "1", "2"),
+    ]
+    ports = [address.rpartition(":")[2] for address in said[0]["actors"]]
+    assert sorted(ports) == sorted(one["LAUNCH_PORT"] for one in lines_of(lab, run, "actors"))
+    assert "reward says 200" in lab.rank_logs(run)
+    lab.until("the end of all roles", lambda: nothing_is_left(lab, run))
+    kinds = [event["text"] for event in lab.events(run, "role")]
+    assert kinds.index("role reward is ready") > kinds.index("role reward starts")
+
+
+def test_an_actor_that_is_killed_comes_back_alone_at_its_address(lab, three):
+    run = three("alone")
+    lab.until_step(run, 1)
+    before = lab.until("actor 1", lambda: lines_of(lab, run, "actors-1"))
+    step = lab.read_state(run)["step"]
+    os.kill(pid_of(lab, run, "actors-1"), signal.SIGKILL)
+    _, again = lab.until("actor 1 again", lambda: (found := lines_of(lab, run, "actors-1"))[1:] and found)
+    assert again["LAUNCH_PORT"] == before[0]["LAUNCH_PORT"]
+    assert (again["RANK"], again["WORLD_SIZE"], again["LAUNCH_ROLE_RANK"]) == ("0", "1", "1")
+    assert len(lines_of(lab, run, "actors-0")) == 1
+    lab.until_step(run, step + 5)
+    roles = lab.status(run)["roles"]
+    assert (roles["actors-1"]["restarts"]["total"], roles["actors-0"]["restarts"]["total"]) == (1, 0)
+    finish(lab, run)
+    status = lab.wait(run)
+    assert (status["state"], status["restarts"]["total"], status["generation"]) == ("succeeded", 0, 1)
+
+
+def test_an_agent_of_a_role_that_is_killed_is_a_new_attempt_of_that_role(lab, three):
+    run = three("role")
+    lab.until_step(run, 1)
+    lab.until("both actors", lambda: lines_of(lab, run, "actors")[1:])
+    path = lab.run_dir(run) / "roles/actors/attempts/0001/node-00/agent.json"
+    os.kill(json.loads(path.read_text())["process"]["pid"], signal.SIGKILL)
+    lab.until("actors again", lambda: lines_of(lab, run, "actors")[3:])
+    finish(lab, run)
+    assert lab.wait(run)["restarts"]["total"] == 0
+
+
+def test_a_role_without_restarts_left_ends_the_run_and_is_named(lab, three):
+    run = three("role", actor="raise KeyError('mine')\n")
+    status = lab.wait(run, check=10)
+    assert status["state"] == "failed"
+    assert status["message"].startswith("role actors has failed: ")
+    assert status["failure"]["cause"] == "user_error"
+    lab.until("the end of all roles", lambda: nothing_is_left(lab, run))
+    shown = lab.launch("logs", run, "--role", "actors").stdout
+    assert "KeyError: 'mine'" in shown
+
+
+def test_a_cancel_leaves_nothing_of_any_role(lab, three):
+    run = three("alone")
+    lab.until_step(run, 1)
+    lab.launch("cancel", run)
+    assert lab.status(run)["state"] == "cancelled"
+    assert nothing_is_left(lab, run)
+
+
+def test_a_run_whose_supervisor_is_killed_goes_on_with_all_its_roles(lab, three):
+    run = three("role")
+    lab.until_step(run, 1)
+    lab.until("both actors", lambda: lines_of(lab, run, "actors")[1:])
+    handle = json.loads((lab.run_dir(run) / "attempts/0001/handle.json").read_text())
+    old = agents(lab, run)
+    kill(handle["keeper"]["pid"])
+    lab.until("the end of its agents", lambda: not any(os.path.exists(f"/proc/{pid}") for pid in old))
+    lab.until("the next attempt", lambda: lab.status(run)["attempt"] == 2)
+    lab.until("actors again", lambda: lines_of(lab, run, "actors")[3:])
+    finish(lab, run)
+    assert lab.wait(run)["state"] == "succeeded"
+
+
+def test_other_clusters_refuse_several_programs_with_one_sentence(lab, three):
+    lab.spec(SPEC % "role")
+    done = lab.launch("submit", "job.yaml", "--on", "slurm", check=None)
+    assert done.returncode == 2
+    assert "job.yaml:4:1: roles: runs of several programs do not go to slurm clusters" in done.stderr
