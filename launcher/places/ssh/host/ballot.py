@@ -148,7 +148,12 @@ class Ballot:
         )
 
     def is_next_in_line(self, leaderless: Mapping[int, KeeperStatus]) -> bool:
-        """Whether no other host that hears no leader has newer records, or as new ones and a lower number."""
+        """Whether no other host that hears no leader has newer records, or as new ones and a lower number.
+
+        On a disk that all share all have the same.
+        """
+        if not self._on_disk:
+            return all(self.me < number for number in leaderless)
         mine = (-self.voter.newest.attempt, -self.records().length, self.me)
         return not any((-one.accepted, -one.history, number) < mine for number, one in leaderless.items())
 

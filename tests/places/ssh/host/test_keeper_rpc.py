@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from launcher.errors import LaunchError
+from launcher.places.ssh.host.ballot import Ballot
 from launcher.places.ssh.host.keeper_messages import (
     Agreed,
     Ask,
@@ -20,6 +21,7 @@ from launcher.places.ssh.host.keeper_messages import (
 )
 from launcher.places.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.places.ssh.messages import Peer
+from launcher.run.layout import RunDir
 from launcher.wire.frames import wire_key
 
 KEY, OTHER = (wire_key(token * 32, WIRE, "run", 1) for token in ("a1", "b2"))
@@ -234,3 +236,10 @@ class Relay:
             pass
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_RDWR)
+
+
+def test_on_one_disk_the_lowest_number_takes_over_in_any_attempt(tmp_path):
+    """Nobody votes there: how many attempts a voter has accepted says nothing of who is next."""
+    one, two = (Ballot(RunDir(tmp_path / "run"), me, ("a", "b", "c"), 1, on_disk=False) for me in (1, 2))
+    assert one.is_next_in_line({2: standing(2, attempt=2, accepted=2)})
+    assert not two.is_next_in_line({1: standing(1, attempt=2, accepted=2)})
