@@ -106,10 +106,10 @@ def top_help() -> str:
     from launcher.cli.shipped import pages, title  # late: no command needs it on its way
 
     commands = "\n\n".join(
-        "\n".join([f"{heading}:", *(f"  {name:<13}{_summary(name)}" for name in names)])
+        "\n".join([f"{heading}:", *(f"  {name:<15}{_summary(name)}" for name in names)])
         for heading, names in HEADINGS.items()
     )
-    listed = "\n".join(f"  {name:<17}{title(path)}" for name, path in pages().items())
+    listed = "\n".join(f"  {name:<20}{title(path)}" for name, path in pages().items())
     return _HELP.format(commands=commands, pages=listed)
 
 

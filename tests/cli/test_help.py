@@ -78,7 +78,7 @@ def test_pages_are_listed_with_their_titles_and_shown(desk):
     listed = desk.launch("help").stdout.partition("pages:\n")[2].partition("\n\n")[0]
     assert "  install " in listed
     for name, path in pages().items():
-        assert f"  {name:<17}{title(path)}" in listed.splitlines()
+        assert f"  {name:<20}{title(path)}" in listed.splitlines()
         assert desk.launch("help", name).stdout.startswith(f"{title(path)}\n═")
 
 

@@ -168,20 +168,27 @@ def test_the_options_that_those_who_come_from_elsewhere_are_shown():
         parse_spec("\n".join(lines) + "\n", "coming-from.md")
 
 
+OF_ROLES = {"LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_PORT", "LAUNCH_ADDR_"}
+
+
 @pytest.mark.daily
 def test_the_environment_is_that_of_a_rank(lab):
     """What the page says that a rank finds, it finds; the rest depends on options."""
     page = (DOCS / "environment.md").read_text()
-    optional = {name for name in reference.OF_A_RANK if "MEMORY" in name} | {
-        "LAUNCH_CHECKPOINT_BUDDY",
-        "LAUNCH_CHECKPOINT_COPY_LAG",
-        "LAUNCH_REPEAT",
-        "LAUNCH_DISK",
-        "LAUNCH_JOINS",
-        "LAUNCH_RESERVE",
-        "LAUNCH_NOTES_COPIED",
-        "LAUNCH_LEASE_S",
-    }
+    optional = (
+        {name for name in reference.OF_A_RANK if "MEMORY" in name}
+        | {
+            "LAUNCH_CHECKPOINT_BUDDY",
+            "LAUNCH_CHECKPOINT_COPY_LAG",
+            "LAUNCH_REPEAT",
+            "LAUNCH_DISK",
+            "LAUNCH_JOINS",
+            "LAUNCH_RESERVE",
+            "LAUNCH_NOTES_COPIED",
+            "LAUNCH_LEASE_S",
+        }
+        | {name for name in reference.OF_A_RANK if name in OF_ROLES}
+    )
     lab.script("names.py", "import os\nprint(*sorted(os.environ))\n")
     body = "name: x\nrun:\n  script: names.py\nresources:\n  ranks_per_node: 1\n"
     run = lab.submit(lab.spec(body))

@@ -201,7 +201,7 @@ def copying(*behind: int, nodes: int = 2, **how: object) -> Cluster:
     cluster.advance(START_S)
     assert ended(cluster) is None
     state = cluster.state()
-    assert (state.state, "second copies" in state.message) == (State.RUNNING, True)
+    assert (state.state, "gets its copies" in state.message) == (State.RUNNING, True)
     return cluster
 
 

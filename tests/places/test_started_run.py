@@ -42,6 +42,14 @@ RECORDS = [
     "attempts/0001/node-00/rank-001.json", "logs/a0001.g0001/rank-00000.log", "logs/a0001.g0001/rank-00000.times",
     "metrics/environment.n000.a0001.jsonl",
 ]  # fmt: skip
+SCRIPT = """
+import os, pathlib, time
+folder = pathlib.Path(os.environ["LAUNCH_RUN_DIR"]) / "attempts/0001/node-00"
+record = folder / f"rank-{int(os.environ['RANK']):03}.json"
+while not record.exists():
+    time.sleep(0.01)
+print("up", flush=True)
+"""  # a rank that ends at once may have no record
 LIES = [
     "../../canary", "/tmp/canary/x", "a/../../../canary", "canary\n", "\0", "", "local", "\x1b[2J\u202e", "x" * 70_000,
     -1, 0, 2, 256, 1 << 40, 1 << 70, 1e308, 0.5, True, None, [], {}, ["../canary"], {"canary": "canary"}, "running",
@@ -110,7 +118,7 @@ def damages(name, data):
 def started(tmp_path_factory):
     """The folder of a run that two ranks have really carried out."""
     root = tmp_path_factory.mktemp("started")
-    (root / "train.py").write_text("print('up', flush=True)\n")
+    (root / "train.py").write_text(SCRIPT)
     (root / "job.yaml").write_text("name: job\nrun: {script: train.py, preload: []}\nresources: {ranks_per_node: 2}\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCH_")}
     done = subprocess.run(

@@ -46,7 +46,7 @@ class Lacking(msgspec.Struct, frozen=True):
 
 
 class CollectivesReport(msgspec.Struct, frozen=True):
-    """Result of one `launch collectives` run."""
+    """Result of one `launch doctor CLUSTER --collectives`."""
 
     run: str
     cluster: str
