@@ -682,7 +682,7 @@ def preview(plan: "Plan") -> Preview | None:
 
 
 def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
-    """Raise BadInput with every problem of a spec, as far as they do not depend on if it will run."""
+    """Raise BadInput with every problem of a spec, as far as they do not depend on where it will run."""
     from launcher.submission.requests import validate as validate_spec  # late: it reads YAML: see above
 
     with as_files([spec]) as ([file], roots):

@@ -937,7 +937,8 @@ def flight_of(c10d: Any) -> dict[str, Any]:
     found = recorded_by_group(c10d, with_frames=True)
     if found is None:
         return {"problem": "this version of torch has no Flight Recorder for the CPU"}
-    groups = [group_of(c10d._world, process_group, key, own) for key, (process_group, own) in found.items()]  # noqa: SLF001
+    world = c10d._world  # noqa: SLF001 - nothing else knows of all groups
+    groups = [group_of(world, process_group, key, own) for key, (process_group, own) in found.items()]
     groups.sort(key=lambda group: (all(one["done"] for one in group["last"]), -group["entered"]))
     return {"groups": groups[:MOST_GROUPS]}
 
@@ -945,7 +946,8 @@ def flight_of(c10d: Any) -> dict[str, Any]:
 def times_of(c10d: Any) -> dict[str, Any]:
     """Return when this rank entered the newest collectives of its largest process groups."""
     found = recorded_by_group(c10d, with_frames=False) or {}
-    groups = [times_of_group(c10d._world, group, key, own) for key, (group, own) in found.items()]  # noqa: SLF001
+    world = c10d._world  # noqa: SLF001 - nothing else knows of all groups
+    groups = [times_of_group(world, group, key, own) for key, (group, own) in found.items()]
     groups = sorted((one for one in groups if one["entered_us"]), key=lambda one: -len(one["ranks"]))
     return {"groups": groups[:2]}
 

@@ -50,6 +50,7 @@ class World:
     script = SCRIPTS / "chain.py"
     ranks = 2  # on each node
     nodes = 2
+    at_least = 0  # nodes that the run goes on with; 0: all
     steps_per_s = 14.0  # about what the pause leaves
     more = ""  # of the spec
     preload = "[]"
@@ -76,7 +77,8 @@ class World:
 
     def spec(self, steps: int, every: int, **given: object) -> str:
         args = json.dumps({"steps": steps, "every": every, **given})
-        resources = f"{{nodes: {self.nodes}, ranks_per_node: {self.ranks}}}"
+        nodes = f"{self.at_least}..{self.nodes}" if self.at_least else self.nodes
+        resources = f"{{nodes: {nodes}, ranks_per_node: {self.ranks}}}"
         words = f"python: {json.dumps(sys.executable)}, preload: {self.preload}, args: {args}"
         run = f"{{script: {self.script.name}, {words}}}"
         return f"name: chaos\nrun: {run}\nresources: {resources}\nrecovery: {{{RECOVERY}{self.more}}}\n"
@@ -585,8 +587,12 @@ class SmallPool(Pool):
 
 
 class LonelyPool(Pool):
-    """Ranks that never talk to each other: one that is not ended with its lease is seen beside its successor."""
+    """Ranks that never talk to each other: one that is not ended with its lease is seen beside its successor.
 
+    A range of nodes and a spare: what is cut off may be left out, replaced, or go on by itself, which it must not.
+    """
+
+    at_least = 1
     script = SCRIPTS / "lonely.py"
     promise: ClassVar = Promise(kept="")
     kinds: ClassVar = {name: kind for name, kind in Pool.kinds.items() if name != "damage"}
