@@ -1,19 +1,16 @@
 """The checks bite: each of these small breaks of a promise, made in a copy of the launcher, turns its tests red."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import launcher
+from tests.inner_pytest import run_tests
 
 pytestmark = pytest.mark.nightly
 
 TESTS = Path(__file__).parents[1]
-PYTEST = [sys.executable, "-P", "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "--nightly", "--scale", "1"]
 SABOTAGES = {
     "a fenced coordinator goes on": (
         "run/record_writer.py", "check_fence(self._run, self._attempt.number)", "self._run",
@@ -118,32 +115,15 @@ def test_it_is_noticed(name, tmp_path):
     (copy / file).write_text(text.replace(sound, broken))
     for kind in ("templates", "jobs"):
         (tmp_path / kind).symlink_to(TESTS.parent / kind)
-    done = subprocess.run(
-        [*PYTEST, "-x", "--timeout", "60", str(TESTS / tests), "-k", which],
-        cwd=TESTS.parent,
-        env={**environment(), "PYTHONPATH": str(tmp_path), "LAUNCH_TEST_BOUND_S": "15"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    words = ("-x", "--timeout", "60", str(TESTS / tests), "-k", which)
+    done = run_tests(*words, path=[tmp_path], LAUNCH_TEST_BOUND_S="15")
     assert done.returncode == 1, done.stdout
     assert " failed" in done.stdout, done.stdout
-
-
-def environment():
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
 def test_without_sabotage_they_pass(tmp_path):
     """Else the tests above would be red for another reason."""
     shutil.copytree(Path(launcher.__file__).parent, tmp_path / "launcher")
     selected = sorted({f"{TESTS / tests}" for _, _, _, tests, _ in SABOTAGES.values() if not tests.startswith("local")})
-    done = subprocess.run(
-        [*PYTEST, *selected],
-        cwd=TESTS.parent,
-        env={**environment(), "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = run_tests(*selected, path=[tmp_path])
     assert done.returncode == 0, done.stdout

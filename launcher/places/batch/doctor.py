@@ -77,6 +77,11 @@ class BatchDoctor(ABC):
         return TrialJobs(system, self.words, system.ask, argv, on_each.replace("PROGRAM", program), nodes, minutes())
 
 
+def named(chosen: Mapping[str, str], **options: str) -> list[str]:
+    """Return the options of a submit command for what is chosen; `options` has what each is called in the command."""
+    return [word for what, option in options.items() if what in chosen for word in (option, chosen[what])]
+
+
 def _gpus(host: ExecHost) -> str:
     if host.gpus is not None:
         return str(host.gpus)

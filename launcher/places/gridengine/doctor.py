@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.health.findings import Finding, ok, warning
 from launcher.places.batch.answers import read_settings
-from launcher.places.batch.doctor import BatchDoctor
+from launcher.places.batch.doctor import BatchDoctor, named
 from launcher.places.batch.trial.checks import QueueWords
 from launcher.places.gridengine.gridengine import CALLED, GridEngineSystem, ask
 
@@ -43,9 +43,7 @@ class GridEngineDoctor(BatchDoctor):
         argv += ["-v", "PATH", "-l", f"h_rt={60 * limit_minutes}"]
         for name, slots in list(self._able(chosen).items())[:1]:
             argv += ["-pe", name, str(nodes * slots)]
-        for option, what in (("-q", "queue"), ("-P", "project")):
-            argv += [option, chosen[what]] if what in chosen else []
-        return argv
+        return argv + named(chosen, queue="-q", project="-P")
 
     def _environments(self) -> dict[str, dict[str, str]]:
         return {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}

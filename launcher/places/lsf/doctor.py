@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.errors import Unreachable
 from launcher.health.findings import Finding, ok, warning
-from launcher.places.batch.doctor import BatchDoctor
+from launcher.places.batch.doctor import BatchDoctor, named
 from launcher.places.batch.trial.checks import QueueWords
 from launcher.places.lsf.lsf import CALLED, LsfSystem, ask
 
@@ -46,9 +46,7 @@ class LsfDoctor(BatchDoctor):
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
         argv = ["bsub", "-J", "launch-doctor", "-o", "/dev/null", "-r", "-env", "PATH", "-W", str(limit_minutes)]
         argv += ["-n", str(nodes), "-R", "span[ptile=1]"]
-        for option, what in (("-q", "queue"), ("-P", "project"), ("-G", "user_group"), ("-app", "app")):
-            argv += [option, chosen[what]] if what in chosen else []
-        return argv
+        return argv + named(chosen, queue="-q", project="-P", user_group="-G", app="-app")
 
 
 check_up = LsfDoctor().check_up

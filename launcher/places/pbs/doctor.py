@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.health.findings import Finding, ok, warning
 from launcher.places.batch.answers import read_json
-from launcher.places.batch.doctor import BatchDoctor
+from launcher.places.batch.doctor import BatchDoctor, named
 from launcher.places.batch.trial.checks import QueueWords
 from launcher.places.pbs.pbs import CALLED, PbsSystem, ask
 
@@ -48,9 +48,7 @@ class PbsDoctor(BatchDoctor):
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
         argv = ["qsub", "-N", "launch-doctor", "-S", "/bin/sh", "-j", "oe", "-o", "/dev/null", "-r", "y"]
         argv += ["-l", f"select={nodes}:ncpus=1", "-l", "place=scatter", "-l", f"walltime={60 * limit_minutes}"]
-        for option, what in (("-q", "queue"), ("-P", "project"), ("-A", "account")):
-            argv += [option, chosen[what]] if what in chosen else []
-        return argv
+        return argv + named(chosen, queue="-q", project="-P", account="-A")
 
     def _server(self) -> dict[str, dict[str, dict[str, object]]]:
         return read_json(CALLED, ask(["qstat", "-B", "-f", "-F", "json"]).out)

@@ -1,32 +1,14 @@
 """The checks of disks apart bite: each of these breaks, made in a copy of the trainer, turns one of them red."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import trainer
+from tests.inner_pytest import run_tests
 
 HERE = Path(__file__).parent
-PYTEST = [
-    sys.executable,
-    "-P",
-    "-m",
-    "pytest",
-    "-q",
-    "-n0",
-    "-x",
-    "-p",
-    "no:cacheprovider",
-    "--timeout",
-    "100",
-    "--nightly",
-    "--scale",
-    "1",
-]
 SABOTAGES = {
     "acknowledged before it has its final name": (
         "checkpoint/saving.py", "        outcome = self._agree(self._prepare(draft, manifest, files))\n",
@@ -67,13 +49,6 @@ def test_it_is_noticed(name, tmp_path):
     text = path.read_text()
     assert text.count(sound) == 1, f"{file} has changed: {sound!r}"
     path.write_text(text.replace(sound, broken))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [*PYTEST, str(HERE / "test_apart.py"), "-k", which],
-        cwd=HERE.parents[2],
-        env={**environment, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, HERE, HERE.parent)))},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    words = ("-x", "--timeout", "100", str(HERE / "test_apart.py"), "-k", which)
+    done = run_tests(*words, path=[tmp_path, HERE, HERE.parent])
     assert done.returncode == 1 and " failed" in done.stdout, done.stdout + done.stderr

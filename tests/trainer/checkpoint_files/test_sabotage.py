@@ -1,33 +1,15 @@
 """The checks bite: each of these small breaks of a promise, made in a copy of the trainer, turns its tests red."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import trainer
+from tests.inner_pytest import run_tests
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-PYTEST = [
-    sys.executable,
-    "-P",
-    "-m",
-    "pytest",
-    "-q",
-    "-n0",
-    "-x",
-    "-p",
-    "no:cacheprovider",
-    "--timeout",
-    "60",
-    "--nightly",
-    "--scale",
-    "1",
-]
 SABOTAGES = {
     "the bytes of a file are not flushed": (
         "durable.py", "        os.fsync(fd)\n    except BaseException:", "    except BaseException:",
@@ -112,15 +94,8 @@ SABOTAGES = {
 
 
 def run(tests, which, copy):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
-        [*PYTEST, *(str(HERE / name) for name in tests.split()), "-k", which],
-        cwd=ROOT,
-        env={**environment, "PYTHONPATH": f"{copy}{os.pathsep}{HERE}"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    files = (str(HERE / name) for name in tests.split())
+    return run_tests("-x", "--timeout", "60", *files, "-k", which, path=[copy, HERE])
 
 
 @pytest.fixture
