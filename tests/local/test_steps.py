@@ -109,7 +109,7 @@ def test_resume_goes_on_at_the_step_that_failed_and_those_after_it_follow_again(
     assert f"launch resume {graph} goes on" in desk.launch("status", graph).stdout
     fail(desk, "middle", go_on=True)
     refused = desk.launch("resume", graph, "--set", "env.A=1", check=2).stderr
-    assert "--on and --set are for one" in refused
+    assert "--on, --set and --without are for one" in refused
     assert desk.launch("resume", graph).stdout.split() == [f"{graph}-middle", f"{graph}-last"]
     assert "queued (cancelled)" not in desk.launch("status", graph).stdout
     desk.launch("wait", graph)

@@ -76,7 +76,7 @@ class Hostile:
         laptop.launch("checkpoints", self.run)
         laptop.launch("fetch", self.run, "--outputs")
         laptop.launch("submit", "job.yaml", "--on", "hpc", "--dry-run")
-        laptop.launch("resume", self.run)
+        laptop.launch("resume", self.run, "--set", "env.AGAIN=1")
         laptop.launch("wait", self.run)
         told = {}
         for kind, answer in self._answers():
@@ -173,7 +173,7 @@ TURNS = {
     "logs": (("logs", "RUN"), "new", ("logs",)),
     "logs -f": (("logs", "RUN", "-f"), "new", ("logs",)),
     "cancel": (("cancel", "RUN"), "new", ("cancel", "look")),
-    "resume": (("resume", "RUN"), "ended", ("resume",)),
+    "resume": (("resume", "RUN", "--set", "env.AGAIN=1"), "ended", ("resume",)),
     "checkpoints": (("checkpoints", "RUN"), "ended", ("checkpoints",)),
     "fetch": (("fetch", "RUN"), "ended", ("logs", "stock", "give")),
     "fetch outputs": (("fetch", "RUN", "--outputs", "--checkpoint", "none"), "ended", ("outputs",)),

@@ -41,7 +41,7 @@ def _answers() -> dict[str, object]:
 
     facts = {
         "gpus": list[str], "cpus": int, "held": list[SlotHolder], "waiting": list[SlotWaiter], "python": str,
-        "version": str, "torch": str, "workdir": str, "disk_free": int, "inodes_free": int, "clock_off_s": float,
+        "version": str, "torch": str | None, "workdir": str, "disk_free": int, "inodes_free": int, "clock_off_s": float,
         "address": str,
     }  # fmt: skip
     return {

@@ -181,7 +181,9 @@ def _records(text: str) -> list[Mapping[str, Any]]:
 def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
     found = _JOB_ID.fullmatch(_text(one, "JOBID"))
     if found is None:
-        raise Unreachable(f"an answer of {CALLED} is damaged: expected the id of a job, got {_text(one, 'JOBID')!r}")
+        raise Unreachable(
+            f"an answer of {CALLED} is damaged: expected the id of a job, got {_text(one, 'JOBID')[:100]!r}"
+        )
     index = int(found[2] or number(_text(one, "JOBINDEX")) or 0)
     word, why = _text(one, "STAT"), _text(one, "EXIT_REASON")
     phase = _PHASES.get(word, Phase.UNKNOWN)

@@ -669,7 +669,7 @@ def test_who_goes_on_takes_the_folder_over_after_the_next_step_or_to_save(tmp_pa
     claimed = read_token(tmp_path)
     there = [4] if kept else []
     with Checkpointer(tmp_path, model=model, every="2 steps") as calm:
-        calm.go_on(5)
+        calm.continue_from(5)
         assert calm.wait() is None
         assert not calm.after_step(5)
         assert read_token(tmp_path) == claimed
@@ -679,14 +679,14 @@ def test_who_goes_on_takes_the_folder_over_after_the_next_step_or_to_save(tmp_pa
         assert catalog.steps(tmp_path) == [*there, 6]
     claimed = read_token(tmp_path)
     with Checkpointer(tmp_path, model=model, every="2 steps") as due:
-        due.go_on(8)
+        due.continue_from(8)
         assert not due.after_step(8)
         assert read_token(tmp_path) != claimed
         due.wait()
         assert catalog.steps(tmp_path) == [*there, 6, 8]
     written = (tmp_path / folder_name(8)).stat().st_ctime_ns
     with Checkpointer(tmp_path, model=model, every="2 steps") as saved:
-        saved.go_on(8)
+        saved.continue_from(8)
         assert not saved.after_step(8)
         assert saved.wait() is None, "it is there already"
     assert (tmp_path / folder_name(8)).stat().st_ctime_ns == written
@@ -701,7 +701,7 @@ def test_what_was_verified_before_ranks_met_again_counts_among_those_that_are_ke
         before.save(step, wait=True)
     assert before.verified == {1: True, 2: True, 3: True}
     with Checkpointer(tmp_path, model=model, every="10 steps", keep=3) as after:
-        after.go_on(4)
+        after.continue_from(4)
         if knows:
             after.add_verified(before.verified)
         after.save(5, wait=True)
@@ -711,7 +711,7 @@ def test_what_was_verified_before_ranks_met_again_counts_among_those_that_are_ke
 
 def test_a_folder_that_cannot_be_taken_over_any_more_is_no_error_of_the_users(tmp_path, monkeypatch):
     checkpointer = Checkpointer(tmp_path, model=nn.Linear(2, 1), every="10 steps")
-    checkpointer.go_on(5)
+    checkpointer.continue_from(5)
     checkpointer.after_step(5)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(commit, "take_over", lambda *_: (_ for _ in ()).throw(full))
@@ -752,7 +752,7 @@ def test_nobody_goes_on_in_a_folder_of_somebody_newer(tmp_path, monkeypatch):
     newer.load()
     monkeypatch.setenv("LAUNCH_ATTEMPT", "1")
     older = Checkpointer(tmp_path / "checkpoints", model=nn.Linear(2, 1), every="10 steps")
-    older.go_on(5)
+    older.continue_from(5)
     assert not older.after_step(5)
     with pytest.raises(Fenced):
         older.after_step(6)
