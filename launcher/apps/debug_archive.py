@@ -39,7 +39,7 @@ _OF_ATTEMPTS = ("*.json", "*.jsonl", "*.log", "job.sh", "started", "node-*/*.jso
                 "hang-*/report.json")  # fmt: skip
 _PACKAGES = ("msgspec", "numpy", "paramiko", "pyyaml", "rich", "safetensors", "submitit", "torch", "xxhash")
 _KEYS_OF_HOSTS = frozenset({"host", "hosts", "address", "node"})
-_TELL_NOTHING = frozenset({"localhost", "127.0.0.1", "0.0.0.0", LOCAL})  # noqa: S104 - compared only
+_TELL_NOTHING = frozenset({"localhost", "127.0.0.1", "0.0.0.0", LOCAL})  # noqa: S104 # nosec B104 - compared only
 _LEAST_OF_ENVIRONMENT, _LEAST_OF_USER = 8, 3  # characters; shorter ones are words that occur anyway
 _START = r"(?:(?<![a-zA-Z0-9])|(?<=\\[nrt]))"  # of a word; in a text that was quoted a line end is two letters
 _LOOKS_SECRET = re.compile(

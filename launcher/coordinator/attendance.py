@@ -93,10 +93,12 @@ class Attendance:
         self._nodes.settle(node)
 
     def run_out_leases(self) -> Iterator[Loss]:
-        for node in self._nodes.overdue(self._ledger.mono):
-            evidence = f"not heard for {self._lease_s:g} s"
-            yield self._lose(node, evidence) if node.stale_agent is None else self._lose_stale_agent(node, evidence)
-            self._nodes.settle(node)
+        """Yield each loss by a lease that has run out. A node's stale agent and its agent of now may be due together."""
+        evidence = f"not heard for {self._lease_s:g} s"
+        while overdue := self._nodes.overdue(self._ledger.mono):
+            for node in overdue:
+                yield self._lose(node, evidence) if node.stale_agent is None else self._lose_stale_agent(node, evidence)
+                self._nodes.settle(node)
 
     def _replace(self, node: KnownNode, join: Join) -> Loss | None:
         """A new agent speaks for a node: what of the one before?"""

@@ -124,6 +124,19 @@ def test_nodes_that_never_come_are_given_up_for_a_new_attempt() -> None:
     assert 299 <= cluster.mono - 100 <= 301
 
 
+def test_a_node_that_is_silent_as_long_as_the_agent_before_it_is_lost_in_the_same_moment() -> None:
+    cluster = Cluster(plan_of(3, spares=1))
+    cluster.boot()
+    cluster.advance(2.5)
+    cluster.pulse(1)
+    cluster.settle()
+    cluster.kill(1, proof=False)
+    cluster.boot(1)
+    cluster.settle()
+    cluster.advance(15, deliver=False)
+    assert cluster.coordinator.next_deadline() is not None or cluster.state().nodes[1].state == "lost"
+
+
 def test_a_spare_holds_its_place_until_it_is_needed() -> None:
     cluster = Cluster(plan_of(2, spares=1))
     cluster.boot(2, 0)

@@ -11,8 +11,7 @@ from sample_sets import until
 from small_trainings import Recipe, Training, heard, logged, train
 from torch import nn
 
-from trainer.checkpoint import Checkpointer, saving
-from trainer.checkpoint import checkpointer as checkpointer_module
+from trainer.checkpoint import Checkpointer, loading, saving
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name, folder_name
 from trainer.errors import CheckpointDamaged, TrainerError
@@ -193,7 +192,7 @@ def spoil_while_reading(folder):
     def read(_):
         raise CheckpointDamaged("it has changed")
 
-    checkpointer_module.Reader.read = read
+    loading.Reader.read = read
     said = heard()
     with pytest.raises(TrainerError, match="no checkpoint is sound"):
         Training.begin(Recipe("ddp")).checkpointer(folder, every="").load()
