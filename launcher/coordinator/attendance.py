@@ -93,7 +93,7 @@ class Attendance:
         self._nodes.settle(node)
 
     def run_out_leases(self) -> Iterator[Loss]:
-        """Yield each loss by a lease that has run out. A node's stale agent and its agent of now may be due together."""
+        """Yield each loss by a lease that has run out. A node may be due twice: for its stale agent, too."""
         evidence = f"not heard for {self._lease_s:g} s"
         while overdue := self._nodes.overdue(self._ledger.mono):
             for node in overdue:

@@ -989,7 +989,7 @@ def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[st
         return None
     import pickle  # here, because hardly any rank is ever asked
 
-    dumps = [pickle.loads(read(True, with_frames, False)) for read in readers]  # noqa: S301 - what this process has just written
+    dumps = [pickle.loads(read(True, with_frames, False)) for read in readers]  # noqa: S301 # nosec B301 - this process wrote it
     entries = [one for dump in dumps for one in dump.get("entries", ())]
     by_group: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in entries:

@@ -22,7 +22,7 @@ folder, rank = Path(os.environ["LAUNCH_CHECKPOINT_DIR"]), int(os.environ["RANK"]
 print("starts from", catalog.steps(folder), flush=True)
 if os.environ.get("LAUNCH_DISK") == "apart":
     make_folder(folder)
-    mine = fence.claim(folder, int(os.environ["LAUNCH_ATTEMPT"]), 1)
+    mine = fence.take_token(folder, int(os.environ["LAUNCH_ATTEMPT"]), 1)
     draft = commit.begin(folder, 10, mine)
     written = [write_new(draft / data_name(one), [bytes([one]) * 1000]) for one in (0, 1)]
     (draft / data_name(1 - rank)).unlink()

@@ -173,7 +173,7 @@ def job_set(plan: Plan, ticket: Ticket, where: Path) -> dict[str, Any]:
             *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
         ],
         "resources": {"requests": needs, "limits": {key: value for key, value in needs.items() if key != "cpu"}},
-        "volumeMounts": [{"name": "runs", "mountPath": own.mount}, {"name": "memory", "mountPath": "/dev/shm"}],  # noqa: S108 - it is what shared memory is called
+        "volumeMounts": [{"name": "runs", "mountPath": own.mount}, {"name": "memory", "mountPath": "/dev/shm"}],  # noqa: S108 # nosec B108 - the name of shared memory
     }
     pod = {
         "restartPolicy": "Never",
