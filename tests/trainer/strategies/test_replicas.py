@@ -37,7 +37,8 @@ def _trains(trial, dealt_out, saved=None):
     """To the end from `saved`, or from the beginning; what there is after RESUMED_AT steps, and at the end."""
     torch.set_num_threads(1)
     if not dealt_out:
-        replicas._Replica.deal_out = lambda _: None
+        assert callable(replicas._Replica.make_buckets)
+        replicas._Replica.make_buckets = lambda _: None
     strategy, world = start(trial)
     begin = 0
     if saved is not None:
@@ -74,7 +75,7 @@ def test_a_process_that_starts_later_goes_on_bit_for_bit(words):
 
 
 def test_as_ddp_deals_them_out_by_itself_the_last_bits_differ():
-    """If this fails, torch does it otherwise than it did, and `deal_out` may be in vain."""
+    """If this fails, torch does it otherwise than it did, and `make_buckets` may be in vain."""
     assert not _is_bit_equal(StrategySettings(strategy="ddp"), dealt_out=False)
 
 
