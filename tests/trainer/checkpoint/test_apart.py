@@ -69,15 +69,16 @@ def test_nodes_may_have_different_numbers_of_ranks(tmp_path):
 
 def train_acknowledging(folder, recipe, log, progress_fd=None, fault=None, saves=None):
     """As train; every commit that a rank is told of is written down where a kill cannot take it back."""
-    acknowledge = Checkpointer._committed
+    acknowledge = Checkpointer._report_saved
 
-    def write_down(self, step):
-        fd = os.open(log / "acknowledged", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        os.write(fd, f"{step}\n".encode())
-        os.close(fd)
-        acknowledge(self, step)
+    def write_down(self, step, kind):
+        if kind == "checkpoint":
+            fd = os.open(log / "acknowledged", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+            os.write(fd, f"{step}\n".encode())
+            os.close(fd)
+        acknowledge(self, step, kind)
 
-    Checkpointer._committed = write_down
+    Checkpointer._report_saved = write_down
     if fault is not None:
         fault()
     return train(folder, recipe, log, progress_fd, None, saves)
