@@ -11,6 +11,7 @@ from launcher.places.ssh.quorum.core import Host, Records, Voter
 from tests.places.ssh.quorum.explorer import explore
 from tests.places.ssh.quorum.lease_world import LeaseWorld
 from tests.places.ssh.quorum.records_world import RecordsWorld
+from tests.sizes import SCALE
 
 World = RecordsWorld | LeaseWorld
 
@@ -44,17 +45,18 @@ DAILY: list[tuple[World, int | None]] = [
     (LeaseWorld(hosts=3, attempts=2, ticks=3, pulses=1), None),
     (LeaseWorld(hosts=4, attempts=2, ticks=3, pulses=1), 30_000),
 ]
+MOST = 500_000 * SCALE  # states of a world that has more
 NIGHTLY: list[tuple[World, int | None]] = [
     (RecordsWorld(hosts=2, attempts=4, crashes=1, entries=1), None),
     (RecordsWorld(hosts=3, attempts=3, crashes=0, entries=1), None),
-    (RecordsWorld(hosts=3, attempts=3, crashes=1, entries=1), 2_000_000),
-    (RecordsWorld(hosts=4, attempts=3, crashes=0), 2_000_000),
-    (RecordsWorld(hosts=4, attempts=2, crashes=1, entries=1), 2_000_000),
+    (RecordsWorld(hosts=3, attempts=3, crashes=1, entries=1), MOST),
+    (RecordsWorld(hosts=4, attempts=3, crashes=0), MOST),
+    (RecordsWorld(hosts=4, attempts=2, crashes=1, entries=1), MOST),
     (RecordsWorld(hosts=5, attempts=2, crashes=0), None),
-    (LeaseWorld(hosts=2, attempts=3, ticks=5, pulses=5, crashes=1), 2_000_000),
-    (LeaseWorld(hosts=3, attempts=2, ticks=4, pulses=3, crashes=1), 2_000_000),
-    (LeaseWorld(hosts=3, attempts=3, ticks=5, pulses=2), 2_000_000),
-    (LeaseWorld(hosts=4, attempts=2, ticks=3, pulses=1), 1_000_000),
+    (LeaseWorld(hosts=2, attempts=3, ticks=5, pulses=5, crashes=1), MOST),
+    (LeaseWorld(hosts=3, attempts=2, ticks=4, pulses=3, crashes=1), MOST),
+    (LeaseWorld(hosts=3, attempts=3, ticks=5, pulses=2), MOST),
+    (LeaseWorld(hosts=4, attempts=2, ticks=3, pulses=1), MOST),
 ]
 
 
