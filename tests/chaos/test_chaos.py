@@ -13,7 +13,7 @@ from tests.sizes import NIGHTLY, SCALE, SEED
 __all__ = ["hosts", "lab_possible", "shared_hosts", "shared_lab"]
 
 STRIKES = 5
-SEEDS = range(SEED, SEED + 2 * SCALE) if NIGHTLY else (2,)
+SEEDS = range(SEED, SEED + SCALE) if NIGHTLY else (2,)
 
 
 @pytest.mark.timeout(1800)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from launcher.errors import Exit
-from tests.sizes import NIGHTLY
+from tests.sizes import NIGHTLY, SCALE
 
 pytestmark = pytest.mark.nightly
 
@@ -107,7 +107,7 @@ def test_a_training_that_fails_by_itself_proves_nothing(lab, spec):
 
 @pytest.mark.daily
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("seed", range(20 if NIGHTLY else 1))
+@pytest.mark.parametrize("seed", range(2 * SCALE if NIGHTLY else 1))
 def test_a_generator_that_no_checkpoint_has_is_found_in_a_loop_of_milliseconds(lab, seed):
     lab.script("exact.py")
     spec, words = lab.spec(LOOP.format(args=", noise: true") + RESOURCES), ("--steps", "20", "--seed", str(seed))

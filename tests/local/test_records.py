@@ -178,7 +178,7 @@ def end(lab, shell, run):
     return said
 
 
-@pytest.mark.parametrize(("record", "damage"), one_in(39, cells(RECORDS)))
+@pytest.mark.parametrize(("record", "damage"), one_in(39, cells(RECORDS), nightly=4))
 def test_a_live_run(lab, shell, record, damage):
     run = submitted(lab, shell, 100_000)
     lab.until_step(run, 2)
@@ -202,9 +202,7 @@ def test_a_live_run_that_somebody_wanted_to_end(lab, shell, damage):
     end(lab, shell, run)
 
 
-@pytest.mark.parametrize(
-    ("record", "damage"), one_in(28, cells((*RECORDS, "attempts/0001/exit.json", "attempts/0001/exits.jsonl")))
-)
+@pytest.mark.parametrize(("record", "damage"), one_in(28, cells((*RECORDS, *OF_ONE_THAT_ENDED)), nightly=4))
 def test_a_run_that_has_ended(lab, shell, record, damage):
     run = submitted(lab, shell, 3)
     lab.wait(run)

@@ -116,7 +116,7 @@ def answers(draw, corpus):
 
 @pytest.mark.parametrize("name", PARSERS)
 @settings(
-    max_examples=1250 * SCALE if NIGHTLY else 60,
+    max_examples=300 * SCALE if NIGHTLY else 60,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
 )
 @given(data=st.data())

@@ -33,7 +33,7 @@ from tests.places.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import RunFolder, plan_of
 from tests.sizes import NIGHTLY, SCALE, SEED
 
-MANY = 250 * SCALE if NIGHTLY else 8  # damages of each record, and of each answer
+MANY = 50 * SCALE if NIGHTLY else 8  # damages of each record, and of each answer
 MOST_S = 20.0
 RECORDS = [
     "plan.json", "state.json", "events.jsonl", "FENCE", "spec.yaml", "attempts/0001/token.json",

@@ -13,7 +13,7 @@ from launcher.places.slurm.queue import SlurmSystem
 from launcher.run.records import ClusterWord
 from tests.sizes import NIGHTLY, SCALE, SEED
 
-MANY = 1250 * SCALE if NIGHTLY else 25  # of each program's answers
+MANY = 300 * SCALE if NIGHTLY else 25  # of each program's answers
 MOST_S = 30.0
 ROWS = f"7{FIELD}7{FIELD}RUNNING{FIELD}0{FIELD}N/A{FIELD}n0{FIELD}n0{FIELD}n0{FIELD}None{FIELD}launch:mine{ROW}\n"
 ACCOUNT = f"7{FIELD}7{FIELD}COMPLETED{FIELD}0:0{FIELD}n0{FIELD}launch:mine{ROW}\n"

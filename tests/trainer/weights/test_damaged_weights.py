@@ -103,7 +103,7 @@ def test_damaged_weights_are_read_or_refused_with_one_error(tmp_path, kind):
     whole = file.read_bytes()
     assert read(path).keys() >= STATE.keys()
 
-    @settings(max_examples=1250 * SCALE if NIGHTLY else 150, deadline=None, database=None)
+    @settings(max_examples=300 * SCALE if NIGHTLY else 150, deadline=None, database=None)
     @given(damages())
     @example([(0.0, None, b"")])
     @example([(0.0, 0, b"\x80\x02}" + b"}" * 100_000)])

@@ -14,6 +14,7 @@ from tests.places.ssh.quorum.records_world import RecordsWorld
 from tests.sizes import SCALE
 
 World = RecordsWorld | LeaseWorld
+MOST = 250_000 * SCALE
 
 
 class ComparesNoHistory(Voter):
