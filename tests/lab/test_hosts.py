@@ -1,7 +1,6 @@
 """The lab of SSH hosts: what it promises to the tests that use it, and that it leaves nothing behind."""
 
 import json
-import re
 import shutil
 import signal
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import claims
 from tests.lab.fixtures import open_folder
 from tests.lab.hosts import HostLab
 from tests.lab.nodes import BOUND_S, Cut, LabError, command_of, until
@@ -50,61 +48,6 @@ def test_each_host_has_its_own_disk_memory_processes_and_boot(hosts):
     hosts.nodes[3].power_on()
     boot, mine = hosts.ssh(3, f"cat /proc/sys/kernel/random/boot_id {hosts.place}/mine").splitlines()
     assert f"{boot}\n" not in boots and mine == "3"  # a disk outlives the power
-
-
-@pytest.mark.daily
-def test_hosts_reach_each_other_by_name(hosts):
-    caller, called = hosts.nodes[0], hosts.nodes[1]
-    said = caller.exec("ssh-keyscan", "-t", "ed25519", called.name).stdout
-    assert said.split()[1:3] == hosts.known_hosts.read_text().splitlines()[1].split()[1:3]
-
-
-def test_two_more_users_have_homes_and_rights_of_their_own(hosts):
-    assert hosts.ssh(1, "id -un; id -u; pwd; echo hers > secret", user="ann") == f"ann\n20001\n{hosts.place}/ann\n"
-    with pytest.raises(LabError, match="Permission denied"):
-        hosts.ssh(1, f"cat {hosts.place}/ann/secret", user="ben")
-    assert (hosts.home(1, "ann") / "secret").stat().st_uid == 20001
-
-
-def test_one_disk_for_all(lab_possible):
-    with open_folder() as folder, HostLab(folder, hosts=2, shared=True) as lab:
-        lab.ssh(0, "echo seen > ~/file")
-        assert lab.ssh(1, "cat ~/file") == "seen\n"
-        assert (lab.home(0) / "file").samefile(lab.home(1) / "file")
-        assert "shared: true" in lab.clusters_yaml()
-
-
-def test_behind_a_jump_host_nothing_else_is_reached(lab_possible):
-    with open_folder() as folder, HostLab(folder, hosts=1, jump=True) as lab:
-        assert lab.ssh(0, "echo $SSH_CLIENT").startswith(f"{lab.gate.address} ")
-        assert (lab.gate.connections(), lab.nodes[0].connections()) == (1, 1)
-        direct = lab.run("ssh", "-F", str(lab.config), "-o", "ProxyJump=none", "node0", "true")
-        assert direct.returncode == 255 and "refused" in direct.stderr
-        lab.nodes[0].power_off()
-        lab.nodes[0].power_on()
-        direct = lab.run("ssh", "-F", str(lab.config), "-o", "ProxyJump=none", "node0", "true")
-        assert direct.returncode == 255
-
-
-def test_sshd_is_as_openssh_has_it_unless_told_otherwise(hosts):
-    def setting(lab, name):
-        done = subprocess.run(
-            [*lab.nodes[0].programs["sshd"].argv, "-T"], capture_output=True, text=True, check=True, timeout=BOUND_S
-        )
-        return re.search(rf"^{name} (.*)$", done.stdout, re.MULTILINE)[1]
-
-    assert [setting(hosts, name) for name in ("maxstartups", "maxsessions", "maxauthtries")] == ["10:30:100", "10", "6"]
-    with open_folder() as folder, HostLab(folder, hosts=1, sshd=["MaxSessions 1", "LogLevel DEBUG2"]) as other:
-        assert [setting(other, name) for name in ("maxsessions", "loglevel")] == ["1", "DEBUG2"]
-
-
-def test_a_key_that_is_not_known_is_refused(hosts):
-    lines = hosts.known_hosts.read_text().splitlines(keepends=True)
-    swapped = hosts.files / "swapped"
-    swapped.write_text(lines[0].split()[0] + " " + " ".join(lines[1].split()[1:]) + "\n")
-    words = ["-o", f"UserKnownHostsFile={swapped}", "-o", "BatchMode=yes", "node0", "true"]
-    done = hosts.run("ssh", "-F", str(hosts.config), *words)
-    assert done.returncode == 255 and "IDENTIFICATION HAS CHANGED" in done.stderr
 
 
 # -- faults
@@ -229,32 +172,3 @@ def test_up_and_down_leave_nothing(lab_possible):
         lab.down()
         assert lab.traces() == []
         assert sorted(path.name for path in folder.iterdir()) == ["log", "own-etc"]
-
-
-def test_what_cannot_come_up_says_why_and_leaves_nothing(lab_possible):
-    with open_folder() as folder:
-        lab = HostLab(folder, hosts=2, sshd=["Nonsense yes"])
-        with pytest.raises(RuntimeError, match=r"(?s)sshd in node0 has ended.*Nonsense"):
-            lab.up()
-        assert lab.traces() == []
-
-
-def test_by_hand(lab_possible):
-    def command(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    with open_folder() as parent:
-        folder = parent / "by-hand"
-        try:
-            said = command("up", "--kind", "hosts", "--nodes", "1", "--jump", "--at", folder)
-            shell = f'{said.strip()}; ssh -F "$LAUNCH_SSH_CONFIG" node0 hostname; head -1 "$LAUNCH_CLUSTERS"'
-            asked = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=BOUND_S)
-            assert asked.stdout == "node0\npool:\n", asked.stderr
-        finally:
-            command("down", "--at", folder)
-        assert not folder.exists()
-        assert claims.tagged(str(folder)) == []
