@@ -22,7 +22,7 @@ def two_nodes(desk, steps=STEPS, more="", hold=None):
 
 def fingerprint_here(desk, steps=STEPS):
     """Of the undisturbed run on this machine."""
-    return desk.wait(desk.submit(two_nodes(desk, steps)))["fingerprint"]
+    return desk.fingerprint_of(two_nodes(desk, steps))
 
 
 def handle_of(desk, run, attempt):

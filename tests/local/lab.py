@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from launcher.run.identity import process_id
 from launcher.run.processes import TAG, end_all
@@ -18,6 +19,8 @@ BOUND_S = float(os.environ.get("LAUNCH_TEST_BOUND_S", "150"))
 
 
 class Lab:
+    undisturbed: ClassVar[dict[str, str]] = {}
+
     def __init__(self, root: Path):
         self.project = root / "project"
         self.project.mkdir()
@@ -107,6 +110,13 @@ class Lab:
 
     def submit(self, spec, *words, **more):
         return self.launch("submit", spec, *words, **more).stdout.strip()
+
+    def fingerprint_of(self, spec):
+        """Of a run that nothing happens to: one run for all tests that ask for the same spec."""
+        text = (self.project / spec).read_text()
+        if text not in self.undisturbed:
+            self.undisturbed[text] = self.wait(self.submit(spec))["fingerprint"]
+        return self.undisturbed[text]
 
     def status(self, run):
         return json.loads(self.launch("status", run, "--json").stdout)

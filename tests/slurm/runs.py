@@ -24,7 +24,7 @@ def job_of(desk, run, attempt=1):
 
 def fingerprint_here(desk, steps):
     """Of the undisturbed run on this machine."""
-    return desk.wait(desk.submit(two_nodes(desk, steps)))["fingerprint"]
+    return desk.fingerprint_of(two_nodes(desk, steps))
 
 
 def jobs(slurm):

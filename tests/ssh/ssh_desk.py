@@ -65,7 +65,7 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
 
     def fingerprint_here(self, steps, nodes=2):
         """Of the undisturbed run on this machine."""
-        return self.wait(self.submit(self.job(steps, nodes)))["fingerprint"]
+        return self.fingerprint_of(self.job(steps, nodes))
 
 
 def command_line(pid):
