@@ -100,7 +100,6 @@ TABLES = [
                 "--steps",
                 "20",
                 "--speeds",
-                "fp32",
                 "bf16, fsdp",
                 "--megabytes",
                 "1",
@@ -110,7 +109,7 @@ TABLES = [
             *("--kills", "1", "--kill-steps", "20", "--tasks", "gpt, ddp"),
         ],
         [
-            *("fp32", "bf16, fsdp", "1 of together 0 MB", "0.00 GB", "all-reduce, 2 x 1 KB"),
+            *("bf16, fsdp", "1 of together 0 MB", "0.00 GB", "all-reduce, 2 x 1 KB"),
             *("ddp, 2 ranks | 2", "fsdp, 2 ranks | 2", "tp=2, fsdp | 2"),
             *("gpt, ddp | 2 | hot | 1", "gpt, ddp | 2 | warm | 1"),
         ],
@@ -122,7 +121,7 @@ TABLES = [
     ),
     (
         "serving",
-        ["--pairs", "1", "--seconds", "0.3", "--clients", "4", "--pixels", "8"],
+        ["--pairs", "1", "--seconds", "0.3", "--clients", "4", "--pixels", "8", "--peers", "plain"],
         ["`launch serve`, requests a second", "p99, of that"],
     ),
     (

@@ -311,11 +311,6 @@ def test_training_goes_on_when_a_save_fails(tmp_path, bad_rank):
     assert not [name for name in os.listdir(tmp_path) if name.startswith((".tmp", ".trash"))]
 
 
-def test_the_last_whole_one_stays_while_saves_fail(tmp_path):
-    spawn_ranks(train_on_a_bad_disk, 2, tmp_path, 1, (3, 4), 4 + 1)
-    assert catalog.steps(tmp_path) == [2, 5]
-
-
 @pytest.mark.daily
 def test_three_failures_in_a_row_end_the_run_on_all_ranks(tmp_path):
     results = spawn_ranks(train_on_a_bad_disk, 3, tmp_path, 2, range(3, 100), 90)
@@ -611,15 +606,8 @@ def test_an_optimizer_with_a_state_of_its_own_is_told_of(alone, caplog):
     assert "Own has a state_dict() of its own" in caplog.text
 
 
-def test_fenced_ends_a_process_quietly():
-    assert Fenced("somebody").code == EXIT_FENCED and str(Fenced("somebody")) == "somebody"
-
-
-def own_loop(alone, *arguments):
+def own_loop(*arguments):
     """The script in this process, which has imported torch already."""
-    if alone:
-        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            del os.environ[name]
     sys.argv[1:] = map(str, arguments)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -629,15 +617,14 @@ def own_loop(alone, *arguments):
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-@pytest.mark.parametrize(("command", "size"), [([sys.executable], 1), (TORCHRUN, 2)], ids=["python", "torchrun"])
-def test_in_a_loop_of_somebody_elses_style(tmp_path, command, size):
-    undisturbed = spawn_ranks(own_loop, size, size == 1, tmp_path / "calm")
-    stopped = Ranks(own_loop, size, size == 1, tmp_path / "it", 7).outcomes()
-    assert stopped == [("exited", EXIT_RESUME_ME)] * size
+def test_in_a_loop_of_somebody_elses_style(tmp_path):
+    undisturbed = spawn_ranks(own_loop, 2, tmp_path / "calm")
+    stopped = Ranks(own_loop, 2, tmp_path / "it", 7).outcomes()
+    assert stopped == [("exited", EXIT_RESUME_ME)] * 2
     root = Path(__file__).parents[3]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     resumed = subprocess.run(
-        [*command, SCRIPT, tmp_path / "it"], capture_output=True, text=True, timeout=250, env=environ
+        [*TORCHRUN, SCRIPT, tmp_path / "it"], capture_output=True, text=True, timeout=250, env=environ
     )
     assert resumed.returncode == 0, resumed.stderr
     assert sorted(resumed.stdout.splitlines(keepends=True)) == sorted(undisturbed)

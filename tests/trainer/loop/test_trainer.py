@@ -244,20 +244,6 @@ def test_early_stopping_comes_at_the_same_step(tmp_path):
     assert again == done, "it was over, and stays so"
 
 
-def test_what_is_done_is_done(tmp_path):
-    done = train(tmp_path, 2)
-    before = history(tmp_path)
-    assert train(tmp_path, 2) == done
-    assert history(tmp_path) == before
-
-
-def test_more_epochs_go_on_from_the_end_of_the_last(tmp_path):
-    train(tmp_path, 1, {"max_epochs": 2}, train_without_schedule)
-    done = train(tmp_path, 1, {"max_epochs": 3}, train_without_schedule)
-    assert (done["steps"], done["epochs"]) == (18, 3)
-    assert [line["epoch"] for line in history(tmp_path)] == [step // 6 for step in range(18)]
-
-
 def falling(optimizer, _total_steps):
     return torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5)
 
@@ -358,22 +344,6 @@ def fit_and_validate(folder, strategy, model):
         Trainer(settings_for(folder, max_epochs=3), optimizer=torch.optim.AdamW, **{**given, "model": make_model}).fit()
     )
     return codes, first, trainer.validate()
-
-
-def test_what_one_training_was_done_with_is_taken_back_by_the_next(tmp_path, monkeypatch):
-    """Else a rank that is killed in the second one would have ended well."""
-    fifo = tmp_path / "progress"
-    os.mkfifo(fifo)
-    reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
-    monkeypatch.setenv("LAUNCH_PROGRESS", str(fifo))
-    monkeypatch.setattr(wire.Wire, "_is_done", False)
-    words = b""
-    for part in ("one", "two"):
-        run_tiny(tmp_path / part, {"max_epochs": None, "max_steps": 2}, schedule=None)
-        words += os.read(reader, 1 << 16)
-    os.close(reader)
-    said = [line["done"] for line in map(json.loads, words.splitlines()) if "done" in line]
-    assert said == [True, False, True]
 
 
 @pytest.mark.parametrize(("strategy", "size"), [("ddp", 2), ("fsdp", 2), ("ddp", 1)])
