@@ -88,8 +88,7 @@ def has_moved_on(lab, run, before):
     ("strategy", "ranks", "workers", "memory"),
     [
         pytest.param("ddp", 2, 1, "", marks=pytest.mark.daily),
-        ("fsdp", 2, 0, ""),
-        ("zero1", 3, 0, "  memory_every: 2 steps\n"),
+        ("fsdp", 2, 0, "  memory_every: 2 steps\n"),
     ],
 )
 def test_killed_at_random_it_ends_as_if_it_had_been_left_alone(lab, strategy, ranks, workers, memory):

@@ -121,22 +121,6 @@ def test_the_exit_code_is_the_runs(laptop, jobs):
     assert laptop.launch("wait", run, "--timeout", "-1", check=2).stderr.startswith("launch: ")
 
 
-def test_wait_with_a_timeout(laptop, jobs):
-    run = jobs.submit()
-    done = laptop.launch("wait", run, "--timeout", "0.1", check=4)
-    assert f"hint: launch status {run}" in done.stderr
-    jobs.gate.touch()
-    laptop.launch("wait", run)
-
-
-def test_submit_and_follow(laptop, jobs):
-    jobs.gate.touch()
-    done = jobs.submit(0, "--follow")
-    run, *log = done.splitlines()
-    assert sum("leaves" in line for line in log) == 2
-    assert laptop.status(run)["state"] == "succeeded"
-
-
 @pytest.mark.daily
 def test_cancel_and_resume(laptop, login_node, jobs):
     run = jobs.up(jobs.submit())
@@ -179,17 +163,6 @@ def test_while_the_login_node_is_silent_a_run_stays_known(laptop, login_node, jo
     assert laptop.runs() == login_node.runs() == []
 
 
-def test_what_is_shown_follows_a_resume(laptop, jobs):
-    """A run that had ended is asked about again once it goes on."""
-    run = jobs.up(jobs.submit())
-    laptop.launch("cancel", run)
-    assert laptop.statuses()[run]["state"] == "cancelled"
-    laptop.launch("resume", run)
-    assert laptop.statuses()[run]["state"] in ("starting", "running")
-    jobs.gate.touch()
-    laptop.launch("wait", run)
-
-
 def test_ctrl_c_ends_the_following_and_not_the_run(laptop, login_node, jobs):
     run = jobs.up(jobs.submit())
     with laptop.start("logs", run, "-f", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follower:
@@ -200,16 +173,6 @@ def test_ctrl_c_ends_the_following_and_not_the_run(laptop, login_node, jobs):
         assert f"stopped following; {run} goes on".encode() in follower.stderr.read()
     until("the end of what served it", lambda: not serving(login_node))
     assert laptop.status(run)["state"] == "running"
-    jobs.gate.touch()
-    laptop.launch("wait", run)
-
-
-def test_a_follower_that_is_killed_leaves_nothing_there(laptop, login_node, jobs):
-    run = jobs.up(jobs.submit())
-    with laptop.start("wait", run, stdout=subprocess.PIPE) as waiter:
-        until("launch there", lambda: serving(login_node))
-        waiter.kill()
-    until("the end of what served it", lambda: not serving(login_node))
     jobs.gate.touch()
     laptop.launch("wait", run)
 

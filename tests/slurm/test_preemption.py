@@ -74,12 +74,3 @@ def test_before_the_time_limit_it_saves_and_goes_on(desk, slurm):
     assert status["fingerprint"] == fingerprint_here(desk, 360)
     first, last = (next(e["at"] for e in desk.events(run, kind)) for kind in ("submitted", "stop_asked"))
     assert last - first > 20  # not at Slurm's first, early word
-
-
-def test_an_explicit_budget_for_the_limit_ends_the_run(desk, slurm):
-    more = "recovery:\n  time_limit: 0\n"
-    spec = desk.chain(args="steps: 100000", resources="nodes: 2\nranks_per_node: 2\ntime: 1m", more=more)
-    run = desk.submit(spec, "--on", "slurm", "--set", "slurm.signal_before=50s")
-    status = desk.wait(run, check=17)
-    assert (status["state"], status["cause"], status["attempt"]) == ("failed", "time_limit", 1)
-    desk.until("no job", lambda: not jobs(slurm))

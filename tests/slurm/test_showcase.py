@@ -40,25 +40,10 @@ def test_preempted_and_a_node_lost_and_out_of_time_it_ends_with_the_undisturbed_
     desk.until("the end of the attempt", lambda: record(desk, run, "exit.json", attempt))
     trains(desk, run, attempt, 0)
     lost.power_on()
-    desk.until("the time limit, twice", lambda: causes(desk, run).count("time_limit") >= 2, timeout_s=400)
+    desk.until("the time limit", lambda: "time_limit" in causes(desk, run), timeout_s=400)
     desk.brake.unlink()
     status = desk.wait(run, timeout=300)
     assert causes(desk, run).count("node_lost") == 1
     undisturbed = desk.wait(desk.submit(spec), timeout=200)
     assert status["fingerprint"] == undisturbed["fingerprint"]
     assert status["step"] == undisturbed["step"] == steps
-
-
-@pytest.mark.timeout(400)
-def test_taken_from_slurm_to_this_machine_and_back_it_is_the_same_training(desk):
-    spec = small_resnet(desk, 40)
-    run = desk.submit(spec, "--on", "slurm")
-    for attempt, cluster in ((1, "local"), (2, "slurm")):
-        trains(desk, run, attempt - 1, 3 * attempt)
-        desk.launch("cancel", run)
-        desk.launch("resume", run, "--on", cluster)
-    trains(desk, run, 2, 8)
-    desk.brake.unlink()
-    status = desk.wait(run)
-    assert (status["attempt"], status["cluster"]) == (3, "slurm")
-    assert status["fingerprint"] == desk.wait(desk.submit(spec))["fingerprint"]

@@ -3,25 +3,13 @@
 import contextlib
 
 import pytest
-from ssh_desk import Desk, strike
+from ssh_desk import strike
 
 from launcher.places.ssh.doctor_checks import crontab_line
-from tests.lab.fixtures import open_folder
-from tests.lab.hosts import HostLab
 
 pytestmark = pytest.mark.nightly
 
 RULES = "recovery: {lease: 10s, wait: 5s}\n"
-
-
-@pytest.fixture
-def one_disk(tmp_path, lab_possible):
-    """A user's desk at three hosts that have one disk."""
-    with open_folder() as folder:
-        lab = HostLab(folder, hosts=3, shared=True)
-        lab.up()
-        yield Desk(tmp_path, lab)
-        lab.down()
 
 
 def growing(desk, least=2):
@@ -69,10 +57,6 @@ def test_a_host_that_was_lost_is_in_the_next_generation(desk, lost):
     desk.launch("cancel", run)
     assert desk.left() == []
     assert desk.status(run)["state"] == "cancelled"
-
-
-def test_on_one_disk_the_first_host_comes_back_under_the_lead_of_another(one_disk):
-    the_first_comes_back(one_disk)
 
 
 def test_the_first_host_comes_back_under_the_lead_of_another_and_without_anybody(desk):
