@@ -113,22 +113,6 @@ def test_a_node_that_is_down(slurm, doctor):
     assert "4 of 4 of main take no jobs" in problems(found)["nodes"][0]
 
 
-def test_a_partition_that_is_down(slurm, doctor):
-    slurm.ask("scontrol", "update", "PartitionName=minute", "State=DOWN")
-    try:
-        assert problems(doctor("--partition", "minute", check=4))["partition"] == ["minute is down"]
-        assert not any(problems(doctor()).values())
-    finally:
-        slurm.ask("scontrol", "update", "PartitionName=minute", "State=UP")
-
-
-def test_a_partition_that_does_not_exist(desk, slurm, doctor):
-    done = desk.launch("doctor", "slurm", "--partition", "mian", "--try", check=4)
-    assert "Slurm knows no partition 'mian'" in done.stdout and "hint: did you mean main?" in done.stdout
-    assert "trial" not in doctor("--partition", "mian", "--try", check=4)
-    assert_nothing_is_left(desk, slurm)
-
-
 def test_a_job_that_slurm_refuses(desk, slurm, doctor):
     slurm.ask("scontrol", "update", "PartitionName=minute", "State=DRAIN")
     try:
@@ -165,14 +149,6 @@ def test_two_nodes_that_are_well(desk, slurm, doctor):
     assert_nothing_is_left(desk, slurm)
 
 
-def test_one_node_of_a_partition_of_short_jobs(desk, slurm, doctor):
-    found = doctor("--try", "--partition", "minute", "--nodes", "1")
-    assert not any(problems(found).values())
-    assert " on node0, its first word " in found["trial"][0][1]
-    assert "network" not in found
-    assert_nothing_is_left(desk, slurm)
-
-
 def test_a_folder_with_a_name_that_a_shell_would_misread(desk, slurm, doctor, tmp_path):
     runs = tmp_path / 'it\'s "$(touch canary)"; touch canary'
     runs.mkdir()
@@ -188,14 +164,6 @@ def test_no_node_is_free(desk, slurm, doctor):
     assert "was cancelled: waiting for nodes to become free" in done.stdout
     assert "is pending: waiting for nodes to become free" in done.stderr
     assert_nothing_is_left(desk, slurm, [other])
-
-
-def test_an_interface_that_nodes_do_not_have(desk, slurm, doctor):
-    found = doctor("--try", "--interface", "ib0", check=4)
-    assert sorted(problems(found)["network"]) == [
-        f"{node}: there is no interface 'ib0' with an address on {node}" for node in ("node0", "node1")
-    ]
-    assert_nothing_is_left(desk, slurm)
 
 
 @contextlib.contextmanager
@@ -236,13 +204,6 @@ def test_a_node_without_python(desk, slurm, doctor):
         found = problems(doctor("--try", check=4))
     assert found["python"] == [f"{sys.executable} is not there on node1"]
     assert not found.get("network")
-    assert_nothing_is_left(desk, slurm)
-
-
-def test_a_node_without_the_launcher(desk, slurm, doctor):
-    with hidden(slurm.nodes[1], Path(__file__).parents[2] / "launcher"):
-        (text,) = problems(doctor("--try", check=4))["python"]
-    assert text.startswith(f"{sys.executable} on node1: ") and "No module named 'launcher" in text
     assert_nothing_is_left(desk, slurm)
 
 
