@@ -54,10 +54,7 @@ def test_a_site_that_expedites_is_asked_to_and_its_job_never_fails(tmp_path):
     assert written(script(tmp_path))["requeue"] is True
 
 
-GOLDEN = {
-    "plain": (
-        "resources:\n  gpus_per_node: 0\n",
-        f"""\
+GOLDEN = f"""\
 #!/bin/bash
 
 # Parameters
@@ -76,33 +73,38 @@ GOLDEN = {
 export SUBMITIT_EXECUTOR=slurm
 trap '' USR1 USR2
 exec {PYTHON} -P -m launcher.places.batch.job.guard slurm /runs/train-7k3f
-""",
-    ),
+"""
+
+
+def test_golden(tmp_path):
+    assert script(tmp_path, "resources:\n  gpus_per_node: 0\n") == GOLDEN
+
+
+COMMON = {
+    "chdir": "/",
+    "job-name": "train-7k3f",
+    "open-mode": "append",
+    "output": "/runs/train-7k3f/slurm-%j.out",
+    "requeue": True,
+}
+ASKED = {
     "GPUs": (
-        "resources:\n  nodes: 2\n  gpus_per_node: 2\n  memory_gb: 1.5\n  time: 90s\n",
-        f"""\
-#!/bin/bash
-
-# Parameters
-#SBATCH --chdir=/
-#SBATCH --comment=launch:c0ffee
-#SBATCH --cpus-per-task=16
-#SBATCH --gres=gpu:2
-#SBATCH --job-name=train-7k3f
-#SBATCH --mem=1500M
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --open-mode=append
-#SBATCH --output=/runs/train-7k3f/slurm-%j.out
-#SBATCH --requeue
-#SBATCH --signal=B:USR1@45
-#SBATCH --time=2
-
-# command
-export SUBMITIT_EXECUTOR=slurm
-trap '' USR1 USR2
-exec {PYTHON} -P -m launcher.places.batch.job.guard slurm /runs/train-7k3f
+        """resources:
+  nodes: 2
+  gpus_per_node: 2
+  memory_gb: 1.5
+  time: 90s
 """,
+        {
+            "comment": "launch:c0ffee",
+            "cpus-per-task": "16",
+            "gres": "gpu:2",
+            "mem": "1500M",
+            "nodes": "2",
+            "ntasks-per-node": "1",
+            "signal": "B:USR1@45",
+            "time": "2",
+        },
     ),
     "a range and spares": (
         """
@@ -114,26 +116,7 @@ resources:
 recovery:
   spares: 1
 """,
-        f"""\
-#!/bin/bash
-
-# Parameters
-#SBATCH --chdir=/
-#SBATCH --comment=launch:c0ffee
-#SBATCH --cpus-per-task=6
-#SBATCH --job-name=train-7k3f
-#SBATCH --no-kill
-#SBATCH --nodes=2-5
-#SBATCH --open-mode=append
-#SBATCH --output=/runs/train-7k3f/slurm-%j.out
-#SBATCH --requeue
-#SBATCH --signal=B:USR1@120
-
-# command
-export SUBMITIT_EXECUTOR=slurm
-trap '' USR1 USR2
-exec {PYTHON} -P -m launcher.places.batch.job.guard slurm /runs/train-7k3f
-""",
+        {"comment": "launch:c0ffee", "cpus-per-task": "6", "no-kill": True, "nodes": "2-5", "signal": "B:USR1@120"},
     ),
     "every option": (
         """
@@ -160,48 +143,37 @@ slurm:
     licenses: matlab:1
     switches: '1@00:10:00'
 """,
-        f"""\
-#!/bin/bash
-
-# Parameters
-#SBATCH --account=my_project
-#SBATCH --chdir=/
-#SBATCH --comment='launch:c0ffee nightly run'
-#SBATCH --constraint='a100&nvlink|h100'
-#SBATCH --cpus-per-task=32
-#SBATCH --exclude='gpu07,gpu[08-09]'
-#SBATCH --exclusive
-#SBATCH --gres=gpu:a100:4,nvme:1
-#SBATCH --job-name=train-7k3f
-#SBATCH --licenses=matlab:1
-#SBATCH --mail-type=END,FAIL
-#SBATCH --mail-user=me@example.org
-#SBATCH --nodelist=gpu01,gpu02
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --open-mode=append
-#SBATCH --output=/runs/train-7k3f/slurm-%j.out
-#SBATCH --partition=gpu,long
-#SBATCH --qos=high
-#SBATCH --requeue
-#SBATCH --reservation=days
-#SBATCH --signal=B:USR1@300
-#SBATCH --switches=1@00:10:00
-#SBATCH --time=2880
-
-# command
-export SUBMITIT_EXECUTOR=slurm
-trap '' USR1 USR2
-exec {PYTHON} -P -m launcher.places.batch.job.guard slurm /runs/train-7k3f
-""",
+        {
+            "account": "my_project",
+            "comment": "launch:c0ffee nightly run",
+            "constraint": "a100&nvlink|h100",
+            "cpus-per-task": "32",
+            "exclude": "gpu07,gpu[08-09]",
+            "exclusive": True,
+            "gres": "gpu:a100:4,nvme:1",
+            "licenses": "matlab:1",
+            "mail-type": "END,FAIL",
+            "mail-user": "me@example.org",
+            "nodelist": "gpu01,gpu02",
+            "nodes": "1",
+            "ntasks-per-node": "1",
+            "partition": "gpu,long",
+            "qos": "high",
+            "reservation": "days",
+            "signal": "B:USR1@300",
+            "switches": "1@00:10:00",
+            "time": "2880",
+        },
     ),
 }
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden(tmp_path, name):
-    body, expected = GOLDEN[name]
-    assert script(tmp_path, body) == expected
+@pytest.mark.parametrize("name", ASKED)
+def test_what_the_spec_asks_for_becomes_an_option_and_the_command_stays(tmp_path, name):
+    body, wanted = ASKED[name]
+    found = script(tmp_path, body)
+    assert written(found) == COMMON | wanted
+    assert found.partition("# command")[2] == GOLDEN.partition("# command")[2]
 
 
 def test_an_array_is_named_by_the_spec_and_writes_one_file_for_each_run(tmp_path):
