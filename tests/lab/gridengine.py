@@ -261,10 +261,6 @@ class GridEngineLab(Lab):
         last = self.spool / "qmaster" / "jobseqnum"
         last.write_text(f"{(int(last.read_text()) if last.exists() else 0) + 100}\n")
 
-    def freeze_master(self) -> None:
-        """It takes connections and never answers."""
-        self.control.signal("sge_qmaster", signal.SIGSTOP)
-
     def thaw_master(self) -> None:
         self.control.signal("sge_qmaster", signal.SIGCONT)
 

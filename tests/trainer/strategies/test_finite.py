@@ -38,13 +38,13 @@ def _own(gradient):
 
 @pytest.mark.daily
 @pytest.mark.parametrize(
-    ("strategy", "ranks", "kind"),
+    ("strategy", "ranks", "kind", "clip_norm"),
     [
-        ("none", 1, "loss"), ("none", 1, "gradient"), ("ddp", 2, "loss"), ("zero1", 2, "loss"),
-        ("zero2", 2, "gradient"), ("fsdp", 2, "loss"), ("fsdp", 3, "gradient"), ("hsdp", 4, "loss"),
+        ("none", 1, "loss", None), ("none", 1, "gradient", 1.0), ("ddp", 2, "loss", None), ("ddp", 2, "loss", 1.0),
+        ("zero1", 2, "loss", 1.0), ("zero2", 2, "gradient", None), ("fsdp", 2, "loss", 1.0),
+        ("fsdp", 3, "gradient", None), ("hsdp", 4, "loss", 1.0),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_what_is_not_finite_on_one_rank_skips_the_step_on_all(strategy, ranks, kind, clip_norm):
     settings = StrategySettings(strategy=strategy, clip_norm=clip_norm, shard_size=2 if strategy == "hsdp" else None)
     for states in spawn_ranks(disturbed, ranks, Trial(settings, optimizer=adamw), kind):
