@@ -74,7 +74,7 @@ def name_of(case):
 
 
 @pytest.mark.daily
-@pytest.mark.parametrize(("recipe", "size"), one_in(8, WORLDS + FEATURES), ids=name_of)
+@pytest.mark.parametrize(("recipe", "size"), one_in(8, WORLDS + FEATURES, nightly=2), ids=name_of)
 def test_killed_and_resumed_equals_undisturbed(tmp_path, recipe, size):
     undisturbed = Ranks(train, size, tmp_path / "calm", recipe).results()
     print(f"seed {SEED}")

@@ -47,7 +47,7 @@ def killed(folder, size, *deaths, words=(), **how):
     one_in(3, [
         (0, 2, 8, "backward"), (1, 2, 10, "on_step"), (1, 3, 0, "forward"), (0, 2, 15, "on_validation"),
         (1, 2, 9, "optimizer"), (0, 3, 23, "backward"),
-    ]),
+    ], nightly=2),
 )  # fmt: skip
 def test_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place):
     fingerprint, wanted = alone(size)
@@ -189,7 +189,7 @@ def gone_back_to(run):
         ("fsdp", 2, 1, 9, "optimizer"), ("zero1", 2, 0, 9, "spread"), ("zero1", 3, 1, 10, "on_step"),
         ("zero2", 2, 1, 8, "backward"), ("hsdp", 2, 0, 8, "forward"), ("fsdp", 3, 0, 15, "on_validation"),
         ("zero1", 2, 1, 23, "backward"), ("zero1", 2, 0, 8, "optimizer"),
-    ]),
+    ], nightly=2),
 )  # fmt: skip
 def test_parts_of_the_state_go_back_to_the_newest_snapshot_in_memory(
     tmp_path, alone, strategy, size, victim, step, place
@@ -252,7 +252,7 @@ def no_update_was_made_twice(run, ranks):
 
 @pytest.mark.parametrize(
     ("victim", "step", "place"),
-    one_in(4, [(0, 8, "backward"), (3, 0, "forward"), (3, 9, "optimizer"), (0, 15, "on_validation")]),
+    one_in(4, [(0, 8, "backward"), (3, 0, "forward"), (3, 9, "optimizer"), (0, 15, "on_validation")], nightly=2),
 )
 def test_hsdp_takes_the_shards_of_a_killed_rank_from_their_copy(tmp_path, alone, victim, step, place):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
