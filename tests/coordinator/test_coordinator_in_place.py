@@ -766,19 +766,29 @@ def test_a_drained_node_is_left_without_a_restart() -> None:
 # -- a node that is drained
 
 
-def test_ranks_of_a_drained_node_move_to_the_spare_and_the_others_stay() -> None:
+LEFT = pytest.mark.parametrize(
+    ("word", "brief", "becomes"),
+    [(Drain(1), "node 1 is drained", "drained"), (Move(1), "the ranks of node 1 move to a spare", "spare")],
+    ids=["drained", "moved"],
+)
+
+
+@LEFT
+def test_ranks_of_a_node_move_to_the_spare_and_the_others_stay(word: Drain | Move, brief: str, becomes: str) -> None:
     cluster = running(3, spares=1)
     before = pids(cluster)
-    cluster.feed(Drain(1))
+    cluster.feed(word)
     cluster.settle()
     assert [(node, word.generation, word.grace_s) for node, word in words(cluster, Stop)] == [(1, 1, 0.0)]  # type: ignore[attr-defined]
     assert joined(cluster) == [(3, 1, 2)]
     assert [node for node, _ in words(cluster, ContinueInPlace)] == [0, 2]
     state, after = cluster.state(), pids(cluster)
     assert (state.state, state.generation) == (State.RUNNING, 2)
-    assert was_planned(cluster) == "node 1 is drained"
+    assert was_planned(cluster) == brief
     assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}
-    assert [node.state for node in state.nodes] == ["up", "drained", "up", "up"]
+    assert [node.state for node in state.nodes] == ["up", becomes, "up", "up"]
+    moved = [(event.node, event.text) for event in cluster.recorded("moved")]
+    assert moved == [(1, "the ranks of node 1 have moved; ranks run on node 0, 3, 2")] * (becomes == "spare")
 
 
 def test_nobody_is_started_in_a_drained_nodes_place_before_its_ranks_have_ended() -> None:
@@ -902,13 +912,17 @@ def test_a_new_rank_that_has_met_nobody_yet_does_not_keep_the_others_from_going_
     assert [("a new generation follows, hot" in event.text) for event in cluster.recorded("regroup")] == [True, True]
 
 
-def test_warm_all_may_save_and_the_spare_is_in_the_next_generation() -> None:
+@LEFT
+def test_warm_all_may_save_and_the_spare_is_in_the_next_generation(
+    word: Drain | Move, brief: str, becomes: str
+) -> None:
     cluster = running(2, spares=1, rules=WARM)
-    cluster.feed(Drain(1))
+    cluster.feed(word)
     cluster.advance(1)
     assert {node for node, word in words(cluster, Stop) if word.grace_s} == {0, 1}  # type: ignore[attr-defined]
     assert cluster.starts(2).keys() == {0, 2}
-    assert was_planned(cluster) == "node 1 is drained"
+    assert was_planned(cluster) == brief
+    assert cluster.state().nodes[1].state == becomes
 
 
 def test_the_first_node_and_unknown_ones_cannot_be_drained() -> None:
@@ -930,16 +944,19 @@ def test_a_drained_node_that_is_lost_while_it_ends_its_ranks_is_as_good_as_stopp
     assert cluster.state().state is State.RUNNING
 
 
-def test_a_rank_that_is_killed_while_a_node_is_drained_is_replaced_with_its_ranks() -> None:
+@LEFT
+def test_a_rank_that_is_killed_meanwhile_is_replaced_with_those_that_move(
+    word: Drain | Move, brief: str, becomes: str
+) -> None:
     cluster = running(2, spares=1)
-    cluster.feed(Drain(1))
+    cluster.feed(word)
     cluster.end_rank(0, signal=9)
     cluster.settle()
     cluster.advance(1)
     assert [(node, word.survivors) for node, word in words(cluster, ContinueInPlace)] == [(0, (1,))]  # type: ignore[attr-defined]
     assert joined(cluster) == [(2, 1, 2)]
-    assert cluster.state().state is State.RUNNING
-    assert cluster.state().restarts == {"killed": 1}
+    state = cluster.state()
+    assert (state.state, state.nodes[1].state, state.restarts) == (State.RUNNING, becomes, {"killed": 1})
 
 
 def test_no_budget_is_used_for_what_was_wanted() -> None:
@@ -984,22 +1001,6 @@ def refusals(cluster: Cluster) -> list[str]:
     return [event.text.partition(": ")[2] for event in cluster.recorded("not_moved")]
 
 
-def test_ranks_of_a_node_move_to_the_spare_and_the_node_is_one() -> None:
-    cluster = running(3, spares=1)
-    before = pids(cluster)
-    cluster.feed(Move(1))
-    cluster.settle()
-    assert [(node, word.generation, word.grace_s) for node, word in words(cluster, Stop)] == [(1, 1, 0.0)]  # type: ignore[attr-defined]
-    assert joined(cluster) == [(3, 1, 2)]
-    state, after = cluster.state(), pids(cluster)
-    assert (state.state, state.generation) == (State.RUNNING, 2)
-    assert was_planned(cluster) == "the ranks of node 1 move to a spare"
-    assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}
-    assert [node.state for node in state.nodes] == ["up", "spare", "up", "up"]
-    [moved] = cluster.recorded("moved")
-    assert (moved.node, moved.text) == (1, "the ranks of node 1 have moved; ranks run on node 0, 3, 2")
-
-
 def test_they_move_back_and_forth() -> None:
     cluster = running(2, spares=1)
     for node, there in ((1, {0: (0, 1), 2: (2, 3)}), (2, {0: (0, 1), 1: (2, 3)}), (1, {0: (0, 1), 2: (2, 3)})):
@@ -1032,15 +1033,6 @@ def test_one_of_several_spares_can_be_named(rules: Recovery) -> None:
         all_stay(cluster)
     cluster.advance(1)
     assert places(cluster) == {0: (0, 1), 4: (2, 3), 3: (4, 5)}
-
-
-def test_warm_all_may_save_before_they_move() -> None:
-    cluster = running(2, spares=1, rules=WARM)
-    cluster.feed(Move(1))
-    cluster.advance(1)
-    assert {node for node, word in words(cluster, Stop) if word.grace_s} == {0, 1}  # type: ignore[attr-defined]
-    assert cluster.starts(2).keys() == {0, 2}
-    assert len(cluster.recorded("moved")) == 1
 
 
 @pytest.mark.parametrize(
@@ -1104,18 +1096,6 @@ def test_a_node_whose_ranks_were_to_move_when_the_spare_took_that_of_another_kee
     cluster.advance(2)
     assert places(cluster) == {0: (0, 1), 1: (2, 3), 3: (4, 5)}
     assert refusals(cluster) == ["no spare was ready any more"]
-
-
-def test_a_rank_that_is_killed_while_others_move_is_replaced_with_them() -> None:
-    cluster = running(2, spares=1)
-    cluster.feed(Move(1))
-    cluster.end_rank(0, signal=9)
-    cluster.settle()
-    cluster.advance(1)
-    assert places(cluster) == {0: (0, 1), 2: (2, 3)}
-    assert cluster.state().state is State.RUNNING
-    assert cluster.state().nodes[1].state == "spare"
-    assert cluster.state().restarts == {"killed": 1}
 
 
 SICK = "cpu: memory: expected 1, got 2"
