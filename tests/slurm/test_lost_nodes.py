@@ -70,16 +70,21 @@ def test_a_node_that_an_administrator_drains_has_its_ranks_moved_to_the_spare(de
     assert status["fingerprint"] == fingerprint_here(desk, STEPS)
 
 
-def test_without_one_it_moves_to_other_nodes_and_avoids_the_lost_one(desk, slurm):
+@pytest.mark.parametrize("lost", [0, 1])
+def test_without_one_it_moves_to_other_nodes_and_avoids_the_lost_one(desk, slurm, lost):
+    """Where it is the first one Slurm starts the job anew."""
     run = desk.submit(two_nodes(desk, STEPS, SHORT, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)
-    slurm.nodes[1].power_off()
+    slurm.nodes[lost].power_off()
     desk.let_go()
-    status = desk.wait(run)
+    status = desk.wait(run, timeout=180)
     assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])
-    assert "node1" not in [node["host"] for node in status["nodes"]]
+    if lost:
+        assert "node1" not in [node["host"] for node in status["nodes"]]
+    else:
+        assert "node0" in desk.events(run, "failure")[0]["text"]
     assert status["fingerprint"] == fingerprint_here(desk, STEPS)
-    slurm.nodes[1].power_on()
+    slurm.nodes[lost].power_on()
 
 
 def test_a_lost_node_is_shown_with_the_evidence_and_can_be_pardoned(desk, slurm):
@@ -159,18 +164,6 @@ def test_a_cancel_names_the_node_that_cannot_be_asked_and_nothing_lives_there_af
     slurm.nodes[1].mend()
     slurm.nodes[1].kill_slurmd()  # else it is told of the job's end once more after a minute only
     slurm.nodes[1].start_slurmd()
-
-
-def test_the_first_node_gone_slurm_starts_the_job_anew(desk, slurm):
-    run = desk.submit(two_nodes(desk, STEPS, SHORT, hold=STEPS - 1), "--on", "slurm")
-    desk.until_step(run, 20)
-    slurm.nodes[0].power_off()
-    desk.let_go()
-    status = desk.wait(run, timeout=180)
-    assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])
-    assert "node0" in desk.events(run, "failure")[0]["text"]
-    assert status["fingerprint"] == fingerprint_here(desk, STEPS)
-    slurm.nodes[0].power_on()
 
 
 @pytest.mark.daily
