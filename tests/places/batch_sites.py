@@ -5,8 +5,6 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = Path(__file__).parent / "scripts" / "batch_site.py"
 LSF = ("bsub", "bjobs", "bhist", "bkill", "bresume", "bhosts", "lsid", "bparams", "blaunch")
 PBS = ("qsub", "qselect", "qstat", "qdel", "qrls", "qrerun", "pbsnodes", "pbs_tmrsh")
@@ -57,15 +55,3 @@ class BatchSite:
         for job in self.jobs().values():
             (self.folder / f"{job['id']}.deleted").touch()
         self.lab.until("the end of every job", lambda: all(one["state"] == "ended" for one in self.jobs().values()))
-
-
-def site_of(programs):
-    """A fixture: a site with these programs on the PATH of a user."""
-
-    @pytest.fixture
-    def site(lab, tmp_path):
-        made = BatchSite(lab, tmp_path, programs)
-        yield made
-        made.tidy()
-
-    return site

@@ -179,6 +179,7 @@ class BatchSystem(ABC):
     hosts_variable = "PE_HOSTFILE"  # names a file with the job's hosts, one at the start of a line, its own first
     leaves_with: int | None = None  # a job is put back by leaving with this code; None: by `requeue`
     gpu_resource = "gpu"  # what it calls GPUs, where a spec does not say so
+    most_in_array = 1  # runs that one array may have; 1: no arrays
 
     def __init__(self) -> None:
         self.started: list[AgentProcess] = []  # what this process has started on other hosts of the job

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 
 class BatchCluster(Place):
-    """What a kind adds: what a node offers, where its batch system does not list hosts, and how many runs an array may
-    have."""
+    """A batch system as a place. What a kind adds: what a node offers, where its batch system does not list hosts."""
 
     supports_reach = True
     takes: Sequence[str] = ()  # of what a spec says of waiting, `after` and `max_parallel` among it
@@ -38,6 +37,10 @@ class BatchCluster(Place):
         self.queue = queue
         self.kind = queue.kind
         self._heard: tuple[list[tuple[RunDir, AttemptDir]], list[ClusterWord | None]] = ([], [])
+
+    def most_together(self) -> int:
+        """Return how many runs one array may have."""
+        return self.queue.most_in_array
 
     def machine(self, spec: JobSpec) -> Machine:
         """Return the most that a host has of GPUs, and the least of cores that those hosts have. Where only what is

@@ -44,7 +44,6 @@ _NO_ANSWER = (
 )  # fmt: skip
 ask = Programs(CALLED, "master", _NO_ANSWER).ask
 _AGAIN = 99  # a job that leaves with it is put back: bsub -Q
-_MOST_IN_AN_ARRAY = 1000  # MAX_JOB_ARRAY_SIZE, where a site says nothing else
 _JOB_ID = re.compile(r"([0-9]{1,12})(?:\[([0-9]{1,9})\])?")
 _SUBMITTED = re.compile(r"^Job <([0-9]{1,12})> is submitted to ", re.MULTILINE)
 _FIELDS = (
@@ -69,9 +68,6 @@ class LsfCluster(BatchCluster):
     def __init__(self) -> None:
         super().__init__(LsfSystem())
 
-    def most_together(self) -> int:
-        return _MOST_IN_AN_ARRAY
-
 
 class LsfSystem(BatchSystem):
     """The command lines of LSF."""
@@ -82,6 +78,7 @@ class LsfSystem(BatchSystem):
     starts = ("blaunch", "-n")
     id_variable, hosts_variable = "LSB_JOBID", "LSB_DJOB_HOSTFILE"
     leaves_with: int | None = _AGAIN
+    most_in_array = 1000  # MAX_JOB_ARRAY_SIZE, where a site says nothing else
 
     def site(self) -> str:
         found = re.search(r"^My cluster name is (\S+)", ask(["lsid"]).out, re.MULTILINE)

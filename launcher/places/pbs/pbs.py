@@ -45,7 +45,6 @@ _NO_ANSWER = (
 ask = Programs(CALLED, "server", _NO_ANSWER).ask
 _NOT_THERE = ("unknown job", "has finished", "job history")  # the last where a server keeps none
 _JOB_ID = re.compile(r"[0-9]{1,12}(\[[0-9]{0,9}\])?(\.[A-Za-z0-9.-]{1,200})?")
-_MOST_IN_AN_ARRAY = 1000
 _KILLED_FOR_TIME = -29  # JOB_EXEC_KILL_WALLTIME
 _SIGNALLED = 256  # a job that a signal ended has this and the signal as its exit status
 _ENDED = ("F", "X")
@@ -64,9 +63,6 @@ class PbsCluster(BatchCluster):
     def __init__(self) -> None:
         super().__init__(PbsSystem())
 
-    def most_together(self) -> int:
-        return _MOST_IN_AN_ARRAY
-
 
 class PbsSystem(BatchSystem):
     """The command lines of PBS."""
@@ -77,6 +73,7 @@ class PbsSystem(BatchSystem):
     starts = ("pbs_tmrsh",)
     id_variable, hosts_variable = "PBS_JOBID", "PBS_NODEFILE"
     gpu_resource = "ngpus"
+    most_in_array = 1000
 
     def site(self) -> str:
         """As the configuration of its clients calls the server."""
