@@ -1,0 +1,72 @@
+"""`notice` on Slurm: ranks leave nodes that are about to go, and no step is lost."""
+
+import json
+import signal
+
+import pytest
+from runs import own, strike
+
+from tests.noticed import NoticedRun
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
+
+GOES = """#!/bin/sh
+test -e "$1/goes-$LAUNCH_NODE"
+"""
+
+
+@pytest.fixture
+def noticed(desk):
+    """`noticed(spares=1)` makes a spec for Slurm, in which a command tells that a node goes."""
+    (desk.project / "goes.sh").write_text(GOES)
+    (desk.project / "goes.sh").chmod(0o755)
+    command = f"notice: {{command: [./goes.sh, {json.dumps(str(desk.project.parent))}], lead: 60s}}\n"
+
+    def make(notice=command, **given):
+        return NoticedRun(desk, lambda: desk.read_state(desk.run), notice, **given)
+
+    return make
+
+
+def goes(desk, node):
+    return desk.project.parent / f"goes-{node}"
+
+
+@pytest.mark.parametrize("notices", [pytest.param(1, marks=pytest.mark.daily), 5])
+def test_ranks_move_to_a_spare_and_back_at_each_notice(desk, noticed, notices):
+    made = noticed(spares=1, notices=notices)
+    desk.run = desk.submit(made.spec, "--on", "slurm")
+    generation, leaves, comes = made.trains_on(0, 1, after=0)["generation"], 1, 2
+    for _ in range(notices):
+        desk.until("a spare", lambda node=comes: desk.read_state(desk.run)["nodes"][node]["state"] == "spare")
+        goes(desk, leaves).touch()
+        generation = made.trains_on(0, comes, after=generation)["generation"]
+        goes(desk, leaves).unlink()
+        leaves, comes = comes, leaves
+    desk.brake.unlink()
+    made.none_is_lost(desk.wait(desk.run), again=notices)
+
+
+def test_ranks_move_to_a_spare_when_the_agent_of_their_node_gets_the_signal(desk, noticed):
+    made = noticed("notice: {signal: PWR, lead: 60s}\n", spares=1)
+    desk.run = desk.submit(made.spec, "--on", "slurm")
+    made.trains_on(0, 1, after=0)
+    desk.until("a spare", lambda: desk.read_state(desk.run)["nodes"][2]["state"] == "spare")
+    strike(own(desk, desk.run, f"launcher.node\0{desk.run_dir(desk.run)}\0{1}\0{1}")[0], signal.SIGPWR)
+    made.trains_on(0, 2, after=1)
+    desk.brake.unlink()
+    made.none_is_lost(desk.wait(desk.run), again=1)
+
+
+@pytest.mark.parametrize("notices", [5])
+def test_without_a_spare_all_save_and_go_on_from_there_once_the_node_stays(desk, noticed, notices):
+    made = noticed(mode="warm", notices=notices)
+    desk.run = desk.submit(made.spec, "--on", "slurm")
+    generation = made.trains_on(0, 1, after=0)["generation"]
+    for _ in range(notices):
+        goes(desk, 1).touch()
+        made.waits_without(1)
+        goes(desk, 1).unlink()
+        generation = made.trains_on(0, 1, after=generation)["generation"]
+    desk.brake.unlink()
+    made.none_is_lost(desk.wait(desk.run))
