@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from launcher.status.moving import MoveAnswer
     from launcher.status.series import Row, Rows
     from launcher.submission.exporting import Exported
+    from launcher.submission.replacing import Replacement
     from launcher.supervisor.notify.record import Notifying
 
 Spec = str | Path | Mapping[str, Any] | Any  # a file, or what would stand in one
@@ -85,9 +86,11 @@ class Run:
         self, *, ranks: Collection[int] | None = None, follow: bool = False, choice: LogChoice | None = None
     ) -> "Iterator[LogLine]":
         """Yield the merged log of all ranks, or the chosen part; with `follow`, as it grows, until the run ends."""
+        lost = self.replacement()
         return merged_logs(
-            RunDir(self.path), ranks=ranks, follow=follow, renew=lambda: self.renew().state.ended, choice=choice
-        )
+            RunDir(self.path), ranks=ranks, follow=follow, renew=lambda: lost.shown(self.renew()).state.ended,
+            choice=choice,
+        )  # fmt: skip
 
     def renew(self) -> "RunStatus":
         """Return the run's status, and bring home what ranks on other machines have written: all of an ended run."""
@@ -96,6 +99,12 @@ class Run:
         for place in _places_of(run):
             place.bring_logs(run)
         return status
+
+    def replacement(self) -> "Replacement":
+        """Return what resumes the run on other hosts, once it has lost some, while somebody waits for it."""
+        from launcher.submission.replacing import Replacement  # late: of no use to `status`
+
+        return Replacement(RunDir(self.path), self.resume)
 
     def about(self) -> "About":
         """Return the run's arguments, commit and description, and its name, tags and note."""
@@ -171,9 +180,10 @@ class Run:
         return each_step(run, over=lambda: True)
 
     def wait(self, timeout_s: float | None = None) -> "RunStatus":
-        """Return when the run has ended, or raise TimeoutError."""
+        """Return when the run has ended, or raise TimeoutError. Lost hosts are replaced if a command names others."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not (status := self.status(fresh_s=WATCH_S)).state.ended:
+        lost = self.replacement()
+        while not (status := lost.shown(self.status(fresh_s=WATCH_S))).state.ended:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.id} is still {status.state} after {timeout_s:g} s")
             time.sleep(_WAIT_STEP_S)
@@ -357,15 +367,19 @@ class Run:
         """Open a new attempt of an ended or lost run.
 
         `anew`: it may begin from nothing where no checkpoint is whole. `code`: with the project's code as it is now.
-        `without`: hosts of a pool that are gone for good; what is left of the run on the others is ended first.
+        `without`: hosts of a pool that are gone for good; what is left of the run on the others is ended first. So are
+        those that the pool's command, if one names its hosts, names no more.
         Raise Refused on a live one, and if another did; NothingToDo on one that has succeeded and would be the
         same again.
         """
         from launcher.submission.reopening import reopen  # late: it reads YAML, which `status` must not pay for
+        from launcher.submission.replacing import unlisted  # late: likewise
 
         (status,) = statuses([self], restart_lost=False)  # what it goes on with is for whoever resumes it to say
-        if without and (status.state is State.UNKNOWN or status.state.ended):
-            self.cancel(gone=without)
+        stopped = status.state is State.UNKNOWN or (status.state.ended and status.state is not State.SUCCEEDED)
+        gone = unlisted(RunDir(self.path)) - {*without} if stopped and on in (None, status.cluster) else set[str]()
+        if (gone or without) and (status.state is State.UNKNOWN or status.state.ended):
+            self.cancel(gone={*without, *gone})
             (status,) = statuses([self], restart_lost=False)
         if status.state is State.UNKNOWN:
             hint = f"hint: launch cancel {self.id} ends it where it can be asked; then it can be resumed"
@@ -379,7 +393,8 @@ class Run:
                 "hint: --set run.args.NAME=VALUE has it go on with other arguments, --code with the code as it is now"
             )
             raise NothingToDo(f"{self.id} has succeeded: there is nothing to resume", hint)
-        reopen(RunDir(self.path), after=status.attempt, on=on, overrides=tuple(overrides), anew=anew, renew=code)
+        changes = tuple(overrides)
+        reopen(RunDir(self.path), after=status.attempt, on=on, overrides=changes, anew=anew, renew=code, unlisted=gone)
         return self
 
     def _repr_html_(self) -> str:
@@ -821,9 +836,10 @@ def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
     if not runs_:
         raise ValueError("expected a run to wait for, got none")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    lost = [one.replacement() for one in runs_]
     while True:
-        for one, status in zip(runs_, statuses(runs_, WATCH_S), strict=True):
-            if status.state.ended:
+        for one, status, replacement in zip(runs_, statuses(runs_, WATCH_S), lost, strict=True):
+            if replacement.shown(status).state.ended:
                 return one
         if deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError(f"none of {len(runs_)} runs has ended after {timeout_s:g} s")

@@ -24,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.errors import BadInput
+from launcher.places.hosts_command import HOSTS_COMMAND, HostsCommand, ask
 from launcher.places.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, of_kind, plugins
 from launcher.places.place import HostNow
 from launcher.run.ownership import refuse_strangers
@@ -34,13 +35,14 @@ from launcher.spec.kinds.names import JOB_NAME
 from launcher.spec.kinds.sections import Field, Section
 from launcher.spec.kinds.text import Choice, Text
 from launcher.spec.model import JobSpec, Login, Ssh
-from launcher.spec.problems import Problem, Wrong, got, lines_of, printable, wrong
-from launcher.spec.tree import Mapping, Node, Scalar, Unusable
+from launcher.spec.problems import Gather, Problem, Wrong, got, lines_of, printable, wrong
+from launcher.spec.tree import Entry, Mapping, Node, Scalar, Unusable
 from launcher.spec.yaml_reader import read_tree
 from launcher.spec.yaml_text import read_text
 from launcher.states import LOCAL
 
 _MOST_NAMED = 12
+_HOSTS = "ssh.hosts"
 _PLAIN = re.compile(r"[A-Za-z0-9_./~-]*")  # written without quotes it stays what it is: a number, true, a word
 
 
@@ -50,6 +52,7 @@ class ClusterEntry(Struct, frozen=True):
     kind: str
     name: str = ""
     defaults: tuple[tuple[str, str], ...] = ()  # options of the spec and their YAML text
+    hosts: HostsCommand | None = None  # what names the hosts of a pool, where the file does not
 
 
 def clusters_file(named: Path | None = None) -> Path | None:
@@ -73,12 +76,13 @@ def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
 
 
 def entry(name: str, file: Path | None = None) -> ClusterEntry:
-    """The cluster of this name. Raises BadInput naming those that exist."""
+    """The cluster of this name, with the hosts that its command names now. Raises BadInput naming those that exist, and
+    LaunchError if that command fails."""
     if name == LOCAL:
         return ClusterEntry(LOCAL, LOCAL)  # whatever state the file is in
     known = named_clusters(file)
     if name in known:
-        return known[name]
+        return with_hosts(known[name])
     kind = kind_named(name)
     if kind is None:
         raise BadInput(f"{printable(name[:100])}: no such cluster", f"hint: {_near(name, list(known))}")
@@ -100,9 +104,18 @@ def plugin_sections() -> dict[str, Section]:
     return {name: Section(dict, tuple(getattr(one, "options", ()))) for name, one in classes.items()}
 
 
+def with_hosts(place: ClusterEntry) -> ClusterEntry:
+    """The cluster with the hosts that its command names now, if it has one. Raises LaunchError if that fails."""
+    if place.hosts is None:
+        return place
+    kept = (one for one in place.defaults if one[0] != _HOSTS)
+    return replace(place, defaults=(*kept, (_HOSTS, _as_yaml(ask(place.name, place.hosts)))))
+
+
 def pool_of(place: ClusterEntry) -> Ssh:
-    """The hosts of a pool, as a spec has them that says nothing of its own."""
-    pool: Ssh = _own_options(place, SSH)
+    """The hosts of a pool, as a spec has them that says nothing of its own. Raises LaunchError if a command that names
+    them fails."""
+    pool: Ssh = _own_options(with_hosts(place), SSH)
     return pool
 
 
@@ -111,9 +124,9 @@ def is_pool(kind: str) -> bool:
     return OPTIONS_OF.get(kind) is SSH
 
 
-def named_pools() -> dict[str, Ssh]:
-    """The hosts of every pool that the clusters file names."""
-    return {name: pool_of(place) for name, place in named_clusters().items() if is_pool(place.kind)}
+def named_pools() -> dict[str, ClusterEntry]:
+    """Every pool that the clusters file names."""
+    return {name: place for name, place in named_clusters().items() if is_pool(place.kind)}
 
 
 def login_of(place: ClusterEntry) -> Login:
@@ -138,15 +151,18 @@ def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
 
 
 def as_reached_now(place: ClusterEntry) -> ClusterEntry:
-    """A cluster as it was known before, with the way to its login node as the clusters file has it by now."""
-    if place.kind != LOGIN_KIND:
+    """A cluster as it was known before, with the way to its login node as the clusters file has it by now, or the hosts
+    that a command there names now. Raises LaunchError if that command fails."""
+    if place.kind != LOGIN_KIND and not is_pool(place.kind):
         return place
     try:
         found = named_clusters().get(place.name)
     except BadInput:
         return place  # what was good at submit is worth trying
-    if found is None or found.kind != LOGIN_KIND:
+    if found is None or found.kind != place.kind:
         return place
+    if place.kind != LOGIN_KIND:
+        return with_hosts(replace(place, hosts=found.hosts))
     way = f"{LOGIN_KIND}."
     kept = (one for one in place.defaults if not one[0].startswith(way))
     return replace(place, defaults=(*(one for one in found.defaults if one[0].startswith(way)), *kept))
@@ -195,9 +211,14 @@ def _read(path: Path) -> dict[str, ClusterEntry]:
     shown = printable(str(path))
     refuse_strangers(path, shown, "names programs that would run as you")
     try:
-        return clusters_of(read_text(path, shown), shown)
+        found = clusters_of(read_text(path, shown), shown)
     except Wrong as error:
         raise BadInput(*_told(error.problems, shown)) from None
+    folder = str(path.absolute().parent)
+    return {
+        name: one if one.hosts is None else replace(one, hosts=replace(one.hosts, folder=folder))
+        for name, one in found.items()
+    }
 
 
 @lru_cache(maxsize=4)  # one question after the other asks for it
@@ -303,12 +324,26 @@ def _ours_with_entries() -> list[str]:
 
 
 def _pool(kind: str, said: Mapping) -> ClusterEntry:
-    """What a spec may say under the kind's name stands in the entry itself."""
+    """What a spec may say under the kind's name stands in the entry itself; a command may name the hosts."""
+    if OPTIONS_OF[kind] is SSH and isinstance(hosts := said.find("hosts"), Entry) and isinstance(hosts.value, Mapping):
+        return _pool_by_command(kind, said, hosts.value)
     value = OPTIONS_OF[kind].parse(said)
     for option in OURS[kind].names:
         if not getattr(value, option):
             raise Wrong(Problem(said.mark, "missing", f"name the {option} of the pool", (option,)))
     return ClusterEntry(kind, defaults=tuple(_written(kind, said)))
+
+
+def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
+    gather = Gather()
+    command = gather.take("hosts", HOSTS_COMMAND.parse, hosts)
+    rest = Mapping({key: one for key, one in said.entries.items() if key != "hosts"}, said.mark)
+    try:
+        OPTIONS_OF[kind].parse(rest)
+    except Wrong as error:
+        gather.blame(error)
+    gather.close()
+    return ClusterEntry(kind, defaults=tuple(_written(kind, rest)), hosts=command)
 
 
 def _queue(kind: str, said: Mapping) -> ClusterEntry:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -66,9 +67,11 @@ def reopen(
     defaults: Defaults | None = None,
     anew: bool = False,
     renew: bool = False,
+    unlisted: Collection[str] = (),
 ) -> None:
     """A new attempt of a run whose attempt `after` has ended: the frozen code, the spec as submitted, these changes.
-    `renew`: with the project's code as it is now.
+    `renew`: with the project's code as it is now. `unlisted`: hosts that count as gone although no person has said so,
+    who alone may have it begin anew.
 
     Without `on` where it was and with the options that the cluster had then, whatever the clusters file says by now;
     with it, be it by the same name, with those that the cluster has now. `defaults` are those of the cluster as another
@@ -85,7 +88,8 @@ def reopen(
     prepared = wish.cluster.prepare(plan)
     try:
         attempt, _ = new_attempt(run, wish.on, "resume", None, plan, kind=wish.cluster.kind, after=after)
-        gone = any(one.attempt >= after for one in read_record(run.gone, list[Gone]) or [])
+        by_a_person = [one for one in read_record(run.gone, list[Gone]) or [] if one.host not in unlisted]
+        gone = any(one.attempt >= after for one in by_a_person)
         _note_resumed(run, attempt, wish, anew=anew or gone)
         if renew:
             _take(run, attempt, wish.code, before)

@@ -54,7 +54,7 @@ _NAME_ONE = "hint: in ~/.config/launch/clusters.yaml (or $LAUNCH_CLUSTERS): `myp
 
 
 def run(options: argparse.Namespace) -> int:
-    from launcher.places.clusters_file import named_pools  # late: it reads YAML
+    from launcher.places.clusters_file import named_pools, pool_of  # late: it reads YAML
 
     if options.names[:1] == ["trust"]:
         return trust(options.names[1:], options.yes)
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     if unknown:
         known = f"there is {', '.join(pools)}" if pools else "the clusters file names none"
         raise BadInput(f"{safe(unknown[0])}: no such pool", f"hint: {known}")
-    chosen = {name: pool for name, pool in pools.items() if not options.names or name in options.names}
+    chosen = {name: pool_of(pool) for name, pool in pools.items() if not options.names or name in options.names}
     if not chosen:
         raise BadInput("no pool of SSH hosts is named", _NAME_ONE)
     show_news()

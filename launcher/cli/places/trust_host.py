@@ -32,14 +32,14 @@ def run(options: argparse.Namespace) -> int:
 def trust(names: Sequence[str], fingerprints: Sequence[str]) -> int:
     """Trust hosts by their names, of a pool where one has them; a pool means all of its hosts. Gives the exit code."""
     from launcher.cli.places.trust import trust_hosts  # late: paramiko costs 0.3 s
-    from launcher.places.clusters_file import named_pools  # late: it reads YAML
+    from launcher.places.clusters_file import named_pools, pool_of  # late: it reads YAML
     from launcher.places.ssh.pool import hosts_of  # late: paramiko costs 0.3 s
     from launcher.remote.target import target_of  # late: paramiko costs 0.3 s
     from launcher.spec.model import SshHost  # late: other commands do without
 
     if not names:
         raise BadInput("trust: which host?", "hint: launch nodes trust HOST")
-    pools = named_pools()
+    pools = {name: pool_of(pool) for name, pool in named_pools().items()}
     known = {host.name: (host, pool.agent) for pool in pools.values() for host in hosts_of(pool)}
     wanted: list[tuple[SshHost, bool]] = []
     for name in names:

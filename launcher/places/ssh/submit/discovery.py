@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from launcher.copies import news
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Unreachable
 from launcher.ids import RunId, is_run_id, parse_run_id
-from launcher.places.clusters_file import named_pools
+from launcher.places.clusters_file import named_pools, pool_of
 from launcher.places.ssh import pool
 from launcher.places.ssh.facts import WORKDIR
 from launcher.places.ssh.host_client import Place
@@ -49,8 +49,13 @@ def discover(ref: str) -> Path | None:
     """The folder here of the one run on a pool that this id, or beginning of one, means; None where there is none."""
     found: dict[RunId, FoundRun] = {}
     troubles: dict[str, LaunchError] = {}
-    for name, hosts in named_pools().items():
+    for name, place in named_pools().items():
         news.say(f"looking for {ref} on the hosts of {name}")
+        try:
+            hosts = pool_of(place)
+        except LaunchError as error:
+            troubles[name] = error
+            continue
         runs, silent = _runs_on(hosts)
         troubles |= silent
         for run, places in runs.items():

@@ -1,0 +1,136 @@
+"""The hosts of a pool as a command of the user names them: one a line, or a JSON list as `hosts:` has it."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection
+from typing import IO
+
+from msgspec import Struct
+
+from launcher.errors import BadInput, Unreachable
+from launcher.spec.cluster_fields import SSH
+from launcher.spec.kinds.groups import WORD, ListOf
+from launcher.spec.kinds.sections import Field, Section
+from launcher.spec.problems import Wrong, lines_of, printable
+from launcher.spec.tree import Mark, Scalar, Sequence
+from launcher.spec.yaml_reader import read_tree
+
+LIMIT_S = 60.0  # a cloud's own CLI may log in first
+_FRESH_S = 10.0  # one `launch` asks several times, as for each spec of a submit
+_MOST_BYTES = 1 << 20
+_MOST_HOSTS = 1000  # the clusters file may have 10 000 values, and a host with all that may be said of it has 20
+_LINES_SHOWN, _LONGEST_LINE = 3, 200  # of what it says on stderr
+_POLL_S = 0.01
+
+_answers: dict["HostsCommand", tuple[float, Sequence]] = {}
+
+
+class HostsCommand(Struct, frozen=True):
+    """A command that names the hosts of a pool, and the folder that it runs in."""
+
+    command: tuple[str, ...]
+    folder: str = ""
+
+
+HOSTS_COMMAND = Section(
+    HostsCommand,
+    (
+        Field("command", ListOf(WORD, minimum=1), "A command that names the hosts: one a line, or a JSON list",
+              example="[./hosts.py]"),
+    ),
+    required=True,
+)  # fmt: skip
+
+
+def ask(pool: str, asked: HostsCommand, limit_s: float = LIMIT_S) -> Sequence:
+    """Return the hosts that the command names, as the clusters file would list them; an answer holds for 10 s.
+
+    Raise Unreachable if the command fails, and BadInput if its output is no list of hosts.
+    """
+    if asked in _answers and time.monotonic() < _answers[asked][0] + _FRESH_S:
+        return _answers[asked][1]
+    about = f"{pool}: {printable(asked.command[0])}, which names its hosts"
+    hosts = read_hosts(_run(asked, about, limit_s), about)
+    _answers[asked] = time.monotonic(), hosts
+    return hosts
+
+
+def read_hosts(output: bytes, about: str) -> Sequence:
+    """Return the hosts in the output of a command. Raise BadInput with every problem, each begun with `about`."""
+    try:
+        text = output.decode()
+        listed = _of_json(text) if text.lstrip().startswith("[") else _of_lines(text)
+        SSH.by_key["hosts"].kind.parse(listed)
+    except UnicodeDecodeError:
+        raise BadInput(f"{about}: expected text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{about}: expected one host a line, or a JSON list: {error}") from None
+    except Wrong as error:
+        raise BadInput(*lines_of(error.problems, about, lambda _: "")) from None
+    if not 1 <= len(listed.items) <= _MOST_HOSTS:
+        raise BadInput(f"{about}: expected 1 to {_MOST_HOSTS} hosts, got {len(listed.items) or 'none'}")
+    return listed
+
+
+def _of_json(text: str) -> Sequence:
+    json.loads(text)
+    read = read_tree(text.replace("\t", " "))  # JSON is YAML, but for tabs, which no string of JSON has as they are
+    if read.problems or not isinstance(read.root, Sequence):
+        raise Wrong(*read.problems)
+    return read.root
+
+
+def _of_lines(text: str) -> Sequence:
+    words = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return Sequence([Scalar(word, False, Mark(number, 1)) for number, word in words if word], Mark(1, 1))
+
+
+def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
+    """Return what the command prints. It has a session of its own, so that all of it ends where it takes too long."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            child = subprocess.Popen(
+                asked.command, cwd=asked.folder or None, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                start_new_session=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise BadInput(f"{about}: {reason[:1].lower()}{reason[1:]}", "hint: chmod +x it, if it is there") from None
+        try:
+            _wait(child, (out, err), about, limit_s)
+        except Unreachable as error:
+            raise Unreachable(*error.lines, *_last_lines(err)) from None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)  # our own child, not reaped yet: the number cannot be another's
+                child.wait()
+        if child.returncode:
+            code = child.returncode
+            how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+            raise Unreachable(f"{about}: {how}", *_last_lines(err))
+        out.seek(0)
+        return out.read()
+
+
+def _wait(child: subprocess.Popen[bytes], files: Collection[IO[bytes]], about: str, limit_s: float) -> None:
+    """Return once it has ended. Raise Unreachable after `limit_s`, and BadInput if it prints too much."""
+    until = time.monotonic() + limit_s
+    while True:
+        ended = child.poll() is not None  # before the sizes, which may grow until then
+        if any(os.fstat(file.fileno()).st_size > _MOST_BYTES for file in files):
+            raise BadInput(f"{about}: printed more than {_MOST_BYTES:,} bytes")
+        if ended:
+            return
+        if time.monotonic() >= until:
+            raise Unreachable(f"{about}: still running after {limit_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def _last_lines(err: IO[bytes]) -> list[str]:
+    err.seek(0)
+    said = err.read().decode(errors="replace").strip().splitlines()
+    return [printable(line[:_LONGEST_LINE]) for line in said[-_LINES_SHOWN:]]

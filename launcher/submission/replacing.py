@@ -1,0 +1,122 @@
+"""Other hosts in place of lost ones, for a run on a pool whose hosts a command names: the command is asked when the run
+is resumed, and by whatever waits for a run that has too few hosts."""
+
+import time
+from collections.abc import Callable, Collection
+
+from msgspec.structs import replace
+
+from launcher.copies import news
+from launcher.errors import LaunchError
+from launcher.plan.model import Plan
+from launcher.run.attempts import newest, read_plan
+from launcher.run.layout import RunDir
+from launcher.spec.model import Ssh
+from launcher.states import Cause, State
+from launcher.status.derive import RunStatus
+
+ASK_EVERY_S = 30.0  # a cloud takes minutes to start a machine, and limits how often it can be asked
+
+
+def listed_now(plan: Plan) -> Ssh | None:
+    """Return the run's pool with the hosts that its command names now, or None if no command names them.
+
+    Raise LaunchError if the command fails.
+    """
+    from launcher.places.clusters_file import ClusterEntry, as_reached_now, is_pool, pool_of  # late: it reads YAML
+
+    then = ClusterEntry(plan.cluster_kind, plan.cluster, plan.defaults)
+    if not is_pool(plan.cluster_kind) or pool_of(then).hosts != plan.spec.ssh.hosts:
+        return None  # the spec names its own
+    now = as_reached_now(then)
+    return replace(plan.spec.ssh, hosts=pool_of(now).hosts) if now.hosts is not None else None
+
+
+def unlisted(run: RunDir) -> set[str]:
+    """Return the hosts of the run that its pool's command names no more, which count as gone for good; none if no
+    command names them. Raise LaunchError if the command fails."""
+    from launcher.places.ssh.run_hosts import places_ever  # late: of pools alone
+
+    attempt = newest(run)
+    pool = listed_now(read_plan(run, attempt.number)) if attempt is not None else None
+    return places_ever(run).keys() - _names(pool) if pool is not None else set()
+
+
+class Replacement:
+    """What a command that waits for a run does when the run has lost hosts: it resumes the run once the pool's command
+    names others. `resume` opens the next attempt."""
+
+    def __init__(self, run: RunDir, resume: Callable[[], object], every_s: float = ASK_EVERY_S) -> None:
+        self._run, self._resume, self._every_s = run, resume, every_s
+        self._lived = False  # an end that was there before is for a person to go on from
+        self._resumed = 0
+        self._until: float | None = None
+        self._next = 0.0
+        self._why = ""
+
+    def shown(self, status: RunStatus) -> RunStatus:
+        """Return the status, with an end for want of hosts as `queued` while others may come.
+
+        They may for `recovery.gone_after`, and as often as `recovery.node_lost` allows restarts.
+        """
+        lacks_hosts = status.cause is Cause.NODE_LOST and status.state in (State.FAILED, State.INTERRUPTED)
+        if not lacks_hosts and status.state is not State.UNKNOWN:
+            self._lived, self._until = self._lived or not status.state.ended, None
+            return status
+        if not self._lived:
+            return status
+        plan, now = read_plan(self._run, status.attempt), time.monotonic()
+        if self._until is None:
+            most = plan.spec.recovery.node_lost.restarts
+            spent = most is not None and self._resumed >= most
+            self._until, self._next = now if spent else now + plan.spec.recovery.gone_after_s, now
+        if self._next <= now < self._until:
+            self._next = now + self._every_s
+            try:
+                self._replace(plan, status.state)
+            except LaunchError as error:
+                self._why = error.lines[0]
+            if self._why:
+                news.say(f"{status.run}: {self._why}")
+        if status.state.ended and now < self._until:
+            return replace(status, state=State.QUEUED, exit_code=None, ended_at=None, message=self._why)
+        return status
+
+    def _replace(self, plan: Plan, state: State) -> None:
+        """Resume the run, or note why not yet. Raise LaunchError if it cannot be."""
+        from launcher.places.kinds import of_kind  # late: of pools alone
+        from launcher.places.ssh.run_hosts import places_of  # late: likewise
+
+        pool = listed_now(plan)
+        if pool is None:
+            self._until, self._why = 0.0, ""
+            return
+        there, listed = {place.host.name for place in places_of(self._run)}, _names(pool)
+        self._why = f"waits until the command of {plan.cluster} names hosts in place of lost ones"
+        if not listed - there or not may_replace(state, there, listed, listed):
+            return
+        hosts = of_kind(plan.cluster_kind).hosts_now(replace(plan.spec, ssh=pool))
+        usable = {one.host for one in hosts if one.gpus is not None and one.gpus >= plan.gpus_per_node}
+        if len(usable) < plan.nodes_min or not usable - there or not may_replace(state, there, listed, usable):
+            self._why = f"waits for hosts that can be used: {len(usable)} of at least {plan.nodes_min}"
+            return
+        self._resume()
+        self._resumed += 1
+        self._why = f"resumed on {plan.cluster}, whose command names {', '.join(sorted(usable - there))} by now"
+
+
+def may_replace(state: State, there: Collection[str], listed: Collection[str], usable: Collection[str]) -> bool:
+    """Return whether no host that is silent and still listed may go on with the run: a majority has said how it ended,
+    or such hosts answer, or there is none."""
+    left = {*there} & {*listed}
+    match state:
+        case State.FAILED:
+            return True
+        case State.INTERRUPTED:
+            return left < {*there} and left <= {*usable}
+        case _:
+            return not left
+
+
+def _names(pool: Ssh) -> set[str]:
+    return {host.name for host in pool.hosts}
