@@ -86,18 +86,25 @@ class Replacement:
         """Resume the run, or note why not yet. Raise LaunchError if it cannot be."""
         from launcher.places.kinds import of_kind  # late: of pools alone
         from launcher.places.ssh.run_hosts import places_of  # late: likewise
+        from launcher.places.ssh.submit.report import ask_reports, knowing  # late: likewise
 
         pool = listed_now(plan)
         if pool is None:
             self._until, self._why = 0.0, ""
             return
-        there, listed = {place.host.name for place in places_of(self._run)}, _names(pool)
+        places = places_of(self._run)
+        there, listed = {place.host.name for place in places}, _names(pool)
         self._why = f"waits until the command of {plan.cluster} names hosts in place of lost ones"
-        if not listed - there or not may_replace(state, there, listed, listed):
+        if not listed - there:
+            return
+        reports = knowing(ask_reports(self._run, [place for place in places if place.host.name in listed]))
+        over = {one.host for one in reports if one.head.state is not None and one.head.state.ended}
+        if not may_replace(state, there, listed, over):
+            self._why = "waits for lost hosts, which may go on where they are as long as the command names them"
             return
         hosts = of_kind(plan.cluster_kind).hosts_now(replace(plan.spec, ssh=pool))
         usable = {one.host for one in hosts if one.gpus is not None and one.gpus >= plan.gpus_per_node}
-        if len(usable) < plan.nodes_min or not usable - there or not may_replace(state, there, listed, usable):
+        if len(usable) < plan.nodes_min or not usable - there:
             self._why = f"waits for hosts that can be used: {len(usable)} of at least {plan.nodes_min}"
             return
         self._resume()
@@ -105,17 +112,11 @@ class Replacement:
         self._why = f"resumed on {plan.cluster}, whose command names {', '.join(sorted(usable - there))} by now"
 
 
-def may_replace(state: State, there: Collection[str], listed: Collection[str], usable: Collection[str]) -> bool:
-    """Return whether no host that is silent and still listed may go on with the run: a majority has said how it ended,
-    or such hosts answer, or there is none."""
+def may_replace(state: State, there: Collection[str], listed: Collection[str], over: Collection[str]) -> bool:
+    """Return whether no host of the run may go on with it: a majority has said that it has failed, or each one that is
+    still listed has told that it is over there."""
     left = {*there} & {*listed}
-    match state:
-        case State.FAILED:
-            return True
-        case State.INTERRUPTED:
-            return left < {*there} and left <= {*usable}
-        case _:
-            return not left
+    return state is State.FAILED or (left < {*there} and left <= {*over})
 
 
 def _names(pool: Ssh) -> set[str]:

@@ -74,15 +74,15 @@ def test_hosts_that_are_named_no_more_count_as_gone(folder):
 
 
 @pytest.mark.parametrize(
-    ("state", "listed", "usable", "may"),
+    ("state", "listed", "over", "may"),
     [
-        (State.FAILED, {"a", "b", "c"}, {"a", "c"}, True),  # a majority has said that b is lost
-        (State.INTERRUPTED, {"b", "c"}, {"b", "c"}, True),
-        (State.INTERRUPTED, {"b", "c"}, {"c"}, False),  # b is silent and still there: it may go on
-        (State.INTERRUPTED, {"a", "b", "c"}, {"b", "c"}, False),  # nobody says that the silent one is gone
-        (State.UNKNOWN, {"b", "c"}, {"c"}, False),
-        (State.UNKNOWN, {"c"}, {"c"}, True),
+        (State.FAILED, {"a", "b", "c"}, set(), True),  # a majority has said that b is lost
+        (State.INTERRUPTED, {"b", "c"}, {"b"}, True),
+        (State.INTERRUPTED, {"a", "b", "c"}, {"b"}, False),  # nobody says that the silent one is gone
+        (State.UNKNOWN, {"b", "c"}, set(), False),  # b is silent and still there, or lives: it may go on
+        (State.UNKNOWN, {"b", "c"}, {"b"}, True),
+        (State.UNKNOWN, {"c"}, set(), True),
     ],
 )
-def test_a_host_that_may_go_on_is_never_replaced(state, listed, usable, may):
-    assert may_replace(state, {"a", "b"}, listed, usable) is may
+def test_a_host_that_may_go_on_is_never_replaced(state, listed, over, may):
+    assert may_replace(state, {"a", "b"}, listed, over) is may
