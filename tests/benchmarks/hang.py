@@ -1,21 +1,30 @@
 """From a hang to the name of the rank that the others wait for: right, unknown or wrong, and how many seconds later.
 
-    uv run python tests/benchmarks/hang.py [--kinds order,data] [--styles hand,ddp] [--shapes 1x2,2x2] [--write]
+    uv run python tests/benchmarks/hang.py [--kinds order,data] [--styles hand,ddp] [--shapes 1x2,2x2] [--repeats 10]
+    uv run python tests/benchmarks/hang.py --calm 60 [--styles ddp]    # false alarms in an hour of healthy trainings
+    uv run python tests/benchmarks/hang.py --torch 15                  # what torch itself tells of the same hangs
 
 Each case is a run of tests/node/scripts/hangs.py on this machine, with steps of 0.1 s and `hang_after: auto`.
-The clock starts at the moment of the hang and stops when the verdict is in the run's records. A calm run beside them
-counts false alarms; a loop of all_reduce with and without torch's Flight Recorder gives the cost of a step.
+The clock starts at the moment of the hang and stops when the verdict is in the run's records. A loop of all_reduce
+with and without torch's Flight Recorder gives the cost of a step. `--write` keeps each of the three tables.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
+import math
 import os
+import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from results import publish
@@ -27,8 +36,12 @@ KINDS = {
     "groups": "different_collectives", "shapes": "different_shapes", "left_early": "left_early", "frozen": "frozen",
     "python_lock": "frozen", "nobody": "nobody_in_a_collective",
 }  # fmt: skip
+# A rank that has no more batches ends neither of these: both train for a number of steps that all ranks agree on.
+INAPPLICABLE = {("left_early", "trainer"), ("left_early", "lightning")}
 CULPRIT = 1
 START_S, PATIENCE_S = 240.0, 60.0
+HEALTHY = ("validation", "save", "compile", "uneven", "suspended", "starved")
+STOPPED_S, STOPPED_EVERY_S = 60.0, 90.0
 LAUNCH = [sys.executable, "-m", "launcher.cli.main"]
 
 
@@ -36,7 +49,6 @@ class Case:
     """One run that hangs."""
 
     def __init__(self, kind, style, shape):
-        self.kind, self.style, self.shape = kind, style, shape
         self._folder = Path(tempfile.mkdtemp(prefix="launch-hang-"))
         shutil.copy(SCRIPT, self._folder)
         nodes, each = shape.split("x")
@@ -64,11 +76,25 @@ class Case:
         report = json.loads(place.read_text())
         return report["at"] - hung_at, report["verdict"]
 
-    def alarms(self, seconds):
-        """Return how many failures a run has had in its first seconds of training."""
+    def alarms(self, seconds, kind):
+        """Return how often a healthy run was ended in its first seconds of training, and was looked at."""
         until(lambda: self._status()["step"], START_S)
-        time.sleep(seconds)
-        return self._status()["restarts"]["total"]
+        ends = time.monotonic() + seconds
+        while (left_s := ends - time.monotonic()) > 0:
+            time.sleep(min(left_s, STOPPED_EVERY_S))
+            if kind == "suspended":
+                self._suspend()
+        looks = list((self._folder / "runs").glob("*/attempts/*/hang-*"))
+        return self._status()["restarts"]["total"], len(looks)
+
+    def _suspend(self):
+        """Stop every process of the run for a while, as a suspended machine does."""
+        mark = f"LAUNCH_RUNS={self._folder}/runs".encode()
+        pids = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit() and mark in environment_of(one)]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in pids:
+                os.kill(pid, number)
+            time.sleep(STOPPED_S if number == signal.SIGSTOP else 0)
 
     def _status(self):
         return json.loads(self._launch("status", self._run, "--json").stdout)
@@ -82,6 +108,13 @@ class Case:
         return subprocess.run(
             [*LAUNCH, *words], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
         )
+
+
+def environment_of(process):
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def until(look, seconds):
@@ -128,42 +161,116 @@ def recorder_s():
     return min(least["2000"]) - min(least["0"])
 
 
+def hangs(options):
+    """Return the lines about hangs: all kinds come by turns, so that each has had some when the time is up."""
+    turns = itertools.product(options.shapes.split(","), options.styles.split(","), options.kinds.split(","))
+    cases = [(kind, style, shape) for shape, style, kind in turns if (kind, style) not in INAPPLICABLE]
+    found, ends = defaultdict(list), time.monotonic() + 60 * options.minutes
+    for kind, style, shape in cases * options.repeats:
+        if time.monotonic() >= ends:
+            break
+        with Case(kind, style, shape) as case:
+            took_s, verdict = case.seconds_to_verdict()
+        found[kind].append((judged(kind, verdict), took_s))
+        text = verdict["text"] if verdict else "no verdict"
+        told = f"{kind} {style} {shape}: {found[kind][-1][0]}, {took_s or 0:.1f} s: {text}"
+        print(told, file=sys.stderr, flush=True)
+    lines = ["| kind | right | unknown | wrong | seconds to the verdict |", "|---|---|---|---|---|"]
+    for kind, results in found.items():
+        lines.append(f"| {kind} | {counted(results)} | {spread([took_s for _, took_s in results])} |")
+    all_ = [one for results in found.values() for one in results]
+    lines += ["", f"Of {len(all_)} hangs, right | unknown | wrong: {counted(all_)}."]
+    recorder_us = 1e6 * recorder_s()
+    return [
+        *lines,
+        f"Noting one collective takes {recorder_us:.1f} µs of processor time; 0.5 % of a step of 2 ms is 10.",
+    ]
+
+
+def counted(results):
+    return " | ".join(str(sum(one == word for one, _ in results)) for word in ("right", "unknown", "wrong"))
+
+
+def spread(seconds):
+    taken = [one for one in seconds if one is not None]
+    return f"{statistics.median(taken):.1f} ({max(taken):.1f} at most)" if taken else "-"
+
+
+def healthy(options):
+    """Return the lines about trainings that never hang."""
+    lines = ["| healthy training | minutes | ended by false alarm | looked at |", "|---|---|---|---|"]
+    turns = [(kind, style) for style in options.styles.split(",") for kind in HEALTHY]
+    each_s = 60 * options.calm / len(turns)
+    for kind, style in turns:
+        with beside(kind), Case(kind, style, options.shapes.split(",")[0]) as case:
+            alarms, looks = case.alarms(each_s, kind)
+        lines.append(f"| {kind}, {style} | {each_s / 60:.1f} | {alarms} | {looks} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return lines
+
+
+@contextlib.contextmanager
+def beside(kind):
+    """Have a starved training share one processor with two loops that are preferred to it."""
+    if kind != "starved":
+        yield
+        return
+    before, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    os.sched_setaffinity(0, {min(before)})
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+        os.sched_setaffinity(0, before)
+
+
+def by_torch(options):
+    """Return the lines about what torch itself tells of the same hangs, once its own time limit is over."""
+    lines = [f"| kind | torchrun, `timeout` of {options.torch:g} s: seconds to an error | it names |", "|---|---|---|"]
+    environment = {**os.environ, "HANGS_TIMEOUT_S": f"{options.torch:g}", "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for kind in options.kinds.split(","):
+        took_s, named = None, "nothing"
+        with subprocess.Popen(
+            [*torchrun, str(SCRIPT), kind, "ddp"],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+            threading.Timer(START_S, lambda group=process.pid: os.killpg(group, signal.SIGKILL)).start()
+            hung_at = None
+            for line in process.stdout:
+                if line.startswith("hangs "):
+                    hung_at = float(line.split()[1])
+                elif hung_at is not None and re.search(r"[Tt]imed out|Timeout|Connection closed", line):
+                    took_s, named = time.time() - hung_at, line.strip()[-90:]
+                    break
+            os.killpg(process.pid, signal.SIGKILL)
+        lines.append(f"| {kind} | {spread([took_s])} | {named.replace('|', '/')} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--styles", default="hand,ddp,fsdp,accelerate")
-    parser.add_argument("--shapes", default="1x2,1x4,2x2", help="nodes x ranks on each")
-    parser.add_argument("--times", type=int, default=1)
-    parser.add_argument(
-        "--calm", type=float, default=60.0, metavar="S", help="how long a run without a hang is watched"
-    )
+    parser.add_argument("--styles", default="hand,ddp,fsdp,accelerate,lightning,trainer")
+    parser.add_argument("--shapes", default="2x1,1x2,1x4", help="nodes x ranks on each")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further hang after so many")
+    parser.add_argument("--calm", type=float, metavar="MINUTES", help="of trainings that do not hang, instead")
+    parser.add_argument("--torch", type=float, metavar="S", help="torch's own time limit of a collective, instead")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    rows, all_ = ["| kind | right | unknown | wrong | seconds to the verdict |", "|---|---|---|---|---|"], []
-    for kind in options.kinds.split(","):
-        found, seconds = [], []
-        for style in options.styles.split(","):
-            for shape in options.shapes.split(","):
-                for _ in range(options.times):
-                    with Case(kind, style, shape) as case:
-                        took_s, verdict = case.seconds_to_verdict()
-                    found.append(judged(kind, verdict))
-                    seconds += [took_s] if took_s is not None else []
-                    text = verdict["text"] if verdict else "no verdict"
-                    print(
-                        f"{kind} {style} {shape}: {found[-1]}, {took_s or 0:.1f} s: {text}", file=sys.stderr, flush=True
-                    )
-        all_ += found
-        took = f"{statistics.median(seconds):.1f} ({max(seconds):.1f} at most)" if seconds else "-"
-        rows.append(f"| {kind} | {found.count('right')} | {found.count('unknown')} | {found.count('wrong')} | {took} |")
-    with Case("calm", "ddp", "1x2") as case:
-        alarms = case.alarms(options.calm)
-    rows += ["", f"{all_.count('right')} of {len(all_)} right, {all_.count('wrong')} wrong."]
-    rows += [f"False alarms in {options.calm:g} s of a training without a hang: {alarms}."]
-    rows += [
-        f"Noting one collective takes {1e6 * recorder_s():.1f} µs of processor time; of a step of 2 ms 0.5 % is 10."
-    ]
-    publish("hang", "\n".join(rows), write=options.write)
+    if options.calm is not None:
+        publish("hang-calm", "\n".join(healthy(options)), write=options.write, title="hang.py, false alarms")
+    elif options.torch is not None:
+        publish("hang-torch", "\n".join(by_torch(options)), write=options.write, title="hang.py, by torch itself")
+    else:
+        publish("hang", "\n".join(hangs(options)), write=options.write)
 
 
 if __name__ == "__main__":
