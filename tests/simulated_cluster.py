@@ -172,6 +172,7 @@ class Cluster:
         self.hangs: dict[int, HangReport] = {}
         self.seen: dict[int, RankLook] = {}  # what a look at a rank would show
         self.entered: dict[int, list[GroupTimes]] = {}  # when a rank would tell to have entered collectives
+        self.ahead_s: dict[int, float] = {}  # by how much the clock of a node is ahead
         self.heard_at: dict[ProcessId, float] = {}
         self.linked: set[int] = set()
         self.spoke: dict[int, ProcessId] = {}
@@ -427,7 +428,8 @@ class Cluster:
         for rank in agent.live if message.generation == agent.generation else ():
             if message.times:
                 told = tuple(self.entered.get(rank.number, ()))
-                self.say(agent.index, Entered(agent.index, message.number, rank.number, told))
+                at = WALL + self.mono + self.ahead_s.get(agent.index, 0.0)
+                self.say(agent.index, Entered(agent.index, message.number, rank.number, told, at, at))
                 continue
             seen = self.seen.get(rank.number) or RankLook(rank.number, agent.index)
             state = "T" if rank.frozen else seen.state

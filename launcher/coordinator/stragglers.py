@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from statistics import median
+from typing import NamedTuple
 
 from launcher.coordinator.attempt import Attempt
 from launcher.run.hangs import GroupTimes, LastRank
@@ -14,11 +15,18 @@ ANSWER_S = 5.0
 _MOST_TIMES = 60_000  # of all ranks, that are compared: some tenths of a second
 _LEAST_COLLECTIVES = 10
 _LEAST_SHARE = 0.05  # of the time, that is worth a line
-_LEAST_S, _LEAST_APART_S = 0.001, 0.01  # the clocks of several nodes differ by milliseconds
+_LEAST_S, _LEAST_APART_S = 0.001, 0.01  # between nodes, besides what is not known of their clocks
 _LEAST_LONG_WAITS = 3  # one pause, as for a save, makes no slow rank
 _CLEARLY = 2.0  # times as long as for any other rank: else ranks are last by turns
 
 Times = Mapping[tuple[int, int], Sequence[GroupTimes]]  # by rank and its node
+
+
+class NodeClock(NamedTuple):
+    """How far a node's clock is ahead of the coordinator's, and the largest error of that."""
+
+    ahead_s: float
+    error_s: float
 
 
 class Stragglers:
@@ -27,9 +35,10 @@ class Stragglers:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._generation = self._number = 0
-        self._ask_at = self._until = 0.0
+        self._asked_at = self._ask_at = self._until = 0.0
         self._asks = False  # a question is under way
         self._times = dict[tuple[int, int], Sequence[GroupTimes]]()
+        self._clocks = dict[int, NodeClock]()
 
     def hear(self, message: messages.Entered) -> None:
         """Take in what one rank answers."""
@@ -37,6 +46,10 @@ class Stragglers:
             rank = self._attempt.current.rank_of(message.node, message.rank)
             if rank is not None:
                 self._times[rank.number, rank.node] = message.groups
+                clock = clock_of(message, self._asked_at, self._attempt.mono)
+                known = self._clocks.get(rank.node)
+                if known is None or clock.error_s < known.error_s:
+                    self._clocks[rank.node] = clock
 
     def look(self) -> None:
         """Time has passed while all ranks of a generation run."""
@@ -49,17 +62,24 @@ class Stragglers:
         live = sum(rank.live for rank in attempt.current.ranks)
         if self._asks and (len(self._times) >= live or mono >= self._until):
             self._asks = False
-            attempt.standing.last_rank = last_rank(self._times)
+            attempt.standing.last_rank = last_rank(self._times, self._clocks)
         elif mono >= self._ask_at and live > 1:
-            self._ask_at, self._until = mono + EVERY_S, mono + ANSWER_S
-            self._asks, self._times = True, {}
+            self._asked_at, self._ask_at, self._until = mono, mono + EVERY_S, mono + ANSWER_S
+            self._asks, self._times, self._clocks = True, {}, {}
             self._number += 1
             for index in attempt.current.members:
                 if attempt.nodes[index].hears_us:
                     attempt.ledger.send(index, messages.Look(attempt.current.number, self._number, times=True))
 
 
-def last_rank(times: Times) -> LastRank | None:
+def clock_of(message: messages.Entered, sent_at: float, received_at: float) -> NodeClock:
+    """Estimate a node's clock from its answer to a question sent at `sent_at`, as NTP does."""
+    ahead_s = ((message.asked_at - sent_at) + (message.answered_at - received_at)) / 2
+    travelled_s = (received_at - sent_at) - (message.answered_at - message.asked_at)
+    return NodeClock(ahead_s, max(0.0, travelled_s / 2))
+
+
+def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
     """Return the rank that the others of its group wait for far longer than for any other one, or None."""
     members = dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], GroupTimes]]()
     for rank, groups in times.items():
@@ -69,20 +89,21 @@ def last_rank(times: Times) -> LastRank | None:
         last
         for (_, numbers), group in members.items()
         if len(group) > 1 and sorted(rank for rank, _ in group) == list(numbers)
-        if (last := _last_of(group)) is not None
+        if (last := _last_of(group, clocks)) is not None
     ]
     return max(found, key=lambda one: one.share, default=None)
 
 
-def _last_of(group: Mapping[tuple[int, int], GroupTimes]) -> LastRank | None:
+def _last_of(group: Mapping[tuple[int, int], GroupTimes], clocks: Mapping[int, NodeClock]) -> LastRank | None:
     """Return the last of a group of which all ranks have answered."""
     end = min(one.first + len(one.entered_us) for one in group.values())
     begin = max(*(one.first for one in group.values()), end - _MOST_TIMES // len(group))
     if end - begin < _LEAST_COLLECTIVES:
         return None
     waits, usual = list[tuple[tuple[int, int], float, float]](), list[float]()  # the last rank, from when, till when
+    since_us = {(rank, node): one.since_us - 1e6 * clocks[node].ahead_s for (rank, node), one in group.items()}
     for seq in range(begin, end):
-        entered = sorted((one.since_us + one.entered_us[seq - one.first], rank) for rank, one in group.items())
+        entered = sorted((since_us[rank] + one.entered_us[seq - one.first], rank) for rank, one in group.items())
         till, last = entered[-1]
         usual.append(median(at for at, _ in entered[:-1]))
         waits.append((last, usual[-1], till))
@@ -94,7 +115,8 @@ def _last_of(group: Mapping[tuple[int, int], GroupTimes]) -> LastRank | None:
     share = lost_us[rank] / max(1.0, max(usual) - min(usual))
     waits_us = [till - since for since, till in by_rank[rank]]
     by_us = _weighty(waits_us)
-    least_s = _LEAST_S if len({node for _, node in group}) == 1 else _LEAST_APART_S
+    nodes = {node for _, node in group}
+    least_s = _LEAST_S if len(nodes) == 1 else max(_LEAST_APART_S, 2 * max(clocks[node].error_s for node in nodes))
     by_turns = any(_CLEARLY * lost_us[one] > lost_us[rank] for one in others)
     again = sum(wait >= by_us for wait in waits_us) >= _LEAST_LONG_WAITS
     if share < _LEAST_SHARE or by_us < 1e6 * least_s or by_turns or not again:

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
@@ -270,10 +271,10 @@ class NodeAgent:
         group = self._group
         if group is None or group.generation != word.generation:
             return
-        node = self._home.node.index
+        node, asked_at = self._home.node.index, time.time()
         if word.times:
             for rank, times in (await group.entered()).items():
-                self._line.say(messages.Entered(node, word.number, rank, times.groups))
+                self._line.say(messages.Entered(node, word.number, rank, times.groups, asked_at, time.time()))
             return
         for look in await group.look():
             self._line.say(messages.Looked(node, word.number, look))

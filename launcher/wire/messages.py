@@ -225,12 +225,17 @@ class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
 
 
 class Entered(msgspec.Struct, frozen=True, tag="entered", tag_field="t"):
-    """agent → coordinator: when a rank entered its newest collectives, the answer to a Look that asks only that."""
+    """agent → coordinator: when a rank entered its newest collectives, the answer to a Look that asks only that.
+
+    `asked_at` and `answered_at` are by the node's clock, as those times are: they tell how far it is ahead.
+    """
 
     node: int
     number: Count
     rank: Count
     groups: TimesOfGroups
+    asked_at: float
+    answered_at: float
 
 
 class DeviceFails(msgspec.Struct, frozen=True, tag="device_fails", tag_field="t"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.coordinator.hang import judge
-from launcher.coordinator.stragglers import last_rank
+from launcher.coordinator.stragglers import NodeClock, last_rank
 from launcher.node import ZYGOTE
 from launcher.node.ranks.looking import Subject, look_at, times_of
 from launcher.run.hangs import Frame, HangKind
@@ -113,7 +113,9 @@ def test_ranks_of_a_plain_script_tell_which_is_last_into_its_collectives(tmp_pat
         found = None
         while found is None or found.rank != 1:  # until the first steps, in which either may be slow, count no more
             assert all(one.poll() is None for one, _ in ranks)
-            found = last_rank({(rank, 0): said.groups for rank, said in times_of(subjects).items()})
+            found = last_rank(
+                {(rank, 0): said.groups for rank, said in times_of(subjects).items()}, {0: NodeClock(0, 0)}
+            )
         assert found.by_s > 0.03
     finally:
         for one, _ in ranks:
