@@ -374,6 +374,7 @@ def _line_of(look: RankLook) -> str:
     pending = [(group, one) for group in look.groups if (one := _first_pending(group)) is not None]
     parts += [f"waits in {_op_name(one)} #{one.seq} of group {group.name}" for group, one in pending]
     parts += ["" if pending or not look.groups else f"entered #{max(one.entered for one in look.groups)} last"]
+    parts += [f"its GPUs {', '.join(f'{one} %' for one in look.gpus_busy)} busy" if look.gpus_busy else ""]
     where = where_is(look)
     parts += [f"at {where}" if where else "", look.problem]
     return f"rank {look.rank}: {', '.join(filter(None, parts))}"

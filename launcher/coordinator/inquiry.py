@@ -148,7 +148,8 @@ class Inquiry:
         attempt, generation = self._attempt, self._attempt.current
         self._asked_at = None
         looks = [
-            self._looks.get(rank.number) or _unseen(rank) if rank.live else _ended(rank) for rank in generation.ranks
+            self._with_gpus(self._looks.get(rank.number) or _unseen(rank)) if rank.live else _ended(rank)
+            for rank in generation.ranks
         ]
         found, before = hang.judge(looks), self._found
         self._seen_twice = before is not None and (before.kind, before.ranks) == (found.kind, found.ranks)
@@ -165,6 +166,15 @@ class Inquiry:
             self._close(generation.suspects(mono))
         elif attempt.rules.hang_auto and self._is_certain(found, mono):
             self._close(generation.silent(mono, self._times.suspicious_s()) or [generation.ranks[found.ranks[0]]])
+
+    def _with_gpus(self, look: RankLook) -> RankLook:
+        """Add how busy its GPUs are, by the node's newest sample."""
+        load = self._attempt.nodes[look.node].load
+        if load is None:
+            return look
+        own = {index for rank in load.ranks if rank.rank == look.rank for index in rank.gpus}
+        busy = tuple(gpu.busy for gpu in load.gpus if gpu.index in own and gpu.busy is not None)
+        return msgspec.structs.replace(look, gpus_busy=busy)
 
     def _is_certain(self, found: HangVerdict, mono: float) -> bool:
         """No time would mend it: it was found twice. A debugger, a disk or native code may let a process go on."""

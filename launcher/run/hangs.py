@@ -16,6 +16,7 @@ MOST_TIMES = 512
 _Number = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 _Line = Annotated[str, msgspec.Meta(max_length=500)]
+_Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 _Ranks = Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=100_000)]
 _Sizes = Annotated[tuple[Annotated[tuple[int, ...], msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=64)]
 
@@ -133,6 +134,8 @@ class RankLook(msgspec.Struct, frozen=True):
     groups: Groups = ()
     stack: Frames = ()  # of the main thread, the innermost first
     threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all others
+    native: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_FRAMES)] = ()  # or one line: why it is not seen
+    gpus_busy: Annotated[tuple[_Percent, ...], msgspec.Meta(max_length=1000)] = ()  # of each that it has memory on
     problem: _Line = ""  # why something of this is missing
     step: _Number | None = None
     idle_s: float = 0.0  # since it last reported or wrote something

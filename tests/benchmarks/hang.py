@@ -40,7 +40,7 @@ KINDS = {
 INAPPLICABLE = {("left_early", "trainer"), ("left_early", "lightning")}
 CULPRIT = 1
 START_S, PATIENCE_S = 240.0, 60.0
-HEALTHY = ("validation", "save", "compile", "uneven", "suspended", "starved")
+HEALTHY = ("validation", "saving", "compile", "uneven", "suspended", "starved")
 STOPPED_S, STOPPED_EVERY_S = 60.0, 90.0
 LAUNCH = [sys.executable, "-m", "launcher.cli.main"]
 

@@ -11,7 +11,7 @@ from launcher.coordinator.attendance import RETURN_S
 from launcher.coordinator.effects import Disconnected, Move, ProvenDead, Tick
 from launcher.coordinator.opening import START_S
 from launcher.run.hangs import Collective, Frame, GroupLook, HangKind, RankLook
-from launcher.run.records import EXPLAINED, Event, NodeLoad, NotFinite, ProcessId, RankExit, RankLoad
+from launcher.run.records import EXPLAINED, Event, GpuLoad, NodeLoad, NotFinite, ProcessId, RankExit, RankLoad
 from launcher.spec.model import Budget, Recovery
 from launcher.states import Cause, State
 from launcher.wire.messages import (
@@ -868,6 +868,16 @@ def test_ranks_that_are_out_of_step_are_found_from_the_runs_own_step_times() -> 
     assert (failure.cause, failure.rank, failure.where) == (Cause.HANG, 1, "train.py:88")
     assert "all_reduce at train.py:12" in failure.text
     assert cluster.hangs[1].verdict.kind is HangKind.DIFFERENT_COLLECTIVES
+
+
+def test_what_is_kept_of_a_hang_says_how_busy_the_gpus_of_each_rank_are() -> None:
+    cluster = hanging(Recovery(), *OUT_OF_STEP)
+    gpus = tuple(GpuLoad(index, 0, 0, busy) for index, busy in enumerate((100, 7, None)))
+    ranks = (RankLoad(0, 1.0, 0, gpus=(1,)), RankLoad(1, 1.0, 0, gpus=(0, 2)))
+    cluster.feed(Pulse(0, 90, 1, load=NodeLoad(0, 1.0, 8, 2.0, 10, 20, gpus=gpus, ranks=ranks)))
+    cluster.advance(60, until=lambda: bool(cluster.hangs))
+    assert [look.gpus_busy for look in cluster.hangs[1].ranks] == [(7,), (100,)]
+    assert "its GPUs 7 % busy" in cluster.hangs[1].verdict.evidence[0]
 
 
 def test_out_of_step_again_at_the_same_step_ends_the_run_as_an_error_of_the_program() -> None:

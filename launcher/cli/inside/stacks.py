@@ -98,10 +98,16 @@ def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
 def _shown_look(look: RankLook) -> str:
     frames = [f'  File "{one.file}", line {one.line} in {one.name}' for one in look.stack]
     lines = [paint(f"── rank {look.rank}, node {look.node}, process {look.pid} ──", "bold"), *frames, *look.threads]
+    lines += _native(look)
+    lines += [f"its GPUs: {', '.join(f'{one} % busy' for one in look.gpus_busy)}"] if look.gpus_busy else []
     lines += [f"group {group.name}, newest #{group.entered}: {_call(group)}" for group in look.groups]
     return "\n".join(
         [lines[0], *map(safe, lines[1:]), *([paint(safe(look.problem), "yellow")] if look.problem else [])]
     )
+
+
+def _native(look: RankLook) -> list[str]:
+    return ["native stack of the main thread:", *(f"  {line}" for line in look.native)] if look.native else []
 
 
 def _call(group: GroupLook) -> str:
@@ -129,5 +135,6 @@ def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) 
 
 def _shown(each: StacksOfRank) -> str:
     place = f"rank {each.rank}, node {each.node}" + (f", process {each.pid}" if each.pid is not None else "")
-    lines = [paint(f"── {place} ──", "bold"), *map(safe, each.stacks)]
+    native = _native(each.look) if each.look is not None else []
+    lines = [paint(f"── {place} ──", "bold"), *map(safe, (*each.stacks, *native))]
     return "\n".join([*lines, *([paint(safe(each.problem), "yellow")] if each.problem else [])])

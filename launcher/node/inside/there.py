@@ -28,10 +28,13 @@ from launcher.node.inside.words import (
     VisitDeclined,
 )
 from launcher.node.ranks.looking import Subject, look_at
+from launcher.node.ranks.native import with_native
 from launcher.remote.rpc.server import take_stdio
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import become_subreaper, end_all, signal_process, tagged
 from launcher.run.records import RankProcess
+
+_NATIVE_S = 10.0  # somebody asked, and waits for it
 
 
 class NodeHost:
@@ -60,7 +63,8 @@ class NodeHost:
             case AskStacks(ranks=wanted):
                 ranks = ranks_here(self._attempt, self._node)
                 asked = [rank for number, rank in ranks.items() if wanted is None or number in wanted]
-                for look, rank in zip(look_at([self._subject(rank) for rank in asked]), asked, strict=True):
+                looks = with_native(look_at([self._subject(rank) for rank in asked]), _NATIVE_S)
+                for look, rank in zip(looks, asked, strict=True):
                     self._talk.tell(replace(stacks_of(rank, self._run), look=look))
                 self._talk.tell(CommandEnded())
             case KillHere(rank=rank):

@@ -20,6 +20,7 @@ from launcher.errors import Exit
 from launcher.node.environment import hot_words, rank_environment, role_words
 from launcher.node.ranks.control import ControlPipe, control_of
 from launcher.node.ranks.looking import NO_ANSWER, Subject, look_at, times_of
+from launcher.node.ranks.native import with_native
 from launcher.node.ranks.reaper import Death
 from launcher.node.ranks.reports.behind import WriteBehind
 from launcher.node.ranks.reports.logfile import LogFile
@@ -281,7 +282,8 @@ class RankGroup:
         """Return what each live rank is doing."""
         looks = await asyncio.to_thread(look_at, self._subjects())
         by_number = {rank.number: rank for rank in self._ranks}
-        return await asyncio.gather(*(self._with_stack(by_number[look.rank], look) for look in looks))
+        looks = await asyncio.gather(*(self._with_stack(by_number[look.rank], look) for look in looks))
+        return await asyncio.to_thread(with_native, looks)
 
     async def entered(self) -> dict[int, RankTimes]:
         """Return when each live rank that answers entered its newest collectives."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 HANG_AT, STEPS, BATCH = 5, 100_000, 4
-PAUSES = ("validation", "save", "compile", "uneven")
+PAUSES = ("validation", "saving", "compile", "uneven")
 PAUSE_EVERY, PAUSE_S = 100, 20.0
 kind, style = sys.argv[1], sys.argv[2]
 
@@ -97,7 +97,7 @@ def pause(number):
         compute(PAUSE_S + 10 * dist.get_rank())
     if kind == "validation" and due:
         compute(PAUSE_S)
-    if kind == "save" and due and dist.get_rank() == 0:
+    if kind == "saving" and due and dist.get_rank() == 0:
         torch.save({"weights": torch.zeros(4)}, SlowFile(PAUSE_S))
     if kind == "uneven" and random.random() < 0.1:
         time.sleep(random.expovariate(0.5))

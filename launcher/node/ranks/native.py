@@ -1,0 +1,97 @@
+"""The native stack of a rank's main thread, by py-spy or gdb where one of them is installed."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from launcher.errors import said_by_the_system
+from launcher.run.hangs import MOST_FRAMES, RankLook
+from launcher.run.identity import process_id
+from launcher.run.processes import signal_process
+
+BOUND_S = 2.0  # both stop the process meanwhile: py-spy for a tenth of a second, gdb for a second or more
+_MOST_AT_ONCE = 8  # each takes 100 MB
+_LONGEST_LINE = 200
+# gdb takes a dozen seconds to read the symbols of all that torch loads.
+_LIBRARIES = r"/lib\(c\|python\|ffi\|gloo\|nccl\|cuda\)[^/]*$"
+_GDB_SETTINGS = ("auto-load off", "debuginfod enabled off", "auto-solib-add off", "pagination off")
+_GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.*)")
+
+
+def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[RankLook]:
+    """Add the native stack of each rank that may be stopped for a moment, at most `bound_s` later.
+
+    A rank that answered is not stopped for as long as gdb takes. Where nothing was seen, the only line says why.
+    """
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        return [*pool.map(lambda look: replace(look, native=_native(look, bound_s)), looks)]
+
+
+def _native(look: RankLook, bound_s: float) -> tuple[str, ...]:
+    if look.ended or look.state not in ("R", "S"):
+        return ()  # tracing waits until the kernel lets it go on, or has whoever stopped it lose it
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    if tool := shutil.which("py-spy", path=path):
+        return _traced([tool, "dump", "--native", "--pid", str(look.pid)], look, bound_s, _of_py_spy)
+    if not look.answered and (tool := shutil.which("gdb", path=path)):
+        settings = [word for setting in _GDB_SETTINGS for word in ("-iex", f"set {setting}")]
+        commands = ["-ex", f"sharedlibrary {_LIBRARIES}", "-ex", f"backtrace {MOST_FRAMES}"]
+        argv = [tool, "-nx", "-nh", "-batch", *settings, "-p", str(look.pid), *commands]
+        return _traced(argv, look, bound_s, _of_gdb)
+    return ()
+
+
+def _traced(
+    argv: Sequence[str], look: RankLook, bound_s: float, frames_in: Callable[[Sequence[str], int], list[str]]
+) -> tuple[str, ...]:
+    name, process = Path(argv[0]).name, process_id(look.pid)
+    if process is None:
+        return ()
+    try:
+        tracer = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return (f"{name}: {said_by_the_system(error)}",)
+    with tracer:
+        try:
+            said = tracer.communicate(timeout=bound_s)[0].splitlines()
+        except subprocess.TimeoutExpired:
+            tracer.kill()
+            tracer.communicate()
+            signal_process(process, signal.SIGCONT)  # the SIGSTOP of a tracer that has just begun outlives it
+            return (f"{name}: took longer than {bound_s:g} s",)
+    if frames := frames_in(said, look.pid):
+        return tuple(frame[:_LONGEST_LINE] for frame in frames[:MOST_FRAMES])
+    return (f"{name}: {_why(said)}"[:_LONGEST_LINE],)
+
+
+def _of_py_spy(lines: Sequence[str], pid: int) -> list[str]:
+    """Return the frames of the main thread, Python's among them, the innermost first."""
+    begin = next((number for number, line in enumerate(lines) if line.startswith(f"Thread {pid} ")), len(lines))
+    return [line.strip() for line in takewhile(lambda line: line.startswith(" "), lines[begin + 1 :])]
+
+
+def _of_gdb(lines: Sequence[str], _: int) -> list[str]:
+    """Return the frames up to the first that is not in any library: what follows it are none."""
+    found = [match[1] for line in lines if (match := _GDB_FRAME.match(line))]
+    return [*takewhile(lambda frame: frame != "?? ()", found)]
+
+
+def _why(said: Sequence[str]) -> str:
+    """Return the line in which a tool says why it could not trace a process."""
+    return next((line.strip() for line in said if re.search("denied|not permitted|rror", line)), "told no stack")
