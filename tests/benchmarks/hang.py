@@ -2,7 +2,7 @@
 
     uv run python tests/benchmarks/hang.py [--kinds order,data] [--styles hand,ddp] [--shapes 1x2,2x2] [--repeats 10]
     uv run python tests/benchmarks/hang.py --calm 60 [--styles ddp]    # false alarms in an hour of healthy trainings
-    uv run python tests/benchmarks/hang.py --torch 15                  # what torch itself tells of the same hangs
+    uv run python tests/benchmarks/hang.py --others                    # what torch itself and NVRx tell of them
 
 Each case is a run of tests/node/scripts/hangs.py on this machine, with steps of 0.1 s and `hang_after: auto`.
 The clock starts at the moment of the hang and stops when the verdict is in the run's records. A loop of all_reduce
@@ -43,6 +43,21 @@ START_S, PATIENCE_S = 240.0, 60.0
 HEALTHY = ("validation", "saving", "compile", "uneven", "suspended", "starved")
 STOPPED_S, STOPPED_EVERY_S = 60.0, 90.0
 LAUNCH = [sys.executable, "-m", "launcher.cli.main"]
+
+# Others need a limit to be given, and NVRx to be installed, and called in the loop.
+LIMIT_S, OTHERS_WAIT_S = 8, 90.0
+OTHERS = {
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+    "NVRx": [
+        "nvidia_resiliency_ext.fault_tolerance.launcher", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+        "--nnodes=1", "--nproc-per-node=2", "--max-restarts=0", f"--ft-rank-section-timeouts=step:{LIMIT_S}",
+        "--ft-rank-out-of-section-timeout=600", "--ft-workload-check-interval=1",
+    ],
+}  # fmt: skip
+OTHERS_ENVIRONMENT = {"torchrun": {"HANGS_TIMEOUT_S": f"{LIMIT_S}"}, "NVRx": {"HANGS_NVRX": "1"}}
+OTHERS_WORDS = re.compile(
+    r"Timed out waiting \d+ms for \w+ operation|Connection closed by peer|(?<=:)\d\] Section 'step' has been open"
+)
 
 
 class Case:
@@ -229,27 +244,27 @@ def beside(kind):
         os.sched_setaffinity(0, before)
 
 
-def by_torch(options):
-    """Return the lines about what torch itself tells of the same hangs, once its own time limit is over."""
-    lines = [f"| kind | torchrun, `timeout` of {options.torch:g} s: seconds to an error | it names |", "|---|---|---|"]
-    environment = {**os.environ, "HANGS_TIMEOUT_S": f"{options.torch:g}", "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for kind in options.kinds.split(","):
-        took_s, named = None, "nothing"
+def by_others(options):
+    """Return the lines about what others tell of the same hangs when the time limit that they are given is over."""
+    lines = ["| kind | who | seconds to the first word | what it tells |", "|---|---|---|---|"]
+    for kind, who in itertools.product(options.kinds.split(","), OTHERS):
+        told = list[tuple[float, str]]()
         with subprocess.Popen(
-            [*torchrun, str(SCRIPT), kind, "ddp"],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            [sys.executable, "-m", *OTHERS[who], str(SCRIPT), kind, "ddp"],
+            env={**os.environ, **OTHERS_ENVIRONMENT[who], "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         ) as process:  # fmt: skip
-            threading.Timer(START_S, lambda group=process.pid: os.killpg(group, signal.SIGKILL)).start()
+            end = threading.Timer(OTHERS_WAIT_S, process.terminate)  # then it ends its ranks
+            end.start()
             hung_at = None
             for line in process.stdout:
                 if line.startswith("hangs "):
                     hung_at = float(line.split()[1])
-                elif hung_at is not None and re.search(r"[Tt]imed out|Timeout|Connection closed", line):
-                    took_s, named = time.time() - hung_at, line.strip()[-90:]
-                    break
-            os.killpg(process.pid, signal.SIGKILL)
-        lines.append(f"| {kind} | {spread([took_s])} | {named.replace('|', '/')} |")
+                elif hung_at is not None and (found := OTHERS_WORDS.search(line)):
+                    told.append((time.time() - hung_at, found[0]))
+            end.cancel()
+        texts = ", ".join(dict.fromkeys(text for _, text in told)) or "nothing"
+        lines.append(f"| {kind} | {who} | {spread([at for at, _ in told[:1]])} | {texts} |")
         print(lines[-1], file=sys.stderr, flush=True)
     return lines
 
@@ -262,13 +277,13 @@ def main():
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further hang after so many")
     parser.add_argument("--calm", type=float, metavar="MINUTES", help="of trainings that do not hang, instead")
-    parser.add_argument("--torch", type=float, metavar="S", help="torch's own time limit of a collective, instead")
+    parser.add_argument("--others", action="store_true", help="what torch itself and NVRx tell, instead")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     if options.calm is not None:
         publish("hang-calm", "\n".join(healthy(options)), write=options.write, title="hang.py, false alarms")
-    elif options.torch is not None:
-        publish("hang-torch", "\n".join(by_torch(options)), write=options.write, title="hang.py, by torch itself")
+    elif options.others:
+        publish("hang-others", "\n".join(by_others(options)), write=options.write, title="hang.py, others")
     else:
         publish("hang", "\n".join(hangs(options)), write=options.write)
 

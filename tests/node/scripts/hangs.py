@@ -80,6 +80,10 @@ def accelerated_step():
 
 def before_step(number):
     """Do what this kind of training does before its step of this number, and take the time of a usual step."""
+    if monitor is not None:
+        if number:
+            monitor.end_section("step")
+        monitor.start_section("step")
     if kind in PAUSES:
         pause(number)
     elif number == HANG_AT:
@@ -215,6 +219,12 @@ def train_with_lightning():
     ).fit(Model(), DataLoader(Numbers(), batch_size=BATCH))  # fmt: skip
 
 
+monitor = None
+if "HANGS_NVRX" in os.environ:
+    from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
+
+    monitor = RankMonitorClient()
+    monitor.init_workload_monitoring()
 store = os.environ.get("HANGS_STORE")  # a file in which ranks meet that no launcher has started
 where = {"init_method": f"file://{store}", "rank": int(os.environ["RANK"])} if store else {}
 if "HANGS_TIMEOUT_S" in os.environ:  # after which torch itself ends a collective
