@@ -93,3 +93,14 @@ def test_a_tool_that_takes_too_long_is_ended_and_the_rank_goes_on(rank: RankLook
     assert time.monotonic() - began < 30
     while stat_fields(rank.pid)[0] == b"T":
         time.sleep(0.01)
+
+
+def test_all_ranks_share_the_time_and_those_that_do_not_answer_come_first(rank: RankLook, tools: Path) -> None:
+    install(tools, "py-spy", "exec /bin/sleep 600")
+    answered = [RankLook(number, 0, rank.pid, "S", answered=True) for number in range(1, 40)]
+    began = time.monotonic()
+    looks = with_native([*answered, rank], bound_s=0.5)
+    assert time.monotonic() - began < 30
+    assert [look.rank for look in looks] == [*range(1, 40), 0]
+    assert looks[-1].native == ("py-spy: took longer than 0.5 s",)
+    assert looks[-2].native == ()

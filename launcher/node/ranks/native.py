@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
@@ -28,33 +29,35 @@ _GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.*)")
 
 
 def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[RankLook]:
-    """Add the native stack of each rank that may be stopped for a moment, at most `bound_s` later.
+    """Add the native stack of each rank that may be stopped for a moment; return within `bound_s` in all.
 
-    A rank that answered is not stopped for as long as gdb takes. Where nothing was seen, the only line says why.
+    A rank that answered is not stopped for as long as gdb takes. If a tool fails, the only line says why.
     """
+    until = time.monotonic() + bound_s
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        return [*pool.map(lambda look: replace(look, native=_native(look, bound_s)), looks)]
+        found = {look.rank: pool.submit(_native, look, until) for look in sorted(looks, key=lambda one: one.answered)}
+    return [replace(look, native=found[look.rank].result()) for look in looks]
 
 
-def _native(look: RankLook, bound_s: float) -> tuple[str, ...]:
+def _native(look: RankLook, until: float) -> tuple[str, ...]:
     if look.ended or look.state not in ("R", "S"):
         return ()  # tracing waits until the kernel lets it go on, or has whoever stopped it lose it
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     if tool := shutil.which("py-spy", path=path):
-        return _traced([tool, "dump", "--native", "--pid", str(look.pid)], look, bound_s, _of_py_spy)
+        return _traced([tool, "dump", "--native", "--pid", str(look.pid)], look, until, _of_py_spy)
     if not look.answered and (tool := shutil.which("gdb", path=path)):
         settings = [word for setting in _GDB_SETTINGS for word in ("-iex", f"set {setting}")]
         commands = ["-ex", f"sharedlibrary {_LIBRARIES}", "-ex", f"backtrace {MOST_FRAMES}"]
         argv = [tool, "-nx", "-nh", "-batch", *settings, "-p", str(look.pid), *commands]
-        return _traced(argv, look, bound_s, _of_gdb)
+        return _traced(argv, look, until, _of_gdb)
     return ()
 
 
 def _traced(
-    argv: Sequence[str], look: RankLook, bound_s: float, frames_in: Callable[[Sequence[str], int], list[str]]
+    argv: Sequence[str], look: RankLook, until: float, frames_in: Callable[[Sequence[str], int], list[str]]
 ) -> tuple[str, ...]:
-    name, process = Path(argv[0]).name, process_id(look.pid)
-    if process is None:
+    name, process, left_s = Path(argv[0]).name, process_id(look.pid), until - time.monotonic()
+    if process is None or left_s <= 0:
         return ()
     try:
         tracer = subprocess.Popen(
@@ -69,12 +72,12 @@ def _traced(
         return (f"{name}: {said_by_the_system(error)}",)
     with tracer:
         try:
-            said = tracer.communicate(timeout=bound_s)[0].splitlines()
+            said = tracer.communicate(timeout=left_s)[0].splitlines()
         except subprocess.TimeoutExpired:
             tracer.kill()
             tracer.communicate()
             signal_process(process, signal.SIGCONT)  # the SIGSTOP of a tracer that has just begun outlives it
-            return (f"{name}: took longer than {bound_s:g} s",)
+            return (f"{name}: took longer than {left_s:.2g} s",)
     if frames := frames_in(said, look.pid):
         return tuple(frame[:_LONGEST_LINE] for frame in frames[:MOST_FRAMES])
     return (f"{name}: {_why(said)}"[:_LONGEST_LINE],)
