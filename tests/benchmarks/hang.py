@@ -91,6 +91,10 @@ class Case:
         report = json.loads(place.read_text())
         return report["at"] - hung_at, report["verdict"]
 
+    def crashed(self):
+        """Return whether a rank has failed by itself."""
+        return '"cause":"killed"' in "".join(one.read_text() for one in (self._folder / "runs").glob("*/events.jsonl"))
+
     def alarms(self, seconds, kind):
         """Return how often a healthy run was ended in its first seconds of training, and was looked at."""
         until(lambda: self._status()["step"], START_S)
@@ -142,8 +146,13 @@ def until(look, seconds):
     return None
 
 
-def judged(kind, verdict):
-    """`right`, `unknown` or `wrong`: a verdict that names another rank, or another kind of hang."""
+def judged(kind, verdict, crashed):
+    """`right`, `unknown` or `wrong`: a verdict that names another rank, or another kind of hang.
+
+    `crashed`: there was no hang to be judged, as where gloo itself ends a rank for what it has received.
+    """
+    if verdict is None and crashed:
+        return "crashed"
     if verdict is None or verdict["kind"] == "unknown":
         return "unknown"
     named = CULPRIT in verdict["ranks"] or kind == "nobody"
@@ -186,15 +195,15 @@ def hangs(options):
             break
         with Case(kind, style, shape) as case:
             took_s, verdict = case.seconds_to_verdict()
-        found[kind].append((judged(kind, verdict), took_s))
+            found[kind].append((judged(kind, verdict, case.crashed()), took_s))
         text = verdict["text"] if verdict else "no verdict"
         told = f"{kind} {style} {shape}: {found[kind][-1][0]}, {took_s or 0:.1f} s: {text}"
         print(told, file=sys.stderr, flush=True)
-    lines = ["| kind | right | unknown | wrong | seconds to the verdict |", "|---|---|---|---|---|"]
+    lines = ["| kind | right | unknown | wrong | crashed | seconds to the verdict |", "|---|---|---|---|---|---|"]
     for kind, results in found.items():
         lines.append(f"| {kind} | {counted(results)} | {spread([took_s for _, took_s in results])} |")
     all_ = [one for results in found.values() for one in results]
-    lines += ["", f"Of {len(all_)} hangs, right | unknown | wrong: {counted(all_)}."]
+    lines += ["", f"Of {len(all_)} hangs, right | unknown | wrong | crashed: {counted(all_)}."]
     recorder_us = 1e6 * recorder_s()
     return [
         *lines,
@@ -203,7 +212,7 @@ def hangs(options):
 
 
 def counted(results):
-    return " | ".join(str(sum(one == word for one, _ in results)) for word in ("right", "unknown", "wrong"))
+    return " | ".join(str(sum(one == word for one, _ in results)) for word in ("right", "unknown", "wrong", "crashed"))
 
 
 def spread(seconds):
@@ -258,8 +267,8 @@ def by_others(options):
             end.start()
             hung_at = None
             for line in process.stdout:
-                if line.startswith("hangs "):
-                    hung_at = float(line.split()[1])
+                if at := re.findall(r"hangs (\d+\.\d+)", line):  # ranks write into one line
+                    hung_at = float(at[-1])
                 elif hung_at is not None and (found := OTHERS_WORDS.search(line)):
                     told.append((time.time() - hung_at, found[0]))
             end.cancel()

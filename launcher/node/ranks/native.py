@@ -24,7 +24,9 @@ _MOST_AT_ONCE = 8  # each takes 100 MB
 _LONGEST_LINE = 200
 # gdb takes a dozen seconds to read the symbols of all that torch loads.
 _LIBRARIES = r"/lib\(c\|python\|ffi\|gloo\|nccl\|cuda\)[^/]*$"
-_GDB_SETTINGS = ("auto-load off", "debuginfod enabled off", "auto-solib-add off", "pagination off")
+_GDB_SETTINGS = (  # arguments may be secrets
+    "auto-load off", "debuginfod enabled off", "auto-solib-add off", "pagination off", "print frame-arguments none",
+)  # fmt: skip
 _GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.*)")
 
 
