@@ -65,7 +65,7 @@ def judge(looks: Sequence[RankLook]) -> HangVerdict:
         _mismatch(ranks),
         _never_entered(ranks, waits),
         _all_entered(ranks, waits),
-        _without_recorder(ranks),
+        _by_stacks(ranks, waits),
         _nobody(ranks, waits),
     ):
         if found is not None:
@@ -193,6 +193,8 @@ def _differing(seq: int, ops: Sequence[tuple[RankLook, Collective]], ranks: Sequ
 
 
 def _never_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+    busy = _in_no_collective([one for one in ranks if not _is_waiting(one, waits)])
+    receives = False
     for wait in waits:
         if not wait.absent and wait.silent:
             text = f"{_names(wait.silent)} {'does' if len(wait.silent) == 1 else 'do'} not answer"
@@ -205,7 +207,10 @@ def _never_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVer
             continue
         elsewhere = [one for one in free if _in_torch_distributed(one)]
         if elsewhere and len(elsewhere) == len(free):
-            return _out_of_order(wait, elsewhere, ranks)
+            if not busy:
+                return _out_of_order(wait, elsewhere, ranks)
+            receives = True  # the Flight Recorder of gloo does not know for whom: it may be for one of these
+            continue
         found = [one for one in free if one not in elsewhere] or free
         return _verdict(
             HangKind.NEVER_ENTERED,
@@ -216,6 +221,8 @@ def _never_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVer
             _hint_of(found[0]),
         )
     crossed = [wait for wait in waits if wait.absent]
+    if receives:
+        return _outside(busy, ranks)
     return _crossed(crossed, ranks) if crossed else None
 
 
@@ -264,14 +271,24 @@ def _all_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdi
     return HangVerdict(HangKind.UNKNOWN, text, (), _called_at(wait.op), _evidence(ranks))
 
 
-def _without_recorder(ranks: Sequence[RankLook]) -> HangVerdict | None:
-    """By their stacks alone, where no rank has a Flight Recorder."""
-    inside = [one for one in _living(ranks) if _in_torch_distributed(one)]
-    outside = [one for one in _living(ranks) if one not in inside]
-    if any(one.groups for one in ranks) or not inside or not outside or not all(one.stack for one in outside):
+def _by_stacks(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+    """By their stacks alone, where no rank has a Flight Recorder, or they wait in what it does not know."""
+    living = _living(ranks)
+    outside = _in_no_collective(living)
+    if waits or not outside or len(outside) == len(living) or not all(one.stack for one in living):
         return None
-    text = f"{_names(outside)} {_is(outside)} in no collective{_instead(outside[0])}; {_waiters(len(inside))} in one"
-    return _verdict(HangKind.NEVER_ENTERED, text, outside, ranks, _hint_of(outside[0]))
+    return _outside(outside, ranks)
+
+
+def _in_no_collective(ranks: Sequence[RankLook]) -> list[RankLook]:
+    """Return those that are seen to do something else than to wait for other ranks."""
+    return [one for one in _living(ranks) if one.stack and not _in_torch_distributed(one)]
+
+
+def _outside(found: Sequence[RankLook], ranks: Sequence[RankLook]) -> HangVerdict:
+    count = len(_living(ranks)) - len(found)
+    text = f"{_names(found)} {_is(found)} in no collective{_instead(found[0])}; {_waiters(count)} in one"
+    return _verdict(HangKind.NEVER_ENTERED, text, found, ranks, _hint_of(found[0]))
 
 
 def _nobody(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:

@@ -165,6 +165,45 @@ def test_without_a_recorder_the_stacks_alone_tell_who_is_in_no_collective() -> N
     assert (found.kind, found.ranks) == (HangKind.NEVER_ENTERED, (1,))
 
 
+def receiving(rank: int, partners: tuple[int, ...]) -> RankLook:
+    """It waits for what another stage sends, which gloo does not note, and has entered nothing of its other group."""
+    stack = Frame("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 1, "recv")
+    group = GroupLook(f"{partners[0]}/gloo", ranks=partners, entered=6)
+    step = Frame("/job/train.py", 30, "forward")
+    return RankLook(rank, 0, 100, "S", answered=True, groups=(group,), stack=(stack, step))
+
+
+def in_pair(look: RankLook, partners: tuple[int, ...]) -> RankLook:
+    return replace(look, groups=(replace(look.groups[0], name=f"{partners[0]}/gloo", ranks=partners),))
+
+
+def test_a_stage_that_waits_for_one_that_loads_data_is_not_out_of_step() -> None:
+    """Two stages, each of two ranks that average their gradients: rank 0 loads, rank 1 waits for what it sends."""
+    first, second = (0, 2), (1, 3)
+    loads = in_pair(elsewhere(0), first)
+    averages = in_pair(waiting(2), first), in_pair(waiting(3), second)
+    found = judge([loads, receiving(1, second), *averages])
+    assert (found.kind, found.ranks) == (HangKind.NEVER_ENTERED, (0,))
+    assert "data.py:88 in load" in found.text
+    alone = judge([replace(loads, groups=()), receiving(1, second), averages[1]])
+    assert (alone.kind, alone.ranks) == (HangKind.NEVER_ENTERED, (0,))
+    assert "data.py:88 in load" in alone.text
+
+
+def test_groups_that_wait_for_each_other_do_so_whatever_a_rank_outside_does() -> None:
+    def look(rank: int, waits_in: str, not_in: str) -> RankLook:
+        group = replace(waiting(rank).groups[0], name=waits_in, ranks=(0, 1))
+        return replace(waiting(rank), groups=(group, GroupLook(not_in, ranks=(0, 1), entered=6)))
+
+    found = judge([look(0, "a", "b"), look(1, "b", "a"), replace(elsewhere(2), groups=())])
+    assert found.kind is HangKind.DIFFERENT_COLLECTIVES
+
+
+def test_stages_that_wait_in_no_collective_tell_by_their_stacks_who_does_something_else() -> None:
+    found = judge([elsewhere(0), receiving(1, (1, 3)), receiving(3, (1, 3))])
+    assert (found.kind, found.ranks) == (HangKind.NEVER_ENTERED, (0,))
+
+
 def test_nothing_to_go_by_is_unknown() -> None:
     assert judge([RankLook(rank, 0, problem="its node did not answer") for rank in range(4)]).kind is HangKind.UNKNOWN
     assert judge([]).kind is HangKind.UNKNOWN
