@@ -108,8 +108,7 @@ class Case:
 
     def _suspend(self):
         """Stop every process of the run for a while, as a suspended machine does."""
-        mark = f"LAUNCH_RUNS={self._folder}/runs".encode()
-        pids = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit() and mark in environment_of(one)]
+        pids = processes_with(f"LAUNCH_RUNS={self._folder}/runs")
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for pid in pids:
                 os.kill(pid, number)
@@ -127,6 +126,16 @@ class Case:
         return subprocess.run(
             [*LAUNCH, *words], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
         )
+
+
+def processes_with(entry):
+    """Return the pids of all processes that have this entry in their environment."""
+    wanted = entry.encode()
+    return [
+        int(one.name)
+        for one in Path("/proc").iterdir()
+        if one.name.isdigit() and wanted in environment_of(one).split(b"\0")
+    ]
 
 
 def environment_of(process):
@@ -258,10 +267,10 @@ def by_others(options):
     """Return the lines about what others tell of the same hangs when the time limit that they are given is over."""
     lines = ["| kind | who | seconds to the first word | what it tells |", "|---|---|---|---|"]
     for kind, who in itertools.product(options.kinds.split(","), OTHERS):
-        told = list[tuple[float, str]]()
+        told, case = list[tuple[float, str]](), str(time.time_ns())
         with subprocess.Popen(
             [sys.executable, "-m", *OTHERS[who], str(SCRIPT), kind, "ddp"],
-            env={**os.environ, **OTHERS_ENVIRONMENT[who], "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **OTHERS_ENVIRONMENT[who], "OMP_NUM_THREADS": "1", "HANGS_CASE": case},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         ) as process:  # fmt: skip
             end = threading.Timer(OTHERS_WAIT_S, process.terminate)  # then it ends its ranks
@@ -273,6 +282,8 @@ def by_others(options):
                 elif hung_at is not None and (found := OTHERS_WORDS.search(line)):
                     told.append((time.time() - hung_at, found[0]))
             end.cancel()
+        for pid in processes_with(f"HANGS_CASE={case}"):  # as a stopped rank outlives both
+            os.kill(pid, signal.SIGKILL)
         texts = ", ".join(dict.fromkeys(text for _, text in told)) or "nothing"
         lines.append(f"| {kind} | {who} | {spread([at for at, _ in told[:1]])} | {texts} |")
         print(lines[-1], file=sys.stderr, flush=True)
