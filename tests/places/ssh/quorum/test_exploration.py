@@ -3,14 +3,14 @@
 Each test prints how many states it visited and in what time (`pytest -s`, and in any failure).
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 
-from launcher.places.ssh.quorum.core import Host, Records, Voter
+from launcher.places.ssh.quorum.core import Host, Records, RequestVote, Voter
 from tests.places.ssh.quorum.explorer import explore
 from tests.places.ssh.quorum.lease_world import LeaseWorld
-from tests.places.ssh.quorum.records_world import RecordsWorld
+from tests.places.ssh.quorum.records_world import Node, Opens, RecordsWorld, Stands, State
 from tests.sizes import SCALE
 
 World = RecordsWorld | LeaseWorld
@@ -108,3 +108,44 @@ def test_a_rule_that_is_left_out_is_missed(rule):
     found = explored(world)
     assert problem in found.problem, f"{rule}: {found}"
     assert found.trace, "the shortest way there is told"
+
+
+# -- the exploration reaches what is rare
+
+
+def crashed(node: Node) -> bool:
+    """Whether it led, opened or stood, and remembers nothing of that: no vote for another has come in between."""
+    return node.memory is None and node.voter.voted[1] == node.voter.me
+
+
+def stands(node: Node) -> bool:
+    return isinstance(node.memory, Stands)
+
+
+def asks_who_has_just_restarted(state: State) -> bool:
+    asked = [message.attempt for message in state.sent if isinstance(message, RequestVote)]
+    return any(crashed(node) and attempt > node.voter.voted[0] for node in state.nodes for attempt in asked)
+
+
+RARE: dict[str, Callable[[State], bool]] = {
+    "two candidates stand for one attempt": lambda state: (
+        len({node.voter.voted[0] for node in state.nodes if stands(node)}) < sum(map(stands, state.nodes))
+    ),
+    "a leader is lost between opening and settling": lambda state: any(
+        crashed(node) and node.voter.newest.leader == node.voter.me and not node.voter.settled for node in state.nodes
+    ),
+    "a host that has just restarted is asked for its vote": asks_who_has_just_restarted,
+    "a host has an attempt's history and not its opening": lambda state: any(
+        node.log[-1] > node.voter.newest.attempt for node in state.nodes
+    ),
+    "a candidate opens an attempt while the last leader leads": lambda state: (
+        any(isinstance(node.memory, Opens) for node in state.nodes) and state.nodes[0].voter.leads
+    ),
+}
+
+
+@pytest.mark.parametrize("rare", RARE)
+def test_a_rare_state_is_reached(rare):
+    world, most_states = DAILY[1]
+    found = explore(world.first, world.following, lambda state: rare if RARE[rare](state) else "", most_states)
+    assert found.problem, f"too weak: {world} never has that {rare}"
