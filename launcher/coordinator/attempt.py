@@ -43,7 +43,7 @@ class Closing:
 
 @dataclass(slots=True)
 class Joining:
-    """Ranks that are started on more nodes, while the others train, to be in the next generation."""
+    """The ranks that are started on additional nodes while the others train, to be part of the next generation."""
 
     generation: Generation  # the next one
     newcomers: set[int]  # its members that have no part in the open one
@@ -54,7 +54,7 @@ class Joining:
 
 @dataclass(slots=True)
 class Awaited:
-    """No checkpoint is whole without nodes that are away."""
+    """A wait for absent nodes, because no checkpoint is complete on the nodes that are present."""
 
     verdict: Verdict
     here: set[int]  # who was here when that was found
@@ -111,7 +111,7 @@ class Attempt:
 
     @property
     def is_open(self) -> bool:
-        """A generation is open."""
+        """Return True while a generation is open."""
         return self.phase in _OPEN
 
     @property
@@ -121,14 +121,15 @@ class Attempt:
         return self.generation
 
     def outvoted(self) -> tuple[int, int] | None:
-        """How many of how many voters are heard, where the others may go on without us.
+        """Return how many voters can be heard and how many there are if the others could elect another leader; else
+        None.
 
-        Nodes of the generation or not: any may have been cut off.
+        All nodes count, members of the generation or not, as any of them may have been cut off.
         """
         return self.nodes.short_of(self.nodes.heard(self.mono))
 
     def next_number(self) -> int:
-        """Of a new generation."""
+        """Return the number of a new generation."""
         self._numbered += 1
         return self._numbered
 
@@ -136,6 +137,6 @@ class Attempt:
         return self.generation is not None and number == self.generation.number
 
     def state(self, now: Now, *, ended: bool = True) -> RunState:
-        """Without its end it is how things stood at the end."""
+        """Return the record for `state.json`; with `ended=False`, leave out how the attempt ended."""
         stopping, end = self.phase is AttemptPhase.CLOSING, self.standing.end if ended else None
         return run_state(self.plan, self.standing, self.nodes, self.generation, self.pace, stopping, now, end)

@@ -1,4 +1,4 @@
-"""Nodes come, fall silent, come back, are lost: what that says of the agents, and of the ranks that they had."""
+"""Track agents that join, fall silent, return or are lost, and what follows for the ranks that they ran."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,7 +57,9 @@ class Attendance:
         return Arrival(node, carries_on, loss)
 
     def hear(self, node: KnownNode) -> bool:
-        """A connected agent speaks. True where it had been given up: its ranks have been replaced and must go."""
+        """Renew the lease of a connected agent; return True if it had been given up, so that its old ranks must be
+        stopped.
+        """
         thawed = node.link is Presence.LOST
         if thawed:
             node.link = Presence.UP
@@ -68,7 +70,7 @@ class Attendance:
         return thawed
 
     def disconnect(self, index: int) -> None:
-        """Its connection is gone; that says nothing about the agent."""
+        """Mark the node's agent as unreachable; it counts as lost only once its lease has expired."""
         node = self._nodes.get(index)
         if node is None or node.link is not Presence.UP:
             return
@@ -79,7 +81,7 @@ class Attendance:
         self._ledger.record("agent_unknown", text, node=index)
 
     def bury(self, death: ProvenDead) -> Iterator[Loss]:
-        """The agent that was last connected from this node is proven to be gone."""
+        """Mark the agent that was last connected from this node as dead, and yield each loss that follows from it."""
         node = self._nodes.get(death.node)
         if node is None or (node.link is Presence.UP and node.stale_agent is None):
             return  # about an agent before this one, whose end has been dealt with
@@ -101,7 +103,9 @@ class Attendance:
                 self._nodes.settle(node)
 
     def _replace(self, node: KnownNode, join: Join) -> Loss | None:
-        """A new agent speaks for a node: what of the one before?"""
+        """Decide what becomes of the node's previous agent when a new one joins; return its loss if it is
+        proven dead.
+        """
         before, process, loss = node.process, join.process, None
         if node.holds and node.link is not Presence.LOST and before is not None:
             if before.host == process.host and before.boot_id != process.boot_id:

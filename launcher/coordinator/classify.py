@@ -1,4 +1,4 @@
-"""From how ranks ended to what it was and who began it. Pure."""
+"""Classify how ranks ended: the cause of each failure, and the rank that failed first. Pure functions."""
 
 import os
 import re
@@ -60,24 +60,26 @@ _TYPE = re.compile(r"[A-Za-z_][\w.]*(?:::\w+)*(?=: |$)")
 
 
 def failed(end: RankExit) -> bool:
-    """False for a rank that left with 0, or had said that it was done before it fell."""
+    """Return True if the rank failed: it had not reported that it was done, and its exit code is not 0."""
     return not end.done and end.code != 0
 
 
 def finished(end: RankExit) -> bool:
-    """True for a rank that did all its work; one that leaves with 0 because it was told to stop did not."""
+    """Return True if the rank did all its work; a rank that exits with 0 because it was asked to stop did not."""
     return end.done or (end.code == 0 and not end.stopping)
 
 
 def fenced(end: RankExit) -> bool:
-    """True for a rank that found a newer start in charge of the checkpoints: no failure, and no reason to restart."""
+    """Return True if the rank stopped because a newer start owns the checkpoints; this is no failure and no restart
+    follows.
+    """
     return end.fenced and not end.done
 
 
 def classify(end: RankExit) -> Cause:
-    """Return the class of one rank's failure.
+    """Return the cause of one rank's failure.
 
-    Exit code 75 means "start me again" only of a rank that was told to stop: a program may use it for anything.
+    Exit code 75 counts as a preemption only if the rank was asked to stop, as a program may use it for anything.
     """
     text = end.error or ""
     if end.hung:
@@ -100,7 +102,7 @@ def classify(end: RankExit) -> Cause:
 
 
 def error_kind(end: RankExit) -> ErrorKind:
-    """Return what a user error says of another start: a program that is wrong is not mended by time."""
+    """Return the kind of a user error, from which the recovery policy decides whether a restart could help."""
     names = {_type_name(one.line) for one in end.raised or (Raised(end.error or ""),)} - {""}
     if names & PASSING:
         return ErrorKind.PASSING
@@ -112,13 +114,17 @@ def error_kind(end: RankExit) -> ErrorKind:
 
 
 def _type_name(line: str) -> str:
-    """`ReadTimeout` of `requests.exceptions.ReadTimeout: ...`; "" where it begins with no type."""
+    """Return the bare type name, such as `ReadTimeout` of `requests.exceptions.ReadTimeout: ...`, or "" if there is
+    none.
+    """
     found = _TYPE.match(line)
     return re.split(r"\.|::", found[0])[-1] if found else ""
 
 
 def _is_of_a_peer(raised: Raised) -> bool:
-    """Whether it is about another rank, and not about a connection of the user's own."""
+    """Return whether the exception is about the connection to another rank, not about a connection of the
+    user's own.
+    """
     found = _TYPE.match(raised.line)
     kind = found[0] if found else ""
     if _OF_TORCH_DISTRIBUTED.fullmatch(kind):
@@ -134,10 +140,12 @@ def _is_of_a_peer(raised: Raised) -> bool:
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit:
-    """Who is named: the one that failed first by itself, of one or more in order of arrival; of equal ones the lowest.
+    """Return the exit to name as the cause: the first rank that failed by itself; of ranks that failed alike, the
+    lowest.
 
-    A rank that failed only because another did, or because it was told to stop, is not to blame. Which of those that
-    fail alike at once is heard of first is chance: a run that fails so again should not name another.
+    A rank that failed only because another did, or because it was asked to stop, is not to blame. Which of several
+    equal failures is reported first is chance, so the lowest rank is named: then the same failure names the same rank
+    each time.
     """
     failures = [end for end in exits if failed(end)] or list(exits)
     own = (end for end in failures if not end.stopping and classify(end) is not Cause.COMMUNICATION)
@@ -146,13 +154,13 @@ def culprit(exits: Sequence[RankExit]) -> RankExit:
 
 
 def _is_like(end: RankExit, first: RankExit) -> bool:
-    """It failed in the same way; where it had been told to stop, only its own exit code and exception show that."""
+    """Return whether this rank failed in the same way as `first`, by its own doing."""
     by_itself = not end.stopping or (end.code is not None and end.error is not None)
     return by_itself and _MANNER(end) == _MANNER(first)
 
 
 def describe(end: RankExit, cause: Cause) -> str:
-    """One line for people."""
+    """Return one line that describes the failure to the user."""
     who = f"rank {end.rank} on node {end.node}"
     if cause is Cause.HANG:
         return f"{who} hung: no progress and no output"
@@ -165,7 +173,7 @@ def describe(end: RankExit, cause: Cause) -> str:
 
 
 def brief(end: RankExit, cause: Cause) -> str:
-    """`KeyError in train.py:3, rank 1`."""
+    """Return a short form of the failure, such as `KeyError in train.py:3, rank 1`."""
     kind = _TYPE.match(end.error or "")
     if end.not_started:
         what = "not started"
@@ -180,7 +188,7 @@ def brief(end: RankExit, cause: Cause) -> str:
 
 
 def evidence(end: RankExit) -> str:
-    """What the cause was read from."""
+    """Return what the cause was derived from, such as an exit code or a signal."""
     parts = [f"exit code {end.code}"] if end.code is not None else []
     parts += [signal_name(end.signal)] if end.signal is not None else []
     parts += ["the kernel or CUDA reported that memory ran out"] if end.oom else []

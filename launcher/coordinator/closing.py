@@ -1,4 +1,4 @@
-"""The end of a generation: every process of it is ended, and then the recovery policy says what follows."""
+"""Close a generation: end all its processes, then let the recovery policy choose what follows."""
 
 from collections.abc import Collection
 from math import inf
@@ -21,7 +21,7 @@ _MOST_IN_A_ROW = 4  # kills without a step in between that are gone through in p
 
 
 class Aftermath:
-    """What follows a failure or an end."""
+    """Carries out what the recovery policy chooses after a failure, and ends the attempt."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -59,10 +59,11 @@ class Aftermath:
         attempt.standing.failure = verdict.failure_of(event, log, tail)
 
     def goes_on_in_place(self, found: Verdict, who: str) -> bool:
-        """Return whether the policy has a new generation follow. Then that is noted: `who` stays and who is new.
+        """Return whether the policy lets the surviving ranks go on in place, and record the failure if so; `who` stays
+        and who is new.
 
-        The policy's wait is not waited for, as those that live would stand still meanwhile; and some kills while ranks
-        meet after another one say nothing of a training that cannot go on. Kill after kill without a step does.
+        The policy's delay is skipped, because the survivors would stand idle meanwhile. A few kills in a row while
+        ranks are still meeting do not end this; more than `_MOST_IN_A_ROW` without a step do.
         """
         attempt, follows = self._attempt, f"a new generation follows, hot: {who}"
         if found.planned:
@@ -90,7 +91,9 @@ class Aftermath:
         return count
 
     def _say_what_follows(self, text: str, failure: Event | None = None, brief: str = "") -> None:
-        """On a failure; or on what somebody wanted, which is no restart: a new generation."""
+        """Record that a new generation follows: after `failure`, or without one on a user's request, which counts as no
+        restart.
+        """
         cause, before = (failure.cause, f"{failure.text}; ") if failure is not None else (None, "")
         self._attempt.ledger.record("regroup", text, cause=cause, brief=brief)
         self._attempt.standing.state, self._attempt.standing.message = State.REGROUPING, f"{before}{text}"
@@ -128,7 +131,9 @@ class Aftermath:
             self._gather_anew(decision.delay_s)
 
     def _warm_because(self) -> str:
-        """Told once, where somebody asked for it: why ranks that could have stayed are replaced."""
+        """Return why ranks that could have stayed are replaced, once, and only if `recovery.mode` is not `auto`; else
+        "".
+        """
         why, self._attempt.warm_because = self._attempt.warm_because, ""
         return f", warm because {why}" if why and self._attempt.rules.mode != "auto" else ""
 
@@ -137,7 +142,7 @@ class Aftermath:
         attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, attempt.mono + delay_s, first=False)
 
     def await_nodes(self, found: Verdict) -> None:
-        """No checkpoint is whole on the nodes that are here: whoever else may have one is waited for."""
+        """Wait for absent nodes that may have a complete checkpoint, as no node that is present has one."""
         attempt = self._attempt
         until = attempt.awaited.until if attempt.awaited else attempt.mono + attempt.rules.gone_after_s
         attempt.awaited = Awaited(found, attempt.nodes.here, until)
@@ -153,7 +158,7 @@ class Aftermath:
         self._gather_anew()
 
     def end_without_checkpoint(self, awaited: Awaited) -> None:
-        """It never begins anew by itself."""
+        """Fail the run with a hint for the user; it never starts from nothing by itself."""
         found, away = awaited.verdict, self._attempt.nodes.away()
         self.note_failure(found)
         run, names = self._attempt.plan.run_id, ", ".join(map(str, away)) or "the hosts that it was on"
@@ -164,7 +169,9 @@ class Aftermath:
         self.finish(State.FAILED, found.cause, exit_of(found.cause), text)
 
     def end_fenced(self) -> None:
-        """No failure: it uses up no budget. Where the newer start is an attempt, the shell refuses to write this."""
+        """End the attempt because a newer start owns the checkpoints; this counts as no failure and uses up no
+        budget.
+        """
         self.finish(State.FAILED, None, Exit.FENCED, self._attempt.fenced)
 
     def end_cancelled(self) -> None:
@@ -183,12 +190,12 @@ class Aftermath:
 
 
 def _briefly(decision: Decision, failure: Event) -> str:
-    """`restart 1 of 3: KeyError in train.py:3, rank 1`."""
+    """Return a short form such as `restart 1 of 3: KeyError in train.py:3, rank 1`."""
     return f"{decision.reason.partition(' for ')[0]}: {failure.brief}"
 
 
 class Closer:
-    """Has generations closed, and hands what was found to the aftermath."""
+    """Closes generations, and passes on what was found to `Aftermath`."""
 
     def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
         self._attempt = attempt
@@ -223,7 +230,7 @@ class Closer:
             attempt.standing.message = attempt.fenced or why.text
 
     def close_gracefully(self, found: Verdict, text: str) -> None:
-        """The attempt ends with it: ranks may save and leave."""
+        """Close the last generation of the attempt, with time for its ranks to save and exit."""
         attempt = self._attempt
         self.close(found, graceful=True)
         stop = f"; ranks have {attempt.rules.grace_s:g} s to stop" if attempt.current.live else ""

@@ -32,7 +32,11 @@ from launcher.wire import messages
 
 
 class Coordinator:
-    """`handle` every message and every Tick at `next_deadline`; carry out, in order, what it gives back."""
+    """The coordinator of one attempt as a pure state machine.
+
+    Call `handle` with every message, and with a Tick at `next_deadline`; carry out the effects that it returns in
+    order.
+    """
 
     def __init__(
         self,
@@ -86,13 +90,13 @@ class Coordinator:
         return self._ledger.out
 
     def next_deadline(self) -> float | None:
-        """The `mono` of the next Tick that is needed."""
+        """Return the `mono` time at which the next Tick is needed, or None if none is."""
         moments = [self._nodes.look_at, self._attempt.limit_at, self._joiner.moments(), *self._phase_moments()]
         soonest = min((moment for moment in moments if moment > self._ledger.mono), default=inf)
         return None if soonest == inf or self._attempt.phase is AttemptPhase.OVER else soonest
 
     def snapshot(self, now: Now, *, ended: bool = True) -> RunState:
-        """What there is to know at this moment; without the end, before that is on disk."""
+        """Return the current state of the run; with `ended=False`, without an end that is not yet on disk."""
         return self._attempt.state(now, ended=ended)
 
     def _phase_moments(self) -> list[float]:
@@ -129,7 +133,7 @@ class Coordinator:
         self._nodes.settle(arrival.node)
 
     def _sort_out_ranks(self, node: KnownNode, claimed: int, carries_on: bool) -> None:
-        """An agent that comes back goes on with the open generation, or has to stop whatever it may still run."""
+        """Let an agent that returns with its ranks go on in the open generation, or stop whatever it may still run."""
         generation = self._attempt.generation
         member = generation is not None and self._attempt.is_open and node.holds == generation.number
         if generation is not None and member and carries_on and claimed == generation.number:
@@ -149,7 +153,7 @@ class Coordinator:
             self._ledger.send(node.index, messages.Stop(node.holds, grace_s))
 
     def _lost(self, loss: Loss) -> None:
-        """No rank is left there; if it had some of the open generation, that one cannot go on as it is."""
+        """Handle a lost node: its ranks are gone, so an open generation in which it had some cannot go on unchanged."""
         generation, closing = self._attempt.generation, self._attempt.closing
         if closing is not None:
             closing.waits.discard(loss.node)
@@ -217,7 +221,9 @@ class Coordinator:
             self._nodes.settle(node)
 
     def _will_fail(self, node: KnownNode, message: messages.DeviceFails | messages.HostLeaves) -> None:
-        """Its ranks are to be gone before. Without the first node's host there is no coordinator: the attempt ends."""
+        """Move ranks off a node whose device or host is about to fail; end the attempt if the coordinator's own host
+        leaves.
+        """
         if isinstance(message, messages.DeviceFails):
             self._drainer.fails(node, f"its kernel tells of {message.text}")
             return
@@ -247,7 +253,7 @@ class Coordinator:
             self._closer.close(found)
 
     def _disk_failed(self, node: KnownNode, text: str) -> None:
-        """There may be room again soon, so the node is not given up; another is preferred."""
+        """Record a disk failure and close the generation; the node may be used again, but others are preferred."""
         self._ledger.record("disk", text, node=node.index, cause=Cause.DISK)
         if self._attempt.joining is not None and node.index in self._attempt.joining.newcomers:
             node.suspected_at = self._ledger.mono

@@ -1,4 +1,4 @@
-"""What goes into the coordinator's state machine beside messages, and what comes out of it."""
+"""The events that go into the coordinator's state machine beside messages, and the effects that come out of it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict, Unpack
@@ -13,9 +13,10 @@ from launcher.wire.messages import ToAgent, ToCoordinator
 
 
 class Now(NamedTuple):
-    """One moment on three clocks: `mono` decides, `wall` is only written down for people, `boot` for ages.
+    """One moment on three clocks: `mono` for decisions, `wall` only for records that people read, `boot` for ages.
 
-    `mono` stands still while the coordinator does: what it could not hear meanwhile, nobody has failed to say.
+    `mono` stands still while the coordinator is suspended, so that nobody is blamed for messages which it could not
+    receive.
     """
 
     mono: float
@@ -25,7 +26,7 @@ class Now(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The agent's connection is gone; whether the agent is, nobody knows."""
+    """The connection to an agent has closed; the agent itself may still run."""
 
     node: int
 
@@ -40,7 +41,7 @@ class ProvenDead:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Somebody wants no ranks on this node any more."""
+    """A request that a node gets no ranks any more."""
 
     node: int
     why: str = ""
@@ -48,7 +49,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Somebody wants the ranks of a node on another one; the node stays in use, as a spare."""
+    """A request to move the ranks of a node to another one; the node then stays in use as a spare."""
 
     node: int
     to: int | None = None  # None: on any that is ready and has no ranks
@@ -63,12 +64,12 @@ class StoodStill:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing but time has passed."""
+    """Time has passed and nothing else has happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """To a node that is not connected: dropped; the state machine says it again when the node is back."""
+    """Send a message to a node; it is dropped if the node is not connected, and sent again once the node returns."""
 
     node: int
     message: ToAgent
@@ -86,7 +87,7 @@ class RecordExit:
 
 @dataclass(frozen=True, slots=True)
 class KeepHang:
-    """Write down what was seen of a hang, in place of what an earlier look at the same one has shown."""
+    """Write the report of a hang, in place of an earlier report of the same one."""
 
     number: int
     report: HangReport
@@ -108,7 +109,7 @@ _ENDS_TRAINING = ("failure", "regroup")
 
 
 class Known(TypedDict, total=False):
-    """What may be told of an event beside its text."""
+    """The fields that an event may have beside its text."""
 
     node: int | None
     rank: int | None
@@ -118,7 +119,7 @@ class Known(TypedDict, total=False):
 
 
 class OfFailure(TypedDict, total=False):
-    """What a failure's event has beside that, by which the policy decides."""
+    """The further fields of a failure event, from which the recovery policy decides."""
 
     where: str | None
     left_out: str
@@ -131,7 +132,7 @@ class OfFailure(TypedDict, total=False):
 
 
 class Ledger:
-    """What the coordinator says in answer to one event, and the moment at which it says it."""
+    """The effects that the coordinator returns for one event, and the time at which they apply."""
 
     def __init__(self, attempt: int, pace: Pace, now: Now) -> None:
         self.attempt = attempt
@@ -146,14 +147,14 @@ class Ledger:
         return self.now.mono
 
     def turn(self, now: Now) -> None:
-        """A new event, a new page."""
+        """Begin a new event with no effects yet."""
         self.now, self.out = now, []
 
     def send(self, node: int, message: ToAgent) -> None:
         self.out.append(Send(node, message))
 
     def record(self, kind: str, text: str, **known: Unpack[Known]) -> Event:
-        """One line of events.jsonl, with how far the run had come."""
+        """Add one line to `events.jsonl`, with how far the run had come, and return it."""
         event = self.draft(kind, text, **known)
         self.note(event)
         return event

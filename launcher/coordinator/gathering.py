@@ -1,4 +1,4 @@
-"""Are there nodes enough to open a generation, and may there ever be? Pure questions about the nodes."""
+"""Decide whether enough nodes are ready to open a generation, and whether there can still be. Pure functions."""
 
 from math import inf
 
@@ -26,13 +26,13 @@ class Gathering:
         self._full_at: float | None = None  # since when there are as many as can be used, but not the preferred ones
 
     def moments(self) -> list[float]:
-        """When the answers may change though no node does anything."""
+        """Return the moments at which the answers may change although no node reports anything."""
         spare_at = [] if self._full_at is None else [self._full_at + SPARE_S]
         returns = self._nodes.returning(-inf).values()
         return [self._open_at, self._wait_until, self._give_up_at, *spare_at, *returns]
 
     def may_succeed(self, mono: float) -> bool:
-        """False where too few nodes are left that are, or may become, usable."""
+        """Return False if fewer nodes than needed are, or can still become, usable."""
         left = self._nodes.usable | self._nodes.hopeful | self._nodes.returning(mono).keys()
         if self._first and mono < self._give_up_at:
             left |= self._nodes.absent
@@ -43,14 +43,17 @@ class Gathering:
 
     @property
     def _awaited(self) -> set[int]:
-        """Who is waited for at first: all but spares; these too where their disks may have the newest checkpoint, or
-        where they are to stand in for one that is unfit."""
+        """Return the nodes to wait for before the first generation: all but spares.
+
+        Spares are included if their disks may have the newest checkpoint, or if they have to replace a node that is
+        unfit.
+        """
         nodes, awaited = self._nodes, self._nodes.missing - self._nodes.unfit
         stand_ins = bool(nodes.unfit) and len(nodes.usable) < self._plan.nodes_max
         return awaited | nodes.absent | nodes.hopeful if self._plan.disks_apart or stand_ins else awaited
 
     def complete(self, mono: float) -> bool:
-        """True where a generation can be opened now."""
+        """Return True if a generation can be opened now."""
         nodes, plan = self._nodes, self._plan
         if mono < self._open_at or plan.nodes[0].index not in nodes.usable or not self._suffice(nodes.usable):
             return False
@@ -64,7 +67,7 @@ class Gathering:
         return mono >= self._full_at + SPARE_S or not self._awaited & (nodes.hopeful | nodes.absent)
 
     def shortage(self) -> Verdict:
-        """Why it cannot succeed."""
+        """Return why too few nodes can be used."""
         least, nodes = self._least, self._nodes.usable | self._nodes.hopeful
         text = f"{len(nodes)} of at least {least} node{'s' if least > 1 else ''} can be used"
         if len(nodes) >= least and (short := self._nodes.short_of(nodes)) is not None:
@@ -79,7 +82,7 @@ class Gathering:
         return Verdict(Cause.LAUNCHER_FAULT, f"{text}; node {faulty.index}: {faulty.fault}", node=faulty.index)
 
     def words(self, mono: float) -> str:
-        """What is waited for, and how long that has been going on."""
+        """Return the text that shows what the run waits for, and for how long it has."""
         waits = [node for node in self._nodes if node.preparing and node.hopeful]
         doing = [f"{node.preparing}, {mono - node.preparing_since:.0f} s" for node in waits[:1]]
         if doing and self._plan.nodes_max == 1 and not self._nodes.unfit:

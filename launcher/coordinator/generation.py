@@ -37,7 +37,7 @@ class Rank:
 
 
 class Silence:
-    """How long a rank may neither report nor print; before its first report imports and compilation may take longer."""
+    """The time that a rank may neither report nor print before it counts as hung; longer before its first report."""
 
     def __init__(self, hang_after_s: float | None, hang_at_start_s: float) -> None:
         self.after_s = inf if hang_after_s is None else hang_after_s
@@ -81,12 +81,12 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Every rank has done all its work."""
+        """Return True if every rank has done all its work."""
         return self._finished == len(self.ranks)
 
     @property
     def settled(self) -> bool:
-        """No member's files wait for a second copy."""
+        """Return True if the files of no member wait for a second copy any more."""
         return len(self._settled) == len(self.members)
 
     @property
@@ -100,19 +100,19 @@ class Generation:
         return self._of_node.get(node, ())
 
     def rank_of(self, node: int, number: int) -> Rank | None:
-        """That rank, if it is this node's."""
+        """Return the rank with this number, or None if it does not run on this node."""
         ranks = self.of_node(node)
         place = number - ranks[0].number if ranks else -1
         return ranks[place] if 0 <= place < len(ranks) else None
 
     def start(self, node: int, pids: Sequence[int]) -> None:
-        """The node's ranks run; some may have ended before it could say so."""
+        """Note that the node's ranks have started."""
         self.starting.discard(node)
         for rank, pid in zip(self.of_node(node), pids, strict=False):
             rank.pid = pid
 
     def hear(self, pulse: Pulse, mono: float) -> list[RankPulse]:
-        """Take in what a node says of its ranks; gives back what was about them."""
+        """Take in a node's heartbeat and return the part of it that is about its ranks in this generation."""
         known = []
         for news in pulse.ranks:
             rank = self.rank_of(pulse.node, news.rank)
@@ -134,7 +134,7 @@ class Generation:
         return known
 
     def unaccounted(self, pulse: Pulse) -> list[Rank]:
-        """Ranks that a node which was cut off should have, and does not name any more."""
+        """Return the ranks that a node which had been cut off should run but does not report any more."""
         if pulse.node not in self.returned:
             return []
         named = {news.rank for news in pulse.ranks}
@@ -155,14 +155,14 @@ class Generation:
         return True
 
     def fetch(self, node: int, fetched: int) -> bool:
-        """A member that has not started yet says how much it has fetched; True where that is more than before."""
+        """Note how much a starting member has fetched; return True if that is more than before."""
         if node not in self.starting or fetched <= self.fetched.get(node, -1):
             return False
         self.fetched[node] = fetched
         return True
 
     def copy(self, node: int, step: int) -> None:
-        """A member's files of that step have a copy on another node."""
+        """Note that a member's files of this step have a copy on another node."""
         if node not in self._of_node or (self.copied is not None and step <= self.copied):
             return
         nodes = self._copied_of.setdefault(step, set())
@@ -177,12 +177,12 @@ class Generation:
             self.uncopied += [problem] if problem else []
 
     def last_words(self, rank: int) -> tuple[str | None, tuple[str, ...]]:
-        """Where the log of a rank is that has ended, and how it ends."""
+        """Return the path of an ended rank's log, or None, and the last lines of it."""
         end = self.ranks[rank].exit
         return (end.log or None) if end is not None else None, self._tails.get(rank, ())
 
     def lose(self, node: int) -> None:
-        """Whatever ran on that node runs no more, and nothing is started there."""
+        """Count all ranks of the node as lost, and expect no start there."""
         self.starting.discard(node)
         self.lost.add(node)
         for rank in self.of_node(node):
@@ -190,15 +190,17 @@ class Generation:
             rank.lost = rank.exit is None
 
     def stalls(self, node: int) -> bool:
-        """True where one of the node's ranks that used to report is silent, or every rank that lives is."""
+        """Return True if one of the node's ranks has stopped reporting, or if every live rank of the generation is
+        silent.
+        """
         if not self._idle:
             return False
         return self._idle == self._live or any(rank.idle and rank.reported for rank in self.of_node(node))
 
     def suspects(self, mono: float) -> list[Rank]:
-        """Silent for too long, or stopped by someone; the likeliest culprit first.
+        """Return the ranks that were silent for too long or are frozen, the likeliest culprit first.
 
-        Where one that used to report is, those that never did have had their time too.
+        If a rank that used to report is silent, ranks that never reported are held to the same limit.
         """
         limit_s = self._silence.limit_s(reported=any(rank.idle and rank.reported for rank in self.ranks))
         found = [rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > limit_s)]
@@ -220,5 +222,5 @@ class Generation:
 
 
 def _blame(rank: Rank) -> tuple[bool, int, float, int]:
-    """Frozen before merely silent, then who is furthest behind, then who fell silent first."""
+    """Return a sort key: frozen ranks first, then those furthest behind, then those that fell silent first."""
     return not rank.frozen, -1 if rank.step is None else rank.step, rank.active_at, rank.number

@@ -1,9 +1,9 @@
-"""recovery.health: before ranks start, and again after a failure, the links between their nodes are measured.
+"""Measure the links between nodes before ranks start and after a failure, for `recovery.health`.
 
-    all are ready ─► CheckLink to one of each pair of a turn ─► LinkSeen ─► the next turn ─► blame, a second look at who
-    is about to have it ─► unfit: left out with what was measured, as after a check of its devices ─► ranks start
+One node of each pair in a turn gets CheckLink and answers LinkSeen; then the next turn follows. A node that looks slow
+is measured a second time before it is left out, as after a failed device check. Then ranks start.
 
-On a ring over all nodes that can have ranks, spares too: with one of them it can be told which of two others is slow.
+The pairs form a ring over all usable nodes, spares included: a third node tells which of two others is slow.
 """
 
 from collections import deque
@@ -35,7 +35,7 @@ _MOST_NAMED = 4
 
 
 class Links:
-    """`are_known` before each set of ranks that is started anew."""
+    """Measures links; call `are_known` before each set of ranks that is started anew."""
 
     def __init__(self, attempt: Attempt, watch: Watch) -> None:
         self._attempt = attempt
@@ -55,7 +55,7 @@ class Links:
         self._told = False
 
     def moments(self) -> float:
-        """When nothing more of a turn is waited for."""
+        """Return the moment at which answers of the current turn are no longer waited for."""
         return self._until
 
     def hear(self, seen: LinkSeen) -> None:
@@ -67,8 +67,10 @@ class Links:
             self._take(MeasuredLink(pair, seen.bytes_per_s, seen.round_trip_s, seen.problem))
 
     def are_known(self, chosen: Sequence[int]) -> bool:
-        """Whether ranks can be started on these, as far as links go. False: they are being measured, or a node was left
-        out."""
+        """Return whether the links allow to start ranks on these nodes now.
+
+        False while links are being measured, or after a node was left out.
+        """
         attempt = self._attempt
         if not attempt.rules.health or len(attempt.plan.nodes) < 2:
             return True
@@ -93,7 +95,7 @@ class Links:
     # -- measuring
 
     def _is_under_way(self) -> bool:
-        """Goes on to the next turn where one is done."""
+        """Return whether a turn is under way, and begin the next one if the last is complete."""
         attempt = self._attempt
         asked = [pair for pair, agents in self._asked.values() if agents == self._agents(pair)]
         asked = [pair for pair in asked if attempt.nodes.usable.issuperset(pair)]
@@ -139,7 +141,7 @@ class Links:
     # -- what comes of it
 
     def _conclude(self, links: list[MeasuredLink], found: SlowLinks) -> bool:
-        """True where ranks can be started now."""
+        """Record what was measured and leave out slow nodes; return True if ranks can start now."""
         if self._told or not links:
             return True
         self._told = True
@@ -163,7 +165,7 @@ class Links:
         return not left_out
 
     def _can_do_without(self, node: KnownNode) -> bool:
-        """Nobody has said how fast is fast enough: a slow node is better than none."""
+        """Return whether enough other nodes remain to leave this slow one out."""
         nodes, plan = self._attempt.nodes, self._attempt.plan
         others = (nodes.usable | nodes.hopeful) - {node.index}
         return node.index != plan.nodes[0].index and len(others) >= plan.nodes_min and nodes.short_of(others) is None

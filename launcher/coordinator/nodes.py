@@ -63,12 +63,12 @@ class KnownNode:
 
     @property
     def is_replaced(self) -> bool:
-        """Others may have the places of the ranks that it holds."""
+        """Return True if the node's ranks were given up, so that others may take their places."""
         return 0 < self.holds <= self.given_up
 
     @property
     def usable(self) -> bool:
-        """Ranks can be started on it now."""
+        """Return True if ranks can be started on the node now."""
         return (
             self.link is Presence.UP
             and self.ready
@@ -80,27 +80,27 @@ class KnownNode:
 
     @property
     def is_left_out(self) -> bool:
-        """No ranks are given to it any more."""
+        """Return True if the node gets no ranks any more, because of a fault or a drain."""
         return self.fault != "" or self.drained
 
     @property
     def hopeful(self) -> bool:
-        """Not usable now, but nothing says that it will not be."""
+        """Return True if the node is not usable now but may become so."""
         return self.link in (Presence.UP, Presence.UNKNOWN) and not self.is_left_out and not self.usable
 
     @property
     def returns(self) -> bool:
-        """Its agent alone has died, and another one is to come."""
+        """Return True if only the node's agent has died and a new one is expected."""
         return self.link is Presence.LOST and self.returns_by > 0.0 and not self.is_left_out
 
     @property
     def hears_us(self) -> bool:
-        """What is sent to the node now reaches the agent whose ranks it holds."""
+        """Return True if messages to the node reach the agent that runs its ranks."""
         return self.link is Presence.UP and self.stale_agent is None
 
 
 class NodeTable:
-    """All nodes, sorted by what can be done with them. After any change to a node: `settle` it."""
+    """The nodes of an attempt, sorted by what can be done with them; call `settle` after any change to a node."""
 
     def __init__(
         self,
@@ -110,8 +110,7 @@ class NodeTable:
         mono: float = 0.0,
         voters: frozenset[int] = frozenset(),
     ) -> None:
-        """`lost`: those that were so before, and count as lost from now on; `voters`: with less than half of them
-        nothing goes on."""
+        """Take the plan's nodes; those in `lost` count as lost, and less than half of `voters` cannot go on."""
         self._nodes = {plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host) for plan in nodes}
         for index in lost:
             self[index].link, self[index].lost_at = Presence.LOST, mono
@@ -136,7 +135,9 @@ class NodeTable:
         return self._nodes.get(index)
 
     def away(self, since: float = -inf) -> list[KnownNode]:
-        """Not here, and who was lost not longer ago than that: what is on their disks may come back."""
+        """Return the nodes that are absent, unreachable, or were lost after `since`; their disks may return
+        with them.
+        """
         return [
             node
             for node in self
@@ -144,7 +145,9 @@ class NodeTable:
         ]
 
     def heard(self, mono: float) -> set[int]:
-        """Those that surely take us for their coordinator: at the end of their lease they leave, and may vote."""
+        """Return the nodes that surely still follow this coordinator; once their lease ends they leave, and may
+        vote.
+        """
         return {
             node.index
             for node in self
@@ -152,18 +155,19 @@ class NodeTable:
         }
 
     def short_of(self, nodes: set[int]) -> tuple[int, int] | None:
-        """How many of the voters these are, and how many there are, where the others might choose another leader; None:
-        they cannot."""
+        """Return how many voters are among `nodes` and how many there are, if the others could elect a leader; else
+        None.
+        """
         there = len(nodes & self.voters)
         return (there, len(self.voters)) if there < quorum(len(self.voters)) else None
 
     @property
     def unaccounted(self) -> list[KnownNode]:
-        """Nodes where ranks that others have replaced may still run: nobody has seen them end."""
+        """Return the nodes where ranks that were replaced may still run, as nobody has seen them end."""
         return [node for node in self if node.is_replaced or (node.index in self._guests and node.process is None)]
 
     def returning(self, mono: float) -> dict[int, float]:
-        """Nodes whose next agent is expected, and until when."""
+        """Return the nodes whose next agent is expected, each with the moment until which it is."""
         moments = {index: self[index].returns_by for index in self._returning}
         return {index: moment for index, moment in moments.items() if moment > mono}
 
@@ -187,14 +191,14 @@ class NodeTable:
         self.look_at = min(self.look_at, mono + self._lease_s)
 
     def answer(self, node: KnownNode, seq: int, answered: int, took_s: float, mono: float) -> None:
-        """Note that this pulse is answered now, and that the node knows the answer to an earlier one."""
+        """Note that this heartbeat is answered now, and that the node has received the answer to an earlier one."""
         if answered in node.answers:
             node.follows_from = max(node.follows_from, node.answers[answered] - took_s)
             node.answers = {one: at for one, at in node.answers.items() if one > answered}
         node.answers[seq] = mono
 
     def doubt(self, node: KnownNode) -> None:
-        """Another agent speaks for the node; the one before keeps what is left of its lease."""
+        """Track the previous agent as stale until its lease ends, because another agent reports for the node."""
         if node.stale_agent is None:
             node.stale_agent, node.stale_until = node.process, node.heard_at + self._lease_s
         self.look_at = min(self.look_at, node.stale_until)
@@ -205,7 +209,7 @@ class NodeTable:
         self.look_at = min(self.look_at, node.heard_at + self._lease_s)
 
     def overdue(self, mono: float) -> list[KnownNode]:
-        """Nodes for whose agent, or its stale one, the lease has run out. Looks at all, but only when one may be."""
+        """Return the nodes whose agent's lease, or stale agent's lease, has expired."""
         if mono < self.look_at:
             return []
         ends = {node.index: self._lease_end(node) for node in self}

@@ -17,7 +17,7 @@ START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to St
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Disks apart: where checkpoints are, and what it means where none is found."""
+    """Where ranks look for checkpoints if there is no shared disk, and what follows if none is found."""
 
     replicas: tuple[ReplicaAddress, ...] = ()
     all_here: bool = True
@@ -26,7 +26,7 @@ class Search:
 
 
 class Opener:
-    """Opens the next generation, or sees that there can be none."""
+    """Opens the next generation, or ends the attempt if there can be none."""
 
     def __init__(
         self, attempt: Attempt, aftermath: Aftermath, links_are_known: Callable[[Sequence[int]], bool]
@@ -36,7 +36,7 @@ class Opener:
         self._links_are_known = links_are_known
 
     def wait(self) -> None:
-        """No generation is open: stop here, open one, or see that none can be."""
+        """Open the next generation, keep waiting for nodes, or end the attempt."""
         attempt, aftermath = self._attempt, self._aftermath
         if attempt.stop == "cancel":
             aftermath.end_cancelled()
@@ -61,13 +61,13 @@ class Opener:
             attempt.standing.message = attempt.gathering.words(attempt.mono)
 
     def _has_come(self, awaited: Awaited) -> bool:
-        """A node that was away, as far as it is getting ready: its disk may have what is missing."""
+        """Return True if an absent node has arrived and is ready, so that its disk can be searched for a checkpoint."""
         nodes = self._attempt.nodes
         come = nodes.here - awaited.here
         return bool(come) and not come & nodes.hopeful
 
     def _chosen(self) -> tuple[int, ...]:
-        """Who would have ranks, by group rank."""
+        """Return the nodes that would get ranks, in order of their group rank."""
         attempt, plan = self._attempt, self._attempt.plan
         before = attempt.generation
         usable = preferred(
@@ -111,19 +111,19 @@ class Opener:
 
 
 def copies_in_memory(plan: Plan, members: Sequence[KnownNode]) -> Search:
-    """Where nodes keep copies for each other: with whom."""
+    """Return the nodes that keep in-memory copies for each other, or an empty search if the plan keeps none."""
     return Search(replicas(members, ())) if plan.keeps_copies else Search()
 
 
 def silence_of(attempt: Attempt) -> Silence:
-    """How long its ranks may be silent."""
+    """Return the limits on how long ranks may be silent."""
     return Silence(attempt.rules.hang_after_s, attempt.rules.hang_at_start_s)
 
 
 def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:
-    """Without those whose ranks are to move, were slow, or whose disks failed last, as far as there are enough others.
+    """Return the usable nodes without slow, suspect or moving ones, as long as at least `most` nodes remain.
 
-    The head, which coordinates, is in.
+    The head, which coordinates, is always kept.
     """
     suspects = [node for node in usable if (node.moves or node.slow or node.suspected_at) and node.index != head]
     suspects.sort(key=lambda node: (node.moves, node.suspected_at, node.slow != ""), reverse=True)
@@ -132,9 +132,9 @@ def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNo
 
 
 def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tuple[int, ...]:
-    """Node indexes by group rank, node 0 first.
+    """Return the node indexes by group rank, node 0 first.
 
-    Who was in the last generation keeps its place; others fill the gaps, then the end; gaps that stay are closed.
+    Members of the last generation keep their places. Others fill the gaps, then the end; remaining gaps are closed.
     """
     present = {node.index for node in usable}
     order = sorted(usable, key=lambda node: (node.index != 0, not node.wanted, node.spare, node.index))
@@ -146,7 +146,7 @@ def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tu
 
 
 def replicas(members: Sequence[KnownNode], others: Iterable[KnownNode]) -> tuple[ReplicaAddress, ...]:
-    """Who may have files of checkpoints: the members by group rank, then all others that joined and are not lost."""
+    """Return where files of checkpoints may be: the members by group rank, then all other nodes that are present."""
     inside, here = {node.index for node in members}, (Presence.UP, Presence.UNKNOWN)
     outside = [node for node in others if node.link in here and node.replica_port and node.index not in inside]
     return tuple(ReplicaAddress(node.index, node.address, node.replica_port) for node in (*members, *outside))
@@ -159,7 +159,7 @@ def starts(
     restarts: int,
     search: Search,
 ) -> list[tuple[int, Start]]:
-    """Each member's Start; without them all of one size, however many nodes there are."""
+    """Return each member's Start message."""
     master = members[0]
     return [
         (

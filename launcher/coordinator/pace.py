@@ -1,4 +1,4 @@
-"""How far a run has come, from what its ranks report: step, rate, metrics, the newest checkpoint."""
+"""Track how far a run has come from the reports of its ranks: step, rate, metrics and newest checkpoint."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class Pace:
         self.moves = False  # this generation has made a step: ranks may report the one that they load, too
 
     def restart(self, *, in_place: bool = False) -> None:
-        """A new generation begins, and other ranks may speak: it goes on from its checkpoint, or from where it is."""
+        """Begin a new generation, which goes on from its checkpoint, or in place from its current step."""
         self._samples.clear()
         self._speakers.clear()
         self.not_finite.clear()
@@ -63,7 +63,7 @@ class Pace:
         return self.made_in_all - self._made_before
 
     def rate(self, mono: float) -> float | None:
-        """Steps per second lately; falls when steps stay out for longer than they used to."""
+        """Return the steps per second of late, or None; it falls while steps take longer than they used to."""
         self._forget(mono)
         if len(self._samples) < 2:
             return None
@@ -73,7 +73,7 @@ class Pace:
         return (last - first) / span_s if span_s > 0 else None
 
     def still_s(self, mono: float) -> float:
-        """For how long it has made none since."""
+        """Return the seconds since the last new step, or 0.0 if there was none."""
         return mono - self._samples[-1][0] if self._samples else 0.0
 
     def _reach(self, step: int, mono: float) -> None:
@@ -98,7 +98,9 @@ class Pace:
         return (known or room) and self._may_speak(f"metric {name}", rank)
 
     def _may_speak(self, about: str, rank: int) -> bool:
-        """Ranks differ: the lowest that says anything about it is heard, so that numbers do not flicker."""
+        """Return whether this rank's value is used: only the lowest rank that reports it counts, so that values do not
+        flicker.
+        """
         if rank > self._speakers.setdefault(about, rank):
             return False
         self._speakers[about] = rank
@@ -106,7 +108,7 @@ class Pace:
 
 
 def pace_of(history: Iterable[Event]) -> Pace:
-    """Return how far a run had come by these events, whatever has ended its attempts."""
+    """Return how far a run had come according to these events."""
     events = list(history)
     steps = [event.step for event in events if event.step is not None]
     checkpoints = [event.checkpoint for event in events if event.checkpoint is not None]

@@ -1,8 +1,8 @@
-"""Cause + history → what happens next. Pure; `README.md` beside this file has the table.
+"""Choose what follows a failure from its cause and the history. Pure; `README.md` beside this file has the table.
 
-A history is the events of all attempts so far, in order; of them only "failure" (each led to a restart, else nothing
-would follow it), "explained" (its cause was another) and "resumed" (a person began anew: budgets are full again) are
-looked at here.
+The history is all events of all attempts in order. Only three kinds matter here: "failure" (each led to a restart, or
+nothing would follow it), "explained" (its cause was another one) and "resumed" (a user resumed the run, which resets
+all budgets).
 """
 
 import signal
@@ -34,8 +34,8 @@ class Decision:
 def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_regroup: bool) -> Decision:
     """Choose the recovery action for `failure`, given earlier failures and the budgets in `rules`.
 
-    A number of restarts that somebody wrote holds: the run is not ended before they are used up, unless a file is
-    missing that no restart can bring, or by `no_progress`.
+    A number of restarts that the user set is honoured: the run does not end before, unless a file is missing that no
+    restart can bring, or `no_progress` ends it.
     """
     cause = failure.cause
     if cause is None:
@@ -70,7 +70,7 @@ def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_reg
 
 
 def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
-    """The spec's budget for this cause; None for those that only end runs."""
+    """Return the spec's budget for this cause, or None for a cause that always ends the run."""
     match cause:
         case Cause.USER_ERROR:
             return rules.user_error
@@ -99,9 +99,9 @@ def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
 
 
 def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, int]:
-    """How many restarts each cause has had: its failures after which the run went on by itself.
+    """Return how many restarts each cause has had, counted as failures after which the run went on by itself.
 
-    `attempt` is the one that runs now, where it has left no event yet.
+    `attempt` is the one that runs now, if it has recorded no event yet.
     """
     counts: Counter[str] = Counter()
     open_failures: list[Event] = []
@@ -117,7 +117,9 @@ def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, i
 
 
 def as_explained(history: Sequence[Event]) -> list[Event]:
-    """Events with the cause of each failure as it turned out to be: of the last of an attempt it may be told later."""
+    """Return the events with the final cause of each failure; the cause of an attempt's last failure may be found
+    later.
+    """
     causes = {event.attempt: event.cause for event in history if event.kind == EXPLAINED}
     last = {event.attempt: index for index, event in enumerate(history) if event.kind == "failure"}
     found = list(history)
@@ -137,7 +139,7 @@ def _since_resumed(history: Sequence[Event]) -> list[Event]:
 
 
 def _used(failure: Event, past: Sequence[Event], refill_s: float | None) -> int:
-    """Restarts for this cause that are not forgotten: since each the run has trained for less than `refill_s`."""
+    """Return the restarts used for this cause; those before the last `refill_s` of training no longer count."""
     used, trained_s, next_ = 0, 0.0, failure
     for event in reversed(past):
         trained_s += next_.ran_s if _got_on(next_, event) else 0.0
@@ -178,9 +180,10 @@ def _will_recur(failure: Event, past: Sequence[Event]) -> str:
 
 
 def _recurs(failure: Event, past: Sequence[Event]) -> bool:
-    """The last user error was the same one, and the run has not come further since.
+    """Return whether the last user error was the same and the run has not come further since.
 
-    The same is an exception at the same place; of an exit without one, the same code and the same last line.
+    Two errors are the same if the same exception was raised at the same place, or, without an exception, if the exit
+    code and the last line are equal.
     """
     before = next((event for event in reversed(past) if event.cause is Cause.USER_ERROR), None)
     if before is None or _identity(before) != _identity(failure):
@@ -195,7 +198,9 @@ def _identity(error: Event) -> tuple[str | int | None, ...]:
 
 
 def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
-    """The last crash was by the same signal at the same step; where no steps are reported: at the same place."""
+    """Return whether the last crash was by the same signal at the same step, or at the same place if no steps are
+    reported.
+    """
     before = next((event for event in reversed(past) if event.signal in _CRASHES), None)
     if before is None or before.signal != failure.signal or _got_on(failure, before):
         return False
@@ -205,7 +210,7 @@ def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
-    """The last hang was one of the same kind, at the same source lines and the same step: no start mends that."""
+    """Return whether the last hang was of the same kind at the same source lines and step, so that no restart helps."""
     before = next((event for event in reversed(past) if event.cause is Cause.HANG), None)
     if before is None or not failure.same or before.same != failure.same or _got_on(failure, before):
         return False
@@ -215,14 +220,16 @@ def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _got_on(failure: Event, before: Event) -> bool:
-    """Its generation had brought a newer checkpoint; where nothing is ever reported: it had lasted."""
+    """Return whether the run got further after `before`: a newer checkpoint, or, without any reports, a long enough
+    time.
+    """
     if failure.step is None and failure.checkpoint is None:
         return failure.ran_s >= STEADY_S
     return _further(failure, before)
 
 
 def _further(failure: Event, before: Event) -> bool:
-    """There is a newer checkpoint; or, where the ranks that lived kept what they had, a later step."""
+    """Return whether there is a newer checkpoint, or a later step if the survivors of `before` continued in place."""
     return _newer(failure.checkpoint, before.checkpoint) or (before.in_place and _newer(failure.step, before.step))
 
 
@@ -231,7 +238,7 @@ def _newer(now: int | None, before: int | None) -> bool:
 
 
 def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
-    """This failure and those right before it that no progress lies between, newest first; without preemptions."""
+    """Return this failure and those before it with no progress between them, newest first, without preemptions."""
     row, reports = [failure], failure.step is not None or failure.checkpoint is not None
     if (not reports and failure.ran_s >= STEADY_S) or (failure.in_place and failure.steps):
         return row  # of ranks that go on in place the steps of their generation are not lost
@@ -245,7 +252,7 @@ def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
 
 
 def _preemptions(failure: Event, past: Sequence[Event]) -> int:
-    """This one and those since the run last came further."""
+    """Return the number of preemptions since the run last came further, this one included."""
     since = list[Event]()
     for event in reversed(past):
         if _got_on(failure, event):
@@ -255,14 +262,14 @@ def _preemptions(failure: Event, past: Sequence[Event]) -> int:
 
 
 def _stuck(row: Sequence[Event], limit: int | None) -> bool:
-    """The run itself is: preemptions and full disks come from elsewhere, and have budgets of their own."""
+    """Return whether too many failures came without progress; preemptions and full disks have budgets of their own."""
     if row[0].cause in (Cause.PREEMPTED, Cause.DISK) or limit is None:
         return False
     return sum(event.cause is not Cause.DISK for event in row) > limit
 
 
 def _no_progress(row: Sequence[Event]) -> str:
-    """Why the run ends, and, where its time limit is what leaves no room for a checkpoint, what would do."""
+    """Return why the run ends; if its time limit is too short for a checkpoint, with what would help."""
     reported = row[0].step is not None or row[0].checkpoint is not None
     lacking = "newer checkpoint" if reported else f"report and no {STEADY_S:g} s of running"
     own = [event.cause for event in row if event.cause is not Cause.DISK]

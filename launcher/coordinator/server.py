@@ -48,7 +48,9 @@ _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
 class CoordinatorServer:
-    """`start` listens and publishes where; `ended` gives the exit once the attempt is over and on disk."""
+    """The coordinator's server: `start` listens and publishes its address, `ended` resolves once the attempt's end is
+    on disk.
+    """
 
     def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, address: str, token: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -82,7 +84,7 @@ class CoordinatorServer:
             self._keep_until_done(self._hear_whose_ranks_move())
 
     async def close(self) -> None:
-        """Stop listening; agents have been told to leave."""
+        """Stop listening and wait for all records to be written; call it after the agents were asked to leave."""
         await self._listener.close()
         for timer in (self._timer, self._state_timer):
             if timer is not None:
@@ -92,7 +94,7 @@ class CoordinatorServer:
     # -- connections
 
     async def _attend(self, wire: Wire[ToCoordinator, ToAgent]) -> None:
-        """One peer, until it leaves."""
+        """Serve one agent's connection until it closes."""
         async with asyncio.timeout(HANDSHAKE_S):
             join = await wire.receive()
         if not isinstance(join, messages.Join) or not 0 <= join.node < len(self._plan.nodes):
@@ -114,7 +116,7 @@ class CoordinatorServer:
                 self._look_for(join.node, join.process)
 
     def _look_for(self, node: int, process: ProcessId) -> None:
-        """Off the wire is not dead; the process table of this machine can tell, also when another took its place."""
+        """Check in the background whether this agent's process, which has no connection, is dead."""
         self._keep_until_done(self._prove_death(node, process))
 
     def _keep_until_done(self, work: Coroutine[None, None, None]) -> None:
@@ -123,7 +125,7 @@ class CoordinatorServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _stay_known(self, here: Endpoint) -> None:
-        """Agents that come anew look there: what a disk has damaged, or somebody has taken away, is written again."""
+        """Write the coordinator's address file again whenever it is damaged or deleted, as new agents read it."""
         while not self.ended.done():
             await asyncio.sleep(_KNOWN_S)
             with contextlib.suppress(OSError):  # a disk that takes nothing now may do so a second later
@@ -223,7 +225,7 @@ class CoordinatorServer:
         self._state_timer = self._loop.call_later(_STATE_SOON_S if waits else _STATE_S, self._write_state)
 
     def _scribe_failed(self, error: Exception) -> None:
-        """In the scribe's thread."""
+        """Report a failed write to the event loop; called in the record writer's thread."""
         self._loop.call_soon_threadsafe(self._break, error)
 
     def _break(self, error: Exception) -> None:
@@ -241,7 +243,7 @@ def keep_written(path: Path, record: Endpoint) -> None:
 
 
 def time_used(run: RunDir, attempt: AttemptDir) -> float:
-    """How long the run's earlier attempts have lasted; a last word that nobody can read counts for nothing."""
+    """Return the seconds that the run's earlier attempts took, or 0.0 if the record of the last one is damaged."""
     try:
         return used_s_of(run, attempt, read_record(run.state, RunState))
     except Damaged:

@@ -1,4 +1,4 @@
-"""From what the coordinator knows to state.json's record."""
+"""Build the record in `state.json` from what the coordinator knows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _MOST_TOLD = 4
 
 @dataclass(slots=True)
 class Standing:
-    """Where an attempt stands, beside its nodes, ranks and pace."""
+    """The current state of an attempt, beside its nodes, ranks and progress."""
 
     attempt: int
     state: State = State.STARTING
@@ -35,7 +35,7 @@ class Standing:
     began_at: float = 0.0  # by the clock that decides
 
     def used_by(self, mono: float) -> float:
-        """How long the run's attempts have lasted by then; what lies between two of them does not count."""
+        """Return the total seconds that the run's attempts have taken, without the time between them."""
         return self.used_s + mono - self.began_at
 
 
@@ -49,7 +49,7 @@ def run_state(
     now: Now,
     end: AttemptEnd | None,
 ) -> RunState:
-    """`generation`: the open one, or the last."""
+    """Return the record for `state.json`; `generation` is the open one or the last."""
     over = end is not None and end.state.ended
     first = nodes[plan.nodes[0].index].process
     return RunState(
@@ -92,7 +92,7 @@ def run_state(
 
 
 def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad]:
-    """Of nodes that are here and of their own ranks that live, whatever a node says."""
+    """Yield the load of each connected node, limited to its own live ranks."""
     for node in nodes:
         if node.load is None or node.link is not Presence.UP:
             continue

@@ -1,4 +1,4 @@
-"""Which exception a rank ended with: from the end of its log, its error file, and what its starter has reported."""
+"""Find the exception with which a rank ended, from its log's end, its error file and its parent's report."""
 
 import re
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ class _Message(msgspec.Struct, frozen=True):
 
 
 class _ErrorFile(msgspec.Struct, frozen=True):
-    """As `torch.distributed.elastic.multiprocessing.errors` writes it."""
+    """An error file as `torch.distributed.elastic.multiprocessing.errors` writes it."""
 
     message: str | _Message = ""
 
 
 def error_file_says(path: Path) -> ExceptionReport | None:
-    """The exception that torch's `@record` has written there, or the rank itself in its form."""
+    """Return the exception in an error file, written by torch's `@record` or in its format, or None."""
     try:
         if path.lstat().st_size > _MOST_BYTES:
             return None
@@ -58,7 +58,7 @@ def error_file_says(path: Path) -> ExceptionReport | None:
 
 
 def _told(text: str, traceback: str) -> ExceptionReport | None:
-    """An exception by its text; where that is another process's traceback, the exception of that process."""
+    """Return the exception of this message; if that is another process's traceback, the exception in there."""
     if _BEGINS in text:
         return last_exception(text.splitlines())
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
@@ -69,14 +69,14 @@ def _told(text: str, traceback: str) -> ExceptionReport | None:
 
 
 def likeliest(reported: ExceptionReport | None, recorded: ExceptionReport | None) -> ExceptionReport | None:
-    """An error file names the cause; where the rank's starter has reported the same one, it knows more of it."""
+    """Return the better of the two reports: the error file's, unless the parent's report names the same exception."""
     if reported is None or recorded is None:
         return reported or recorded
     return reported if _bare(reported.line) == _bare(recorded.line) else recorded
 
 
 def _bare(line: str) -> str:
-    """Without the module of its type."""
+    """Return the line with the module of its exception type removed."""
     kind, colon, text = line.partition(":")
     return kind.rpartition(".")[2] + colon + text.rstrip()
 
@@ -90,7 +90,7 @@ class Crash:
 
 
 def crash_in(lines: Sequence[str]) -> Crash:
-    """What faulthandler wrote last, as far as it tells of the thread that crashed, or of the first one."""
+    """Return faulthandler's last report, limited to the thread that crashed, or else the first thread."""
     begin = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_FATAL)), None)
     if begin is None:
         return Crash(lines, ())
@@ -102,7 +102,7 @@ def crash_in(lines: Sequence[str]) -> Crash:
 
 
 def stacks_in(lines: Sequence[str]) -> list[str]:
-    """What faulthandler wrote of threads among these lines, without our own frames."""
+    """Return the lines that faulthandler wrote about threads, without frames of this package."""
     found, inside = list[str](), False
     for line in lines:
         inside = _THREAD.match(line) is not None or (inside and line.startswith("  "))
@@ -112,7 +112,7 @@ def stacks_in(lines: Sequence[str]) -> list[str]:
 
 
 def stuck_at(tail: Sequence[str]) -> str:
-    """Where a rank was when its stacks were written into its log: the innermost frame of the user's own code."""
+    """Return where a rank was when its stacks were logged: the innermost frame of the user's own code, or ""."""
     stacks = stacks_in(tail)
     heads = [number for number, line in enumerate(stacks) if _THREAD.match(line)]
     current = next((number for number in reversed(heads) if stacks[number].startswith("Current")), None)
@@ -130,7 +130,7 @@ def main_stack(lines: Sequence[str]) -> tuple[Frame, ...]:
 
 
 def last_exception(tail: Sequence[str]) -> ExceptionReport | None:
-    """What the end of a log says of a rank's end, for ranks that did not report it themselves."""
+    """Return the exception or crash that the end of a log shows, or None."""
     crash = crash_in(tail)
     found = _last_raised(crash.before)
     if not crash.stack:
@@ -143,7 +143,7 @@ def last_exception(tail: Sequence[str]) -> ExceptionReport | None:
 
 
 def _last_raised(tail: Sequence[str]) -> ExceptionReport | None:
-    """The last exception of a log's tail and the frames before it."""
+    """Return the last exception in the end of a log with its place, or None."""
     lines = [_RANK.sub("", line) for line in tail]
     for number in range(len(lines) - 1, -1, -1):
         if thrown := _TERMINATED.match(lines[number]):
@@ -155,7 +155,7 @@ def _last_raised(tail: Sequence[str]) -> ExceptionReport | None:
 
 
 def _place(before: Sequence[str]) -> tuple[str, str]:
-    """Of the last traceback in these lines: the innermost frame of the user's own, and the module that raised."""
+    """Return the user's innermost frame in the last traceback, and the module that raised the exception."""
     frames = []
     for line in reversed(before):
         if line.strip() == _BEGINS:
@@ -167,25 +167,25 @@ def _place(before: Sequence[str]) -> tuple[str, str]:
 
 
 def _where(frames: Sequence[re.Match[str]]) -> str:
-    """Of frames, the innermost first: the first of the user's own, else the first."""
+    """Return the first frame of the user's own code as `file:line in name`, else the first frame; "" without frames."""
     own = next((one for one in frames if _is_own(one["file"])), frames[0] if frames else None)
     return f"{Path(own['file']).name}:{own['line']} in {own['name']}" if own else ""
 
 
 def _is_own(path: str) -> bool:
-    """No library's."""
+    """Return whether this file belongs to the user, not to a library."""
     return "-packages/" not in path and not _STANDARD_LIBRARY.search(path)
 
 
 def _of_cpp(kind: str, after: Sequence[str]) -> ExceptionReport:
-    """What the C++ library says of an exception that nobody caught, before it aborts."""
+    """Return the exception that the C++ runtime reports before it aborts."""
     what = next((said["text"] for line in after if (said := _WHAT.match(line))), "")
     line = f"{kind}: {what}" if what else kind
     return ExceptionReport(line=line, raised=(Raised(line),))
 
 
 def _module(path: str) -> str:
-    """The dotted name of what lies in this file, as far as its path shows it; "" for the standard library's."""
+    """Return the dotted module name for this path as far as it shows, or "" for the standard library."""
     outside, packages, inside = path.rpartition("-packages/")
     if packages:
         return inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -1,4 +1,4 @@
-"""Why a generation is closed, or cannot be opened: from what is known to the words for people and for the policy."""
+"""Say why a generation is closed or cannot be opened, for the user and for the recovery policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def of_exits(generation: Generation, preempting: bool) -> Verdict:
-    """The first rank that failed by itself."""
+    """Return the verdict that names the first rank that failed by itself."""
     end = culprit(generation.failures)
     cause = classify(end)
     if preempting and (end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME):
@@ -108,12 +108,12 @@ def _steps(generation: Generation) -> str:
 
 
 def unseen_end(generation: Generation, rank: Rank) -> RankExit:
-    """The exit of a rank that ended while its node was cut off."""
+    """Return an exit record for a rank that ended while its node was cut off."""
     return RankExit(generation.number, rank.number, rank.local, rank.node, rank.pid or 0)
 
 
 def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ()) -> Failure | None:
-    """What a user sees first of a failure."""
+    """Return the summary of a failure that the user sees first, or None if the event has no cause."""
     if event.cause is None:
         return None
     return Failure(
@@ -132,7 +132,7 @@ def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ())
 
 
 def of_stop(kind: str) -> Verdict:
-    """Somebody asked for the end."""
+    """Return the verdict for a stop that was requested."""
     if kind == "cancel":
         return Verdict(Cause.CANCELLED, "cancelled")
     if kind == "limit":
@@ -145,10 +145,10 @@ def of_limit(plan: Plan) -> Verdict:
 
 
 def is_by_itself(end: RankExit) -> bool:
-    """It failed, and not for the loss of a peer."""
+    """Return whether the rank failed, and not because another rank was lost."""
     return failed(end) and classify(end) is not Cause.COMMUNICATION
 
 
 def is_of_peers_alone(generation: Generation) -> bool:
-    """No rank failed by itself."""
+    """Return whether no rank failed by itself."""
     return all(end.stopping or classify(end) is Cause.COMMUNICATION for end in generation.failures)

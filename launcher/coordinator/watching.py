@@ -1,4 +1,4 @@
-"""The open generation: what is heard of its ranks, and what is not heard in time."""
+"""Watch the open generation: take in what its ranks report, and act on what is overdue."""
 
 from collections.abc import Sequence
 from typing import assert_never
@@ -65,7 +65,7 @@ class Watch:
                 assert_never(message)
 
     def hear_of_checkpoints(self, message: OfCheckpoints) -> None:
-        """Disks apart: what agents do with the files."""
+        """Take in what agents report about checkpoint files when nodes share no disk."""
         attempt = self._attempt
         match message:
             case messages.Noted():
@@ -118,7 +118,7 @@ class Watch:
     # -- running
 
     def lost(self, found: Verdict) -> None:
-        """A member of the generation is."""
+        """Handle the loss of a member of the generation."""
         attempt = self._attempt
         attempt.lost = found
         attempt.leaving -= attempt.current.lost
@@ -131,8 +131,7 @@ class Watch:
             self._closer.close(self._attempt.lost)
 
     def leave_out(self, node: KnownNode, evidence: str) -> None:
-        """What was seen of its devices says that ranks there would fail, or compute wrongly; or of its links, that all
-        others would wait for them."""
+        """Give no more ranks to a node whose devices are faulty or whose links are slow, as `evidence` says."""
         attempt = self._attempt
         if node.unfit:
             return  # it is said again after a cut
@@ -193,7 +192,7 @@ class Watch:
             attempt.standing.message = ""
 
     def _catch_up(self, pulse: messages.Pulse) -> None:
-        """After a cut the pulse tells what messages were lost in it."""
+        """Handle what the messages lost in a network cut would have said, as the next heartbeat shows it."""
         generation = self._attempt.current
         if pulse.ranks and pulse.node in generation.starting:
             generation.start(pulse.node, ())
@@ -237,7 +236,7 @@ class Watch:
             attempt.blame_at = min(attempt.blame_at, attempt.mono + BLAME_S)
 
     def _finished(self) -> None:
-        """Nothing is left to train; until the result survives the loss of any one disk, the run is not over."""
+        """Finish the run, or first wait until the last checkpoint has a copy on a second disk."""
         attempt, done = self._attempt, "all ranks have finished"
         if not attempt.plan.copies_last or attempt.current.settled:
             alone = "".join(f"; {problem}" for problem in attempt.current.uncopied)
@@ -268,7 +267,7 @@ class Watch:
     # -- time passes
 
     def look(self) -> None:
-        """A generation is open: is anything late?"""
+        """Act on whatever is overdue in the open generation."""
         attempt = self._attempt
         if attempt.mono >= attempt.limit_at:
             self._closer.close_gracefully(verdict.of_limit(attempt.plan), "the time limit is reached")

@@ -16,7 +16,7 @@ REPEAT = "LAUNCH_REPEAT"  # tells the ranks of a repeated run which one it is
 
 
 def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Collection[str]) -> list[Misfit]:
-    """Everything in the spec that cannot work here; empty: a plan can be built."""
+    """Return everything in the spec that cannot work here; a plan can be built if the list is empty."""
     return [
         *check_code(spec, project, own_python=machine.own_python),
         *(() if machine.apart else project.lacking),
@@ -27,7 +27,7 @@ def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Coll
 
 
 def crowded(resources: Resources, machine: Machine) -> str:
-    """What ranks or their threads would have to share, where this machine is all nodes; "": they have enough."""
+    """Return what ranks or their threads have to share if this machine plays all nodes; "" if they have enough."""
     ranks, threads = ranks_per_node(resources, machine) * resources.nodes.max, resources.cpus_per_rank or 1
     if machine.apart or ranks * threads <= machine.cpus:
         return ""
@@ -49,7 +49,7 @@ def build(
     code: FrozenCode,
     python: str,
 ) -> Plan:
-    """The whole plan of a spec that `check` found nothing wrong with."""
+    """Return the plan of a spec that `check` found no problem in."""
     resources, machine = spec.resources, without_unasked_gpus(spec, machine, project)
     gpus = gpus_per_node(resources, machine)
     ranks = ranks_per_node(resources, machine)
@@ -91,15 +91,15 @@ def build(
 
 
 def repeat_of(plan: Plan) -> int | None:
-    """Which of several runs of one spec it is."""
+    """Return the number of this run among several of one spec, or None."""
     which = plan.env.get(REPEAT)
     return None if which is None else int(which)
 
 
 def without_unasked_gpus(spec: JobSpec, machine: Machine, project: Project) -> Machine:
-    """Return the machine, and for a job of a batch system that surely uses no GPU, one of which it asks for none.
+    """Return the machine, or for a batch job that surely uses no GPU, one from which it requests none.
 
-    Such a job says how many ranks it has, asks for no GPUs, and its script imports nothing that could use one.
+    Such a job states its number of ranks, requests no GPUs, and its script imports nothing that could use one.
     """
     resources = spec.resources
     auto = resources.gpus_per_node is None and machine.asked_gpus is None and machine.limit_per_job
@@ -110,7 +110,10 @@ def without_unasked_gpus(spec: JobSpec, machine: Machine, project: Project) -> M
 
 
 def gpus_per_node(resources: Resources, machine: Machine) -> int:
-    """`auto`: those that slurm.gres asks for; else all, shared out where several nodes are played by one machine."""
+    """Return the GPUs per node: the spec's number, else those that slurm.gres requests, else all.
+
+    If one machine plays several nodes, its GPUs are divided among them.
+    """
     if resources.gpus_per_node is not None:
         return resources.gpus_per_node
     if machine.asked_gpus is not None:
@@ -119,21 +122,25 @@ def gpus_per_node(resources: Resources, machine: Machine) -> int:
 
 
 def ranks_per_node(resources: Resources, machine: Machine) -> int:
-    """Return what the spec says; `auto`: one rank per GPU, or `ranks_without_gpus` where there are none."""
+    """Return the ranks per node: the spec's number, else one per GPU, else `ranks_without_gpus`."""
     if resources.ranks_per_node is not None:
         return resources.ranks_per_node
     return gpus_per_node(resources, machine) or resources.ranks_without_gpus
 
 
 def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int) -> int:
-    """`auto`: what the node has, shared out; of a node that others use too, as much as of its GPUs, else one."""
+    """Return the CPUs per rank: an equal share of the node's, or on a shared node in proportion to its GPUs, at
+    least 1.
+    """
     if not machine.apart:
         return max(1, machine.cpus // (ranks * resources.nodes.max))
     return max(1, machine.cpus * gpus // len(machine.gpus) // ranks) if gpus and machine.gpus else 1
 
 
 def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
-    """With what is left to the cluster: where its time limit ends a job, the run goes on in the next one."""
+    """Return the spec with the cluster's default for `recovery.time_limit`: a run goes on in the next job where
+    jobs have one.
+    """
     if spec.recovery.time_limit is not None:
         return spec
     budget = Budget(None) if machine.limit_per_job else Budget(0)
@@ -159,7 +166,9 @@ def _in_code(spec: JobSpec, path: str) -> str:
 
 
 def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePlan, ...]:
-    """Machines that the cluster has yet to name; or this one for all, with an address and GPUs of each one's own."""
+    """Return the nodes: unnamed machines that the cluster chooses later, or this machine with an address and
+    GPUs for each.
+    """
     if machine.apart:
         return tuple(NodePlan(index, "", spare=index >= nodes, gpus=None) for index in range(nodes + spares))
     devices = machine.gpus
@@ -178,7 +187,10 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
 
 
 def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> list[Misfit]:
-    """What the spec says of the code and cannot work. Where ranks have a Python of their own nobody here knows it."""
+    """Return what the spec says of the code that cannot work.
+
+    With `own_python` the ranks' interpreter is on other machines, and is not checked here.
+    """
     run = spec.run
     folders = {posixpath.dirname(file) for file in project.files}
     inside = posixpath.normpath(run.workdir)
@@ -208,7 +220,7 @@ def _no_script(path: str, workdir: str, project: Project) -> Misfit:
 
 
 def _node_problems(spec: JobSpec, machine: Machine) -> list[Misfit]:
-    """A job that asks for more nodes than there are would wait for ever."""
+    """Return a problem if the job asks for more nodes than exist, as it would wait for ever."""
     nodes, spares = spec.resources.nodes, spec.recovery.spares
     least = nodes.min + (spares if nodes.min == nodes.max else 0)
     if machine.nodes is None or least <= machine.nodes:

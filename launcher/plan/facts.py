@@ -1,4 +1,4 @@
-"""What a plan needs to know of the world, gathered by others and handed in as values."""
+"""Hold the facts about the machine and the project from which a plan is made."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from launcher.ids import RunId
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one node of the cluster offers."""
+    """One node of the cluster and what it has."""
 
     cpus: int
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
@@ -24,7 +24,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Something in the spec that cannot work here; `key` is its path, such as run.script."""
+    """A part of the spec that cannot work here; `key` is its path, such as run.script."""
 
     key: str
     reason: str
@@ -46,7 +46,7 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Which run this is, and where."""
+    """The identity of a run and its paths."""
 
     run_id: RunId
     run_dir: str  # absolute

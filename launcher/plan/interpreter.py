@@ -28,7 +28,9 @@ _DEBIANS = "apport_python_hook"  # its sitecustomize reports crashes
 
 
 def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str:
-    """The Python that runs ranks: the spec's, the active environment's, the project's .venv, else ours."""
+    """Return the Python that runs ranks: the spec's, else the active environment's, the project's .venv, or
+    this one.
+    """
     named = spec.run.python
     if named is not None:
         on_path = shutil.which(named) if "/" not in named else None
@@ -52,7 +54,7 @@ def install_command(package: str, python: str) -> str:
 
 
 def is_too_old(version: str) -> bool:
-    """Of a version that is known."""
+    """Return whether a version, if it is known, is too old to run ranks."""
     told = [int(part) for part in version.split(".")[:2] if part]
     return len(told) == 2 and told < [int(part) for part in OLDEST.split(".")]
 
@@ -62,12 +64,12 @@ def is_program(path: str) -> bool:
 
 
 def may_import(module: str, python: str, environ: Mapping[str, str]) -> bool:
-    """False where it is known from which folders this interpreter imports, and none of them has the module."""
+    """Return False if this interpreter surely cannot import the module."""
     return not lacking([module], python, environ)
 
 
 def lacking(modules: Iterable[str], python: str, environ: Mapping[str, str]) -> set[str]:
-    """Those of these modules that this interpreter surely cannot import."""
+    """Return those of the modules that this interpreter surely cannot import."""
     prefix = Path(os.path.realpath(python)).parent.parent
     told = [Path(part) for part in environ.get("PYTHONHOME", "").split(os.pathsep) if part]
     standard = [one for home in (*told, prefix) for one in home.glob("lib*/python3*") if (one / "os.py").is_file()]
@@ -91,7 +93,7 @@ def _is_in(folders: Iterable[Path], sites: Iterable[Path], name: str) -> bool:
 
 
 def sites_of(python: str, environ: Mapping[str, str]) -> list[Path]:
-    """The folders in which packages are installed for it."""
+    """Return the folders in which this interpreter's packages are installed."""
     prefix = Path(os.path.realpath(python)).parent.parent
     told = [Path(part) for part in environ.get("PYTHONHOME", "").split(os.pathsep) if part]
     homes = [*told, *_homes(python, prefix, environ)]
@@ -99,7 +101,9 @@ def sites_of(python: str, environ: Mapping[str, str]) -> list[Path]:
 
 
 def version_of(python: str) -> str:
-    """As its virtual environment has noted it down, else by its folder of modules: `3.12.4`, `3.12`, or nothing."""
+    """Return the interpreter's version from its virtual environment or its library folder, such as `3.12.4` or
+    `3.12`; else "".
+    """
     noted = _VERSION.search(_text(Path(python).parent.parent / "pyvenv.cfg"))
     prefix = Path(os.path.realpath(python)).parent.parent
     folders = [one.parent.name.removeprefix("python") for one in prefix.glob("lib*/python3*/os.py")]
@@ -107,7 +111,7 @@ def version_of(python: str) -> str:
 
 
 def packages_of(python: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The version of each package that is installed for it; of two the one that is imported."""
+    """Return the version of each package installed for the interpreter; of two, the one that is imported."""
     found: dict[str, str] = {}
     sites = sites_of(python, environ)
     named = [folder for site in sites for file in sorted(site.glob("*.pth")) for folder in path_lines(file)]
@@ -119,7 +123,9 @@ def packages_of(python: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _homes(python: str, prefix: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Where packages are installed for it: in its virtual environment; unless that is closed, in its own places too."""
+    """Return where its packages may be installed: its virtual environment, and unless that is closed, system
+    and user folders.
+    """
     own = Path(python).parent.parent
     if "include-system-site-packages = false" in _text(own / "pyvenv.cfg").lower():
         return [own]
@@ -128,20 +134,20 @@ def _homes(python: str, prefix: Path, environ: Mapping[str, str]) -> list[Path]:
 
 
 def path_lines(file: Path) -> Iterator[Path]:
-    """Folders that a .pth file names; its lines of code are not run."""
+    """Yield the folders that a .pth file names; lines of code in it are not run."""
     lines = _text(file).splitlines()
     yield from (file.parent / line.rstrip() for line in lines if line.strip() and not line.startswith(("#", *_CODE)))
 
 
 def _adds_by_code(file: Path) -> bool:
-    """Whether a .pth file has code that may bring modules, or is longer than what is read of it."""
+    """Return whether a .pth file has code that may add modules, or is too long to be read whole."""
     code = [line for line in _text(file).splitlines() if line.startswith(_CODE)]
     unknown = [line for line in code if not any(known in line for known in _HARMLESS)]
     return bool(unknown) or (file.is_file() and file.stat().st_size > _MOST_BYTES)
 
 
 def _may_hold_more(folder: Path) -> bool:
-    """An archive on the path; or a folder with code of the site or the user, which may add others as Python starts."""
+    """Return whether this is an archive, or a folder with a sitecustomize or usercustomize that may add more paths."""
     return folder.is_file() or any(
         _has(folder, name) and _DEBIANS not in _text(folder / f"{name}.py")
         for name in ("sitecustomize", "usercustomize")
@@ -153,7 +159,7 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def _brings(site: Path, name: str) -> bool:
-    """Whether a package that is installed as editable, by code of its own, says that it has the module."""
+    """Return whether an editable package with a finder of its own contains the module."""
     return any(f"'{name}'" in _text(finder) for finder in site.glob("__editable___*_finder.py"))
 
 
@@ -166,5 +172,5 @@ def _text(path: Path) -> str:
 
 
 def package_of(module: str) -> str:
-    """Return the package of the index that brings this top-level module, as far as is known."""
+    """Return the name of the PyPI package that has this top-level module, as far as is known."""
     return _PACKAGES.get(module, module)

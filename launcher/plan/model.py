@@ -1,4 +1,4 @@
-"""Everything decided before anything is started: pure data, written once as plan.json and read by every agent."""
+"""Define the plan: all that is decided before anything starts, written once as plan.json and read by every agent."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ ROLES = "roles"  # in a run directory: those of the roles beside the main one
 
 
 class RankCommand(msgspec.Struct, frozen=True):
-    """How one rank process is started."""
+    """The command that starts one rank process."""
 
     kind: RunKind
     target: str  # script: path inside code/; module: its dotted name; command: argv[0]
@@ -38,7 +38,7 @@ class AwaitedRun(msgspec.Struct, frozen=True):
 
 
 class FrozenCode(msgspec.Struct, frozen=True):
-    """What was frozen of the user's code."""
+    """The frozen copy of the user's code: its digest and size."""
 
     digest: str
     files: int
@@ -88,26 +88,30 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def is_beside_main(self) -> bool:
-        """It is of a program that another one's run carries, with a run directory below that one's."""
+        """Return whether this plan is of a role beside the main one, with its run directory below the main one's."""
         return bool(self.role) and not self.spec.roles
 
     @property
     def nodes_vary(self) -> bool:
-        """A spare may stand in for one of several nodes, or there may be fewer."""
+        """Return whether the nodes of a generation may vary: spares may replace some, or there may be fewer."""
         return self.nodes_max > 1 and (len(self.nodes) > self.nodes_max or self.nodes_min < self.nodes_max)
 
     @property
     def ranks_may_stay(self) -> bool:
-        """In their processes, when others are replaced; unasked only where all are always on as many nodes."""
+        """Return whether ranks may keep their processes while others are replaced; with mode auto only if the
+        nodes cannot vary.
+        """
         mode = self.spec.recovery.mode
         return mode == "hot" or (mode == "auto" and not self.nodes_vary)
 
     @property
     def copies_last(self) -> bool:
-        """The last checkpoint gets copies elsewhere before the run is over."""
+        """Return whether the last checkpoint is copied elsewhere before the run ends."""
         return self.disks_apart or self.spec.checkpoint.copy_to is not None
 
     @property
     def keeps_copies(self) -> bool:
-        """What a node has in memory is copied into another one's; with disks apart second copies are on those."""
+        """Return whether nodes keep copies of each other's memory; without a shared disk, second copies are on
+        disks instead.
+        """
         return self.spec.checkpoint.buddy and len(self.nodes) > 1 and not self.disks_apart

@@ -8,10 +8,10 @@ from launcher.plan.model import NodePlan, Plan
 
 
 def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tuple[str, str]] = ()) -> Plan:
-    """The plan with its nodes on these hosts, each a name and an address, the leader first.
+    """Return the plan with its nodes on these hosts, each a name and an address, the leader first.
 
-    What is more than the run needs are spares. An address may be left open ("") for its host to find out. Nobody waits
-    for those that are away, nor are they counted among the hosts.
+    Hosts beyond what the run needs are spares. An address may be "" for the host to find out. The run does not wait for
+    hosts in `away`, and they do not count as its hosts.
     """
     here = len(hosts)
     nodes = tuple(
@@ -22,8 +22,9 @@ def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tupl
 
 
 def kept_at(plan: Plan, run_dir: str, python: str = "") -> Plan:
-    """The plan as a machine reads it that keeps the run's folder there, beside those of the runs that it follows, and
-    has that interpreter for its ranks."""
+    """Return the plan for a machine with its run directory at `run_dir`, awaited runs beside it, and `python`
+    for its ranks.
+    """
     entry = msgspec.structs.replace(plan.entry, python=python or plan.entry.python)
     beside = run_dir.rpartition("/")[0]
     awaited = tuple(msgspec.structs.replace(one, run_dir=f"{beside}/{one.run_id}") for one in plan.awaited)
@@ -31,32 +32,29 @@ def kept_at(plan: Plan, run_dir: str, python: str = "") -> Plan:
 
 
 def voters_of(plan: Plan) -> frozenset[int]:
-    """The nodes that vote in the plan's attempt: those that it was opened on, where no disk is common to all of them.
-
-    Empty where nobody votes.
-    """
+    """Return the nodes that vote in the plan's attempt: those it was opened on, if they share no disk; else none."""
     if not (plan.elects and plan.disks_apart):
         return frozenset()
     return frozenset(node.index for node in plan.nodes) - {*plan.away}
 
 
 def quorum(hosts: int) -> int:
-    """How many hosts must be together where no disk is common to all that could tell who is the newest.
+    """Return how many hosts must be together to go on without a shared disk that says which attempt is newest.
 
-    For those with the leader half of them: the others never take over with only half.
+    With the leader half of them is enough, because the others never take over with only half.
     """
     return (hosts + 1) // 2
 
 
 def may_take_over(there: int, hosts: int) -> bool:
-    """Without the leader more than half is needed."""
+    """Return whether `there` of the hosts may take over without the leader, which needs more than half."""
     return 2 * there > hosts
 
 
 def leader_may_be_replaced(plan: Plan) -> bool:
-    """Whether others may go on without the first node while its agent still lives: that of a frozen one does.
+    """Return whether others may go on without the first node while its agent still lives, perhaps frozen.
 
-    Those that are away too: who was only cut off while the attempt was opened may vote for another leader.
+    Hosts that are away count too: one that was only cut off while the attempt was opened may vote for another leader.
     """
     hosts = len(plan.nodes)
     return plan.elects and may_take_over(hosts - 1, hosts)

@@ -1,7 +1,7 @@
-"""Which ranks work on the same samples, where a training divides its layers, or the model, over ranks. Pure.
+"""Say which ranks share samples, layers or stages of the model in a distributed training. Pure functions.
 
-Ranks of a node have neighbouring numbers, and a tensor-parallel group is made of neighbours: it is on one node wherever
-its size divides the number of ranks there. Stages of layers are as far apart as can be: they have little to say.
+Ranks of a node have neighbouring numbers, and a tensor-parallel group is made of neighbours: it is on one node if its
+size divides the number of ranks there. Pipeline stages are as far apart as can be, because they exchange little.
 """
 
 import re
@@ -13,12 +13,12 @@ _SIZE = r"(?:^|,)\s*{}\s*=\s*([1-9]\d{{0,5}})\s*(?:,|$)"
 
 
 def tensor_parallel(args: Sequence[str]) -> int:
-    """How many ranks divide each layer, by what a training is told; 1: none do."""
+    """Return the tensor-parallel size in a training's arguments; 1 if there is none."""
     return _size("tp", args)
 
 
 def pipeline_parallel(args: Sequence[str]) -> int:
-    """Into how many stages of layers a model is cut; 1: into none."""
+    """Return the number of pipeline stages in a training's arguments; 1 if there is none."""
     return _size("pp", args)
 
 
@@ -29,7 +29,7 @@ def _size(name: str, args: Sequence[str]) -> int:
 
 
 def crosses_nodes(tp: int, ranks_per_node: int) -> str:
-    """What is slow about it; empty where groups are on one node each."""
+    """Return a warning if tensor-parallel groups cross nodes, which is slow; else ""."""
     if ranks_per_node % tp == 0:
         return ""
     return (
@@ -38,7 +38,7 @@ def crosses_nodes(tp: int, ranks_per_node: int) -> str:
 
 
 def groups_of_node(tp: int, ranks_per_node: int) -> str:
-    """In words: `local ranks 0-1, 2-3 divide each layer (tp 2), on one node; dp goes across`."""
+    """Return a text such as `local ranks 0-1, 2-3 divide each layer (tp 2), on one node; dp goes across`."""
     firsts = range(0, ranks_per_node, tp)
     names = [f"{first}-{first + tp - 1}" for first in firsts]
     shown = names if len(names) <= 4 else [*names[:3], "..."]  # of a large node the first ones say it all
@@ -46,7 +46,7 @@ def groups_of_node(tp: int, ranks_per_node: int) -> str:
 
 
 def stages_of_ranks(pp: int, ranks: int) -> str:
-    """In words: `ranks 0-3 have the first of 2 stages of layers (pp 2), 4-7 the next one`."""
+    """Return a text such as `ranks 0-3 have the first of 2 stages of layers (pp 2), 4-7 the next`."""
     if ranks % pp:
         return f"pp={pp} does not divide {ranks} ranks: there is no such pipeline"
     each = ranks // pp

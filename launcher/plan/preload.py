@@ -1,4 +1,4 @@
-"""Which modules the zygote imports before it forks ranks."""
+"""Choose the modules that the zygote imports before it forks ranks."""
 
 from collections.abc import Collection
 
@@ -59,8 +59,9 @@ _ON_CPU = frozenset((
 
 
 def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
-    """The spec's own list; else torch for a script that imports it, or what is known to import it; and what of NAMED it
-    names."""
+    """Return the modules to preload: the spec's list, else torch if the script imports it, and known slow ones
+    it names.
+    """
     if spec.run.preload is not None:
         return spec.run.preload
     if spec.run.command is not None or not imports:
@@ -78,7 +79,7 @@ def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
 
 
 def surely_on_cpu(imports: Collection[str]) -> bool:
-    """Whether a script with these imports uses no GPU: each is of a package that is known to have no use for one."""
+    """Return whether a script with these imports surely uses no GPU: each package is known to have no use for one."""
     return all(name.partition(".")[0] in _ON_CPU for name in imports)
 
 

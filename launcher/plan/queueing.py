@@ -1,4 +1,4 @@
-"""What a spec says of waiting, as places that take runs look at it. Pure."""
+"""Read from a spec and a plan what a run waits for, and which GPUs it then gets. Pure functions."""
 
 from collections.abc import Collection
 
@@ -13,14 +13,14 @@ _USUAL = asdict(QueueOptions())
 
 
 def not_taken(queue: QueueOptions, taken: Collection[str], kind: str) -> list[Misfit]:
-    """Of what a spec asks, all that this kind of cluster cannot do."""
+    """Return a problem for each queue option in the spec that this kind of cluster does not support."""
     asked = [key for key, value in asdict(queue).items() if value != _USUAL[key] and key not in _OF_THIS_MACHINE]
     hint = f"{kind} clusters know {', '.join(taken)}" if taken else "on this machine, `--on local`, it is known"
     return [Misfit(f"queue.{key}", f"is not known to {kind} clusters", hint) for key in asked if key not in taken]
 
 
 def only_behind(queue: QueueOptions, called: str) -> list[Misfit]:
-    """Where a scheduler lets its users step back and never forward."""
+    """Return a problem if the spec raises its priority and the scheduler lets users only lower it."""
     if queue.priority <= 0:
         return []
     hint = "give the others a negative one: `--set queue.priority=-10`"
@@ -28,27 +28,29 @@ def only_behind(queue: QueueOptions, called: str) -> list[Misfit]:
 
 
 def at_once(spec: JobSpec) -> JobSpec:
-    """The spec of a run that has waited for all that it was to wait for."""
+    """Return the spec of a run whose wait is over."""
     return replace(spec, queue=replace(spec.queue, hold=False, at=None, after=(), max_parallel=None))
 
 
 def begun(plan: Plan) -> Plan:
-    """The plan of such a run."""
+    """Return the plan of a run whose wait is over."""
     return replace(plan, spec=at_once(plan.spec), starts_at=None, awaited=())
 
 
 def may_wait_here(plan: Plan) -> bool:
-    """Whether anything of a plan is to be waited for on a machine that plays all nodes."""
+    """Return whether the run may have to wait on a machine that plays all nodes."""
     return devices_of(plan) > 0 or plan.spec.queue != QueueOptions()
 
 
 def devices_of(plan: Plan) -> int:
-    """How many GPUs a run takes of a machine that plays all its nodes; a spare has those of whom it stands in for."""
+    """Return how many GPUs the run takes of a machine that plays all its nodes; a spare shares those of the
+    node it replaces.
+    """
     return plan.gpus_per_node * plan.nodes_max + sum(map(devices_of, plan.roles))
 
 
 def with_devices(plan: Plan, devices: tuple[str, ...]) -> Plan:
-    """With these GPUs, shared out in the order of the nodes, and of the roles."""
+    """Return the plan with these GPUs divided among its nodes and then its roles, in order."""
     each = plan.gpus_per_node
     roles, left = [], devices[each * plan.nodes_max :]
     for role in plan.roles:

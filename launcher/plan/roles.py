@@ -12,13 +12,13 @@ from launcher.spec.model import JobSpec
 
 
 def role_specs(spec: JobSpec) -> dict[str, JobSpec]:
-    """Of each role by its name, the main one first; of a run of one program nothing."""
+    """Return the spec of each role by name, the main one first; empty for a run of one program."""
     main = {name: structs.replace(spec, roles={}) for name, role in spec.roles.items() if role.spec is None}
     return main | {name: role.spec for name, role in spec.roles.items() if role.spec is not None}
 
 
 def check_roles(specs: Mapping[str, JobSpec], machine: Machine, projects: Mapping[str, Project]) -> list[Misfit]:
-    """Everything that cannot work here: of each role, and of all together."""
+    """Return everything that cannot work here: of each role, and of all together."""
     found = []
     for name, spec in specs.items():
         for one in check(spec, machine, projects[name], ()):
@@ -40,7 +40,9 @@ def build_roles(
     code: FrozenCode,
     python: str,
 ) -> Plan:
-    """The plan of the main role, which has those of the others. GPUs go to those that ask for a number of them."""
+    """Return the plan of the main role, which contains those of the others; only roles that ask for a number of
+    GPUs get any.
+    """
     plans: list[Plan] = []
     total = sum(_ranks(spec, machine) for spec in specs.values())
     left = machine.gpus
@@ -66,7 +68,7 @@ def _folder(place: RunIdentity, name: str) -> str:
 
 
 def _with_own_gpus(plan: Plan, machine: Machine, mine: Sequence[str]) -> Plan:
-    """None but these: whoever has none is not to see those of the others."""
+    """Return the plan with only these GPUs, so that a role without any does not see those of the others."""
     if not machine.gpus:
         return plan
     each = plan.gpus_per_node

@@ -14,12 +14,12 @@ _OF_A_SECRET = re.compile(r"(?:key|key_id|token|secret|passw(?:or)?d|credentials
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether a variable of this name, such as API_KEY, holds a secret."""
+    """Return whether a variable of this name, such as API_KEY, holds a secret."""
     return _OF_A_SECRET.search(name) is not None
 
 
 def credentials_in(environ: Mapping[str, str], secrets: Collection[str]) -> tuple[str, ...]:
-    """Return the values of these variables, and of all whose name says that they hold a secret."""
+    """Return the values of these variables, and of all whose name shows that they hold a secret."""
     return tuple(value for name, value in environ.items() if name in secrets or names_a_secret(name))
 
 
@@ -31,22 +31,22 @@ def without_secrets(text: str, secrets: Collection[str]) -> str:
 
 
 def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> list[str]:
-    """Names that have no value here."""
+    """Return the names of the spec's secrets that have no value here."""
     return [one.name for one in spec.secrets if not is_set(one, project, environ)]
 
 
 def is_set(secret: Secret, folder: Path, environ: Mapping[str, str]) -> bool:
-    """There is a value; `folder`: what a file's path begins at."""
+    """Return whether the secret has a value; a file's path is relative to `folder`."""
     return secret.name in environ if secret.file is None else os.access(_path(secret.file, folder), os.R_OK)
 
 
 def read_secret_values(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """All values, for the one file that carries them (0600, in a folder that is 0700)."""
+    """Return all values of the spec's secrets, for the one file that carries them (0600, in a folder that is 0700)."""
     return {secret.name: read_secret(secret, project, environ, "secrets") for secret in spec.secrets}
 
 
 def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about: str) -> str:
-    """The value of one that is set. Raises BadInput, which says what it is about."""
+    """Return the value of a secret that is set. Raises BadInput, which begins with `about`."""
     if secret.file is None:
         return _text(secret, environ[secret.name], about)
     path = _path(secret.file, folder)

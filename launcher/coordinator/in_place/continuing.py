@@ -25,16 +25,16 @@ WARM, AUTO = "warm", "auto"
 
 
 class HotOpener:
-    """Opens a generation after a failure without closing the one before it, where that can be."""
+    """Opens a generation after a failure in which surviving ranks keep their processes, where that is possible."""
 
     def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
         self._attempt = attempt
         self._aftermath = aftermath
 
     def continue_in_place(self) -> bool:
-        """After a rank has failed by itself, or its node was lost.
+        """Open the next generation in place after a rank failed by itself or its node was lost.
 
-        False: all have to be replaced; why is told with what follows.
+        Return False if all ranks have to be replaced; the reason is recorded with what follows.
         """
         attempt = self._attempt
         if attempt.rules.mode == WARM:
@@ -64,7 +64,7 @@ class HotOpener:
         return True
 
     def join(self, generation: Generation, newcomers: set[int]) -> None:
-        """The ranks of these nodes have been started, and wait to meet the others."""
+        """Open a generation with the new ranks of these nodes, which have started and wait to meet the others."""
         new = [str(rank.number) for rank in generation.ranks if rank.node in newcomers]
         who = f"rank {new[0]} joins" if len(new) == 1 else f"ranks {', '.join(new)} join"
         left = len(generation.ranks) - len(new)
@@ -72,7 +72,9 @@ class HotOpener:
 
     @property
     def _nobody_asked(self) -> bool:
-        """Neither the spec for it by name, nor a rank: why it cannot be is of no interest then."""
+        """Return True if neither the spec nor any rank asked to continue in place, so that no reason against it need be
+        given.
+        """
         return self._attempt.rules.mode == AUTO and not any(rank.can_continue for rank in self._attempt.current.ranks)
 
     @property
@@ -81,8 +83,11 @@ class HotOpener:
         return attempt.phase is AttemptPhase.STARTING and attempt.current.in_place
 
     def can_without(self, node: KnownNode) -> bool:
-        """Whether the others may stay where they are, were this member to end its ranks now; or are about to meet in
-        place, and it is asked again after that."""
+        """Return whether the other ranks could stay if this node's ranks ended now.
+
+        While ranks are meeting in place the answer is True for any node but the coordinator's, and is asked for again
+        afterwards.
+        """
         if self._starts_in_place:
             return node.index != self._attempt.plan.nodes[0].index
         why = self.obstacle_without({node.index})
@@ -90,16 +95,17 @@ class HotOpener:
         return why == ""
 
     def obstacle_without(self, leave: set[int]) -> str | None:
-        """Why the other ranks may not stay where they are, were these members to end theirs now; "": they may.
-
-        None: they never do.
+        """Return why the other ranks could not stay if these nodes' ranks ended now; "" if they could, None if they
+        never can.
         """
         if self._attempt.rules.mode == WARM or self._nobody_asked:
             return None
         return self._obstacle(self._members(self._attempt.current, leave), leave)
 
     def _members(self, generation: Generation, lost: set[int]) -> tuple[int, ...]:
-        """By group rank: who was in it and is not lost keeps its place, spares have the others while there are any."""
+        """Return the members by group rank: survivors keep their places, and spares fill the others while there are
+        any.
+        """
         nodes = self._attempt.nodes
         if not lost:
             return generation.members
@@ -143,7 +149,9 @@ class HotOpener:
         return f"no spare is ready to take the place of {_names(self._attempt.nodes[index] for index in sorted(lost))}"
 
     def _cannot_be_fewer(self, members: Sequence[int], lost: set[int]) -> str:
-        """Why the ranks of these members cannot go on without others in the places of those that were lost."""
+        """Return why the ranks of these members cannot go on as fewer, with the places of the lost ones unfilled; "" if
+        they can.
+        """
         plan, generation = self._attempt.plan, self._attempt.current
         if len(members) < plan.nodes_min:
             return f", and fewer than {plan.nodes_min} nodes are left"
@@ -156,7 +164,9 @@ class HotOpener:
         return "" if unable is None else f", and rank {unable.number} cannot go on among fewer ranks"
 
     def _could_be_more(self, members: Sequence[int], lost: set[int]) -> str:
-        """Why this is the time for more nodes to have ranks: those that live could not take them in later."""
+        """Return why more nodes should get ranks now, as the survivors could not take them in later; "" if there is no
+        reason.
+        """
         attempt = self._attempt
         ready = attempt.nodes.usable - lost - {*members}
         left = [rank for rank in attempt.current.ranks if rank.live and rank.node not in lost]
@@ -166,7 +176,7 @@ class HotOpener:
         return f"{attempt.nodes[min(ready)]} is ready, and not all ranks can go on among more"
 
     def _open(self, generation: Generation, who: str, started: Collection[int] = ()) -> None:
-        """`started`: members whose ranks were, before it is opened."""
+        """Open the generation in place; the ranks of the members in `started` run already."""
         attempt, before = self._attempt, self._attempt.current
         number, members, lost = generation.number, generation.members, before.lost
         lived = {(rank.node, rank.local): rank for rank in before.ranks if _survives(rank)}
@@ -202,7 +212,7 @@ class HotOpener:
 
 
 def _who(generation: Generation, members: Sequence[int]) -> str:
-    """`rank 2 is started anew, the other 3 stay`, and where those of a lost node are now."""
+    """Return a text such as `rank 2 is started anew, the other 3 stay`, with which node replaced a lost one."""
     if len(members) < len(generation.members):
         left = sum(len(generation.of_node(node)) for node in members)
         who = f"the {left} ranks that live stay and go on" if left > 1 else "the rank that lives stays and goes on"
@@ -227,5 +237,5 @@ def _survives(rank: Rank) -> bool:
 
 
 def _is_to_meet(rank: Rank) -> bool:
-    """It was started to meet ranks that have the state of the training, and has not taken it from them so far."""
+    """Return whether the rank was started to take over the training's state from others and has not done so yet."""
     return rank.joins and rank.can_continue is None

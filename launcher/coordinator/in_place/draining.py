@@ -1,4 +1,4 @@
-"""Nodes whose ranks somebody wants elsewhere, for good or only now: they move to others, in place where that can be."""
+"""Move ranks off nodes, for good or for now; in place where that is possible."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from launcher.wire.messages import Pulse, ToCoordinator
 
 
 class Drainer:
-    """Has ranks of nodes moved, once others can have their places.
+    """Moves the ranks of a node to other nodes, once those are ready.
 
-    hot: Stop to such a node alone, and once it is Stopped the others go on in place, with a spare;
-    else: all ranks may save and leave, and a generation without it follows. Till then it goes on as before.
+    In hot mode only that node's ranks are stopped, and the others go on in place with a spare. Else all ranks may save
+    and exit, and a generation without the node follows. Until then the training goes on unchanged.
 
-    A node that is *drained* has no ranks from then on, and waits for others that can have its places. One whose ranks
-    *move* is a spare afterwards; that is done at once, where a spare is ready, or not at all.
+    A *drained* node gets no ranks from then on, and keeps those that it has until others can replace it. A node whose
+    ranks *move* becomes a spare; that is done at once if a spare is ready, or not at all.
     """
 
     def __init__(self, attempt: Attempt, closer: Closer, in_place: HotOpener) -> None:
@@ -34,7 +34,7 @@ class Drainer:
         self._await_spare: set[int] = set()  # nodes that are slow, for which no spare was ready that is not
 
     def ask(self, wish: Drain) -> None:
-        """From now on; the first node, which coordinates, cannot be drained."""
+        """Drain a node from now on; the coordinator's node cannot be drained."""
         node = self._attempt.nodes.get(wish.node)
         if node is None or node.drained:
             return
@@ -44,7 +44,7 @@ class Drainer:
             self._drain(node)
 
     def fails(self, node: KnownNode, why: str) -> None:
-        """A device of it does: it is drained once others can have the places of its ranks; till then it is used."""
+        """Drain a node with a failing device once others can take its ranks; until then it stays in use."""
         if node.failing:
             return
         node.failing, first = why, self._attempt.nodes[self._attempt.plan.nodes[0].index]
@@ -57,10 +57,10 @@ class Drainer:
             self._failing.add(node.index)
 
     def leaves(self, node: KnownNode, why: str) -> None:
-        """Its host is about to go, as `why` tells; "": it stays after all, and may have ranks again.
+        """Note that the node's host is about to leave, as `why` says, or with "" that it stays after all.
 
-        Its ranks move to a spare. If there is none, and none may come in time, all ranks save and leave while it is
-        still there: then the run goes on with fewer nodes, or waits for another one.
+        Its ranks move to a spare. If none can come in time, all ranks save and exit while the host is still up; then
+        the run goes on with fewer nodes or waits for another.
         """
         if (why == "") != (node.leaves == ""):
             rules, lead_s = self._attempt.rules, self._attempt.plan.spec.notice.lead_s
@@ -73,7 +73,7 @@ class Drainer:
         return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
 
     def _tell_that_asked(self, node: KnownNode, why: str, stays: str) -> None:
-        """`can_continue`: why nothing comes of it."""
+        """Record that a drain was requested; `stays` is why the node keeps its ranks, or ""."""
         text = f"node {node.index} is to be drained{f' ({why})' if why else ''}"
         if stays:
             text += f", but {stays}: it stays"
@@ -94,7 +94,7 @@ class Drainer:
                 self._drain(node)
 
     def ask_to_move(self, move: Move) -> None:
-        """It is answered, by an event, while a generation runs."""
+        """Record a request to move ranks; its outcome is a later event, while a generation runs."""
         if self._attempt.nodes.get(move.node) is not None:
             to = "a spare" if move.to is None else f"node {move.to}"
             text = f"the ranks of node {move.node} are to move to {to}"
@@ -102,7 +102,9 @@ class Drainer:
             self._moves.append(move)
 
     def hear(self, message: ToCoordinator) -> None:
-        """Ranks may say which one they all wait for: its node is told of once, and its ranks move if asked."""
+        """Record once which node's rank all others wait for, as ranks report it, and move its ranks if the spec asks
+        for that.
+        """
         attempt = self._attempt
         if not isinstance(message, Pulse) or attempt.phase is not AttemptPhase.RUNNING:
             return
@@ -133,7 +135,7 @@ class Drainer:
         return min((index for index in nodes.usable if not nodes[index].slow), default=None)
 
     def _replace_who_waited(self) -> None:
-        """A spare has come since: that is tried once of each node that is still called slow, and has ranks."""
+        """Move the ranks of each node that is still slow to a spare that has become ready since; try each node once."""
         while self._await_spare and (quick := self._quick_spare()) is not None:
             node = self._attempt.nodes[min(self._await_spare)]
             self._await_spare.discard(node.index)
@@ -142,7 +144,7 @@ class Drainer:
                 return
 
     def look(self) -> None:
-        """A generation is open: can ranks move now?"""
+        """Move ranks, if any are to move and the open generation allows it now."""
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.leaving or attempt.current.failures:
             return
@@ -186,7 +188,7 @@ class Drainer:
         return True
 
     def _is_time(self, leaving: Sequence[KnownNode]) -> bool:
-        """Whether ranks have to save now for hosts that go: no other node may come, or not before it is too late."""
+        """Return whether ranks must save now for hosts that leave: no other node can come, or none in time."""
         nodes, members = self._attempt.nodes, {*self._attempt.current.members}
         may_come = (nodes.hopeful | nodes.absent | nodes.returning(self._attempt.mono).keys()) - members
         may_come = {index for index in may_come if not nodes[index].leaves}
@@ -221,7 +223,7 @@ class Drainer:
         return self._moving is not None
 
     def _settle(self, node: KnownNode) -> None:
-        """The generation after it runs."""
+        """Record how a move ended, once the generation after it runs."""
         self._forget()
         members = self._attempt.current.members
         if node.index in members:

@@ -1,9 +1,9 @@
-"""recovery.mode hot: nodes that come while ranks train get ranks, too, for which the others hardly stop.
+"""Add ranks on nodes that come while ranks train in place; the others barely stop for it.
 
-    a node is usable, and there may be more ranks ─► Start(joins) to it ─► its ranks import, and wait to meet the others
-      ─► ContinueInPlace to the others: they leave the step under way, and all go on from the one before it
+A usable node gets Start(joins); its ranks import and wait to meet the others. Then ContinueInPlace goes to the others:
+they leave the step under way, and all continue from the one before it.
 
-Till that last word the training has heard nothing of them: whatever goes wrong before, they alone are stopped.
+Until that message the running ranks are not involved: if anything fails before it, only the new ranks are stopped.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,18 +21,18 @@ from launcher.wire.messages import Exited, Pulse, Started, Stop, ToCoordinator
 
 
 class Joiner:
-    """Looks for nodes to have more ranks on, and sees their ranks into the generation."""
+    """Starts ranks on additional nodes, and brings them into the next generation."""
 
     def __init__(self, attempt: Attempt, in_place: HotOpener) -> None:
         self._attempt = attempt
         self._in_place = in_place
 
     def moments(self) -> float:
-        """When it is done with waiting."""
+        """Return the moment at which it gives up waiting for new ranks, or infinity."""
         return inf if self._attempt.joining is None else self._attempt.joining.gives_up_at
 
     def look(self) -> None:
-        """Something has happened, or time has passed."""
+        """Go on with adding ranks after an event or a Tick: begin, abandon or complete it."""
         joining = self._attempt.joining
         if self._attempt.phase is AttemptPhase.OVER:
             return
@@ -46,7 +46,7 @@ class Joiner:
             self._in_place.join(joining.generation, joining.newcomers)
 
     def hear(self, message: ToCoordinator) -> None:
-        """Of ranks that are to join; what is about others says nothing here."""
+        """Take in a message about ranks that are to join; ignore all others."""
         joining = self._attempt.joining
         if joining is None or message.node not in joining.newcomers:
             return
@@ -62,7 +62,7 @@ class Joiner:
                 pass
 
     def _grown(self) -> tuple[int, ...]:
-        """The members that there could be, if they can be more than there are."""
+        """Return the members of a larger generation, or () if there can be none now."""
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or self._is_disturbed() or not attempt.pace.moves:
             return ()
@@ -106,7 +106,7 @@ class Joiner:
                 attempt.ledger.send(index, replace(start, joins=True))
 
     def _obstacle(self, joining: Joining) -> str:
-        """Why it cannot be any more."""
+        """Return why the new ranks cannot join any more, or ""."""
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.current.number != joining.after or self._is_disturbed():
             return "the others have something else to do"
