@@ -1,9 +1,9 @@
-"""The supervisor: the one process that carries a run at its place, from before it starts to its last record.
+"""Run the supervisor: the one process that supervises a run, from before its start to its last record.
 
     python -m launcher.supervisor MODULE:STRATEGY RUN_DIR [WORD...] [UP_FD GO_FD]
 
-It boots while the submitter still freezes code, says so on UP_FD, and is told on GO_FD when to begin. What differs
-between places is the strategy: see `strategy.py` and `standby.py`.
+It boots while the submitter still freezes code, reports on UP_FD that it is up, and reads from GO_FD when to begin.
+What differs between places is the strategy: see `strategy.py` and `standby.py`.
 """
 
 import io
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def supervise(strategy: "Strategy", go: BinaryIO) -> int:
-    """Have the strategy carry its run; if that needs a record that is damaged, the run's last word says which."""
+    """Run the strategy; if it fails on a damaged record, write an end of the run that names the record, and raise."""
     try:
         with waiting_for_disks():
             return strategy.supervise(go)

@@ -1,4 +1,4 @@
-"""The processes of an attempt below its keeper: started, watched, brought back when they die."""
+"""Start and watch the agent processes of an attempt on this machine, and restart those that die."""
 
 import os
 import resource
@@ -110,14 +110,14 @@ class AgentProcess:
         self.let_go()
 
     def let_go(self) -> None:
-        """Whoever stands by to be the next agent, and does not know of it yet, is not to be it."""
+        """Close the channel by which a standby could become the next agent, so that it does not."""
         if self.gate is not None:
             self.gate.close()
         self.gate = None
 
     @property
     def pids(self) -> set[int]:
-        """The process, or who is about to be it."""
+        """Return the pid of the process, and of the standby that is to replace it."""
         return {one for one in (self.pid, self.place and self.place.pid) if one}
 
     def enforce_lease(self) -> float | None:
@@ -132,16 +132,18 @@ class AgentProcess:
         return due.look_s
 
     def stay_away(self, now: float) -> None:
-        """It has died; how long it is away grows with each death in a row, as long as nobody lives for long."""
+        """Set when the dead process is started again: the delay grows with each death in a row, until one lives
+        long enough.
+        """
         if now - self.started_at >= _STEADY_S:
             self.deaths = 0
         self.returns_at = now + _RETURN_S[min(self.deaths, len(_RETURN_S) - 1)]
         self.deaths += 1
 
     def may_miss_coordinator(self) -> bool:
-        """True once for each time that the agent left because it had not heard the coordinator for a whole lease.
+        """Return True, once per exit, if the agent may have left because it had lost the coordinator for a whole lease.
 
-        Or may have: one that was frozen, or left too slowly, was killed for it by its guard.
+        An agent that was frozen, or left too slowly, was killed by its watchdog for that; so SIGKILL counts too.
         """
         lost = self.last is not None and os.waitstatus_to_exitcode(self.last) in (Exit.LOST, -signal.SIGKILL)
         if lost:
@@ -150,7 +152,7 @@ class AgentProcess:
 
 
 class Due(NamedTuple):
-    """What a supervisor does now about an agent's lease."""
+    """What the supervisor has to do now about an agent's lease."""
 
     end: bool  # what runs below the agent
     kill: bool  # the agent too
@@ -194,7 +196,9 @@ class AgentPlace:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "AgentPlace | None":
-        """Where whoever started this keeper has seen to one."""
+        """Return the prepared agent process whose socket and pid are in LAUNCH_AGENT_PLACE, or None; the
+        variable is removed.
+        """
         words = environ.pop("LAUNCH_AGENT_PLACE", "").split()
         if len(words) != 2:
             return None
@@ -203,7 +207,9 @@ class AgentPlace:
 
     @classmethod
     def booting(cls, run_dir: Path, environ: Mapping[str, str], before: "AgentPlace | None") -> "AgentPlace":
-        """An agent of node 0 that boots from now on; `before`: the child that becomes it."""
+        """Start an agent process for node 0 that imports now and waits; `before` is the prepared child that
+        becomes it.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             argv = _argv(str(run_dir), heard_at(theirs.fileno()), 0)
@@ -212,7 +218,7 @@ class AgentPlace:
 
     @classmethod
     def left_at(cls, gate: "Socket") -> "AgentPlace | None":
-        """Of a dead agent: the standby of its zygote, where that lives and is our child by now."""
+        """Return the standby in a dead agent's zygote if it lives and is now our child, else None."""
         pid = _last_sender(gate)
         if pid is None or parent_of(pid) != os.getpid() or not runs(pid):
             return None
@@ -222,11 +228,11 @@ class AgentPlace:
         return cls(gate, pid, warm=True)
 
     def leave(self) -> None:
-        """Nobody is to become an agent here: at the end of its stream it ends."""
+        """Close the socket, at which the waiting process exits."""
         self.socket.close()
 
     def take(self, argv: Sequence[str], environment: Mapping[str, str], log: int, keep: Sequence[int]) -> bool:
-        """False where nobody waits there any more."""
+        """Make the waiting process the agent with these arguments; return False if it is gone."""
         null = os.open(os.devnull, os.O_RDONLY)
         words = {"argv": list(argv), "env": dict(environment), "fds": [0, 1, 2, *keep]}
         try:
@@ -240,7 +246,7 @@ class AgentPlace:
 
 
 def _last_sender(gate: socket.socket) -> int | None:
-    """The pid of who has said something there last, as the kernel tells it."""
+    """Return the pid of the last sender on the socket, as the kernel reports it, or None."""
     pid, room = None, struct.calcsize("3i")
     while True:
         try:
@@ -257,7 +263,10 @@ def _last_sender(gate: socket.socket) -> int | None:
 def agent_process(
     plan: Plan, attempt: AttemptDir, node: int, *, keep: Sequence[int] = (), gpus: Sequence[str] | None = None
 ) -> AgentProcess:
-    """The agent of a node on this machine. `gpus`: all that it may use; None: the plan says, or nobody keeps count."""
+    """Return the agent process of a node on this machine.
+
+    `gpus` are all that it may use; with None the plan decides, or nothing limits it.
+    """
     argv = _argv(plan.run_dir, str(attempt.number), node)
     environment = _environment(os.environ, plan.run_dir)
     if gpus is not None:
@@ -274,12 +283,12 @@ def _environment(environ: Mapping[str, str], run_dir: str) -> dict[str, str]:
 
 
 def starter_process(argv: Sequence[str], plan: Plan, attempt: AttemptDir) -> AgentProcess:
-    """What starts agents on other machines."""
+    """Return the process that starts the agents on other machines."""
     return AgentProcess(argv, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
 
 
 class AgentProcesses:
-    """All of this machine. Whatever they leave behind is ours to end: we are the parent of orphans."""
+    """The agent processes on this machine; it adopts orphans, so that whatever they leave behind is ended too."""
 
     def __init__(
         self,
@@ -331,7 +340,7 @@ class AgentProcesses:
         return None
 
     def all_gone(self, for_good: bool) -> bool:
-        """Nobody is there any more, and, unless that is wanted now, nobody is to come back."""
+        """Return True if no agent runs and, unless `for_good`, none is to be started again."""
         return all(agent.pid is None and (for_good or agent.returns_at is None) for agent in self._agents)
 
     def signal_first(self) -> None:
@@ -340,7 +349,7 @@ class AgentProcesses:
             os.kill(first, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
 
     def wait_for_others(self, agents: Sequence[AgentProcess], timeout_s: float) -> None:
-        """These, but for the first, were told to leave: give them a moment to tidy up."""
+        """Wait up to `timeout_s` for all but the first of these agents, which were asked to leave."""
         waiting = {agent.pid for agent in agents[1:] if agent.pid is not None}
         deadline = time.monotonic() + timeout_s
         while waiting and time.monotonic() < deadline:
@@ -348,14 +357,14 @@ class AgentProcesses:
             waiting -= {pid for pid, _ in self._dead()}
 
     def end(self) -> None:
-        """Nothing below this process is left, but for who is spared."""
+        """End every process below this one, except those spared."""
         end_all(lambda: orphans(os.getpid(), self._spared))
         self._dead()
         for agent in self._agents:
             agent.let_go()
 
     def _dead(self) -> list[tuple[int, int]]:
-        """Whoever has ended since; how each of ours did is noted."""
+        """Return pid and wait status of each child that has ended, and note the status of our agents."""
         dead = _reaped()
         for agent in self._agents:
             agent.last = dict(dead).get(agent.pid or 0, agent.last)
@@ -374,7 +383,7 @@ class AgentProcesses:
 
 
 def comes_back(status: int) -> bool:
-    """Whether who ended so should be started again."""
+    """Return whether an agent with this wait status should be started again."""
     return os.WIFSIGNALED(status) or os.WEXITSTATUS(status) not in (Exit.OK, Exit.FENCED)
 
 

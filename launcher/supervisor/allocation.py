@@ -1,4 +1,4 @@
-"""One attempt as its keeper sees it: the coordinator's agent and the others, until the coordinator's last word."""
+"""Supervise one attempt: node 0's agent with the coordinator, and the others, until the attempt's end is written."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,17 +21,19 @@ _SURE_S = 8.0  # beyond the spec's grace, before a stop is made sure
 
 
 class EndRequests(Protocol):
-    """Who may want the attempt to end before its time."""
+    """A source of requests to end the attempt early."""
 
     def next_look(self) -> float | None:
-        """The moment at which to ask again, if nothing wakes the keeper before."""
+        """Return the moment at which to ask again if nothing wakes the supervisor before, or None."""
 
     def to_end(self) -> bool:
-        """True once somebody wants it to end; why is then on disk, where the agents read it."""
+        """Return True once a request to end the attempt exists; the reason is then on disk, where the agents
+        read it.
+        """
 
 
 class StopSignal:
-    """SIGTERM ends the attempt; its sender has written down why, for this attempt or for the one before."""
+    """Ends the attempt on SIGTERM; the sender has written the reason for this attempt or for the one before."""
 
     def __init__(self, wakeup: Wakeup, attempt: AttemptDir, before: AttemptDir | None) -> None:
         self._wakeup, self._attempt, self._before = wakeup, attempt, before
@@ -46,7 +48,7 @@ class StopSignal:
 
 
 def claim_attempt(marker: Path) -> bool:
-    """True for the one keeper that may carry out the attempt whose marker this is."""
+    """Return True for the one supervisor that may run the attempt with this marker file."""
     try:
         create_record(marker, this_process())
     except FileExistsError:
@@ -55,7 +57,7 @@ def claim_attempt(marker: Path) -> bool:
 
 
 class Allocation:
-    """`carry_out` returns how the attempt ended, with everything of it that was on this machine gone."""
+    """One attempt on this machine; `carry_out` returns how it ended, once all its processes here are gone."""
 
     def __init__(
         self,
@@ -106,11 +108,13 @@ class Allocation:
         return last_word(self._run, self._attempt, self._plan, status)
 
     def _failure(self, end: AttemptEnd) -> Failure | None:
-        """What a user sees first of the role that ended the run."""
+        """Return the failure to show for the role that ended the run, or None if it ended without a cause."""
         return Failure(end.cause, end.message, self._attempt.number, 0, at=end.ended_at) if end.cause else None
 
     def _watch(self) -> int | None:
-        """Until node 0's agent, the coordinator, has ended; gives its wait status, or None where it was cut short."""
+        """Wait until node 0's agent, the coordinator, has ended; return its wait status, or None if the wait
+        was cut short.
+        """
         while True:
             stopping = self._sure_at is not None
             if not stopping:

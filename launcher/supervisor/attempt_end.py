@@ -35,9 +35,10 @@ from launcher.states import Action, Cause, State, exit_of
 def write_end(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None
 ) -> None:
-    """The end record, which decides, and what follows from it; refused where a newer attempt exists.
+    """Write the attempt's end record, then the event and the state that follow from it. Raises Fenced if a newer
+    attempt exists.
 
-    No plan: nobody can read it any more.
+    `plan` is None if it cannot be read any more.
     """
     _check_newest(run, attempt)
     make_dir(attempt.path)
@@ -46,8 +47,11 @@ def write_end(
 
 
 def say_damage(run: RunDir, error: Damaged) -> None:
-    """The last word of a keeper which cannot go on without a record that is damaged: it says which. Of the newest
-    attempt, and none where that is another's: who was cut off may not know that the run goes on elsewhere."""
+    """Write an end of the newest attempt that names the damaged record without which its supervisor cannot go on.
+
+    Nothing is written if the attempt belongs to another process: a supervisor that was cut off may not have noticed
+    that the run goes on elsewhere.
+    """
     last, me = newest(run), this_process()
     if last is None:
         return
@@ -60,7 +64,7 @@ def say_damage(run: RunDir, error: Damaged) -> None:
 def settle(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None
 ) -> None:
-    """The event and the state that follow from the end record, where they are missing: its writer may have died."""
+    """Write the event and the state that follow from the end record, if its writer died before it could."""
     kind = "requeue" if end.state is State.QUEUED else "ended"
     if not any(event.attempt == attempt.number and event.kind == kind for event in read_lines(run.events, Event)):
         _check_newest(run, attempt)
@@ -74,14 +78,14 @@ def settle(
 
 
 def _check_newest(run: RunDir, attempt: AttemptDir) -> None:
-    """A fence that was only promised, to one that then came to nothing, leaves the newest attempt its last word."""
+    """Raise Fenced if a newer attempt has taken over; a fence without such an attempt stops nobody."""
     last = newest(run)
     if last is None or last.number > attempt.number:
         check_fence(run, attempt.number)
 
 
 def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alone: bool = False) -> None:
-    """Nothing of it is left: that is its last word, where it has none. Raises LaunchError where that is not to be."""
+    """Write that the attempt was cancelled, unless it has an end. Raises LaunchError if that cannot be written."""
     if has_ended(run, attempt):
         return
     try:
@@ -93,27 +97,27 @@ def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alon
 
 
 def has_ended(run: RunDir, attempt: AttemptDir) -> bool:
-    """For good, as far as its records can be read."""
+    """Return whether the attempt has ended for good, as far as its records can be read."""
     end, state = readable(attempt.end, AttemptEnd), readable(run.state, RunState)
     by_state = state is not None and state.attempt == attempt.number and state.state.ended
     return by_state or (end is not None and end.state.ended)
 
 
 def grace_s_of(plan: Plan | None) -> float:
-    """How long ranks may take to save."""
+    """Return the seconds that ranks may take to save before they are killed."""
     return (plan.spec.recovery if plan is not None else Recovery()).grace_s
 
 
 def is_cancelled(attempt: AttemptDir) -> bool:
-    """A person has asked for its end."""
+    """Return whether a user has asked to cancel the attempt."""
     request = readable(attempt.stop, StopRequest)
     return request is not None and request.kind == "cancel"
 
 
 def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
-    """The first request stands, but for a cancel: a person who does not want the run to go on is always heard.
+    """Record a request to stop. The first request stands, but a cancel replaces any other.
 
-    Where it cannot be written down, the signal that follows says it.
+    If it cannot be written, the signal that follows has to do.
     """
     request = StopRequest(kind, time.time(), this_process())
     with contextlib.suppress(OSError, Damaged):
@@ -125,7 +129,7 @@ def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
 
 
 def pass_on_stop(before: AttemptDir | None, attempt: AttemptDir) -> None:
-    """A request for the attempt before was meant for the run, which had just moved on: it is for this one too."""
+    """Copy a stop request from the attempt before, which had just ended when it was written, to this one."""
     late = readable(before.stop, StopRequest) if before is not None else None
     if late is not None and not attempt.stop.exists():
         write_record(attempt.stop, late)
@@ -136,16 +140,16 @@ def cancelled(text: str = "cancelled") -> AttemptEnd:
 
 
 def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
-    """The last word where it was stopped while it was not running: by a cancel, or the machine shuts down."""
+    """Return the end of an attempt that was stopped while no ranks ran, by a cancel or otherwise from outside."""
     if is_cancelled(attempt):
         return cancelled()
     return AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, at, f"stopped from outside while {doing}")
 
 
 def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd | None:
-    """Write the end that the records of an attempt tell of whose coordinator is gone, and return it.
+    """Write the end that follows from the records of an attempt whose coordinator is gone, and return it.
 
-    Return None where nobody had asked it to end and not every rank is known to have finished.
+    Return None if nobody had cancelled it and not every rank is known to have finished.
     """
     end = readable(attempt.end, AttemptEnd)
     if end is not None:
@@ -210,7 +214,9 @@ def _how(status: int) -> str:
 def write_failure(
     run: RunDir, attempt: AttemptDir, plan: Plan, cause: Cause, text: str, *, evidence: str = ""
 ) -> AttemptEnd:
-    """The attempt is gone without a last word: note the failure of its first node, and say what follows it."""
+    """Record the failure of an attempt that is gone without an end record, let the policy choose what follows,
+    and return that end.
+    """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(
         at=time.time(),
@@ -240,7 +246,7 @@ def write_failure(
 
 
 def _ran_s(history: Sequence[Event], attempt: AttemptDir, last: RunState | None) -> float:
-    """For how long its last generation was heard of, as its coordinator would have said."""
+    """Return the seconds for which the attempt's last generation was known to run."""
     opened = [one.at for one in history if one.kind == "generation_opened" and one.attempt == attempt.number]
     if last is None or last.attempt != attempt.number or not opened:
         return 0.0
@@ -268,7 +274,7 @@ def _final_state(
 
 
 def first_state(plan: Plan, attempt: int) -> RunState:
-    """What is known of an attempt before its coordinator has said anything."""
+    """Return the state of an attempt before its coordinator has written any."""
     return RunState(
         run=plan.run_id,
         name=plan.name,

@@ -1,11 +1,11 @@
-"""Handing attempts to a place exactly once, whoever is killed and whenever that is.
+"""Hand attempts to a place exactly once, whichever process dies at whatever moment.
 
 intent with its submit token (fsync) ─ lock ─ the place is asked to start it ─ handle (fsync) ─ marked as done ─ unlock
 
-An attempt that has an intent, and neither a handle nor an end, is open. Whoever finds one that nobody has in hand takes
-its lock and asks the place for what has the submit token: what there is gets its handle, what there is not is submitted
-now, or gets an end. How a place finds a token is its own: a batch system by the mark on its jobs, a pool by the run's
-folder on its hosts, a login node by what it keeps of each token.
+An attempt that has an intent, and neither a handle nor an end, is open. A process that finds an open one with no live
+submitter takes its lock and asks the place for the submit token. If the place has the token, its handle is written; if
+not, the attempt is submitted now or gets an end. Each place finds a token in its own way: a batch system by a mark on
+its jobs, a pool by the run's folder on its hosts, a login node by what it keeps of each token.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _GIVEN_UP_S = 60.0  # a submitter on another machine, of which nobody here can t
 
 
 def is_open(run: RunDir, attempt: AttemptDir) -> bool:
-    """Return whether nobody has written down what became of the attempt at its place."""
+    """Return whether the attempt has neither a handle nor an end, so that its place may or may not have it."""
     return not attempt.handle.exists() and not attempt.end.exists() and run.plan.exists()
 
 
@@ -41,7 +41,7 @@ def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What is handed to a place at once: one attempt, or the first attempts of runs that were submitted together."""
+    """What is handed to a place in one step: one attempt, or the first attempts of runs submitted together."""
 
     path: Path  # the attempt's folder, or the one that these runs share
     intent: Intent  # of the attempt by which it was found
@@ -66,7 +66,7 @@ class Handover:
         return any(is_open(run, attempt) for run, attempt in self.members)
 
     def is_in_hand(self) -> bool:
-        """Return whether its submitter lives and is at it, or about to be, or somebody else is."""
+        """Return whether a process is handing it over now, or its live submitter is about to."""
         lives = alive(self.intent.created_by)
         if lives is False:
             return False
@@ -75,7 +75,7 @@ class Handover:
         return (not self._was_left() and (lives or is_recent)) or self.is_locked()
 
     def is_locked(self) -> bool:
-        """Return whether somebody is handing it over, or withdrawing it."""
+        """Return whether a process is handing it over or withdrawing it now."""
         if not self.lock.exists():
             return False
         with locked(self.lock) as free:
@@ -83,9 +83,10 @@ class Handover:
 
     @contextlib.contextmanager
     def held(self, *, wait: bool = False) -> Iterator[int | None]:
-        """Hold the lock, or yield None if somebody else does. A client that inherits it holds it as long as it lives.
+        """Hold the lock, or yield None if another process does. A client process that inherits it holds it as long as
+        it lives.
 
-        Afterwards the lock says that its submitter is at it no more, whatever came of it.
+        Afterwards the lock file records that the submitter is done with it, whatever came of it.
         """
         with locked(self.lock, wait=wait) as lock:
             try:
@@ -95,7 +96,7 @@ class Handover:
                     os.ftruncate(lock, 1)  # works on a full disk too
 
     def withdraw(self) -> None:
-        """Write that it was cancelled before it began. Whoever comes later hands nothing over."""
+        """Write that all its attempts were cancelled before they began, so that nobody hands them over later."""
         for run, attempt in self.members:
             write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, attempt.number))
 

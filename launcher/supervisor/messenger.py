@@ -16,7 +16,7 @@ _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
 class Messenger:
-    """Not there where nobody is to hear of the run. It outlives its keeper, and is none of the run's own processes."""
+    """The process that sends an attempt's notifications, if the run has any; it outlives its supervisor."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, linger_s: float = LINGER_S) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -31,7 +31,7 @@ class Messenger:
         return (self._child.pid,) if self._child is not None else ()
 
     def close(self, wait_s: float = 0.0) -> None:
-        """The last word is written; wait at most so long until it is told."""
+        """End the input of the notifying process after the last record, and wait up to `wait_s` for it to exit."""
         child = self._child
         if child is None or child.stdin is None:
             return

@@ -1,4 +1,4 @@
-"""Where a process of ours that nobody watches says what it has to say."""
+"""Write the output of a background process to its log file."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
 def log_to(path: Path) -> None:
-    """From now on stdout and stderr are this file."""
+    """Redirect stdout and stderr to this file from now on."""
     log = patiently(lambda: os.open(path, _LOG, 0o600))
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -1,4 +1,4 @@
-"""Whether a role can be used already, by the way that its spec names."""
+"""Check whether a role is ready, in the way that its spec names."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _MOST = 16 << 20  # of a log that is looked through
 
 
 def is_ready(way: Readiness, run: RunDir, attempt: AttemptDir, plan: Plan, addresses: Collection[str]) -> bool:
-    """Whether each of its ranks is."""
+    """Return whether each rank of the role is ready."""
     if way.file is not None:
         return Path(plan.run_dir, plan.workdir, way.file).exists()
     if way.log is not None:
@@ -25,7 +25,7 @@ def is_ready(way: Readiness, run: RunDir, attempt: AttemptDir, plan: Plan, addre
 
 
 def _have_logged(run: RunDir, attempt: AttemptDir, text: str, ranks: int) -> bool:
-    """Whether that many logs of its newest generation have it."""
+    """Return whether the logs of exactly `ranks` ranks of the newest generation contain the text."""
     folders = sorted(run.logs.glob(f"a{attempt.number:04d}.g*"))
     found = 0
     for log in folders[-1].glob("rank-*.log") if folders else ():

@@ -1,7 +1,7 @@
-"""A supervisor is started before it is needed: it boots meanwhile, reports, and begins when it is told to.
+"""Start a supervisor before it is needed: it boots, reports, and begins when it gets the message to.
 
-Two pipes connect it with whoever starts it: on one it writes a line once it is up, on the other it reads the word.
-It is no child of that process afterwards, and outlives it.
+Two pipes connect it with its starter: on one it writes a line once it is up, from the other it reads the message.
+Afterwards it is no child of the starter, and outlives it.
 """
 
 import contextlib
@@ -64,7 +64,9 @@ class StandbyKeeper:
         self._up = os.fdopen(up_read, "rb")
 
     def report(self, limit_s: float | None = None) -> bytes:
-        """The line with which it says that it is up; without it, why there is no keeper."""
+        """Return the line by which the supervisor reports that it is up. Raises LaunchError with its output if
+        it does not start.
+        """
         ready, _, _ = select.select([self._up], [], [], limit_s)
         line = self._up.readline() if ready else b""
         if self._child is not None:
@@ -92,7 +94,7 @@ class StandbyKeeper:
         self.close()
 
     def close(self) -> None:
-        """It hears no more of us: what it was told, or finds on disk, decides whether it begins."""
+        """Close the pipes to the supervisor; what it was sent, or finds on disk, decides whether it begins."""
         os.close(self._go)
         self._up.close()
         self._said.close()
@@ -101,21 +103,21 @@ class StandbyKeeper:
 
 
 def _settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of the user's own. Ranks do not see them: what an agent passes on to them has no variable of ours."""
+    """Return the user's own settings among these variables; an agent passes none of ours on to ranks."""
     return {name: environ[name] for name in _SETTINGS if name in environ}
 
 
 class StartsKeepers(Protocol):
-    """Who may have a keeper started."""
+    """A function that has a supervisor started."""
 
     def __call__(
         self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
     ) -> bool:
-        """As subprocess would, detached already; False where it is not started."""
+        """Start the command as `subprocess` would, detached; return False if it was not started."""
 
 
 def detach(*, already: bool = False) -> None:
-    """The keeper's side: from now on nobody has to wait for this process, and what it writes is its user's alone."""
+    """Detach this process from its starter, and keep the files that it writes private to its user."""
     make_files_private()
     forbid_core_dumps()
     if not already and os.fork():

@@ -1,4 +1,4 @@
-"""What a place adds to the supervisor's program (`__main__.py`)."""
+"""Define what a place adds to the supervisor's program (`__main__.py`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,9 @@ from launcher.supervisor.own_log import log_to
 
 
 class Strategy:
-    """How the supervisor of one run works at one place. Starts nothing when made: the process has yet to detach."""
+    """The way in which the supervisor of one run works at one place; making one starts nothing, as the process
+    has yet to detach.
+    """
 
     stands_by = True  # it is started before it is needed, and told by its starter when to begin
     leaves_with = int(Exit.OK)  # where the run goes on without it
@@ -29,9 +31,9 @@ class Strategy:
         return b"up\n"
 
     def supervise(self, go: BinaryIO) -> int:
-        """Carry the run until it has ended or goes on without this process, and return the exit code.
+        """Supervise the run until it has ended or goes on without this process, and return the exit code.
 
-        `go` gives what the starter says; it ends when that has said all, or died.
+        `go` yields what the starter sends; it ends once all was sent or the starter died.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Why a run does not start yet, for every place: a person, a moment, other runs, its number, and what its place lacks.
+"""Hold a run back while it must wait: for a hold, a start time, other runs, its number, or free resources.
 
 Waiter.wait ─┬─ held, too early, behind other runs ─► the reason is in `state.json`, where status and board read it
              ├─ what it waits for cannot happen ────► its end is written
@@ -33,7 +33,7 @@ _AGAIN_S = 20.0  # after a place did not answer
 
 @dataclass(frozen=True, slots=True)
 class OtherRun:
-    """Another run as it is now; the state is None if its folder was removed."""
+    """The present state of another run; `state` is None if its folder was removed."""
 
     state: State | None
     text: str = ""  # its state and the cause of that, for people
@@ -82,7 +82,7 @@ def waits_for(wish: AwaitedRun, other: OtherRun) -> str:
 
 
 def has_happened(one: AwaitedRun) -> bool:
-    """Return whether what is waited for has happened, as far as the other run's folder on this machine tells."""
+    """Return whether the awaited event has happened, as far as the other run's folder on this machine shows."""
     state = ended_as(one)
     return state is State.SUCCEEDED or (state is not None and one.until == "ended")
 
@@ -136,7 +136,7 @@ def _say(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
 
 
 class Turn(Enum):
-    """How a wait has ended, if not with the end of the run."""
+    """How a wait ended, other than with the end of the run."""
 
     COME = auto()  # the run starts
     STOPPED = auto()  # the wait was cut off
@@ -162,12 +162,12 @@ class Waiter:
         leaves: Callable[[], bool] = lambda: False,
         at_first: Callable[[], None] | None = None,
     ) -> Turn | AttemptEnd:
-        """Return once the run may start, a stop is asked of this process, or `leaves` says so after a look.
+        """Return once the run may start, a stop is requested, or `leaves` returns True after a look.
 
-        The end of a run that cannot start is written and returned.
+        If the run cannot start, its end is written and returned.
 
-        `place` takes what the place has to give and returns "", or what it lacks; it is asked again later if it raises
-        Unreachable, and another LaunchError is the end of the run. `at_first` is called once if there is a wait.
+        `place` takes what the place has to give and returns "", or else what is lacking; it is called again later if it
+        raises Unreachable, and any other LaunchError ends the run. `at_first` is called once if there is a wait.
         """
         again_at = 0.0
         while not wakeup.stop_asked:
@@ -216,7 +216,7 @@ class Waiter:
             yield f"starts at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self._starts_at))}"
 
     def _by_its_number(self) -> Iterator[str]:
-        """Of the runs submitted together and before this one, so many must have ended that its number may start."""
+        """Yield a reason to wait while as many runs submitted before this one, with it, are going on as may at once."""
         going = list[Path]()
         for number, path in enumerate(self._earlier):
             if not self._other(path).over:

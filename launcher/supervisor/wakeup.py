@@ -1,4 +1,4 @@
-"""What wakes a process that only waits: a child's end, a wish to stop, or the clock."""
+"""Wake a waiting process: on a child's end, a request to stop, or by the clock."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Wakeup:
-    """Wakes on SIGCHLD, SIGTERM and the given warnings; without them a sleep costs nothing."""
+    """A sleep that ends early on SIGCHLD, SIGTERM and the given warning signals."""
 
     def __init__(self, warnings: Collection[int] = ()) -> None:
         self.stop_asked = False
@@ -31,7 +31,7 @@ class Wakeup:
         self.warned = True
 
     def wake(self) -> None:
-        """From another thread."""
+        """End the sleep; may be called from another thread."""
         with contextlib.suppress(BlockingIOError):  # full: it wakes already
             os.write(self._write, b"!")
 

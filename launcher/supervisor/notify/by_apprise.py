@@ -19,7 +19,7 @@ def opened(url: str) -> apprise.Apprise | None:
 
 
 def send(url: str, title: str, text: str) -> str:
-    """Send a message; return "" once the service took it, or what apprise says went wrong, which may hold secrets."""
+    """Send a message; return "" once the service took it, or else apprise's error, which may contain secrets."""
     service = opened(url)
     if service is None:
         return "apprise knows no service of such a URL"

@@ -31,7 +31,7 @@ _LONGEST = 200
 
 
 class NotDelivered(Exception):
-    """Why; `again`: it may go out later, and not before `after_s`."""
+    """A message was not delivered; if `again` is set, it may be tried again after `after_s` seconds."""
 
     def __init__(self, text: str, *, again: bool, after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -93,7 +93,7 @@ def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
 
 
 def _without_login(address: str) -> tuple[str, dict[str, str]]:
-    """`https://me:password@host/` as urllib wants it."""
+    """Return the address without `user:password@`, and the header that carries the login instead."""
     parts = urlsplit(address)
     if parts.username is None:
         return address, {}
@@ -110,7 +110,7 @@ def _of_answer(error: urllib.error.HTTPError) -> NotDelivered:
 
 
 def _said(error: Exception, limit_s: float) -> str:
-    """The words of the system, without those of the library around them."""
+    """Return the operating system's own text for the error, without what the library adds."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, TimeoutError):
         return f"no answer within {limit_s:g} s"
@@ -161,7 +161,9 @@ def _by_mail(
 
 @contextlib.contextmanager
 def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
-    """A line to the server, logged in; how it is closed is nobody's concern: the mail was taken, or was not."""
+    """Yield a connection to the mail server, logged in; errors while it closes are ignored, as the mail was
+    taken or not.
+    """
     context = ssl.create_default_context()
     line: smtplib.SMTP
     if server.tls == "tls" or (server.tls == "auto" and server.port == smtplib.SMTP_SSL_PORT):

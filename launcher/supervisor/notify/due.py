@@ -1,4 +1,4 @@
-"""What is to be told now, from the records of a run: pure, and time comes in as a value."""
+"""Decide which notifications are due, from a run's records and the time. Pure functions."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _WAITS = (State.QUEUED, State.STARTING, State.REGROUPING)
 
 
 class Glance(msgspec.Struct, frozen=True):
-    """What the records of a run say at one moment."""
+    """The records of a run at one moment."""
 
     events: Sequence[Event]
     state: RunState | None
@@ -26,7 +26,7 @@ class Glance(msgspec.Struct, frozen=True):
 
 
 def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
-    """All that there is to tell, of what was told already too."""
+    """Return every message due at `at`, including those sent before."""
     state = glance.state
     if state is None:
         return []
@@ -43,18 +43,18 @@ def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
 
 
 def note_of(at: float, attempt: int, kind: str, one: Message, to: Recipient, problem: str) -> Event:
-    """What is written down where a message was told, or will not be: `settled` finds it."""
+    """Return the event that records that a message was delivered or given up; `settled` reads it."""
     text = f"{one.kind}: told {to.label}" if kind == TOLD else f"{one.kind}: {to.label}: {problem}"
     return Event(at, attempt, kind, text, brief=one.key, evidence=to.id)
 
 
 def settled(events: Sequence[Event]) -> set[tuple[str, str]]:
-    """Keys and recipients of what was told, or will not be."""
+    """Return the key and recipient of each message that was delivered or given up."""
     return {(one.brief, one.evidence) for one in events if one.kind in (TOLD, NOT_TOLD)}
 
 
 def mark(state: RunState | None) -> object:
-    """What changes as long as a run gets on."""
+    """Return the part of the state that changes as long as the run makes progress."""
     if state is None:
         return None
     return state.attempt, state.generation, state.state, state.step, state.checkpoint, state.metrics
@@ -71,7 +71,10 @@ def _restarted(key: str, life: Sequence[Event], state: RunState, most: int, at: 
 
 
 def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Message | None:
-    """A running script that never reports a step or a number cannot be told from one that stands still."""
+    """Return a message if the run stands still for too long.
+
+    A running script that never reports a step or a metric cannot be told from one that stands still, so it gets none.
+    """
     reports = state.step is not None or bool(state.metrics)
     if state.state.ended or glance.over or glance.still_s < after_s or not (state.state in _WAITS or reports):
         return None
@@ -80,7 +83,7 @@ def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Mess
 
 
 def _ended(key: str, state: RunState, glance: Glance, at: float) -> Message | None:
-    """What a host says alone, which has lost its leader, may not be so."""
+    """Return a message if the run has ended; an end that one host wrote after it lost its leader does not count."""
     end = glance.end
     if end is not None and end.alone:
         return None

@@ -1,5 +1,7 @@
-"""Ends that nobody was left to tell of, such as a job that was killed with all its processes: told by whoever looks
-later, which is `launch notify --due`. Each goes out once: it is noted in the run's events, and one tells at a time.
+"""Send the notification of an end that no process was left to send, such as a job killed as a whole.
+
+`launch notify --due` does this. Each message is sent once: it is recorded in the run's events, and one process sends at
+a time.
 """
 
 import time
@@ -24,7 +26,7 @@ LATE_S = 900.0  # who carries a run goes on telling for ten minutes after its en
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What became of a message for one recipient; no problem: it was taken."""
+    """The result of a message to one recipient; without a problem it was delivered."""
 
     recipient: str
     problem: str = ""
@@ -60,7 +62,7 @@ def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: floa
 
 
 def _is_late(run: RunDir, status: RunStatus, now: float) -> bool:
-    """Whether it has ended, and nobody who carried it tells of that any more; who has cancelled it knows."""
+    """Return whether the run ended some time ago and was not cancelled, so that no process of its own still sends."""
     attempt = newest(run)
     if attempt is None or not status.state.ended or (status.ended_at is not None and now - status.ended_at < LATE_S):
         return False

@@ -1,4 +1,4 @@
-"""What is told of a run, from its records: pure data, and its words."""
+"""Build notifications from a run's records: the data and the text."""
 
 import math
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """What there is to say beside the title and the tail of the log."""
+        """Return the lines of the message beside the title and the end of the log."""
         at = f" at {self.where}" if self.where and self.where not in self.summary else ""
         words = [f"{self.summary}{at}" if self.summary else "", self._numbers(), self._restarted()]
         return [*(plain(line) for line in words if line), *([f"next: {plain(self.next)}"] if self.next else [])]
@@ -70,7 +70,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def cleaned(message: Message, secrets: tuple[str, ...]) -> Message:
-    """Without these, wherever a run's own words may hold them."""
+    """Return the message with these secrets removed from title, summary and log."""
     tail = tuple(without_secrets(line, secrets) for line in message.tail)
     summary = without_secrets(message.summary, secrets)
     return msgspec.structs.replace(message, title=without_secrets(message.title, secrets), tail=tail, summary=summary)
@@ -111,7 +111,7 @@ def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
 
 
 def ended(key: str, state: RunState, end: AttemptEnd | None, at: float) -> Message:
-    """Where the state does not say it yet, the end record does: it decides."""
+    """Return the message of the run's end; if the state does not have the end yet, the end record decides."""
     if end is not None and not state.state.ended:
         state = msgspec.structs.replace(
             state, state=end.state, cause=end.cause, exit_code=end.exit_code, message=end.message

@@ -12,7 +12,7 @@ _FENCE = "```"
 
 
 def body(kind: str, message: Message) -> bytes:
-    """What is posted to a webhook."""
+    """Return the body to post to a webhook of this kind."""
     match kind:
         case "slack":
             said: dict[str, Any] = {"text": _marked(message, _SLACK, "*", _slack)}
@@ -26,7 +26,7 @@ def body(kind: str, message: Message) -> bytes:
 
 
 def as_json(message: Message) -> bytes:
-    """All of it; numbers that are none are null."""
+    """Return the whole message as JSON; numbers that are not finite become null."""
     return msgspec.json.encode({**msgspec.to_builtins(message), "text": message.text})
 
 
@@ -40,7 +40,7 @@ def mail(message: Message, sender: str, to: str) -> EmailMessage:
 
 
 def _marked(message: Message, most: int, bold: str, quote: Any) -> str:
-    """The title in bold, the log in a block; of a long log the end."""
+    """Return the message as marked-up text: the title in bold, and the end of the log in a code block."""
     head = "\n".join([f"{bold}{quote(message.title)}{bold}", *map(quote, message.lines)])[:most]
     log = quote("\n".join(message.tail)).replace(_FENCE, "'''")
     room = most - len(head) - 2 * len(_FENCE) - 3
@@ -48,12 +48,12 @@ def _marked(message: Message, most: int, bold: str, quote: Any) -> str:
 
 
 def _slack(text: str) -> str:
-    """Nothing in it is a mention or a link."""
+    """Return the text escaped for Slack, so that nothing in it becomes a mention or a link."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _card(message: Message) -> dict[str, Any]:
-    """An adaptive card, which workflows and connectors of Teams take."""
+    """Return the message as an adaptive card for workflows and connectors of Teams."""
     log = "\n".join(message.tail)[-_TEAMS:]
     blocks = [
         _block(message.title, weight="Bolder", size="Medium"),

@@ -1,4 +1,4 @@
-"""notify.json: who hears of a run and of what, with the addresses, which are secrets and shown to nobody."""
+"""Read and write `notify.json`: who is notified of a run and when; its addresses are secret and never shown."""
 
 import re
 from urllib.parse import unquote, urlsplit
@@ -7,7 +7,7 @@ import msgspec
 
 
 class MailServer(msgspec.Struct, frozen=True):
-    """What takes mail; without one it is sendmail."""
+    """The SMTP server to send mail by; without one sendmail is used."""
 
     host: str
     port: int = 587
@@ -21,7 +21,7 @@ class MailServer(msgspec.Struct, frozen=True):
 
 
 class Recipient(msgspec.Struct, frozen=True):
-    """One way to tell somebody."""
+    """One recipient of notifications and how to reach it."""
 
     id: str  # of this run, such as slack-1: what was told is noted under it
     kind: str
@@ -45,7 +45,7 @@ class Recipient(msgspec.Struct, frozen=True):
                 return f"{self.kind} {urlsplit(self.address).hostname or ''}".rstrip()
 
     def secrets(self) -> tuple[str, ...]:
-        """What no message, log or error may hold: the address, and what of it follows the host."""
+        """Return the strings that no message, log or error may contain: the address and the parts after its host."""
         if self.kind in ("email", "command"):
             return ()
         if self.kind == "apprise":
@@ -56,7 +56,7 @@ class Recipient(msgspec.Struct, frozen=True):
 
 
 class Notifying(msgspec.Struct, frozen=True):
-    """What a run tells whom."""
+    """Which notifications a run sends, and to whom."""
 
     recipients: tuple[Recipient, ...]
     on: tuple[str, ...]
@@ -73,5 +73,5 @@ class Notifying(msgspec.Struct, frozen=True):
 
 
 def is_shell(argv: tuple[str, ...]) -> bool:
-    """A command that was written as text."""
+    """Return whether the command was given as a string for the shell."""
     return argv[:2] == ("/bin/sh", "-c") and len(argv) == 3 and bool(argv[2].strip())

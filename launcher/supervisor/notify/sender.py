@@ -44,7 +44,7 @@ def pause_after(tries: int, after_s: float = 0.0) -> float:
 
 
 class RecipientThread:
-    """Sends to one recipient, one message after the other, and notes how each delivery ended."""
+    """A thread that sends messages to one recipient in order, and records how each delivery ended."""
 
     def __init__(self, recipient: Recipient, send: Send, note: Note, clock: Callable[[], float] = boottime) -> None:
         self.recipient = recipient
@@ -126,7 +126,7 @@ class RecipientThread:
 
 
 class Sender:
-    """Tells of one attempt of a run."""
+    """Sends the notifications of one attempt of a run."""
 
     def __init__(self, run: RunDir, number: int, what: Notifying) -> None:
         self._run, self._attempt, self._what = run, run.attempt(number), what
@@ -163,7 +163,7 @@ class Sender:
         return (end is not None and end.state.ended) or (state is not None and state.state.ended)
 
     def finish(self, linger_s: float) -> None:
-        """Send what is left after the keeper has gone, for so long at most."""
+        """Send what is left after the supervisor has exited, for at most `linger_s` seconds."""
         ended = self.look(over=True)
         limit_s = linger_s if ended else min(linger_s, _FOLLOWED_S)
         for thread in self._threads:
@@ -176,7 +176,7 @@ class Sender:
                 thread.give_up()
 
     def _note(self, kind: str, message: Message, recipient: Recipient, problem: str) -> None:
-        """Append how a delivery ended to the events; if that fails the next attempt may send it again."""
+        """Append to the events how a delivery ended; if that fails, the next attempt may send the message again."""
         event = note_of(time.time(), self._attempt.number, kind, message, recipient, problem)
         say(event.text)
         try:
@@ -193,7 +193,9 @@ def _events(run: RunDir) -> list[Event]:
 
 
 def send_all(run: RunDir, number: int, linger_s: float) -> None:
-    """Tell of an attempt until standard input ends, which the keeper holds open, and for `linger_s` after that."""
+    """Send an attempt's notifications until standard input ends, as it does when the supervisor exits, and up
+    to `linger_s` longer.
+    """
     keeper = select.poll()
     keeper.register(0, select.POLLIN)
     what = readable(run.notify, Notifying)

@@ -32,7 +32,7 @@ _RESTARTS, _STALLED_AFTER_S = 3, 600.0
 
 
 class SmtpOptions(Struct, frozen=True):
-    """`smtp:` of the settings."""
+    """The option `smtp:` in the settings."""
 
     host: str
     port: int = 587
@@ -72,7 +72,7 @@ def settings_file() -> Path:
 
 
 def read_settings(path: Path) -> NotifySettings:
-    """Those of the file; none where there is none. Raises BadInput with every problem."""
+    """Return the settings in this file, or empty ones if it does not exist. Raises BadInput with every problem."""
     shown = printable(str(path))
     if not path.exists():
         return NotifySettings()
@@ -94,9 +94,9 @@ def read_settings(path: Path) -> NotifySettings:
 
 
 def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mapping[str, str]) -> Notifying | None:
-    """What a run tells whom, by its spec, the file of that name, and the settings; None: nobody.
+    """Return which notifications a run sends to whom, by its spec and the user's settings, or None if it sends none.
 
-    Raises BadInput, with no value in it.
+    Raises BadInput, whose text contains no address.
     """
     path = settings_file()
     own = read_settings(path)

@@ -1,4 +1,4 @@
-"""Who holds slots of a machine and who waits for some, as its kernel lists it for every user: names of unix sockets.
+"""List who holds slots of a machine and who waits, from names of unix sockets, which the kernel shows to every user.
 
     launch/gpu/3                                the lock of a GPU
     launch/held/gpu/3/ann/vit-9x2d              whose it is
@@ -7,7 +7,7 @@
     launch/waits/19aa5d3f0c1.10/gpu/4/ann/vit-7k3f  one of priority 10 among the runs of its user
     launch/alone/ann/vit-9x2d                   it has lost its leader, and may have been ended elsewhere
 
-The standard library alone, and nothing newer than Python 3.8. A name says what its owner wants it to say.
+Uses only the standard library and runs on Python 3.8. A name is trusted as its owner wrote it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WAITS = re.compile(rf"launch/waits/{_SINCE}/{_KIND}/(?P<number>\d{{1,6}})/{_WHO
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run wants of each host; CPU slots count only where it wants no GPU."""
+    """The slots that a run needs on each host; CPU slots count only if it needs no GPU."""
 
     gpus: int
     cpus: int
@@ -38,7 +38,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class SlotHolder:
-    """`number` names a GPU; for CPU slots it is how many. No user and no run: a lock does not say whose it is."""
+    """A holder of slots: `number` is a GPU's number, or how many CPU slots; a bare lock has no user and no run."""
 
     kind: str
     number: str
@@ -62,7 +62,7 @@ class SlotWaiter:
 
     @property
     def turn(self) -> tuple[int, str]:
-        """First come, first served."""
+        """Return the sort key of its place in the queue: first come, first served."""
         return self.stamp, self.run
 
 
@@ -78,8 +78,11 @@ class Occupancy:
         return tuple(holder for holder in self.held if holder.kind == kind)
 
     def before(self, one: SlotWaiter) -> frozenset[SlotWaiter]:
-        """Who wants the same and is served first: of other users who came before, of this one's own who has the higher
-        priority. The runs of a user have the places among them that they came for, so that nobody else waits longer."""
+        """Return the waiters for the same kind of slot that are served before this one.
+
+        These are other users' runs that came earlier, and the same user's runs of higher priority. A user's runs share
+        the places that they came for, so that nobody else waits longer.
+        """
         same = [other for other in self.waiting if other.kind == one.kind and other.turn != one.turn]
         own = sorted([one, *(other for other in same if other.user == one.user)], key=lambda other: other.turn)
         first = [other for other in own if (-other.priority, other.turn) < (-one.priority, one.turn)]
@@ -88,7 +91,7 @@ class Occupancy:
 
 
 def occupancy(table: str | None = None) -> Occupancy:
-    """What the kernel's table says; rows of it will do, with or without its head."""
+    """Return who holds and who waits for slots, read from the kernel's table, or from rows of it given as `table`."""
     if table is None:
         # A row can be missed where another goes while the table is read, and hardly twice.
         table = _read() + _read()
@@ -133,7 +136,7 @@ def waits_name(waiter: SlotWaiter) -> str:
 
 
 def _signed(head: str, user: str, run: str) -> str:
-    """With who it is; where that is too long, the user's name is cut first."""
+    """Return the name with user and run appended; if it is too long, the user's name is cut first."""
     room = _LONGEST - len(head) - 2
     run = _cut(run, room - 1)
     return f"{head}/{_cut(user, room - len(run))}/{run}"
@@ -151,6 +154,6 @@ def _read() -> str:
 
 
 def _names(table: str) -> list[str]:
-    """Of abstract sockets of ours: the eighth field of a row, which begins with @."""
+    """Return the names of our abstract sockets in the table, without the leading @."""
     rows = (row.split(" ") for row in table.splitlines() if "@launch/" in row)
     return [row[-1][1:] for row in rows if len(row[-1]) > 1 and row[-1][0] == "@" and _STREAM in row[:-1]]

@@ -38,7 +38,7 @@ _KEEPS_S = 20.0, 40.0  # what is held for a run that cannot begin yet, against a
 
 
 class Slots:
-    """Those of one run on one host: all that it wants, or none."""
+    """The slots of one run on one host: all that it needs, or none."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Slots:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What holds the slots: they stay held while any process has these, as by `pass_fds`."""
+        """Return the descriptors that hold the slots; the slots stay held while any process has them open."""
         return tuple(one.fileno() for one in self._held)
 
     def enqueue(self) -> None:
@@ -82,7 +82,7 @@ class Slots:
             self._before(occupancy())
 
     def try_take(self) -> tuple[str, ...] | None:
-        """The GPUs that are ours from now on, () for CPU slots; None: it is not our turn, or too little is free."""
+        """Return the GPUs taken, or () for CPU slots; None if it is not this run's turn or too little is free."""
         if self._held:
             return self._taken
         if self._before(occupancy()):
@@ -101,15 +101,18 @@ class Slots:
         self._held, self._queued, self._taken = (), None, ()
 
     def contested(self) -> bool:
-        """Somebody waits here who came before us; or says so and came much later, while we cannot begin: where hosts
-        are told at different times, two runs that disbelieve each other must not wait for each other for ever."""
+        """Return whether another run that came before waits here, so that this one should let go.
+
+        After a time, a run that only claims to have come before counts too: hosts learn of runs at different times, and
+        two runs that distrust each other must not wait for each other for ever.
+        """
         seen = occupancy()
         if self._before(seen):
             return True
         return time.monotonic() > self._lets_go_at and bool(seen.before(self._waiter))
 
     def ahead(self) -> str:
-        """What we wait for, for people."""
+        """Return a text that shows what this run waits for."""
         seen = occupancy()
         noun, there = ("GPUs", len(self._gpus)) if self._waiter.kind == GPU else ("CPU slots", self._cpus)
         counts: Counter[tuple[str, str]] = Counter()
@@ -123,8 +126,11 @@ class Slots:
         return f"waits for {self._wanted} of {there} {noun} on {self._host}: {'; '.join(parts) or 'it is next'}"
 
     def _before(self, seen: Occupancy) -> int:
-        """How many are served before us. Since when it waits everybody says of itself: of one that was not here when we
-        came, nor soon after, it is not believed that it came before."""
+        """Return how many waiters are served before this run.
+
+        Each waiter states by itself since when it waits. One that was not here when this run came, nor soon after, is
+        not trusted to have come before.
+        """
         mine, ahead = self._waiter, seen.before(self._waiter)
         if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
             self._earlier |= ahead
@@ -185,7 +191,7 @@ def _has(run: str, user: str, count: int, *, alone: bool) -> str:
 
 
 def _bind(name: str) -> socket.socket | None:
-    """A socket with this name; None where there is one."""
+    """Return a socket bound to this name, or None if the name is taken. Raises LaunchError on any other error."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(f"\0{name}")
