@@ -1,1 +1,1 @@
-"""From a spec to a run that exists, and a run's next attempt when somebody resumes it."""
+"""Turn a spec into a run that exists, and open a run's next attempt when a user resumes it."""

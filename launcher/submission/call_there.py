@@ -1,7 +1,7 @@
-"""Calls a Python function as each rank of a run, and leaves what it returns or raises in a file beside the code.
+"""Call a Python function as each rank of a run, and write what it returns or raises to a file beside the code.
 
-Its text, with a last line that says what to call, is the script of such a run. It is self-contained, because the
-interpreter of the ranks may lack `launcher` and be older: the standard library and the syntax of Python 3.9.
+This file's text, with a last line that names the function, is the script of such a run. It stands alone, because the
+ranks' interpreter may lack `launcher` and be older: it uses the standard library and the syntax of Python 3.9.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class NotPlain(Exception):
-    """Raised for what is more than numbers, text, and lists, tuples, sets and dicts of these."""
+    """A value is more than numbers, text, and lists, tuples, sets and dicts of these."""
 
 
 def main(module: str, name: str, folders: list[str], python: tuple[int, int]) -> None:
@@ -104,7 +104,7 @@ def dumped(value: Any) -> bytes:
 
 
 def write(path: str, found: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the result to a file, by one rename, so that a reader sees all of it or none."""
     when = {name.lower(): int(os.environ.get(f"LAUNCH_{name}", "0")) for name in ("ATTEMPT", "GENERATION")}
     with open(f"{path}.draft", "wb") as file:
         pickle.dump({**when, "at": time.time(), **found}, file, protocol=4)

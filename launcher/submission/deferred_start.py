@@ -1,7 +1,7 @@
-"""How a run waits here whose own place cannot wait for it: a supervisor of this machine starts it there in time.
+"""Hold a run back on this machine if its cluster cannot, and start it there in time (a deferred start).
 
-It may be killed at any time: nothing is lost but the process, and `launch status` starts another. The lock of the
-attempt is for one; the number of the next attempt is given once.
+The waiting supervisor may be killed at any time: nothing but the process is lost, and `launch status` starts another.
+The attempt's lock lets only one wait; the number of the next attempt is given once.
 """
 
 import sys
@@ -30,10 +30,12 @@ _LOOK_S = 1.0
 
 
 class DeferredStart(Strategy):
-    """Waits for one run, and then has its next attempt opened at its own place."""
+    """The supervisor that waits for one run, and then opens its next attempt on the run's own cluster."""
 
     def supervise(self, go: BinaryIO) -> int:
-        """Return once the run goes on elsewhere, or has ended here. If only told to leave, the wait stays open."""
+        """Return once the run goes on elsewhere or has ended; after a stop signal the wait stays open for
+        another supervisor.
+        """
         with go:
             go.read()
         attempt = newest(self.run) if self.run.plan.exists() else None  # else there was no submit after all

@@ -18,7 +18,7 @@ from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Which weights, and as what."""
+    """Which weights to export, and in which format."""
 
     target: Path
     shape: Shape
@@ -27,7 +27,7 @@ class Wish:
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What was written."""
+    """The result of an export."""
 
     file: str  # or a folder
     run: str
@@ -75,12 +75,12 @@ def export(run: RunDir, wish: Wish) -> Exported:
 
 
 def is_here(run: RunDir, step: int | None) -> bool:
-    """Whether a checkpoint of this step, or any, is whole here, as far as names and sizes tell."""
+    """Return whether a checkpoint of this step, or of any, is complete here, as far as names and sizes show."""
     return any(step in (None, one.step) and one.state is Condition.OK for one in checkpoints(run))
 
 
 def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
-    """Those that will do, the first choice first. Raises Refused where there is none."""
+    """Return the checkpoints that would do, the first choice first. Raises Refused if there is none."""
     known = [one for one in checkpoints(run) if one.state is not Condition.SET_ASIDE]
     if wish.best:
         meant = [one for one in known if one.kind == "best"]

@@ -38,7 +38,7 @@ _SHOWN = (bool, int, float)  # arguments whose values are shown: text may be a s
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is to be called, and the spec of its run."""
+    """A function to call, its arguments, and the spec of its run."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -47,7 +47,7 @@ class Call:
 
 
 def is_function(spec: Any) -> bool:
-    """Whether it is to be called, and does not describe a job by its fields."""
+    """Return whether this is a function to call, and not an object that describes a job by its fields."""
     described = isinstance(spec, str | Path | Mapping | msgspec.Struct) or is_dataclass(spec)
     return callable(spec) and not described
 
@@ -104,15 +104,15 @@ def as_job(call: Call, project: Path) -> Iterator[tuple[dict[str, Any], dict[str
 
 
 def is_call(run: RunDir, attempt: int) -> bool:
-    """Whether the run is of a function."""
+    """Return whether the attempt calls a function."""
     return read_plan(run, attempt).entry.target == SCRIPT
 
 
 def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
-    """Return what rank 0 of an ended run has returned, from the files that are here. Raises what it has raised.
+    """Return what rank 0 of an ended run returned, from files that are here, or raise what it raised.
 
-    Raises RunFailed where that cannot be raised here or the run has ended otherwise, and Refused for what is not plain
-    data unless `unpickle`: loading that may run code, which whoever could write the file has chosen.
+    Raises RunFailed if that cannot be raised here or the run ended otherwise, and Refused for anything but plain data
+    unless `unpickle` is set: unpickling may run code, chosen by anyone who could write the file.
     """
     found = [*_results(run, status)]
     if status.state is not State.SUCCEEDED:
@@ -131,7 +131,7 @@ def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
 
 
 class _Plain(pickle.Unpickler):
-    """Reads numbers, text and lists, sets and dicts of these: nothing that a pickle names is looked up."""
+    """An unpickler for numbers, text, lists, sets and dicts; it refuses to look up any name."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no data")
@@ -178,7 +178,7 @@ def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, 
 
 
 def _made_again(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | None:
-    """Return an exception of Python's own from its plain arguments; others only with `unpickle`, as far as possible."""
+    """Return the exception that was raised, if it can be built from plain arguments or `unpickle` is set; else None."""
     module, _, name = str(raised.get("what")).partition(".")
     kind, args = getattr(builtins, name, None) if module == "builtins" else None, raised.get("args")
     try:
@@ -209,7 +209,7 @@ def _module_of(function: Callable[..., Any], project: Path) -> str:
 
 
 def _is_loose(module: types.ModuleType | None, project: Path) -> bool:
-    """Whether a module is neither built in nor installed nor the project's: ranks would look for it in vain."""
+    """Return whether a module is neither built in, installed nor in the project, so that ranks could not import it."""
     file = getattr(module, "__file__", None)
     if file is None:
         return module is None
@@ -286,7 +286,7 @@ def _job_name(name: str) -> str:
 
 
 def _shown(call: Call, name: str) -> str:
-    """`train(lr=0.1, data=…)`"""
+    """Return the call as text, such as `train(lr=0.1, data=…)`."""
     texts = [repr(one) if type(one) in _SHOWN else "…" for one in call.args]
     texts += [f"{key}={one!r}" if type(one) in _SHOWN else f"{key}=…" for key, one in call.more.items()]
     return f"{name}({', '.join(texts)})"

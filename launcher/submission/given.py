@@ -1,4 +1,4 @@
-"""Whether what a step is given of another can be had where it runs, and what has to be brought for that."""
+"""Check that what a step gets from another one can be had where it runs, and list what must be brought there."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +12,7 @@ _DISKS_HINT = "`shared: true` is of a pool whose hosts see one disk"
 
 
 def refuse_each(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
-    """Raises BadInput for what a step is given and could not read."""
+    """Refuse with BadInput everything that a step gets from another one and could not read."""
     needs = {step.name: step.needs for step in graph.steps}
     for step in graph.steps:
         for other, word in sorted(step.given):
@@ -23,7 +23,7 @@ def refuse_each(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
 
 
 def to_be_brought(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
-    """Steps whose checkpoints have to be here before this one starts."""
+    """Return the steps whose checkpoints must be brought here before this one starts."""
     others = sorted({other for other, word in step.given if word != _NO_FILE})
     return [one for one in others if wishes[one].on != wishes[step.name].on and _writes_elsewhere(wishes[one])]
 
@@ -47,8 +47,11 @@ def _problems(
 def _on_its_disks(
     step: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Of hosts with a disk each: files are where ranks wrote them. One step has another's only where all that it needs
-    begins with one step, on whose host they then all are, and stay."""
+    """Yield why the files of steps on hosts without a shared disk may not be where this step runs.
+
+    Files are where ranks wrote them. A step can read another one's only if all that it needs begins with one step, on
+    whose host all of them then run.
+    """
     if not wishes[step].cluster.machine(wishes[step].spec).disks_apart:
         return
     there = [one for one in (step, *needed_by(step, needs)) if wishes[one].on == wishes[step].on]

@@ -1,9 +1,9 @@
-"""From a file with `steps:` to a run for each of them: every check first, then one rename, then one run after another.
+"""Start a run for each step of a file with `steps:`: first every check, then one rename, then one run after another.
 
 read_graph ─ check all steps ─► .graphs/ID, by one rename ─► a run for each step, in order, each `after` those it needs
 
-A run's id follows from its step's name, and a run exists by one rename of its own: so what was killed on the way leaves
-a folder from which anybody starts what is missing, once.
+A run's id follows from its step's name, and a run is created by one rename: after a kill, anyone can start the missing
+runs, once each.
 """
 
 import os
@@ -67,7 +67,7 @@ class _Checked:
 
 
 def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
-    """Kinds of other packages are only looked for where a file cannot be read without."""
+    """Return the steps of a file; sections of plug-ins are loaded only if it cannot be read without them."""
     try:
         return read_graph(file, overrides)
     except BadInput:
@@ -91,7 +91,7 @@ def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What would be started for a step once those that it needs have succeeded."""
+    """The plan and code of a step, to be started once the steps that it needs have succeeded."""
 
     name: str
     needs: tuple[str, ...]
@@ -100,7 +100,7 @@ class StepPlan:
 
 
 def prepare_steps(file: Path, *, on: str, overrides: tuple[str, ...]) -> list[StepPlan]:
-    """In order; starts and writes nothing."""
+    """Return the plan of each step in order; starts and writes nothing."""
     with _checked(file, on, overrides, None) as checked:
         return [_step_plan(checked, step) for step in checked.graph.steps]
 
@@ -111,7 +111,7 @@ def _step_plan(checked: _Checked, step: StepSpec) -> StepPlan:
 
 
 def validate_steps(file: Path, overrides: tuple[str, ...]) -> None:
-    """Everything that can be said of it without knowing where it will run."""
+    """Check everything in a file of steps that does not depend on the cluster. Raises BadInput with all problems."""
     root, problems = project_of(file), list[str]()
     with _apart(graph_in(file, overrides), file, root, None) as (_, files):
         for one in files.values():
@@ -124,7 +124,7 @@ def validate_steps(file: Path, overrides: tuple[str, ...]) -> None:
 
 
 def start_missing(graph: GraphDir) -> list[RunId]:
-    """A run of each step that has none yet. Raises LaunchError, and whoever asks again goes on there."""
+    """Start a run of each step that has none, and return the ids of all; after a LaunchError it can be called again."""
     record, started = graph_record(graph), list[tuple[RunId, Path]]()
     with locked(graph.lock, wait=True):
         if graph.complete.exists():
@@ -155,7 +155,7 @@ def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectC
 
 @contextmanager
 def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None) -> Iterator[_Checked]:
-    """The files that the requests are of are gone afterwards."""
+    """Yield the requests of all steps, checked; the files that they were read from are deleted afterwards."""
     graph = graph_in(file, overrides)
     root = project_of(file) if root is None else root
     with _apart(graph, file, root, on) as (graph_id, files):
@@ -169,8 +169,10 @@ def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None)
 
 @contextmanager
 def _apart(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator[tuple[RunId, dict[str, Path]]]:
-    """An id that is free, and each step in a file of its own; what is wrong there is told of the one file with all.
-    `on`: where steps are to run, as far as that is known."""
+    """Yield a free id and a file for each step; problems in these files are reported at their place in the one file.
+
+    `on` is the cluster where steps run, if it is known.
+    """
     runs = registry.runs_root(root)
     graph_id = new_run_id(graph.name, partial(_is_taken, graph, runs))
     places = _places(graph, on, runs)
@@ -192,14 +194,14 @@ def _is_taken(graph: GraphSpec, runs: Path, one: RunId) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where runs of steps will lie, as those see it that are given something of them."""
+    """The folders of the steps' runs, as seen from the cluster of a step that uses them."""
 
     here: Path
     on: Mapping[str, str | None]  # the cluster of each step; None: that is not known
     far: Mapping[str, str]  # by clusters that keep runs elsewhere: in which folder there
 
     def outputs(self, graph: GraphSpec, graph_id: RunId, given_to: StepSpec) -> dict[str, StepOutputs]:
-        """Of every step: where its cluster has it, for who runs there too; here for all others."""
+        """Return the outputs of every step: at its cluster for a step that runs there too, else here."""
         found, on = {}, self.on[given_to.name]
         for step in graph.steps:
             run = step_run(graph_id, step.name)
@@ -211,7 +213,7 @@ class _Places:
 
 
 def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
-    """Only a cluster of whose runs something is given is asked."""
+    """Return the folders of runs; only clusters of steps that use another one's outputs are asked."""
     named, far = {step.name: step.on or on for step in graph.steps}, dict[str, str]()
     for step in graph.steps:
         name = named[step.name]
@@ -225,7 +227,7 @@ def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
 
 
 def _as_in(file: Path, steps: Mapping[str, Path], line: str) -> str:
-    """A line about the spec of a step, as one about the file that it is of."""
+    """Return a message about the spec of a step as one about the file with all steps."""
     for name, path in steps.items():
         if found := re.match(rf"{re.escape(str(path))}:\d+:\d+: ([\w.-]+): ", line):
             row, column, key = place_of(file.read_text(), name, found[1])
@@ -240,7 +242,7 @@ def _step_of(checked: _Checked, step: StepSpec, graph_id: RunId) -> GraphStep:
 
 
 def _write(file: Path, checked: _Checked) -> GraphDir:
-    """Whole and durable under a name that nobody knows; then it is there."""
+    """Write the graph completely under a draft name, and rename it."""
     graph, first = checked.graph, next(iter(checked.wishes.values()))
     runs = registry.runs_root(Path(first.project.path), create=True)
     folder = runs / GRAPHS

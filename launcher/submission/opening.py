@@ -1,7 +1,7 @@
-"""From requests to runs that exist: every check first, then one rename that makes each real.
+"""Turn requests into runs: first every check, then one rename that makes each exist.
 
-read spec ─ facts ─ check ─► keeper boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go
-                                                                                       the run exists
+read spec ─ facts ─ check ─► supervisor boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go; from the
+rename on the run exists
 """
 
 import os
@@ -97,7 +97,7 @@ def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) 
 
 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
-    """Start runs that were submitted on another machine; `choose` is told of them before there is anything of them."""
+    """Start runs that were submitted on another machine; `choose` gets their ids before anything of them is written."""
     asked = [partial(looked_at_first, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
     wishes = zip(all_or_none(asked), specs, strict=True)
     return _open_all([replace(wish, as_run=run) for wish, spec in wishes for run in spec.runs], choose)
@@ -122,7 +122,9 @@ def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lamb
 
 
 def _together(wishes: Sequence[Request]) -> list[list[Request]]:
-    """Neighbours that may share one job: of one project, with the same demands, as many as the cluster takes."""
+    """Return the requests in groups that may share one job: neighbours with equal demands, as many as the
+    cluster takes.
+    """
     groups: list[list[Request]] = []
     for wish in wishes:
         most = _most_together(wish) if len(wishes) > 1 else 1
@@ -160,7 +162,7 @@ def _demands(wish: Request) -> tuple[object, ...]:
 
 
 def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
-    """The runs of one job: they exist, one rename each, and then the cluster is told."""
+    """Create the runs of one job by one rename each, then submit the job to the cluster."""
     root = registry.runs_root(Path(group[0].project.path), create=True)
     drafts.remove_orphans(root)  # of submitters that were killed
     ticket, opened, first = new_ticket(), list[tuple[RunId, Path]](), group[0].as_run.first
@@ -203,7 +205,7 @@ def _named(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]:
 
 
 def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
-    """With runs that exist, and of which nobody knows whether the cluster has them."""
+    """Return a hint for runs that exist while it is unknown whether the cluster has them."""
     ref, them = (opened[0][0], "it") if len(opened) == 1 else ("RUN", "them")
     there = f"{ref} exists all the same" if len(opened) == 1 else f"{len(opened)} runs exist all the same"
     if isinstance(error, Unreachable):
@@ -212,7 +214,7 @@ def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
 
 
 def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], ticket: str, batch: Path | None) -> None:
-    """All of these runs or none: whole and durable under names that nobody knows, then with one rename each."""
+    """Create all of these runs or none: write them under draft names, then rename each."""
     folders = [drafts.new_draft(root) for _ in plans]
     runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
     made = list[tuple[RunId, Path]]()
@@ -241,7 +243,7 @@ def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], ticket: s
 
 
 def _unmake(made: Opened, batch: Path | None) -> None:
-    """Nothing was started: nothing is to be left."""
+    """Delete the runs again, because nothing was started."""
     for run_id, path in made:
         aside = drafts.new_draft(path.parent)
         os.rename(path, aside)
@@ -252,7 +254,7 @@ def _unmake(made: Opened, batch: Path | None) -> None:
 
 
 def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Path | None) -> None:
-    """All that is in its folder at first; the caller makes it durable."""
+    """Write the first contents of a run's folder; the caller makes them durable."""
     make_dir(draft.path)
     place = None if _is_copied_later(wish) else draft.code
     frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / STORE, place, fsync=False, watch=counted).code
@@ -282,7 +284,7 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Pat
 
 
 def _is_copied_later(wish: Request) -> bool:
-    """Whether the store is all that has the code when the submit is over."""
+    """Return whether the run gets its copy of the code only after submit, from the store."""
     most = wish.cluster.most_files_at_once
     return most is not None and len(wish.code.files) > most
 

@@ -29,11 +29,11 @@ _DATA_OF = {"trainer.tasks.resnet": "root", "trainer.tasks.gpt": "text"}  # wher
 def open_prediction(
     run: RunDir, output: Path, *, checkpoint: Path | None, data: Path | None, on: str, overrides: tuple[str, ...]
 ) -> tuple[RunId, Path]:
-    """Start it; gives its id and folder. Without a checkpoint it is the best one, where one was kept, else the newest;
-    without data that of its own validation.
+    """Start a run that predicts, and return its id and folder.
 
-    Raises BadInput where the run is of no Python program that is told what to do by `--predict` and `--checkpoint`, as
-    the shipped tasks are; Refused where it has no checkpoint here.
+    The default checkpoint is the best one, or else the newest; the default data are those of the run's own validation.
+    Raises BadInput if the run's program does not take `--predict` and `--checkpoint`, and Refused if it has no
+    checkpoint here.
     """
     attempt = newest(run)
     plan = read_plan(run, attempt.number if attempt is not None else 1)
@@ -69,7 +69,7 @@ def open_prediction(
 
 
 def _says_predict(script: Path) -> bool:
-    """Whether the option may be known to it. One that knows it not, and minds no unknown ones, would train again."""
+    """Return whether the script may have the option `--predict`; one that ignores unknown options would train again."""
     try:
         return "predict" in script.read_text(errors="replace")
     except OSError as error:
@@ -77,15 +77,14 @@ def _says_predict(script: Path) -> bool:
 
 
 def put_answers(run: RunDir, output: Path) -> None:
-    """What such a run has written on another machine, and was fetched from there, gets its place here."""
+    """Copy the predictions that were fetched from another machine to where they were asked for."""
     for name in _written(output.name):
         for file in sorted(run.outputs.rglob(name)):
             shutil.copyfile(file, output.with_name(name))
 
 
 def _there(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
-    """Where this disk is not seen: the checkpoint that was sent along, as it is called from where ranks begin, and
-    answers beside their code, from where they can be fetched."""
+    """Return overrides for a cluster that does not see this disk: the sent checkpoint's path, and outputs to fetch."""
     begin = posixpath.normpath(posixpath.join("code", spec.run.workdir))
     outputs = [posixpath.normpath(posixpath.join(spec.run.workdir, one)) for one in _written(name)]
     return (
@@ -96,12 +95,14 @@ def _there(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
 
 
 def _written(name: str) -> tuple[str, str]:
-    """The names of the files that it leaves."""
+    """Return the names of the files that a prediction writes."""
     return name, f"{name}.about.json"
 
 
 def _chosen(run: RunDir) -> Path:
-    """FOLDER/best, or the folder, of which the newest whole one is taken."""
+    """Return the run's best checkpoint, or the folder from which the newest complete one is taken. Raises
+    Refused without any.
+    """
     folder = next((folder for folder in checkpoint_folders(run) if entries(folder)), None)
     if folder is None:
         hint = f"hint: launch checkpoints {run.id}; of a run on other machines: launch fetch {run.id}"

@@ -1,4 +1,4 @@
-"""What a spec's project is, and what of it a run gets: the code that is frozen, what that imports, and from where."""
+"""Find the project of a spec and the code of it that a run gets: frozen files, their imports and folders."""
 
 import os
 import sys
@@ -30,8 +30,10 @@ class ProjectCode:
 def code_of(
     root: Path, spec: JobSpec, python: str, *, frozen: bool, beside: Mapping[str, Path] = MappingProxyType({})
 ) -> ProjectCode:
-    """The code of a project for an interpreter; `frozen`: all that is there is code; `beside`: files of no project, by
-    their names in it. Raises BadInput."""
+    """Return the code of a project for an interpreter. Raises BadInput.
+
+    With `frozen`, every file in `root` is code; `beside` adds files from elsewhere, by their names in the code.
+    """
     sites = sites_of(python, os.environ)
     installed = tuple(installed_live(sites))
     folders = own_folders(root, installed, sites)
@@ -40,25 +42,27 @@ def code_of(
 
 
 def live_imports(project: Project, code: ProjectCode) -> list[str]:
-    """Words about what ranks would import from where it is edited."""
+    """Return warnings about modules that ranks would import from where they are edited, not from the frozen copy."""
     return stays_live(project.imports, code.installed, code.own_folders, Path(project.path))
 
 
 def project_of(file: Path) -> Path:
-    """The folder whose code is frozen: the nearest one above the spec that is a project, else the working folder if
-    the spec is below it, else the spec's own."""
+    """Return the folder whose code is frozen: the nearest project above the spec, or another folder if there is none.
+
+    That is the working folder if the spec is below it, else the spec's own.
+    """
     folder, here = file.resolve().parent, Path.cwd()
     return marked_above(folder) or (here if folder.is_relative_to(here) else folder)
 
 
 def marked_above(folder: Path) -> Path | None:
-    """The nearest folder from this one on up that says by a file of its own that it is a project."""
+    """Return the nearest folder, from this one up, with a `.git` or `pyproject.toml`, or None."""
     folders = (folder, *folder.parents)
     return next((one for one in folders if (one / ".git").exists() or (one / "pyproject.toml").exists()), None)
 
 
 def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
-    """The frozen code as a plan needs to know it; `folders`: where its own packages are imported from."""
+    """Return what a plan needs to know of the frozen code; `folders` are those its own packages are imported from."""
     files = {entry.path for entry in code.files}
 
     @cache
@@ -87,7 +91,7 @@ def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Seq
 def _missing(
     spec: JobSpec, root: Path, files: Collection[str], imported: Sequence[SureImport], python: str
 ) -> tuple[Misfit, ...]:
-    """A word for each module that nobody has, neither the interpreter nor, wherever it lies, the project."""
+    """Return a problem for each imported module that neither the interpreter nor the project has."""
     own = {part.partition(".")[0] for path in files for part in path.split("/")} | _OURS
     tops = {one: one.module.partition(".")[0] for one in imported}
     foreign = [one for one, top in tops.items() if top not in own and not top.startswith("_")]
@@ -101,7 +105,7 @@ def _missing(
 
 
 def _is_near(root: Path, one: SureImport, top: str) -> bool:
-    """Whether there is something of this name that is not frozen."""
+    """Return whether something of this name lies near the code but is not frozen."""
     folders = (root, *(root / one.path).parents)
     return any((folder / top).exists() or (folder / f"{top}.py").exists() for folder in folders)
 
@@ -117,13 +121,13 @@ def _way_to_have(module: str, root: Path, python: str) -> str:
 
 
 def _speaks_as_we(python: str) -> bool:
-    """Whether it is of our version: what is a syntax error here is one there."""
+    """Return whether the interpreter has our Python version, so that it finds the same syntax errors."""
     ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return any(site.parent.name == ours for site in sites_of(python, os.environ)[:1])
 
 
 def _may_have(spec: JobSpec, module: str, python: str) -> bool:
-    """Whether the interpreter has it, as its environment will be; what its own setup installs, nobody knows."""
+    """Return whether the ranks' interpreter may have the module; `run.setup` may install anything."""
     return spec.run.setup is not None or may_import(module, python, {**os.environ, **spec.env})
 
 

@@ -69,13 +69,12 @@ def reopen(
     renew: bool = False,
     unlisted: Collection[str] = (),
 ) -> None:
-    """A new attempt of a run whose attempt `after` has ended: the frozen code, the spec as submitted, these changes.
-    `renew`: with the project's code as it is now. `unlisted`: hosts that count as gone although no person has said so,
-    who alone may have it begin anew.
+    """Open a new attempt of a run whose attempt `after` has ended, with its frozen code and spec and these changes.
 
-    Without `on` where it was and with the options that the cluster had then, whatever the clusters file says by now;
-    with it, be it by the same name, with those that the cluster has now. `defaults` are those of the cluster as another
-    machine, from which the run is resumed, knows it by now.
+    With `renew` it gets the project's present code. Without `on` it runs on the cluster as configured then; with `on`,
+    even of the same name, on the cluster as configured now. `defaults` are the cluster's options on another machine
+    from which the run is resumed. `unlisted` are hosts that count as gone although no person has said so: then it never
+    begins anew by itself.
     """
     _check_code_is_here(run, after)
     before = read_plan(run, after)
@@ -104,7 +103,7 @@ def reopen(
 
 
 def _check_code_is_here(run: RunDir, after: int) -> None:
-    """And nobody else's."""
+    """Raise if the run's code is not here, or if other users can write to it."""
     if not run.attempt(after).code.is_dir() and not _has_code(run):
         hint = "hint: launch resume there; launch cancel and launch fetch work from here too"
         raise Refused(f"{run.id} was submitted from another machine, and its code is not here", hint)
@@ -132,8 +131,7 @@ def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
 
 
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
-    """Without `on` the cluster as it was then; a login node may have moved since, and is got to as the clusters file
-    says now."""
+    """Return the cluster as it was then if `on` is None, but with a login node's present address."""
     if before.cluster_kind == CARRIED and on is None:
         on = before.cluster  # it had not come there yet
     then = ClusterEntry(before.cluster_kind, before.cluster, before.defaults)
@@ -144,7 +142,9 @@ def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEn
 
 
 def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tuple[str, ...], *, renew: bool) -> Request:
-    """The run's own spec with these changes, and the code that its next attempt gets. Raises BadInput, Refused."""
+    """Return the request for the next attempt: the run's spec with these changes and its code. Raises BadInput,
+    Refused.
+    """
     waits = any(one.startswith("queue.") for one in overrides)  # else it has waited, or is not to wait any more
     where, overrides = of_kind(place.kind), (*before.overrides, *overrides)
     spec = read_with_defaults(run.spec, overrides, place.defaults)
@@ -169,7 +169,7 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
 
 
 def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan:
-    """Raises BadInput with all problems where the cluster does not offer what it needs."""
+    """Return the plan of the next attempt. Raises BadInput with all problems if the cluster lacks what it needs."""
     machine, code = wish.cluster.machine(wish.spec), wish.code
     problems = checked(wish, machine, ())
     refuse(run.spec, [*problems, *python_problems(wish.python, machine, wish.spec)])
@@ -183,7 +183,7 @@ def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Pla
 
 
 def _has_code(run: RunDir) -> bool:
-    """A copy, or what was frozen here and nobody has copied yet."""
+    """Return whether the run has its code, as a copy or still in the store of frozen code."""
     plan = readable(run.plan, Plan)
     if run.code.is_dir() or plan is None:
         return run.code.is_dir()
@@ -215,14 +215,14 @@ def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Pla
 
 
 def _notifying_again(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | None:
-    """Who hears of a resumed run: as before, unless the spec says otherwise now."""
+    """Return who is notified of the resumed run: as before, unless its spec was changed."""
     if spec.notify != before.spec.notify:
         return notifying_of(spec.notify, Path(before.spec_file), Path(before.project), os.environ)
     return readable(run.notify, Notifying)
 
 
 def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: bool) -> ProjectCode:
-    """The code that the next attempt gets: what the run has, or that of the project it was submitted from."""
+    """Return the code of the next attempt: the run's own, or with `renew` the project's present code."""
     if not renew:
         return ProjectCode(list_frozen(run.code), before.own_folders, ())
     first = read_record(run.plan, Plan)
@@ -232,7 +232,7 @@ def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: b
 
 
 def _take(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> None:
-    """Other code for a new attempt, and a word of what it differs in."""
+    """Give a new attempt other code, and record and print how it differs."""
     old = as_frozen(run, before.code.digest)
     found = changes(old, code)
     stage(run, attempt, code, counted)

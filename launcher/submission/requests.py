@@ -1,4 +1,4 @@
-"""What somebody asks for, read and found able to run: every check, before anything exists."""
+"""Read a request and check everything that can be checked before a run exists."""
 
 import os
 import time
@@ -93,9 +93,9 @@ class Request:
 
 
 def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -> None:
-    """Everything that can be said of a spec without knowing where it will run. Raises BadInput with all problems.
+    """Check everything in a spec that does not depend on the cluster. Raises BadInput with all problems.
 
-    `root`: the project, where it is not the one that the file lies in.
+    `root` is the project, if the spec does not lie in it.
     """
     spec = read_with_defaults(file, overrides)
     root = project_of(file) if root is None else root
@@ -114,7 +114,7 @@ def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -
 
 
 def misspelt_arguments(spec: JobSpec, root: Path, files: Collection[str]) -> list[Misfit]:
-    """What `run.args` has that is a near miss of an option that the script declares."""
+    """Return a problem for each of `run.args` that is nearly, but not quite, an option of the script."""
     script = os.path.normpath(os.path.join(spec.run.workdir, spec.run.script or ""))
     if spec.run.script is None or script not in files or not spec.run.args:
         return []
@@ -128,7 +128,7 @@ def misspelt_arguments(spec: JobSpec, root: Path, files: Collection[str]) -> lis
 
 
 def notifying_in(file: Path) -> Notifying | None:
-    """Who would hear of a run of this spec if it were submitted now. Raises BadInput with all problems."""
+    """Return who would be notified of a run of this spec submitted now, or None. Raises BadInput with all problems."""
     return notifying_of(read_with_defaults(file, ()).notify, file, project_of(file), os.environ)
 
 
@@ -136,8 +136,10 @@ def looked_at_first(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None,
     frozen: ProjectCode | None = None, beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> Request:  # fmt: skip
-    """What can be found without asking the cluster. `frozen`: the code of its project, as it was at some time;
-    `beside`: files that its code has beside the project's."""
+    """Return the request with all that can be found without asking the cluster. Raises BadInput.
+
+    `frozen` is an earlier state of the project's code; `beside` are further files that its code has.
+    """
     place = entry(on)
     defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
     spec = read_with_defaults(file, overrides, defaults)
@@ -161,7 +163,7 @@ def looked_at_first(
 
 
 def able(wish: Request) -> Request:
-    """The request, if the cluster offers what it needs. Raises BadInput with all problems."""
+    """Return the request if the cluster offers what it needs. Raises BadInput with all problems."""
     machine = wish.cluster.machine(wish.spec)
     problems = checked(wish, machine, _unset(wish))
     awaited, unknown = awaited_by(wish.spec.queue.after)
@@ -174,14 +176,14 @@ def able(wish: Request) -> Request:
 
 
 def checked(wish: Request, machine: Machine, unset: Collection[str]) -> list[Misfit]:
-    """Everything in the spec that cannot work there, of each of its programs."""
+    """Return everything in the spec that cannot work there, for each of its programs."""
     if not wish.roles:
         return check(wish.spec, machine, wish.project, unset)
     return [*check_roles(role_specs(wish.spec), machine, wish.roles), *secret_problems(unset)]
 
 
 def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> dict[str, Project]:
-    """The code as each program of a run uses it; of a run of one program nothing."""
+    """Return the code as each role of the run uses it; empty for a run of one program."""
     return {
         name: replace(look_at(one, code.listed.root, code.listed, python, code.own_folders), path=str(root))
         for name, one in role_specs(spec).items()
@@ -189,15 +191,17 @@ def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> 
 
 
 def refuse_roles(file: Path, spec: JobSpec, where: Place) -> None:
-    """Raises BadInput where a run there is of one program, and this one is of several."""
+    """Raise BadInput if the run has several roles and its cluster takes none."""
     if spec.roles and not where.takes_roles:
         reason = f"runs of several programs do not go to {where.kind} clusters"
         refuse(file, [Misfit("roles", reason, "submit it with `--on local`, to this machine")])
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
-    """The request where it will wait: on its cluster, or where that cannot see a run that it follows, or count those
-    that are submitted with it, here. And what cannot be had of what it is to wait for."""
+    """Return the request with where it will wait, and the problems of its waiting.
+
+    It waits on its cluster, or here if the cluster cannot see a run that it follows or count those submitted with it.
+    """
     problems = [one for one in queue_problems(wish) if wish.together or one.key != _AT_ONCE]
     unseen = [one.key for one in problems if one.key.startswith("queue.after")]
     uncounted = any(one.key == _AT_ONCE for one in problems)
@@ -208,14 +212,14 @@ def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
 
 
 def _are_going_on(awaited: Sequence[AwaitedRun], keys: Sequence[str]) -> bool:
-    """Those of which a cluster has something to say: an end of one that was not wanted is no matter of who waits."""
+    """Return whether none of these awaited runs has ended yet."""
     return all(
         ended_as(one) is None for index, one in enumerate(awaited) if {f"queue.after.{index}", "queue.after"} & {*keys}
     )
 
 
 def queue_problems(wish: Request) -> list[Misfit]:
-    """What the cluster cannot do of what the run is to wait for."""
+    """Return a problem for each wait that the cluster does not support."""
     queue, where = wish.spec.queue, wish.cluster
     problems = where.queue_problems(wish.spec, wish.awaited)
     starts_at = None if queue.at is None or wish.shipped is not None else moment(queue.at, time.time())
@@ -266,7 +270,7 @@ def _worded(problem: Misfit) -> str:
 
 
 def _is_everywhere(wish: Request) -> bool:
-    """Whether nodes surely have the interpreter that was looked at here: where the run's folder is."""
+    """Return whether nodes surely have the interpreter that was checked here, because it lies in the project."""
     return Path(wish.python).is_relative_to(wish.project.path) and wish.spec.slurm.container is None
 
 
@@ -295,12 +299,14 @@ def store_problems(machine: Machine, spec: JobSpec) -> list[Misfit]:
 
 
 def _unset(wish: Request) -> Collection[str]:
-    """Secrets that have no value here; those of a project that was shipped came along."""
+    """Return the secrets that have no value here; a shipped project brings its own."""
     return unset_secrets(wish.spec, Path(wish.project.path), os.environ) if wish.shipped is None else ()
 
 
 def read_with_defaults(file: Path, overrides: Sequence[str], defaults: Defaults = ()) -> JobSpec:
-    """With the cluster's defaults. Kinds of other packages are only looked for where a spec cannot be read without."""
+    """Return the spec with the cluster's defaults; sections of plug-ins are loaded only if it cannot be read
+    without them.
+    """
     if file.suffix == ".py":
         hint = f"hint: `launch run {file}` runs it without one, `launch spec init --from {file}` writes one"
         raise BadInput(f"{file}: a Python script is no spec", hint)
@@ -324,7 +330,7 @@ def refuse(file: Path, problems: Collection[Misfit]) -> None:
 
 
 def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) -> Plan:
-    """Everything but what the frozen code is called: that is known once it is frozen."""
+    """Return the plan, without the digest of the code, which is known only once it is frozen."""
     file = str(wish.file.resolve())
     place = RunIdentity(
         run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat,
@@ -348,7 +354,7 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
 def prepare(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None
 ) -> tuple[Plan, CodeList]:
-    """What `submit` would do, as data: the plan, and the files that would be frozen. Starts and writes nothing."""
+    """Return the plan and the files that `submit` would freeze; starts and writes nothing."""
     wish = able(looked_at_first(file, on=on, overrides=overrides, shipped=shipped))
     root = registry.runs_root(Path(wish.project.path))
     run_id = new_run_id(wish.spec.name, taken(root))

@@ -15,10 +15,10 @@ def added_arguments(tree: ast.Module) -> list[ast.Call]:
 
 
 def misspelt(text: bytes, args: Sequence[str]) -> dict[str, str]:
-    """Return each option in `args` that the script does not have, with the one that was meant.
+    """Return each option in `args` that the script does not have, with the similar one that it has.
 
-    Only near misses are told, as another file may add options. The result is empty for a script that cannot be parsed,
-    or that takes options which it does not name.
+    Only near misses count, because another file may add options. The result is empty for a script that cannot be
+    parsed, or that accepts unknown options.
     """
     try:
         tree = ast.parse(text)
@@ -39,5 +39,5 @@ def misspelt(text: bytes, args: Sequence[str]) -> dict[str, str]:
 
 
 def _has(known: Sequence[str], option: str) -> bool:
-    """Whether argparse takes it: a beginning of one is enough."""
+    """Return whether argparse accepts the option; an unambiguous beginning of one is enough."""
     return any(name.startswith(option) for name in known)
