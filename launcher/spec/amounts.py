@@ -2,7 +2,7 @@
 
 
 def size(amount: float) -> str:
-    """`812 B`, `3.1 MB`"""
+    """Return a number of bytes as text, such as `812 B` or `3.1 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 999.5:
             return f"{amount:.3g} {unit}"

@@ -51,7 +51,7 @@ def _secret_name(item: Node) -> str | None:
 
 
 def spares_need_nodes(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """The first node carries the coordinator, which no spare can stand in for."""
+    """Yield a problem if spares are asked for on a single node: none can replace the first node, which coordinates."""
     spares, recovery, resources = job.find("recovery", "spares"), values.get("recovery"), _resources(job, values)
     if spares is None or not isinstance(recovery, Recovery) or resources is None:
         return
@@ -61,7 +61,9 @@ def spares_need_nodes(job: Mapping, values: Values[str, Any]) -> Iterator[Proble
 
 
 def reserve_needs_python(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """A command does not wait to be a rank: it would do its work beside the ranks."""
+    """Yield a problem if `recovery.reserve` is set for a command, which would run beside the ranks instead of
+    waiting.
+    """
     reserve, recovery = job.find("recovery", "reserve"), values.get("recovery")
     if reserve is not None and isinstance(recovery, Recovery) and recovery.reserve and job.find("run", "command"):
         reason = "a command cannot wait to be a rank: only a training by Trainer, run by script or module, does"
@@ -69,7 +71,7 @@ def reserve_needs_python(job: Mapping, values: Values[str, Any]) -> Iterator[Pro
 
 
 def buddy_needs_snapshots(checkpoint: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """What is copied is what `memory_every` keeps."""
+    """Yield a problem if `buddy` is set without `memory_every`, which makes the snapshots that are copied."""
     buddy, every = checkpoint.find("buddy"), ("memory_every_steps", "memory_every_s")
     if buddy is None or not values.get("buddy") or any(values.get(name) is not None for name in every):
         return
@@ -79,7 +81,7 @@ def buddy_needs_snapshots(checkpoint: Mapping, values: Values[str, Any]) -> Iter
 
 
 def copies_need_an_address(checkpoint: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
-    """How copies in a store are made says nothing without the store."""
+    """Yield a problem for each option about copies in an object store if no store is named."""
     if "copy_to" in checkpoint.entries:
         return
     for name in ("copy_to_every", "copy_to_keep", "copy_to_limit"):
@@ -111,7 +113,7 @@ def notice_needs_a_source(notice: Mapping, _: Values[str, Any]) -> Iterator[Prob
 
 
 def lead_covers_grace(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Ranks have the grace to save: a host that goes before would take a save with it for which others wait."""
+    """Yield a problem if a host's notice is shorter than the grace period in which ranks save."""
     notice, recovery = values.get("notice"), values.get("recovery", Recovery())
     if not isinstance(notice, Notice) or not isinstance(recovery, Recovery) or not notice.is_given:
         return
@@ -121,7 +123,7 @@ def lead_covers_grace(job: Mapping, values: Values[str, Any]) -> Iterator[Proble
 
 
 def _resources(job: Mapping, values: Values[str, Any]) -> Resources | None:
-    """None where they are written but cannot be read."""
+    """Return the resources, defaults if none are written, or None if they cannot be read."""
     found = values.get("resources")
     if isinstance(found, Resources):
         return found

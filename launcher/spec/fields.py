@@ -228,7 +228,9 @@ OCCASIONS = ("started", "restarted", "stalled", "ended")
 
 
 def notify_fields(*, spelled_out: bool) -> tuple[Field, ...]:
-    """`spelled_out`: addresses may stand there themselves, as in the user's own settings."""
+    """Return the fields of `notify`; with `spelled_out`, addresses may be written out, as in the user's own
+    settings.
+    """
     return (
         Field("to", ListOf(WhoHears(spelled_out), single=True, may_be_blank=True), "Who hears of the run: slack, "
               "discord, teams or json with the variable that holds the webhook's address, or {file: PATH}; apprise "
@@ -297,7 +299,7 @@ _ENTRY = {"oneOf": [{"required": ["script"]}, {"required": ["module"]}, {"requir
 
 
 def _with_steps(options: tuple[Field, ...]) -> tuple[Field, ...]:
-    """And `steps`, each of which may have these options too."""
+    """Return the options, with `steps` and `roles`, each of which may have these options too."""
     keys = tuple(field.key for field in options if field.key not in _OF_ALL_STEPS)
     kept = tuple(field for field in options if field.key not in ("steps", "roles"))
     doc = (
@@ -318,7 +320,7 @@ def _with_steps(options: tuple[Field, ...]) -> tuple[Field, ...]:
 
 
 class _Job(Section, frozen=True, dict=True):
-    """With room for the sections of kinds that other packages bring: their values are kept in `plugins`."""
+    """The table of a spec's options; sections of plug-ins are kept in `plugins`."""
 
     def made(self, values: dict[str, Any]) -> JobSpec:
         plugins = {key: value for key, value in values.items() if key not in JobSpec.__struct_fields__}
@@ -361,16 +363,16 @@ JOB = _Job(
 
 
 def schema(plugins: Mapping[str, Section]) -> dict[str, Any]:
-    """The JSON Schema of a spec, draft 2020-12; `plugins` are the sections of kinds of other packages.
+    """Return the JSON Schema (draft 2020-12) of a spec, with these sections of plug-ins.
 
-    Editors read YAML 1.2 values, so it is a little wider than the reader, never narrower.
+    Editors read YAML 1.2 values, so the schema is a little wider than the reader, never narrower.
     """
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A training job for launch"}
     return {**head, **with_plugins(plugins).schema()}
 
 
 def option_keys(section: Section = JOB, prefix: str = "") -> Iterator[str]:
-    """Every key that `--set` takes, as resources.nodes, without those below a name that the user chooses."""
+    """Yield every key that `--set` takes, such as resources.nodes, but none below a name that the user chooses."""
     for field in section.options:
         inner = field.kind.section if isinstance(field.kind, Shorthand) else field.kind
         if isinstance(inner, Section):
@@ -380,18 +382,18 @@ def option_keys(section: Section = JOB, prefix: str = "") -> Iterator[str]:
 
 
 def with_plugins(sections: Mapping[str, Section]) -> Section:
-    """The table with a section more for each of these kinds."""
+    """Return the table of options with one section more for each of these plug-ins."""
     more = (Field(kind, section, f"Options on {kind} clusters") for kind, section in sections.items())
     return replace(JOB, options=_with_steps((*JOB.options, *more)))
 
 
 def step_section(job: Section) -> Section:
-    """What a step may say for itself, what it needs, and where it runs; `job` is the table of options."""
+    """Return the table of a step: what it needs, where it runs, and options from the table `job`."""
     needs = Field(NEEDS_KEY, NEEDS, "Steps that must have succeeded before")
     on = Field(ON_KEY, ON, "The cluster of this step; without it that of `--on`")
     return replace(job, options=(needs, on, *(field for field in job.options if field.key not in _OF_ALL_STEPS)))
 
 
 def role_section(job: Section) -> Section:
-    """What a role may say for itself, and what it is among the others; `job` is the table of options."""
+    """Return the table of a role: how it relates to other roles, and options from the table `job`."""
     return replace(job, options=(*ROLE.options, *(field for field in job.options if field.key in _OF_A_ROLE)))

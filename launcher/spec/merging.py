@@ -1,4 +1,4 @@
-"""What holds for all steps, and what one of them says otherwise, as one spec. Pure."""
+"""Lay what one step or role says over what holds for all. Pure functions."""
 
 from launcher.spec.tree import Entry, Mapping, Scalar
 
@@ -6,7 +6,7 @@ _ENTRIES = ("script", "module", "command")  # of `run`: who names one takes none
 
 
 def merged(common: Mapping, own: Mapping) -> Mapping:
-    """Mappings are laid over each other, all else is replaced; `null` takes what is common out."""
+    """Return `own` laid over `common`: mappings are merged, all else is replaced, and `null` removes what is common."""
     own_run, run = own.find("run"), common.find("run")
     if own_run is not None and run is not None and _names_an_entry(own_run) and isinstance(run.value, Mapping):
         kept = {key: entry for key, entry in run.value.entries.items() if key not in _ENTRIES}

@@ -1,6 +1,6 @@
-"""What a job is, once read and checked: plain frozen data, no behaviour.
+"""Define a job as read and checked: frozen data without behaviour.
 
-How each field is written in YAML, what it means and where it defaults is in `fields.py`, which names these classes.
+How each field is written in YAML, what it means and its default are in `fields.py`, which names these classes.
 """
 
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class NodeRange(Struct, frozen=True):
-    """How many nodes a run may use: it starts with `max` if they come in time and goes on down to `min`."""
+    """The number of nodes of a run: it starts with `max` if they come in time, and may go on with as few as `min`."""
 
     min: int = 1
     max: int = 1
@@ -19,7 +19,7 @@ class NodeRange(Struct, frozen=True):
 
 
 class RunOptions(Struct, frozen=True):
-    """What is run: exactly one of script, module and command."""
+    """The program to run: exactly one of script, module and command."""
 
     script: str | None = None
     module: str | None = None
@@ -75,10 +75,10 @@ class CheckpointOptions(Struct, frozen=True):
 
 
 class Budget(Struct, frozen=True):
-    """How often a run may be restarted for one cause, and how long it waits before it does.
+    """How often a run may restart for one cause, and how long it waits before it does.
 
-    `backoff_s` is the wait after the second failure in a row without progress (the first restart is at once);
-    it doubles up to `backoff_max_s`. A restart is forgotten once the run has trained, with progress, for `refill_s`.
+    The first restart is at once. `backoff_s` is the wait after the second failure in a row without progress; it doubles
+    up to `backoff_max_s`. A restart no longer counts once the run has trained, with progress, for `refill_s`.
     """
 
     restarts: int | None  # None: no limit
@@ -118,7 +118,7 @@ class Recovery(Struct, frozen=True):
 
 
 class NotifyTarget(Struct, frozen=True):
-    """Whom messages go to: where a webhook is, is a secret, which only the user's own settings may spell out."""
+    """A recipient of notifications as written; only the user's own settings may contain a webhook's address itself."""
 
     kind: str  # slack, discord, teams, json, email, command
     secret: Secret | None = None
@@ -127,7 +127,7 @@ class NotifyTarget(Struct, frozen=True):
 
 
 class NotifyOptions(Struct, frozen=True):
-    """Who hears of a run, and of what; None: as the user's own settings have it, else as usual."""
+    """Who is notified of a run, and of what; None means the user's settings, or else the default."""
 
     to: tuple[NotifyTarget, ...] | None = None
     on: tuple[str, ...] | None = None
@@ -136,7 +136,7 @@ class NotifyOptions(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """What tells, on each host, that it is about to go; any one of these is enough."""
+    """How a host announces that it is about to leave; any one of these is enough."""
 
     file: str | None = None
     command: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class Predecessor(Struct, frozen=True):
 
 
 class QueueOptions(Struct, frozen=True):
-    """What a run waits for before it starts, and who goes first."""
+    """What a run waits for before it starts, and its priority."""
 
     priority: int = 0
     after: tuple[Predecessor, ...] = ()
@@ -233,7 +233,7 @@ class Kubernetes(Struct, frozen=True):
 
 
 class SshHost(Struct, frozen=True):
-    """One host of a pool; None: what the pool says, else what is usual."""
+    """One host of a pool; None means the pool's own option, or else the default."""
 
     name: str
     address: str | None = None
@@ -287,7 +287,7 @@ class Dimension(Struct, frozen=True):
 
 
 class EarlyStop(Struct, frozen=True):
-    """When a trial that does worse than others is stopped before its end."""
+    """The rule by which a trial that does worse than others is stopped early."""
 
     early: str = "none"  # asha, hyperband, median, none
     min_steps: int = 1
@@ -299,7 +299,7 @@ class SweepBudget(Struct, frozen=True):
 
 
 class SweepOptions(Struct, frozen=True):
-    """Many runs of one spec that differ in some options, and how these are chosen."""
+    """A sweep: many runs of one spec that differ in some options, and how these are chosen."""
 
     metric: str
     mode: str  # min, max
@@ -314,7 +314,7 @@ class SweepOptions(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True):
-    """When a role can be used; exactly one of these says it of each of its ranks."""
+    """The condition under which a role counts as ready; exactly one of these applies to each of its ranks."""
 
     port: bool = False  # its own port takes connections
     path: str | None = None  # an HTTP request for it, to its own port, is answered with 200

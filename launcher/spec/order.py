@@ -1,10 +1,10 @@
-"""Which step comes before which. Pure."""
+"""Sort steps by what they need. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 
 
 def in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Every step after those that it needs, else as they stand in the file. There is no circle."""
+    """Return the steps, each after those it needs and else in the order of the file; there must be no cycle."""
     done = dict[str, None]()
     while len(done) < len(needs):
         done |= dict.fromkeys([next(name for name in needs if name not in done and done.keys() >= {*needs[name]})])
@@ -12,7 +12,7 @@ def in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Steps of which each needs the one after it, and the last one the first; empty: there are none."""
+    """Return steps that form a cycle, each needing the next and the last the first; empty if there is none."""
     left = {name: [one for one in some if one in needs] for name, some in needs.items()}
     while free := [name for name, some in left.items() if not some]:
         left = {name: [one for one in some if one not in free] for name, some in left.items() if name not in free}
@@ -25,7 +25,7 @@ def circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def needed_by(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """Every step that has to have succeeded before this one starts."""
+    """Return every step that must have succeeded before this one starts."""
     found, left = set[str](), [*needs[name]]
     while left:
         one = left.pop()

@@ -33,12 +33,12 @@ def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Prob
 
 
 def keys_of(path: str) -> list[str]:
-    """The keys, from the root on, that lead to what `--set` calls so. Raises Wrong."""
+    """Return the keys from the root to the option that `--set` names. Raises Wrong."""
     return [key for key, _ in _steps(path, JOB)]
 
 
 def problems_of_space(root: Mapping, job: Section) -> list[Problem]:
-    """Of `sweep.space`: keys that `--set` would refuse too."""
+    """Return a problem for each key in `sweep.space` that `--set` would refuse too."""
     gather = Gather()
     space = root.find("sweep", "space")
     for entry in space.value if space is not None and isinstance(space.value, Mapping) else ():
@@ -73,7 +73,7 @@ def _value(text: str) -> Node:
 
 
 def _steps(path: str, job: Section) -> list[Step]:
-    """The path as keys, checked against the table. Below free keys, dots are part of the key."""
+    """Return the path as keys, each checked against the table; below free keys, dots are part of the key."""
     steps: list[Step] = []
     kind: Kind = job
     rest = path
@@ -127,7 +127,7 @@ def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None
 
 
 def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | None:
-    """What an option is written into: made where it is missing, opened where it is written in short."""
+    """Return the node to write an option into, creating it or opening a short form; None if it is of another shape."""
     entry = node.entries.get(key)
     found = entry.value if entry is not None else None
     if found is None or (isinstance(found, Scalar) and found.is_null):
@@ -143,7 +143,7 @@ def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | N
 
 
 def _longer(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
-    """What stands there with this at its end: an item, all items of a list, or more keys of a mapping."""
+    """Return the present value with `value` added: an item, the items of a list, or more keys of a mapping."""
     there = None if entry is None else entry.value
     more: list[Node] = [*value.items] if isinstance(value, Sequence) else [value]
     if isinstance(there, Mapping):

@@ -1,4 +1,4 @@
-"""What is wrong with a spec: values that gather their key path on the way up, and how they are shown."""
+"""Collect what is wrong with a spec, with key paths, and show it."""
 
 import difflib
 import re
@@ -30,7 +30,7 @@ class Problem(Struct, frozen=True):
 
 
 class Wrong(Exception):
-    """A value cannot be read. Without problems: they have been told already."""
+    """A value cannot be read; without problems, they were reported already."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(problems)
@@ -42,7 +42,7 @@ def wrong(node: Node, reason: str, hint: str = "") -> Wrong:
 
 
 class Gather:
-    """Collects the problems of several values, so that all are told at once."""
+    """A collector of problems of several values, so that all are reported at once."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -53,7 +53,7 @@ class Gather:
         self.problems.append(problem)
 
     def take(self, name: str | int, parse: Callable[[N], T], node: N) -> T | None:
-        """What `parse` makes of the node; None where it cannot, with its problems under `name`."""
+        """Return `parse(node)`, or None if it raises Wrong, whose problems are then kept under `name`."""
         try:
             return parse(node)
         except Wrong as error:
@@ -65,13 +65,15 @@ class Gather:
         self.problems += [replace(problem, key=(*names, *problem.key)) for problem in error.problems]
 
     def close(self) -> None:
-        """Raises Wrong if anything went wrong."""
+        """Raise Wrong if there was any problem."""
         if self._failed:
             raise Wrong(*self.problems)
 
 
 def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], str]) -> list[str]:
-    """One line per problem in the order of the file, the command line's last; hints on lines of their own."""
+    """Return the problems as lines in the order of the file, those of the command line last, each hint on its
+    own line.
+    """
     ordered = sorted(problems, key=lambda problem: (problem.mark.line == 0, problem.mark.line, problem.mark.column))
     lines: list[str] = []
     for problem in ordered[:_MOST_SHOWN]:
@@ -103,7 +105,7 @@ def _near_miss(problem: Problem, elsewhere: Callable[[str], str]) -> str:
 
 
 def shown(text: str) -> str:
-    """A piece of the user's text, quoted, on one line and short."""
+    """Return a piece of the user's text quoted, on one line and shortened."""
     short = text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
     return "'" + printable(short) + "'"
 
@@ -113,12 +115,12 @@ def shown_key(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Without control characters, and encodable: safe to print on a terminal."""
+    """Return the text without control characters, so that it is safe to print on a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def got(node: Node) -> str:
-    """What stands there, in words."""
+    """Return in words what stands there, as in "got a list"."""
     if isinstance(node, Scalar):
         return "nothing" if node.is_null else shown(node.text)
     return "a list" if isinstance(node, Sequence) else "a mapping"

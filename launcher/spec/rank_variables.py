@@ -47,5 +47,5 @@ _MISLEADS = re.compile(EXPRESSION, re.DOTALL)
 
 
 def misleads(name: str) -> bool:
-    """Whether a rank gets this variable from us alone, or not at all."""
+    """Return whether a rank gets this variable only from the launcher, or not at all."""
     return _MISLEADS.fullmatch(name) is not None

@@ -16,7 +16,7 @@ from launcher.spec.yaml_text import read_text
 
 
 def read_spec(path: Path, overrides: Sequence[str] = (), job: Section = JOB) -> JobSpec:
-    """The spec, with what is overridden; `job` is the table of options."""
+    """Return the spec in the file with the overrides applied. Raises BadInput. `job` is the table of options."""
     file = printable(str(path))
     try:
         text = read_text(path, file)
@@ -51,13 +51,15 @@ def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section
 
 
 def steps_of(root: Node | None) -> Node | None:
-    """What stands at `steps`; None for the spec of a single job."""
+    """Return the node at `steps`, or None for the spec of a single job."""
     entry = root.entries.get("steps") if isinstance(root, Mapping) else None
     return None if entry is None or (isinstance(entry.value, Scalar) and entry.value.is_null) else entry.value
 
 
 def position(text: str, key: str) -> tuple[int, int]:
-    """Line and column of what is written at a key path such as run.script; of what it would stand in, else."""
+    """Return line and column of what is written at a key path such as run.script, or of the part that would
+    contain it.
+    """
     node = read_tree(text).root
     line, column = 1, 1
     for name in key.split("."):
@@ -71,7 +73,7 @@ def position(text: str, key: str) -> tuple[int, int]:
 
 
 def written_at(text: str, overrides: Sequence[str], key: str) -> Scalar | None:
-    """What a spec that can be read has as one value at a key such as run.args.model; None where there is none."""
+    """Return the single value at a key such as run.args.model, or None; the spec must be readable."""
     root = read_tree(text).root
     if not isinstance(root, Mapping):
         return None
@@ -93,7 +95,7 @@ _KNOWN_AS = {
 
 
 def elsewhere_of(word: str) -> str:
-    """A hint for a word that is an option of another section, or has another name here."""
+    """Return a hint for a key that belongs in another section or has another name here, or ""."""
     if word in _KNOWN_AS:
         return f"did you mean {_KNOWN_AS[word]}?"
     for field in JOB.options:

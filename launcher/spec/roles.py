@@ -22,7 +22,7 @@ def has_roles(root: Node | None) -> bool:
 
 
 def parse_roles(root: Mapping, job: Section) -> JobSpec:
-    """Raises Wrong with every problem."""
+    """Return the spec of a run with roles. Raises Wrong with every problem."""
     gather = Gather()
     roles = gather.take(_KEY, job.by_key[_KEY].kind.parse, root.entries[_KEY].value)
     of_table, written = gather.problems, root.entries[_KEY].value
@@ -43,7 +43,7 @@ def parse_roles(root: Mapping, job: Section) -> JobSpec:
 
 
 def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
-    """What is wrong with how they stand to each other."""
+    """Yield what is wrong with how the roles relate to each other."""
     mains = [name for name, role in roles.items() if role.main]
     whole = root.entries[_KEY].key.mark
     if not mains:
@@ -73,7 +73,7 @@ def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
 
 
 def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
-    """Raises Wrong; keys are those of a spec."""
+    """Return the spec of one role. Raises Wrong, with keys as in a spec of a single job."""
     allowed, own, gather = role_section(job), _own(root, name), Gather()
     for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
         above = Problem(key.mark, "is of all roles", f"write {key.text} beside `roles`", (key.text,))
@@ -91,7 +91,7 @@ def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
 
 
 def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
-    """By the key at which a person finds it: in the role, or in what holds for all of them."""
+    """Return the problem with the key where the user finds it: in the role or in the part for all."""
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
     return replace(problem, key=tuple(key) if above else (_KEY, name, *key))
@@ -103,7 +103,10 @@ def _is_main(own: Mapping) -> bool:
 
 
 def _of_a_helper(recovery: Recovery, own: Mapping, root: Mapping) -> Recovery:
-    """Programs that wait to be asked, and make no steps, are not hung, and make no progress: where nobody says so."""
+    """Return the recovery options of a role beside the main one: by default without limits on hangs and progress.
+
+    Such programs wait for requests and make no steps, so silence is no hang.
+    """
     said = {key for tree in (own, root) for key in ("hang_after", "no_progress") if tree.find("recovery", key)}
     if "hang_after" not in said:
         recovery = replace(recovery, hang_after_s=None, hang_auto=False)

@@ -58,7 +58,7 @@ def _needs_trials(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]
 
 
 def _space_fits(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """What a grid or a search over numbers cannot do, and conditions that come too early."""
+    """Yield a problem for a choice that a grid cannot have, and for a condition on an option chosen later."""
     space: Values[str, Dimension] = values.get("space") or {}
     written = sweep.find("space")
     entries = written.value.entries if written is not None and isinstance(written.value, Mapping) else {}

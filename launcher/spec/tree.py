@@ -22,7 +22,7 @@ class Scalar(Struct, frozen=True):
 
     @property
     def is_null(self) -> bool:
-        """Nothing is written, or what YAML calls nothing."""
+        """Return whether nothing is written, or a YAML null."""
         return self.plain and self.text in ("", "~", "null", "Null", "NULL")
 
 
@@ -37,13 +37,13 @@ class Entry(Struct, frozen=True):
 
 
 class Mapping(Struct, frozen=True):
-    """Keys are unique: the reader drops a second one, with a problem."""
+    """A YAML mapping; keys are unique, as the reader drops a second one with a problem."""
 
     entries: dict[str, Entry]
     mark: Mark
 
     def find(self, *keys: str) -> Entry | None:
-        """The entry at a path of keys, if it is there."""
+        """Return the entry at a path of keys, or None."""
         node: Node = self
         entry = None
         for key in keys:
@@ -58,7 +58,7 @@ class Mapping(Struct, frozen=True):
 
 
 class Unusable(Struct, frozen=True):
-    """Stands where the reader has found a problem already: nobody complains again."""
+    """A place in the tree where a problem was reported already, so that no reader reports it again."""
 
     mark: Mark
 

@@ -10,9 +10,9 @@ from launcher.errors import BadInput
 
 
 def written(spec: object) -> str:
-    """As JSON, which is YAML too. What is None is left out, and so has its default.
+    """Return a spec as JSON, which is YAML too; fields that are None are left out and so have their defaults.
 
-    Raises BadInput for what is no mapping, or holds what no spec can.
+    Raises BadInput for anything but a mapping, or if it contains what no spec can.
     """
     try:
         plain = msgspec.to_builtins(spec, str_keys=True, enc_hook=_plain)
@@ -25,7 +25,9 @@ def written(spec: object) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Of what is no number or text by itself: a path, a mapping of another kind, a number of an array."""
+    """Return a plain value for a path, a mapping of another kind, or a number of an array. Raises TypeError for
+    others.
+    """
     if hasattr(value, "__fspath__"):
         return value.__fspath__()
     if isinstance(value, Mapping):

@@ -69,7 +69,7 @@ class _Builder(Struct):
             self._say(mark, "a tag, which a spec cannot have", "leave it out, or quote text that begins with !")
 
     def _close(self, level: _Open) -> None:
-        """What holds a key that is none was meant otherwise, as in {{ this }}; the rest of the file was not."""
+        """Close the innermost list or mapping; one with an unreadable key, as in {{ this }}, becomes Unusable."""
         self._add(Unusable(level.node.mark) if level.spoiled and self.stack else level.node)
 
     def _add(self, node: Node) -> None:
@@ -102,7 +102,9 @@ class _Builder(Struct):
         return node
 
     def _path(self) -> tuple[str | int, ...]:
-        """The keys that lead to the innermost open list or mapping, or to the value that its key waits for."""
+        """Return the keys from the root to the innermost open list or mapping, or to the value that its key
+        waits for.
+        """
         names: list[str | int] = []
         for level in self.stack:
             if isinstance(level.node, Sequence):
@@ -122,14 +124,14 @@ class _Builder(Struct):
 
 
 class Read(Struct, frozen=True):
-    """What a text holds: no root where it is no YAML that can be gone on with."""
+    """The result of reading a text; `root` is None if it is not YAML that can be worked with."""
 
     root: Node | None
     problems: list[Problem]
 
 
 class _TooDeep(Exception):
-    """Raised where libyaml, which reads ahead, met a thousand lists within each other before it returned the first."""
+    """Nesting too deep: libyaml, which reads ahead, met a thousand nested lists before it returned the first."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)

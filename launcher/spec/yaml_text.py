@@ -1,4 +1,4 @@
-"""From bytes to text that the YAML reader may see: UTF-8, no BOM, no control characters, not endless."""
+"""Decode and check a file before the YAML reader gets it: UTF-8, no BOM, no control characters, limited length."""
 
 import re
 import stat
@@ -20,13 +20,13 @@ _IN_LINE = re.compile(f"[{_INVISIBLE}\t\n]")
 
 
 def control_character(text: str, *, lines: bool) -> str | None:
-    """The name of the first character that has no place in a value; newline and tab may stand in `lines`."""
+    """Return the name of the first control character in a value, or None; with `lines`, newline and tab are allowed."""
     found = (_IN_LINES if lines else _IN_LINE).search(text)
     return None if found is None else _name(found.group())
 
 
 def read_text(path: Path, file: str) -> str:
-    """The file's text. Raises BadInput where there is none to read, Wrong where it is no UTF-8."""
+    """Return the file's text. Raises BadInput if it cannot be read, Wrong if it is not UTF-8."""
     try:
         # Looked at first: opening a pipe would wait for its writer.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -45,7 +45,7 @@ def read_text(path: Path, file: str) -> str:
 
 
 def check_text(text: str) -> list[Problem]:
-    """Problems with the characters themselves."""
+    """Return problems with the characters of the text."""
     if text.startswith("\ufeff"):
         hint = "save it as UTF-8 without a byte order mark"
         return [Problem(Mark(1, 1), "begins with a byte order mark", hint, ("yaml",))]

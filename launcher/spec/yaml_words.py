@@ -31,7 +31,7 @@ _WORDS = (
 
 
 def problem_of(error: Exception, text: str) -> Problem:
-    """Where and why the text is no YAML."""
+    """Return where and why the text is not valid YAML."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         # The Python parser lets int() and chr() speak for themselves.
         return Problem(Mark(1, 1), "not valid YAML: an escape or a number out of range", key=("yaml",))

@@ -36,7 +36,7 @@ def _under(head: str, node: Node) -> Iterator[str]:
 
 
 def _scalar(node: Scalar) -> str:
-    """Without quotes only what had none, for they tell text from numbers."""
+    """Return a value as YAML, quoted unless it was plain before, because quotes tell text from numbers."""
     return node.text if node.plain and "\n" not in node.text else json.dumps(node.text, ensure_ascii=False)
 
 

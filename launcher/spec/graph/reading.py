@@ -41,19 +41,21 @@ class StepSpec(Struct, frozen=True):
 
 
 class GraphSpec(Struct, frozen=True):
-    """Several jobs, in an order in which each comes after those that it needs."""
+    """Several jobs as steps, each after those that it needs."""
 
     name: str
     steps: tuple[StepSpec, ...]
 
     def text_of(self, step: StepSpec, outputs: Values[str, StepOutputs], after: Texts[str]) -> str:
-        """The spec of this step's run, which is to follow these runs."""
+        """Return the spec of this step's run, which waits for the runs in `after`."""
         tree = filled_in(step.tree, lambda reference, _: _output(outputs, reference))
         return block_text(_following(tree, after))
 
 
 def is_graph(path: Path) -> bool:
-    """Whether it has steps. What cannot be read has none: who reads it as a single job tells why."""
+    """Return whether the file has steps; False for one that cannot be read, whose error its reader as a single
+    job shows.
+    """
     try:
         return steps_of(read_tree(read_text(path, str(path))).root) is not None
     except (BadInput, Wrong):
@@ -69,9 +71,9 @@ def read_graph(path: Path, overrides: Texts[str] = (), job: Section = JOB) -> Gr
 
 
 def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
-    """Line and column of what the step, or else what holds for all, says at a key such as run.script; and that key.
+    """Return line, column and full key of what a step, or else the part for all steps, has at a key such as run.script.
 
-    What a step needs is what its run waits for, where nothing is said of that.
+    For `queue.after` that nobody wrote, this is the step's `needs`.
     """
     root = read_tree(text).root
     whole = root if isinstance(root, Mapping) else Mapping({}, Mark(1, 1))
@@ -124,7 +126,7 @@ def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ..
 
 
 def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name: str, _: Node) -> StepSpec:
-    """Raises Wrong; keys are those of a spec."""
+    """Return the step of this name. Raises Wrong, with keys as in a spec of a single job."""
     needed, given = needed_by(name, steps), set[tuple[str, str]]()
     gather = Gather()
     own = _own(root, name)
@@ -161,7 +163,7 @@ def _refuse_what_is_not_of_a_step(job: Section, own: Mapping) -> None:
 
 
 def _laid_over_all(root: Mapping, name: str) -> Mapping:
-    """What holds for all steps, and over it what this one says; the job has a name of its own."""
+    """Return what holds for all steps, overlaid with this step's own options and a job name of its own."""
     called = root.entries["name"]
     text = called.value.text if isinstance(called.value, Scalar) else ""
     common = {key: entry for key, entry in root.entries.items() if key != "steps"}
@@ -176,7 +178,7 @@ def _own(root: Mapping, name: str) -> Mapping:
 
 
 def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
-    """By the key at which a person finds it: in the step, or in what holds for all of them."""
+    """Return the problem with the key where the user finds it: in the step or in the part for all."""
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
     return replace(problem, key=tuple(key) if above else ("steps", name, *key))
@@ -193,7 +195,7 @@ def _output(outputs: Values[str, StepOutputs], reference: str) -> str:
 
 
 def _following(tree: Mapping, after: Texts[str]) -> Mapping:
-    """With these runs in what it waits for."""
+    """Return the spec with these runs added to those that it waits for."""
     if not after:
         return tree
     queue = tree.entries.get("queue")

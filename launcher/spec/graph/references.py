@@ -15,7 +15,7 @@ Give = Callable[[str, Mark], str]  # what stands for `train.run_dir`, written th
 
 
 class StepOutputs(Struct, frozen=True):
-    """What others may be given of a step: all of it is known before it starts."""
+    """What other steps can use of a step; all of it is known before the step starts."""
 
     run: str  # the id of its run
     run_dir: str
@@ -27,7 +27,7 @@ OUTPUTS = StepOutputs.__struct_fields__
 
 
 def filled_in(tree: Mapping, give: Give) -> Mapping:
-    """The spec of a step with every reference replaced. Raises Wrong with all that cannot be given."""
+    """Return the spec of a step with every reference replaced. Raises Wrong with all that cannot be."""
     gather = Gather()
     sections = {
         name: Entry(entry.key, _filled(gather, (name,), entry.value, give))
@@ -39,7 +39,7 @@ def filled_in(tree: Mapping, give: Give) -> Mapping:
 
 
 def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str], needed: Collection[str]) -> None:
-    """Raises Wrong where the step `mine` cannot be given that."""
+    """Raise Wrong if the step `mine` may not use this reference."""
     step, _, word = reference.partition(".")
     shown = f"${{steps.{reference}}}"
     if step not in known:

@@ -1,1 +1,1 @@
-"""What can be written as the value of an option. Each kind reads a node, says so in JSON Schema, and shows a value."""
+"""Define what can be written as an option's value: each kind reads a node, shows a value and gives its JSON Schema."""

@@ -130,7 +130,7 @@ class ByShape(Struct, frozen=True):
         return kind.parse(node)
 
     def _as_list(self, node: Node) -> str:
-        """A hint for words in one text where a list of them is meant."""
+        """Return a hint if a text of several words stands where a list is meant, else ""."""
         text = node.text if self.sequence is not None and isinstance(node, Scalar) else ""
         return f"write [{', '.join(text.split())}]" if _BARE_WORDS.fullmatch(text) else ""
 
@@ -164,7 +164,7 @@ class Flag(Leaf, frozen=True):
 
 
 def refuse_surprise(scalar: Scalar) -> None:
-    """Raises Unfit for a bare word that some YAML readers take for a truth value and some for text, or for nothing."""
+    """Raise Unfit for a bare word that YAML readers disagree on, such as `yes`, or for nothing."""
     word = scalar.text.lower()
     if word in ("true", "yes", "on"):
         raise Unfit(f"write true, or quote it if you mean text: '{scalar.text}'")
@@ -210,7 +210,7 @@ def _option(key: Scalar, value: Node) -> list[str]:
 
 
 def option_words(key: Scalar, value: Node) -> list[Scalar]:
-    """One entry of the mapping as the words of a command line. Raises Wrong."""
+    """Return one entry of the mapping as words of a command line. Raises Wrong."""
     if not re.fullmatch(_OPTION, key.text):
         raise wrong(key, "expected the name of an option, without white space and =")
     option = Scalar(key.text if key.text.startswith("-") else f"--{key.text}", False, key.mark)
@@ -229,7 +229,7 @@ def option_words(key: Scalar, value: Node) -> list[Scalar]:
 
 
 def _mesh(value: Mapping) -> Scalar:
-    """`pp=2,dp=2`. Raises Wrong."""
+    """Return a mesh as text, such as `pp=2,dp=2`. Raises Wrong."""
     gather = Gather()
     sizes = [
         f"{entry.key.text}={gather.take(entry.key.text, _whole_number, entry.value)}"

@@ -1,4 +1,4 @@
-"""What all kinds share, and what kinds of single values share."""
+"""Define what all kinds of values share, and what kinds of single values share."""
 
 from typing import Any, ClassVar, Protocol
 
@@ -12,13 +12,13 @@ Json = dict[str, Any]
 
 class Kind(Protocol):
     def words(self) -> str:
-        """What is expected, as in "expected an integer"."""
+        """Return what is expected, as in "expected an integer"."""
 
     def parse(self, node: Node) -> Any:
-        """The value. Raises Wrong with every problem."""
+        """Return the value that the node stands for. Raises Wrong with every problem."""
 
     def schema(self) -> Json:
-        """What can be written, as JSON Schema, as far as that can say it."""
+        """Return the JSON Schema of what can be written, as far as one can express it."""
 
 
 class Unfit(Exception):
@@ -40,14 +40,14 @@ class Leaf(Struct, frozen=True):
         return self.WORDS
 
     def convert(self, scalar: Scalar) -> Any:
-        """The value, from the text as it was written. Raises Unfit."""
+        """Return the value of the text as it was written. Raises Unfit."""
         raise NotImplementedError
 
     def schema(self) -> Json:
         return {"type": "string", "pattern": f"^{self.PATTERN}$"}
 
     def show(self, value: Any) -> Any:
-        """The value as it would be written, as JSON: the other way round."""
+        """Return the value as JSON, as it would be written; the inverse of `convert`."""
         return value
 
     def parse(self, node: Node) -> Any:

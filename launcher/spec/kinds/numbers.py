@@ -77,7 +77,7 @@ class Boolean(Leaf, frozen=True):
 
 
 def _in_digits(text: str) -> str:
-    """What may have been meant by a number that is written otherwise."""
+    """Return a hint for a number in another notation, or ""."""
     bare = text.strip().replace("_", "").replace(",", "").lstrip("+")
     if re.fullmatch("0+[1-9][0-9]{0,11}", bare):
         return f"write {bare.lstrip('0')}: a leading zero means octal to some readers"
@@ -88,7 +88,7 @@ def _in_digits(text: str) -> str:
 
 
 class Nodes(Leaf, frozen=True):
-    """How many nodes: a number, or a range like 2..4."""
+    """A number of nodes: one number, or a range like 2..4."""
 
     WORDS = "an integer or a range like 2..4"
 
@@ -128,7 +128,7 @@ def _range_cure(text: str) -> str:
 
 
 class Size(Leaf, frozen=True):
-    """Bytes."""
+    """A size in bytes, such as 100MB."""
 
     WORDS = "a size such as 512KB, 100MB or 2GiB"
     PATTERN = _SIZE

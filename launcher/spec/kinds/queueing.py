@@ -1,4 +1,4 @@
-"""What a run waits for, as people write it: a moment, another run; and which of their runs goes first."""
+"""Read what a run waits for: a moment or another run; and how the user's runs are ordered."""
 
 import re
 import time
@@ -37,8 +37,11 @@ class WrittenMoment(Leaf, frozen=True):
 
 
 def moment(text: str, now: float) -> float | None:
-    """Unix time of `22:00`, the next one after now, or of a date with or without a time; of `after-hours`, when people
-    are not at work, as by their weekdays from 8 to 18: None, that is now. Raises ValueError."""
+    """Return the Unix time of a moment, or None for now. Raises ValueError.
+
+    `22:00` is the next one after `now`; a date may have a time or none; `after-hours` is the end of working hours, on
+    weekdays from 8 to 18, or now outside of them.
+    """
     if text == AFTER_HOURS:
         return _end_of_work(time.localtime(now))
     written = text.replace("T", " ")
@@ -67,7 +70,7 @@ def _of_date(text: str) -> float:
 
 
 class PredecessorName(Leaf, frozen=True):
-    """`prep-7k3f`, `prep-7k3f:ended`, `prep-7k3f:step 100`."""
+    """A run to wait for, such as `prep-7k3f`, `prep-7k3f:ended` or `prep-7k3f:step 100`."""
 
     WORDS = "a run, alone or with :succeeded, :ended or :step N"
     PATTERN = rf"{_RUN}(?::(?:succeeded|ended|step {_STEP}))?"

@@ -13,7 +13,7 @@ ROLE_NAME = Text("the name of a role, of a-z, 0-9 and _, at most 31 long", r"[a-
 
 
 class RolesTable(Struct, frozen=True):
-    """Each role. What else stands in one is read once it is laid over what holds for all."""
+    """The table of roles; the rest of each role is read once it is laid over the part for all."""
 
     among: Section  # what a role is among the others
     of_a_spec: tuple[str, ...]  # the options that a role may have

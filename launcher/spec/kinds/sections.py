@@ -51,14 +51,14 @@ class Section(Struct, frozen=True, dict=True):
 
     @cached_property
     def _usual(self) -> Any:
-        """What an empty section becomes; what has to be written is NODEFAULT there."""
+        """Return the value of an empty section, with NODEFAULT for each required attribute."""
         if self.base is not None or not issubclass(self.model, Struct):
             return self.base
         required = len(self.model.__struct_fields__) - len(self.model.__struct_defaults__)
         return self.model(*[NODEFAULT] * required)
 
     def default(self, field: Field) -> Any:
-        """What the option's attributes are where it is not written: one value, a tuple of several, or NODEFAULT."""
+        """Return the default of an option's attributes: one value, a tuple of several, or NODEFAULT."""
         values = tuple(getattr(self._usual, name, None) for name in field.attributes)
         return values if len(values) > 1 else values[0]
 
@@ -123,7 +123,7 @@ class Section(Struct, frozen=True, dict=True):
         }
 
     def shown_default(self, field: Field) -> Json:
-        """{"default": how it would be written}, or nothing where the default cannot be written."""
+        """Return {"default": …} as it would be written, or {} if the default cannot be written."""
         value = self.default(field)
         unwritten = value is None and not isinstance(field.kind, WordOr)
         if unwritten or not isinstance(field.kind, Leaf | Shorthand) or value in (NODEFAULT, "", (None, None)):
@@ -148,7 +148,7 @@ class Shorthand(Struct, frozen=True):
         return self.section.parse(node)
 
     def opened(self, node: Scalar) -> Mapping:
-        """The long form of what is written."""
+        """Return the long form of a value written in short."""
         return Mapping({self.key: Entry(Scalar(self.key, True, node.mark), node)}, node.mark)
 
     def schema(self) -> Json:

@@ -1,4 +1,4 @@
-"""What a sweep may choose an option's value from: a list of values, or a range of numbers."""
+"""Read what a sweep may choose an option's value from: a list of values, or a range of numbers."""
 
 import re
 from typing import Any
@@ -52,7 +52,7 @@ class PlainWord(Leaf, frozen=True):
 
 
 class WhenText(Leaf, frozen=True):
-    """`run.args.model == resnet`: the key of another option, and the value that it is to have."""
+    """A condition such as `run.args.model == resnet`: the key of another option and its value."""
 
     WORDS = "a condition such as run.args.model == resnet"
     PATTERN = rf"{_KEY} *== *\S.*"
@@ -80,7 +80,7 @@ _RANGE = Section(
 
 
 class Choices(Struct, frozen=True):
-    """`[32, 64]`, `{from: 1e-5, to: 1e-1, log: true}`, `{values: [1, 2], when: run.args.model == resnet}`."""
+    """The choices for one option, such as `[32, 64]` or `{from: 1e-5, to: 1e-1, log: true}`, perhaps with `when`."""
 
     def words(self) -> str:
         return "a list of values, or a range such as {from: 1e-5, to: 1e-1, log: true}"
@@ -110,7 +110,7 @@ class Choices(Struct, frozen=True):
 
 
 def _amiss(found: Dimension, written: set[str]) -> Any:
-    """Reasons and hints."""
+    """Yield what is wrong with the choices, as pairs of a reason and a hint."""
     ranged = written & {"from", "to", "step", "log"}
     if found.values:
         if ranged:

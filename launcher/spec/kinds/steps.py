@@ -16,7 +16,7 @@ ON = Text("the name of a cluster", r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
 class StepsTable(Struct, frozen=True):
-    """Each step and what it needs. What else stands in one is read once it is laid over what holds for all."""
+    """The table of steps and what each needs; the rest of each step is read once it is laid over the part for all."""
 
     of_a_spec: tuple[str, ...]  # the options that a step may have
 

@@ -59,7 +59,7 @@ class SecretText(Leaf, frozen=True):
 
 
 class WhoHears(Struct, frozen=True):
-    """`slack: SLACK_WEBHOOK`, `email: me@example.org`, `command: [notify-send]`."""
+    """A recipient of notifications, such as `slack: SLACK_WEBHOOK` or `email: me@example.org`."""
 
     spelled_out: bool = False
 

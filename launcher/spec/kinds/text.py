@@ -69,7 +69,7 @@ class Choice(Leaf, frozen=True):
 
 
 def _text_of(scalar: Scalar, *, lines: bool) -> str:
-    """Raises Unfit where it is no text, holds what no value may hold, or is too long for one."""
+    """Return the scalar as text. Raises Unfit if it is null, has control characters or is too long."""
     text = scalar.text
     if scalar.is_null:
         raise Unfit(f"quote it if you mean text: '{text}'")
@@ -83,12 +83,12 @@ def _text_of(scalar: Scalar, *, lines: bool) -> str:
 
 
 def word(what: str, pattern: str = r"[^\s-]\S*") -> Text:
-    """Text without white space that cannot be taken for an option of a command."""
+    """Return the kind of text without white space that cannot be taken for a command's option."""
     return Text(what, pattern)
 
 
 def any_path(what: str) -> Text:
-    """A path on some machine, absolute or not."""
+    """Return the kind of a path on some machine, absolute or relative."""
     return Text(what, r"[^-].*")
 
 

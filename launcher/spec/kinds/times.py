@@ -17,7 +17,7 @@ _LONG_UNITS = {"sec": "s", "min": "m", "hour": "h", "hr": "h", "day": "d", "seco
 
 
 def seconds(text: str) -> float | None:
-    """How long `1h30m`, `1.5h`, `500ms` or `01:30:00` is; None for anything else."""
+    """Return the seconds of `1h30m`, `1.5h`, `500ms` or `01:30:00`, or None for any other text."""
     if not re.fullmatch(DURATION, text):
         return None
     if ":" in text:
@@ -27,7 +27,7 @@ def seconds(text: str) -> float | None:
 
 
 def show_seconds(value: float) -> str:
-    """The shortest way to write it: 900.0 is 15m."""
+    """Return the shortest way to write a duration: 900.0 is 15m."""
     for unit in ("d", "h", "m", "s"):
         if value and value % _UNITS_S[unit] == 0:
             return f"{value / _UNITS_S[unit]:.0f}{unit}"
@@ -48,7 +48,7 @@ class Duration(Leaf, frozen=True):
 
 
 def duration(text: str, *, zero: bool = True) -> float:
-    """The seconds of a duration. Raises Unfit with what may have been meant."""
+    """Return the seconds of a duration. Raises Unfit, with a hint at what may have been meant."""
     value = seconds(text)
     if value is None:
         raise Unfit(_cure(text))
@@ -74,7 +74,7 @@ def _cure(text: str) -> str:
 
 
 class DurationRange(Leaf, frozen=True):
-    """`1s..60s`, or one duration for both ends."""
+    """A range of durations such as `1s..60s`, or one duration for both ends."""
 
     WORDS = "two durations such as 1s..60s, or one"
     PATTERN = rf"{DURATION}(?:\.\.{DURATION})?"
