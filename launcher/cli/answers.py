@@ -1,4 +1,4 @@
-"""What commands print with `--json`: the types that no other module has, and the JSON Schema of all."""
+"""Define what commands print with `--json`: the types found in no other module, and the JSON Schema of all."""
 
 from collections.abc import Mapping
 from types import GenericAlias

@@ -57,7 +57,7 @@ class Arguments(argparse.ArgumentParser):
 
     @property
     def taken(self) -> "list[argparse.Action]":
-        """All that was declared, in order."""
+        """Return all declared arguments in order."""
         return [*self._actions]
 
     def takes_run(self, *, pattern: bool = False, **more: str) -> None:
@@ -79,19 +79,21 @@ class Arguments(argparse.ArgumentParser):
         (among or self).add_argument("--json", action="store_true", help=text)
 
     def takes_tls(self) -> None:
-        """--tls-cert and --tls-key, of what listens."""
+        """Declare --tls-cert and --tls-key, for a command that listens."""
         self.add_argument("--tls-cert", metavar="FILE", type=Path, help="serve over TLS: its certificate chain, in PEM")
         self.add_argument("--tls-key", metavar="FILE", type=Path, help="the key of --tls-cert, in PEM")
 
     def takes_command(self) -> None:
-        """Behind `--`, whatever its words look like: argparse itself would take some for options of ours."""
+        """Let a command follow after `--`, with its words taken as they are: argparse would take some for our
+        options.
+        """
         self._takes_command = True
         self.usage = f"{self.format_usage().removeprefix('usage: ').strip()} -- COMMAND [ARGS ...]"
 
     def takes_place(
         self, default: str | None, shown: str = "where it was, with the options that the cluster had then"
     ) -> None:
-        """--on, --clusters and --set, of every command that starts something."""
+        """Declare --on, --clusters and --set, for a command that starts a run."""
         self.of_the_script = "an option of the script's is set by --set run.args.lr=0.1"
         shown = default or shown
         self.add_argument(
@@ -126,7 +128,9 @@ def arguments_of(command: str) -> Arguments:
 
 
 def tls_of(options: argparse.Namespace) -> "ssl.SSLContext | None":
-    """What `takes_tls` has taken; None: nothing. Raises BadInput."""
+    """Return the TLS context of the options that `takes_tls` declared, or None if they are not given. Raises
+    BadInput.
+    """
     if (options.tls_cert is None) != (options.tls_key is None):
         raise BadInput("--tls-cert, --tls-key: expected both, got one of them")
     if options.tls_cert is None:
@@ -142,7 +146,7 @@ def _cut_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def number_below(most: int) -> Callable[[str], int]:
-    """The type of an option that takes a whole number above 0."""
+    """Return the type of an option that takes a whole number above 0 and below `most`."""
 
     def number(text: str) -> int:
         if not (text.isascii() and text.isdigit() and 0 < int(text) < most):
@@ -153,7 +157,7 @@ def number_below(most: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """The type of an option that takes some."""
+    """Return the seconds in an option's text; the type of such an option."""
     try:
         value = float(text)
     except ValueError:

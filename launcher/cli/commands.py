@@ -134,7 +134,7 @@ def shown(name: str) -> tuple[str, str]:
 
 
 def shown_in_help(name: str) -> bool:
-    """Whether a name is none of the older ones."""
+    """Return whether help shows this name, and not one that was renamed or replaced."""
     return name not in RENAMED and name not in INSTEAD
 
 

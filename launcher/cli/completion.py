@@ -25,7 +25,7 @@ _HELP = "help"
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a word can be."""
+    """The possible completions of a word."""
 
     asked: str = ""  # of `launch _complete`
     words: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def complete(what: str) -> int:
-    """`launch _complete`: one name a line."""
+    """Print the possible names, one a line, for `launch _complete`."""
     if what == "runs":
         from launcher.run import registry  # late: not for clusters
         from launcher.run.graphs import known_graphs  # late: likewise
@@ -94,7 +94,7 @@ def _commands() -> Iterator[Command]:
 
 
 def _firsts() -> list[str]:
-    """Every word that may come first."""
+    """Return every word that may come first."""
     return [*(name for name in COMMANDS if " " not in name), *GROUPS]
 
 
@@ -124,7 +124,7 @@ def _candidates(action: argparse.Action) -> Candidates:
 
 
 def _bash(commands: Sequence[Command], *, zsh: bool) -> list[str]:
-    """Bash's, which zsh understands."""
+    """Return the lines of the completion script for bash, which zsh understands too."""
     values = {_case(command, flag): flag.value for command in commands for flag in command.flags if flag.value}
     return [
         *(["autoload -U +X compinit && compinit", "autoload -U +X bashcompinit && bashcompinit"] if zsh else []),
@@ -167,7 +167,7 @@ def _names(command: Command) -> list[str]:
 
 
 def _typed(commands: Sequence[Command]) -> list[str]:
-    """What the first word may be: older names are completed only behind it."""
+    """Return the first words to complete; older names are completed only as later words are."""
     return [*(one.name for one in commands if " " not in one.name and shown_in_help(one.name)), *GROUPS]
 
 

@@ -2,7 +2,7 @@
 
 
 def duration(seconds: float) -> str:
-    """`42s`, `3m 07s`, `2h 05m`, `4d 03h`."""
+    """Return a duration as text, such as `42s`, `3m 07s`, `2h 05m` or `4d 03h`."""
     whole = int(max(0.0, seconds))
     if whole < 60:
         return f"{whole}s"
@@ -14,7 +14,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """`812 B`, `3.1 MB`."""
+    """Return a size as text, such as `812 B` or `3.1 MB`."""
     amount, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if amount < 1000 or unit == "TB":
@@ -24,7 +24,7 @@ def size(count: int) -> str:
 
 
 def rate(steps_per_s: float | None) -> str:
-    """`12.3/s`, or per minute where that is slow."""
+    """Return a rate as text, such as `12.3/s`, or per minute if it is slow; "-" for None."""
     if steps_per_s is None:
         return "-"
     return f"{steps_per_s:.3g}/s" if steps_per_s >= 0.1 else f"{steps_per_s * 60:.3g}/min"
@@ -37,5 +37,5 @@ def steps(step: int | None, total: int | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
+    """Return a count with its noun, such as `1 rank` or `2 ranks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

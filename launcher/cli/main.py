@@ -60,7 +60,7 @@ _OF_THE_MACHINE = {
 
 
 class _Aside(io.FileIO):
-    """Stderr: where nobody can hear what is said there (a full disk, a reader that left), the command goes on."""
+    """A stderr whose write errors (a full disk, a reader that left) do not stop the command."""
 
     def write(self, data: "Any", /) -> int:
         try:
@@ -70,7 +70,7 @@ class _Aside(io.FileIO):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The whole command line; gives the exit code."""
+    """Run the command line and return its exit code."""
     if argv is None:
         gc.set_threshold(_COLLECT_EVERY)
     _open_what_is_closed()
@@ -102,7 +102,7 @@ def _outcome(argv: list[str]) -> int:
 
 
 def top_help() -> str:
-    """`launch --help`, from the table."""
+    """Return the text of `launch --help`, made from the table of commands."""
     from launcher.cli.shipped import pages, title  # late: no command needs it on its way
 
     commands = "\n\n".join(
@@ -176,7 +176,7 @@ def _verb(group: str, argv: list[str]) -> int:
 
 
 def _older_verbs(group: str) -> dict[str, str]:
-    """`launch nodes pardon` is `launch nodes include`, as `launch nodes include` is."""
+    """Return the older names of a group's commands, such as `nodes pardon` for `nodes include`."""
     return {older: name for older, name in ALSO.items() if name.startswith(f"{group} ")}
 
 
@@ -205,7 +205,9 @@ def _hint(name: str) -> str:
 
 
 def _complain(error: LaunchError) -> None:
-    """On stderr; problems of a spec as they are, so that editors find `file:line:col:` at the start of the line."""
+    """Print an error on stderr; a spec's problem stays as it is, so that editors find `file:line:col:` at the
+    line's start.
+    """
     from launcher.cli.terminal import is_place, safe  # late: only for an error
 
     lines = [safe(line) for line in str(error).splitlines()] or ["no text"]
@@ -214,7 +216,9 @@ def _complain(error: LaunchError) -> None:
 
 
 def _complain_of_the_unforeseen(error: Exception) -> Exit:
-    """A disk, a folder or a limit of this machine that stands in the way is no fault of ours; all else is."""
+    """Print an unforeseen error and return its exit code: a fault of the disk, folder or limits is not an
+    internal error.
+    """
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         hint = _OF_THE_MACHINE[error.errno] or _kept_elsewhere_by(error.filename)
         _complain(LaunchError(said_by_the_system(error), *([f"hint: {hint}"] if hint else [])))
@@ -225,7 +229,7 @@ def _complain_of_the_unforeseen(error: Exception) -> Exit:
 
 
 def _kept_elsewhere_by(file: object) -> str:
-    """A hint where it is the place of what is kept that cannot be used."""
+    """Return a hint if the unusable file lies where the launcher keeps its own files, else ""."""
     from launcher.run.registry import variable_of  # late: only for an error
 
     name = variable_of(os.fsdecode(file)) if isinstance(file, str | bytes | os.PathLike) else None
@@ -233,7 +237,7 @@ def _kept_elsewhere_by(file: object) -> str:
 
 
 def _refuse_relative_home() -> None:
-    """What the user's own files are found by: there would be others wherever one stands."""
+    """Raise BadInput for a relative home, as the user's own files would differ with the working folder."""
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         said = os.environ.get(name)
         home = said or os.path.expanduser("~")
@@ -243,7 +247,9 @@ def _refuse_relative_home() -> None:
 
 
 def _open_what_is_closed() -> None:
-    """A descriptor of these three that is closed would be given to the next file or pipe that is opened."""
+    """Open /dev/null for each of the three standard streams that is closed, or the next opened file would take
+    its number.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, stream := open(os.devnull, mode))  # noqa: SIM115 - it lives as long as we
@@ -251,7 +257,7 @@ def _open_what_is_closed() -> None:
 
 
 def _never_fail_to_print() -> None:
-    """A name that the terminal's encoding lacks is shown with a mark in its place."""
+    """Have printing never fail: characters that the terminal's encoding lacks are replaced."""
     own = sys.__stderr__
     if own is not None and sys.stderr is own:
         aside = io.BufferedWriter(_Aside(own.fileno(), "wb", closefd=False))
@@ -262,7 +268,9 @@ def _never_fail_to_print() -> None:
 
 
 def _say_the_rest() -> None:
-    """Or let go of it where nobody takes it: else the interpreter would complain once more when it leaves."""
+    """Flush stdout, or redirect it to /dev/null if its reader is gone, so that the interpreter's exit does not
+    complain.
+    """
     try:
         sys.stdout.flush()
     except OSError:

@@ -64,7 +64,7 @@ class _Title(Heading):
 
 
 class _Table(TableElement):
-    """Columns, the last one wrapped; where that leaves it too narrow, the cells of a row below each other."""
+    """A table with its last column wrapped, or if that leaves it too narrow, with a row's cells below each other."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         found = [self.header.row] if self.header is not None and self.header.row is not None else []

@@ -1,4 +1,4 @@
-"""Where the files lie that come with the launcher: beside the package in a checkout, inside it once installed."""
+"""Find the files shipped with the launcher: beside the package in a checkout, inside it once installed."""
 
 import difflib
 from pathlib import Path
@@ -10,29 +10,31 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped(kind: Literal["templates", "jobs"]) -> Path:
-    """The folder of that kind."""
+    """Return the folder with the shipped files of this kind."""
     installed = _PACKAGE / "shipped_files" / kind
     return installed if installed.is_dir() else _PACKAGE.parent / kind
 
 
 def pages() -> dict[str, Path]:
-    """The pages for users, by their names."""
+    """Return the pages for users by their names."""
     return {path.stem: path for path in sorted((_PACKAGE / "docs").glob("*.md"))}
 
 
 def title(page: Path) -> str:
-    """What it is about, as its first line says."""
+    """Return the page's title, from its first line."""
     with page.open(encoding="utf-8") as file:
         return file.readline().lstrip("#").strip()
 
 
 def starters() -> dict[str, str]:
-    """The specs that `launch spec init` can write, each with the line that says what it is for."""
+    """Return the specs that `launch spec init` can write, each with a line about its purpose."""
     return {file.stem: _purpose(file) for file in sorted(shipped("templates").glob("*.yaml"))}
 
 
 def starter(name: str) -> str:
-    """The text of one, with `{{schema}}` where the place of the JSON Schema belongs."""
+    """Return a template's text, with `{{schema}}` for the place of the JSON Schema. Raises BadInput for an
+    unknown name.
+    """
     names = list(starters())
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
@@ -42,5 +44,5 @@ def starter(name: str) -> str:
 
 
 def _purpose(file: Path) -> str:
-    """The second line; the first names the schema for editors."""
+    """Return a template's purpose, from its second line; the first names the schema for editors."""
     return file.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ")

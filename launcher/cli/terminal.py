@@ -1,4 +1,4 @@
-"""What the other end of stdout and stderr is, and what may be sent there."""
+"""Find out what stdout and stderr are connected to, and print what may be sent there."""
 
 import os
 import re
@@ -36,12 +36,12 @@ _OF_STATE = {
 
 
 def tell(text: str) -> None:
-    """To people, on stderr, at once."""
+    """Print a line for the user on stderr at once."""
     print(safe(text), file=sys.stderr, flush=True)
 
 
 def show_news() -> None:
-    """What people who wait for a cluster are told, on stderr from now on."""
+    """Print messages about waiting for a cluster on stderr from now on."""
     from launcher.copies import news  # late: of no use to commands that do not wait
 
     watching = is_terminal(sys.stderr)
@@ -49,7 +49,7 @@ def show_news() -> None:
 
 
 def to_json(value: object, *, indent: int = 2) -> str:
-    """For programs: over several lines, or (indent -1) in one."""
+    """Return the value as JSON, over several lines, or with indent -1 on one."""
     return escaped(msgspec.json.format(msgspec.json.encode(value), indent=indent))
 
 
@@ -62,7 +62,7 @@ def in_colour(stream: TextIO) -> bool:
 
 
 def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
-    """In colour where the stream (stdout, unless named) shows it."""
+    """Return the text in colour if the stream, by default stdout, shows colours."""
     if not colour or not in_colour(sys.stdout if stream is None else stream):
         return text
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
@@ -73,7 +73,7 @@ def state_colour(state: State) -> str:
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """Columns and rows."""
+    """Return the columns and rows of the terminal; 80 and 24 if there is none."""
     try:
         found = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -86,27 +86,27 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_painted(text: str, width: int) -> str:
-    """A line that may have colours in it, cut to a width: cut short, it loses them."""
+    """Return a line, perhaps with colours, cut to this width; a line that is cut loses its colours."""
     bare = safe(text)
     return text if len(bare) <= width else cut(bare, width)
 
 
 def is_place(line: str) -> bool:
-    """True where a line begins with file:line:col:"""
+    """Return whether a line begins with `file:line:col:`."""
     return _PLACE.match(line) is not None
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
-    """Each row as a line, its cells padded to the widest of their column; the last one is left as it is."""
+    """Return each row as a line, with cells padded to the widest in their column, except the last."""
     widths = [*(max(map(len, column)) for column in zip(*rows, strict=True))][:-1]
     padded = ([*map(str.ljust, row, widths), row[-1]] for row in rows)
     return [indent + "  ".join(row).rstrip() for row in padded]
 
 
 def fitting(table: Sequence[Sequence[str]], less: Sequence[str], width: int | None, indent: str = "") -> list[str]:
-    """As `columns`, the first row the heads; those in `less` go one after the other until no line is wider than that.
+    """Return the table as `columns` does, leaving out columns named in `less`, in order, until it fits the width.
 
-    What is too wide even so is cut.
+    The first row is the heads. Lines that are too wide even so are cut.
     """
     for name in ("", *less):
         kept = [at for at, head in enumerate(table[0]) if head != name]
@@ -118,7 +118,7 @@ def fitting(table: Sequence[Sequence[str]], less: Sequence[str], width: int | No
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Of a terminal; what is read by a program has none."""
+    """Return the width of a terminal, or None for output that a program reads."""
     return size(stream)[0] if is_terminal(stream) else None
 
 
@@ -130,7 +130,7 @@ class Screen:
         self._drawn: list[str] = []
 
     def show(self, lines: list[str], *, last: bool = False) -> None:
-        """These lines in place of those before; all of them the last time, else as many as fit."""
+        """Draw these lines in place of the last ones, as many as fit, or all of them the last time."""
         width, height = size(self._stream)
         shown = lines if last else [cut_painted(line, width) for line in lines[: height - 1]]
         # A terminal that was made narrower has broken what was drawn into more rows.

@@ -23,7 +23,7 @@ _WIDEST = 100  # columns in which text is easy to read
 
 
 def show(name: str, others: Sequence[str]) -> int:
-    """The page of this name; these names lead elsewhere, and may be what was meant."""
+    """Show the page of this name; `others` are further names to suggest. Raises BadInput for an unknown one."""
     known = _known()
     path = known.get(name.removesuffix("/README.md").removesuffix(".md").rstrip("/"))
     if path is None:
@@ -47,13 +47,13 @@ def _known() -> dict[str, Path]:
 
 
 def _place(path: Path) -> str:
-    """Of a README its folder, of another page beside the code its own name there."""
+    """Return the name of a page beside the code: a README's folder, or the page's own path."""
     at = path.relative_to(_PACKAGES)
     return at.parent.as_posix() if at.name == "README.md" else at.with_suffix("").as_posix().lower()
 
 
 def _way(link: str, page: Path) -> str:
-    """What shows where a link of a page leads."""
+    """Return how to follow a link in a page: its address or a `launch help` command, or ""."""
     if re.match(r"https?:", link):
         return link
     at = Path(os.path.normpath(page.parent / link.partition("#")[0]))
@@ -62,7 +62,7 @@ def _way(link: str, page: Path) -> str:
 
 
 def _page(lines: Sequence[str]) -> None:
-    """By the user's pager where it is more than the terminal shows."""
+    """Print the lines, through the user's pager if the terminal does not fit them."""
     text = "\n".join(lines) + "\n"
     program = shlex.split(os.environ.get("PAGER") or "less")
     if not (is_terminal(sys.stdout) and len(lines) >= size(sys.stdout)[1] and program):

@@ -1,4 +1,4 @@
-"""What a word on the command line means: one run, or all runs of a file with `steps:`."""
+"""Find what a word on the command line names: one run, or all runs of a file with `steps:`."""
 
 from launcher import api
 from launcher.apps.graph import Graph
@@ -7,13 +7,13 @@ from launcher.run.graphs import find_graph
 
 
 def graph_called(ref: str | None) -> Graph | None:
-    """None: the word means a run, or nothing."""
+    """Return the graph of this name, or None if the word names a run or nothing."""
     found = find_graph(ref) if ref is not None else None
     return Graph(found.id, found.path) if found is not None else None
 
 
 def runs_called(ref: str) -> list[api.Run]:
-    """The run, or those of all steps, each after those that it needs."""
+    """Return the run, or the runs of all steps, each after those that it needs."""
     graph = graph_called(ref)
     return [api.run(ref)] if graph is None else graph.runs()
 

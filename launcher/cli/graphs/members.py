@@ -1,4 +1,4 @@
-"""Which runs of a table are steps of one file, and where each stands in its tree."""
+"""Find which runs of a table are steps of one file, and where each stands in its tree."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class GraphMember:
 
 
 def members(statuses: Sequence[RunStatus]) -> dict[str, GraphMember]:
-    """By the ids of runs; of all other runs nothing."""
+    """Return the place in its graph of each run that is a step, by the run's id."""
     graphs = [record for one in known_graphs() if (record := readable(one.record, GraphRecord)) is not None]
     found = {status.run: status for status in statuses} if graphs else {}
     return {run: member for record in graphs for run, member in _members_of(record, found)}

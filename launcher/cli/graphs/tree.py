@@ -18,7 +18,9 @@ Branches = dict[str, str]  # the lines in front of each step, by the steps' name
 
 
 def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
-    """`needs`: of each step, which comes after those that it needs."""
+    """Return how to draw each step in the tree; `needs` names what each step needs, and lists every step after
+    those.
+    """
     order = [*needs]
     below: dict[str | None, list[str]] = {}
     for name in order:
@@ -35,7 +37,7 @@ def _drawn(below: dict[str | None, list[str]], above: str | None, indent: str) -
 
 
 def graph_page(graph: Graph, fresh_s: float = 0.0) -> tuple[list[str], State]:
-    """The lines of the page, and how all of it is."""
+    """Return the lines of the page about a graph, and the state of the whole graph."""
     steps, now = graph.steps(fresh_s), time.time()
     state = state_of(steps)
     by_name, drawn = {step.name: step for step in steps}, branches({step.name: step.needs for step in steps})
@@ -51,7 +53,7 @@ def heading(graph_id: str, state: State) -> str:
 
 
 def graph_facts(graph: Graph) -> dict[str, object]:
-    """For programs."""
+    """Return the facts about a graph for `--json`."""
     steps = graph.steps()
     told = [{"step": one.name, "needs": one.needs, "run": one.run, "status": _facts(one.status)} for one in steps]
     return {"graph": graph.id, "graph_dir": str(graph.path), "state": state_of(steps), "steps": told}
@@ -84,7 +86,7 @@ def _colour(step: StepStatus) -> str:
 
 
 def _next(graph: Graph, steps: Sequence[StepStatus], state: State) -> list[str]:
-    """What a person can do about it."""
+    """Return what the user can do next about a graph that has not succeeded."""
     failed = next((step for step in steps if step.status is not None and step.status.state is State.FAILED), None)
     if state in (State.SUCCEEDED, State.UNKNOWN) or not state.ended:
         return []

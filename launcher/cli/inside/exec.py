@@ -47,7 +47,7 @@ def beside(ref: str, rank: int, argv: "list[str]") -> int:
 
 
 def node_of(one: api.Run, rank: int) -> int:
-    """Raises Refused for a rank that does not run."""
+    """Return the node of a rank. Raises Refused for a rank that does not run."""
     nodes = one.nodes_of_ranks()
     if rank not in nodes:
         raise Refused(f"{one.id} has no rank {rank} that runs: expected one of {_few(sorted(nodes))}")

@@ -1,4 +1,6 @@
-"""A command on another node and the terminal here: keys, window and signals go there, what it says comes here."""
+"""Connect a command on another node with the terminal here: keys, window size and signals go there, output
+comes here.
+"""
 
 import contextlib
 import os
@@ -28,7 +30,7 @@ from launcher.run.durable import write_all
 
 
 def window_here() -> Window | None:
-    """The terminal, where it is one from both sides."""
+    """Return the terminal's window, or None unless stdin and stdout are a terminal."""
     if not (os.isatty(0) and os.isatty(1)):
         return None
     columns, rows = size(sys.stdout)
@@ -80,7 +82,7 @@ class _Session:
 
 
 class _Alarms:
-    """Signals that are for the command there, or of the window: a descriptor is readable when one has come."""
+    """Signals to pass on to the remote command; the descriptor `fd` becomes readable when one arrives."""
 
     _NUMBERS = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 
@@ -98,19 +100,19 @@ class _Alarms:
         os.close(self._ring)
 
     def rung(self) -> list[int]:
-        """Their numbers."""
+        """Return the numbers of the signals that have arrived."""
         with contextlib.suppress(BlockingIOError):
             return [number for number in os.read(self.fd, 512) if number in self._NUMBERS]
         return []
 
 
 def _heard(_number: int, _frame: FrameType | None) -> None:
-    """The descriptor tells."""
+    """Do nothing: the wakeup descriptor reports the signal."""
 
 
 @contextlib.contextmanager
 def _raw(window: Window | None) -> Iterator[None]:
-    """Every key is the command's, Ctrl-C too; as before on return."""
+    """Put the terminal into raw mode, so that every key, Ctrl-C too, goes to the command; restore it on return."""
     if window is None:
         yield
         return

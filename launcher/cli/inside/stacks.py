@@ -30,7 +30,7 @@ _WAITS_S = 5.0  # in a collective: of a training that goes on, ranks are found i
 
 
 class StacksOfRank(msgspec.Struct, frozen=True):
-    """Where a rank is in its code, or why that is not known."""
+    """The stacks of one rank, or why they are not known."""
 
     rank: int
     node: int
@@ -86,7 +86,7 @@ def _show_last(one: api.Run, options: argparse.Namespace) -> int:
 
 
 def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
-    """Who keeps the others waiting, where all ranks were asked and some have waited for longer than a step takes."""
+    """Return a line that names the rank which keeps the others waiting, if all answered and some wait for too long."""
     looks = [each.look for each in found if each.look is not None]
     ages = [call.age_s for look in looks for group in look.groups for call in group.last if not call.done]
     stopped = any(look.state in ("T", "t") for look in looks)
@@ -121,7 +121,7 @@ def _asked(one: api.Run, node: int, ranks: list[int]) -> list[RankStacks]:
 
 
 def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) -> list[StacksOfRank]:
-    """Each rank that was asked for, whatever the node says."""
+    """Return an entry for each rank that was asked for, whether the node answered for it or not."""
     if isinstance(said, LaunchError):
         return [StacksOfRank(rank, node, None, (), said.lines[0]) for rank in ranks]
     told = {each.rank: each for each in said}

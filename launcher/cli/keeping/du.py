@@ -29,7 +29,7 @@ _LESS = ("CODE", "LOGS", "CHECKPOINTS", "STATE")  # what goes first where a term
 
 
 class KeptElsewhere(msgspec.Struct, frozen=True):
-    """What another machine keeps of a run; its size is not known where it does not answer, and `silent` says why."""
+    """What another machine keeps of a run; if it did not answer, the size is None and `silent` is the reason."""
 
     on: str
     total: int | None
@@ -37,7 +37,7 @@ class KeptElsewhere(msgspec.Struct, frozen=True):
 
 
 class RunUsage(msgspec.Struct, frozen=True):
-    """What a run takes of the disk, in bytes."""
+    """The disk space that a run takes, in bytes."""
 
     run: str
     total: int
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_there(there: Sequence[KeptRemote]) -> None:
-    """What other machines keep, the most first; who is silent last."""
+    """Print what other machines keep, the largest first, and then which did not answer."""
     kept = [(size, run, one.where) for one in there if not one.silent for run, size in one.runs.items()]
     if kept:
         rows = [(safe(run), safe(where), figures.size(size)) for size, run, where in sorted(kept, reverse=True)]

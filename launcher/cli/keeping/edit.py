@@ -21,7 +21,7 @@ EXAMPLES = """
 
 
 class RunLabels(msgspec.Struct, frozen=True):
-    """What people say of a run."""
+    """The name, tags and note that users gave a run."""
 
     run: str
     name: str

@@ -73,7 +73,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _said(found: Exported) -> str:
-    """`step 1200, the best by val_loss 0.2931: 62 tensors, 44.7 MB, float32`"""
+    """Return what was exported as text, such as `step 1200, the best by val_loss 0.2931: 62 tensors, 44.7 MB,
+    float32`.
+    """
     noted = noted_text(found.info)
     best = f", the best{f' by {safe(noted)}' if noted else ''}" if found.kind == "best" else ""
     what = f"{figures.count(found.tensors, 'tensor')}, {figures.size(found.size_bytes)}, {', '.join(found.dtypes)}"

@@ -18,7 +18,7 @@ EXAMPLES = """
 
 
 class FetchedRun(msgspec.Struct, frozen=True):
-    """What was brought here of a run, in words."""
+    """What was fetched of a run."""
 
     run: str
     run_dir: str

@@ -1,4 +1,4 @@
-"""`launch notify`: who heard of a run, who hears of runs, and a message to try that."""
+"""Run `launch notify`: show who was and will be notified, and send a test message."""
 
 import argparse
 import os
@@ -47,14 +47,14 @@ address itself. Only the settings have who takes mail:
 
 
 class Notified(msgspec.Struct, frozen=True):
-    """What was told of a run, and whom; or what was not, and why."""
+    """A notification that was sent, or not sent and why."""
 
     at: float
     text: str
 
 
 class NotifiedOf(msgspec.Struct, frozen=True):
-    """Somebody who is notified, and of what."""
+    """A recipient of notifications, and the occasions for them."""
 
     recipient: str
     on: tuple[str, ...]
@@ -132,7 +132,7 @@ def _say_what(found: api.Run, *, as_json: bool) -> int:
 
 
 def _tell_due(*, as_json: bool) -> int:
-    """Quiet where there is nothing to tell; one run's trouble is nobody else's."""
+    """Send every notification that is due; print nothing if none is, and go on after a run that raises an error."""
     reached, runs, sent = True, api.runs(), list[SentNotice]()
     for one, status in zip(runs, api.statuses(runs), strict=True):
         try:

@@ -17,7 +17,7 @@ EXAMPLES = """
 
 
 class IncludedNodes(msgspec.Struct, frozen=True):
-    """Nodes that a run may use again, and why it did not."""
+    """The nodes that a run may use again, and why it avoided them."""
 
     run: str
     included: tuple[Blame, ...]

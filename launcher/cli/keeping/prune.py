@@ -51,7 +51,7 @@ class PrunedRun(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What goes, and whether it is to be gone now."""
+    """What `launch prune` deletes, and whether it has done so."""
 
     done: bool
     runs: tuple[PrunedRun, ...]
@@ -60,7 +60,7 @@ class Pruned(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """What would go of one run."""
+    """What would be deleted of one run."""
 
     run: api.Run
     status: RunStatus
@@ -134,7 +134,7 @@ def _kept(text: str) -> str | int:
 
 
 def _others(one: api.Run, keep: str | int) -> list[Path]:
-    """The checkpoints that are not to be kept. One that is whole is kept in any case."""
+    """Return the checkpoints to delete; the last complete one is never among them."""
     there = list(checkpoints(RunDir(one.path)))
     usable = [checkpoint for checkpoint in there if checkpoint.state in _USABLE]
     best = [checkpoint for checkpoint in usable if checkpoint.kind == "best"] if keep == "best" else []
@@ -172,7 +172,7 @@ def _ask() -> None:
 
 
 def _carry_out(going: Sequence[Going], roots: set[Path]) -> int:
-    """A run that was resumed meanwhile is left alone."""
+    """Delete what was chosen, but leave a run alone that was resumed meanwhile."""
     now = api.statuses([one.run for one in going])
     whole = list[api.Run]()
     for one, status in zip(going, now, strict=True):

@@ -69,7 +69,7 @@ def _refuse_live_there(told: Sequence[KeptRemote]) -> None:
 
 
 def there_too(one: api.Run, told: Sequence[KeptRemote]) -> str:
-    """What was taken away of it on other machines."""
+    """Return a text about what of the run was deleted on other machines."""
     words = [f"{figures.size(kept.runs[one.id])} on {safe(kept.where)}" for kept in told if _went(one, kept)]
     return f", and {', '.join(words)}" if words else ""
 

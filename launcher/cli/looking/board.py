@@ -116,7 +116,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _view(runs: Sequence[api.Run]) -> str:
-    """What the page begins with: these runs, or where none is named all of them."""
+    """Return the part of the address that opens these runs, or "" for all of them."""
     if len(runs) > _MOST_COMPARED:
         raise BadInput(f"expected at most {_MOST_COMPARED} runs to compare, got {len(runs)}")
     ids = ",".join(one.id for one in runs)
@@ -124,7 +124,7 @@ def _view(runs: Sequence[api.Run]) -> str:
 
 
 def _this_machine() -> str:
-    """As who came by ssh calls it: the address that they reached."""
+    """Return the address by which the ssh client reached this machine, or a stand-in."""
     words = os.environ["SSH_CONNECTION"].split()
     return safe(words[2]) if len(words) == 4 else "this-machine"
 
@@ -147,7 +147,7 @@ def _open(address: str) -> Path | None:
 
 
 def _forget(way: Path | None) -> None:
-    """The browser has come, or never will."""
+    """Delete the file with the link, once the browser has opened it or will not."""
     if way is not None:
         way.unlink(missing_ok=True)
 

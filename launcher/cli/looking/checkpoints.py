@@ -85,7 +85,7 @@ def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def noted_text(info: Mapping[str, Value]) -> str:
-    """Of what was noted with a checkpoint: the value that it is the best by, else those that say how good it is."""
+    """Return the value by which a checkpoint is the best, or else the noted metrics that show how good it is."""
     by = info.get(BEST_BY)
     named = [by] if by in info else [name for name in info if better(name)][:_FEW]
     return ", ".join(f"{name} {_value(info[name])}" for name in named if isinstance(name, str))

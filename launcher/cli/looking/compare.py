@@ -69,7 +69,7 @@ def _with_commit(run: api.Run, most: int | None, *, as_json: bool) -> int:
 
 
 def _tables(found: Comparison) -> list[str]:
-    """One table, so that the columns of runs are one below the other."""
+    """Return one table of all sections, so that the columns of runs line up."""
     sections = {
         "results": [*_results(found.results), *_metrics(found.metrics)],
         "arguments": [*_rows(found.arguments)],
@@ -94,7 +94,7 @@ def _tables(found: Comparison) -> list[str]:
 
 
 def _widest(runs: int) -> int:
-    """So many letters of a cell that a terminal shows all runs; somewhere else all of it, within reason."""
+    """Return how wide a cell may be for a terminal to show all runs; a fixed width elsewhere."""
     return max(12, size(sys.stdout)[0] // (runs + 1) - 2) if is_terminal(sys.stdout) else _WIDEST
 
 
@@ -123,7 +123,7 @@ def _rows(table: Table) -> Iterator[list[str]]:
 
 
 def _packages(table: Table) -> list[list[str]]:
-    """Those that training stands on first, and no more than a screen takes."""
+    """Return the rows of packages, those that training depends on first, and no more than fit a screen."""
     names = sorted(table, key=lambda name: (not name.startswith(_FIRST), name))
     rows = [*_rows({name: table[name] for name in names[:_FEW_PACKAGES]})]
     blank = [""] * max(map(len, table.values()), default=0)

@@ -33,7 +33,7 @@ class ListedMember(msgspec.Struct, frozen=True):
 
 
 class ListedArchive(msgspec.Struct, frozen=True):
-    """What the archive holds, and one line for each thing that it does not."""
+    """What an archive contains, and one line for each thing left out."""
 
     file: str | None  # None: only listed
     members: tuple[ListedMember, ...]

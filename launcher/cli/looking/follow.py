@@ -38,7 +38,7 @@ def follow(run: Run, choice: LogChoice | None = None) -> int:
 
 
 def follow_all(runs: Sequence[Run]) -> int:
-    """One after the other; gives the exit code of the first one that failed."""
+    """Follow the runs one after the other; return the exit code of the first that failed."""
     codes = list[int]()
     for run in runs:
         print(f"--- {run.id}", file=sys.stderr)
@@ -65,13 +65,13 @@ def _show(run: Run, choice: LogChoice, footer: "Footer") -> RunStatus:
 
 
 def _bars(moving: dict[int, str]) -> list[str]:
-    """The first ranks' progress bars, as they are now."""
+    """Return the present progress bars of the first ranks."""
     shown = [f"{rank} │ {safe(text)}" for rank, text in list(moving.items())[:_BARS]]
     return shown + ([f"and {len(moving) - _BARS} more"] if len(moving) > _BARS else [])
 
 
 def status_line(status: RunStatus) -> str:
-    """step/total, rate, what is left, restarts, state; for the bottom of a terminal."""
+    """Return the line at the bottom of the terminal: state, step, rate, time left and restarts."""
     words = [safe(status.run), state_text(status)]
     if status.step is not None:
         words.append(f"step {figures.steps(status.step, status.total_steps)}")
@@ -108,7 +108,7 @@ class Footer:
         self._shown: list[str] = []
 
     def show(self, lines: list[str], *, alarm: bool = False) -> None:
-        """The last one inverted, and in red where something is wrong."""
+        """Show the lines at the bottom, the last one inverted, and in red for an alarm."""
         if not self._live:
             return
         width = size(self._stream)[0] - 1

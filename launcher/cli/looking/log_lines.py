@@ -26,7 +26,7 @@ class PlainLine(msgspec.Struct, frozen=True):
 
 
 class Prefix:
-    """`12:30:05 0:3 │ text`: when, node and rank, a colour per rank on a terminal."""
+    """The prefix of log lines, such as `12:30:05 0:3 │`: time, node and rank, with a colour per rank on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -34,7 +34,7 @@ class Prefix:
         self._width = 0
 
     def whole(self, line: LogLine) -> str:
-        """The line with its prefix, and without anything that could steer the terminal."""
+        """Return the line with its prefix, without anything that could control the terminal."""
         who = self._who(line)
         self._width = max(self._width, len(who))
         when = time.strftime("%H:%M:%S", time.localtime(line.at)) if line.at is not None else " " * 8
@@ -56,7 +56,7 @@ class Prefix:
 
 
 def with_restarts(lines: Iterable[LogLine], restarts: RestartReader, prefix: Prefix) -> Iterator[str]:
-    """The lines for people, and why the ranks were started anew between them."""
+    """Yield the lines for the terminal, with the reason for each restart between them."""
     for line in lines:
         for text in restarts.before(line.attempt, line.generation or 1):
             yield prefix.banner(text)
@@ -66,6 +66,6 @@ def with_restarts(lines: Iterable[LogLine], restarts: RestartReader, prefix: Pre
 
 
 def json_line(line: LogLine) -> str:
-    """A log line for programs: one JSON object, the text without colours."""
+    """Return a log line as one JSON object, its text without colours."""
     found = PlainLine(line.at, line.attempt, line.generation, line.node, line.rank, plain(line.text))
     return to_json(found, indent=-1)

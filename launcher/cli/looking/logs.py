@@ -82,7 +82,7 @@ def _choice(options: argparse.Namespace) -> LogChoice:
 
 
 def _nothing(one: api.Run, choice: LogChoice) -> str:
-    """Why there is no line."""
+    """Return why no line was found."""
     status = one.status()
     for kind, wanted, there in (
         ("rank", choice.ranks, {rank.rank for rank in status.ranks}),
@@ -114,7 +114,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """`0,3-5`"""
+    """Return the numbers in a text such as `0,3-5`; the type of such an option."""
     ranges = [re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part, re.ASCII) for part in text.split(",")]
     found = [range(int(one[1]), int(one[2] or one[1]) + 1) for one in ranges if one is not None]
     if len(found) < len(ranges) or not all(found):

@@ -42,7 +42,7 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
 class RunRows(msgspec.Struct, frozen=True):
-    """What a run has measured: `step`, `at` and each metric by name; NaN and infinite are text."""
+    """The metrics of a run: rows with `step`, `at` and each metric by name; NaN and infinities are text."""
 
     run: str
     rows: Sequence[dict[str, float | str]]
@@ -122,12 +122,12 @@ def _chosen(rows: Rows, names: Sequence[str] | None) -> Rows:
 
 
 def _names(measured: dict[str, Rows]) -> list[str]:
-    """Of all runs, in the order in which they came."""
+    """Return the metric names of all runs, in the order in which they appeared."""
     return [*dict.fromkeys(name for rows in measured.values() for name in names_in(rows))]
 
 
 def _for_prometheus(named: Sequence[str]) -> str:
-    """Those that are named, or all."""
+    """Return the metrics in the format of Prometheus, for the named runs or all."""
     from launcher.status.life import read_life  # late: only for this
     from launcher.status.openmetrics import exposition, exposition_now  # late: only for this
 
@@ -143,7 +143,7 @@ def _for_prometheus(named: Sequence[str]) -> str:
 
 
 def _show(rows: Rows, *, whole: bool) -> None:
-    """One run: a row for every step, or for as many steps as make about twenty."""
+    """Print a table of one run: a row for every step, or about twenty in all."""
     names = names_in(rows)
     began = next((row[AT] for row in rows.values() if AT in row), None)
     shown = rows if whole else _thinned(rows)
@@ -159,7 +159,7 @@ def _show(rows: Rows, *, whole: bool) -> None:
 
 
 def _thinned(rows: Rows) -> Rows:
-    """The last step of each so many, with the newest value that each metric has in them."""
+    """Return every n-th step, with the newest value of each metric up to it."""
     steps = [*rows]
     every = math.ceil(len(steps) / _ROWS)
     found: Rows = {}
@@ -170,7 +170,7 @@ def _thinned(rows: Rows) -> Rows:
 
 
 def _summaries(measured: dict[str, Rows]) -> list[str]:
-    """A row for each run: the last value of each metric, and the best."""
+    """Return a table with the last and the best value of each metric per run."""
     found = {name: {figure.name: figure for figure in figures_of(rows)} for name, rows in measured.items()}
     names = [*dict.fromkeys(name for of_run in found.values() for name in of_run)]
     head = ["RUN", "STEP"]
@@ -187,7 +187,7 @@ def _summaries(measured: dict[str, Rows]) -> list[str]:
 
 
 def _fitted(table: Sequence[Sequence[str]]) -> list[str]:
-    """As many metrics as a terminal has room for, the first ones."""
+    """Return the table's lines with as many metrics as the terminal has room for; print how many were left out."""
     cells = [[safe(cell) for cell in row] for row in table]
     fixed, names = cells[0][:2], cells[0][2:]
     head, *lines = fitting(cells, [*names[:0:-1], *fixed[1:]], width_of(sys.stdout))
@@ -201,7 +201,7 @@ def value_text(value: float | None) -> str:
 
 
 def best_text(figure: Figure | None) -> str:
-    """`0.2931 at 120`."""
+    """Return the best value and its step, such as `0.2931 at 120`."""
     return "-" if figure is None or figure.best is None else f"{figure.best:.5g} at {figure.best_step}"
 
 
@@ -209,7 +209,7 @@ def best_text(figure: Figure | None) -> str:
 
 
 def _plain(rows: Rows) -> Iterator[dict[str, float | str]]:
-    """JSON has no NaN: such values are text."""
+    """Yield the rows with NaN and infinities as text, because JSON has neither."""
     for step, row in rows.items():
         yield {STEP: step} | {name: value if math.isfinite(value) else repr(value) for name, value in row.items()}
 
@@ -236,7 +236,7 @@ def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
 
 
 def _telling(measured: dict[str, Rows]) -> list[str]:
-    """The first metric that says how good the run is."""
+    """Return the first metric that shows how good a run is, as a list of one name."""
     names = _names(measured)
     return ([name for name in names if better(name)] or names)[:1]
 

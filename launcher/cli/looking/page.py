@@ -1,4 +1,4 @@
-"""Everything about one run, for people: what went wrong first, what to do next last."""
+"""Show everything about one run: what went wrong first, what to do next last."""
 
 import contextlib
 import shlex
@@ -23,7 +23,7 @@ _FEW_BYTES = 4 << 20  # of metrics are read for the page; `launch metrics` reads
 
 
 def page(status: RunStatus, now: float) -> list[str]:
-    """The lines of the page."""
+    """Return the lines of the page about a run."""
     return [
         headline(status),
         *(
@@ -42,7 +42,7 @@ def page(status: RunStatus, now: float) -> list[str]:
 
 
 def _roles(status: RunStatus) -> list[str]:
-    """A line for each program beside the main one."""
+    """Return a line for each role beside the main one."""
     rows = [
         (
             f"role {safe(name)}",
@@ -57,7 +57,7 @@ def _roles(status: RunStatus) -> list[str]:
 
 
 def headline(status: RunStatus) -> str:
-    """State, cause and what there is to say about it."""
+    """Return the first line: the run's state and the reason for it."""
     words = status.last_word if status.state is State.FAILED else status.message
     said = f": {safe(words)}" if words else ""
     return paint(f"{safe(status.run)} {state_text(status)}", state_colour(status.state)) + said
@@ -117,7 +117,7 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
 
 
 def _trained(status: RunStatus, now: float) -> list[tuple[str, str]]:
-    """The goodput, and where the rest of the time is."""
+    """Return the goodput and where the rest of the time went, or nothing while it is unknown."""
     from launcher.status.life import Doing, read_life  # late: the table of runs does without
 
     life = read_life(status, now)
@@ -129,7 +129,7 @@ def _trained(status: RunStatus, now: float) -> list[tuple[str, str]]:
 
 
 def _metrics(status: RunStatus) -> str:
-    """The newest values, and where a name says which way is better, the best and its step."""
+    """Return the newest metrics; with the best value and its step if the name shows which direction is better."""
     from launcher.status.series import figures_of, read_rows, size  # late: the table of runs does not ask for them
 
     run = RunDir(Path(status.run_dir))
@@ -144,7 +144,7 @@ def _first_line(text: str) -> str:
 
 
 def _said(status: RunStatus) -> list[tuple[str, str]]:
-    """What its spec, git and people say of it."""
+    """Return what the spec, git and users say about the run."""
     from launcher.status.about import about  # late: the table of runs does without
 
     said = about(RunDir(Path(status.run_dir)), status.attempt)
@@ -160,7 +160,7 @@ def _said(status: RunStatus) -> list[tuple[str, str]]:
 
 
 def not_finite(status: RunStatus) -> list[str]:
-    """`loss is NaN since step 17`."""
+    """Return a text for each metric that is not finite, such as `loss is NaN since step 17`."""
     since = {name: "" if one.since is None else f" since step {one.since}" for name, one in status.not_finite.items()}
     return [f"{safe(name)} is {one.value}{since[name]}" for name, one in status.not_finite.items()]
 
@@ -175,7 +175,7 @@ def _progress(status: RunStatus) -> str:
 
 
 def _checkpoint(status: RunStatus) -> str:
-    """What ranks have reported, and what of the trainer's is on disk."""
+    """Return the checkpoint that ranks reported, and which of the trainer's are on disk."""
     from launcher import api  # late: it shows this page
     from launcher.status.checkpoints import Kept, by_script, kept  # late: 10 ms that the table of runs must not pay for
 
@@ -195,7 +195,7 @@ def _checkpoint(status: RunStatus) -> str:
 
 
 def _behind(status: RunStatus) -> str:
-    """Where second copies are behind: what the loss of a disk would cost."""
+    """Return how far second copies are behind, which is what the loss of a disk would cost; else ""."""
     newest, safe = status.checkpoint, status.safe_checkpoint
     if not status.second_copies or newest is None or safe == newest:
         return ""

@@ -12,7 +12,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def plot(curves: Mapping[str, Curve], width: int, height: int) -> list[list[tuple[str, str]]]:
-    """Lines of (text, name of the curve or ""); nothing where no curve has a finite point."""
+    """Return the plot as lines of (text, name of the curve or ""); empty if no curve has a finite point."""
     shown = {name: _finite(curve) for name, curve in curves.items()}
     points = [point for curve in shown.values() for point in curve]
     if not points:
@@ -31,7 +31,7 @@ def plot(curves: Mapping[str, Curve], width: int, height: int) -> list[list[tupl
 
 
 def letters(names: Sequence[str]) -> dict[str, str]:
-    """What stands for each curve where colours do not."""
+    """Return the letter that stands for each curve without colours."""
     return {name: _LETTERS[index % len(_LETTERS)] for index, name in enumerate(names)}
 
 
@@ -74,7 +74,7 @@ def _cell(dot: tuple[int, str] | None) -> tuple[str, str]:
 
 
 def _joined(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """With the dots between each two that follow each other."""
+    """Return the points with the dots between each pair of neighbours."""
     found = list(points[:1])
     for (x0, y0), (x1, y1) in pairwise(points):
         steps = max(abs(x1 - x0), abs(y1 - y0), 1)

@@ -1,4 +1,4 @@
-"""What can stand in a column of the table of runs, and how runs are put in order by it."""
+"""Define the columns of the table of runs, and how to sort runs by them."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ class RunRow:
 
 
 def duration_text(status: RunStatus, now: float) -> str:
-    """From the first start to the end, or to now."""
+    """Return the time from the first start to the end, or to now."""
     seconds = duration_s(status, now)
     return "-" if seconds is None else figures.duration(seconds)
 
@@ -81,7 +81,7 @@ def with_about(row: RunRow) -> RunRow:
 
 
 def cell(row: RunRow, column: str, now: float) -> str:
-    """`-` where there is nothing. A word that is none of ours is an argument of the script, or a metric."""
+    """Return the text of a cell, or `-`. A column that is not ours is an argument of the script or a metric."""
     if column == "run" and row.drawn and row.member is not None:
         return row.member.branch + safe(row.status.run)
     if column in _SHOWN:

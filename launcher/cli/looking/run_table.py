@@ -25,7 +25,7 @@ class Table:
 def table(
     rows: Sequence[RunRow], now: float, *, everything: bool, wanted: Sequence[str] = USUAL, width: int | None = None
 ) -> Table:
-    """The active runs and the newest, or all, in the order in which they come; no wider than `width`."""
+    """Return the table of active and newest runs, or of all, in the given order and no wider than `width`."""
     if not rows:
         return Table([], "no runs yet; `launch submit FILE` starts one, `launch spec init` writes a spec")
     shown = [row for index, row in enumerate(rows) if everything or index < _NEWEST or _active(row.status)]
@@ -43,7 +43,7 @@ def table(
 
 
 def together(rows: Sequence[RunRow]) -> list[RunRow]:
-    """Those of one file with steps beside each other, as a tree, where the first of them was."""
+    """Return the rows with those of one graph next to each other, as a tree, at the place of the first of them."""
     first = dict[str, int]()
     for index, row in enumerate(rows):
         first.setdefault(row.member.graph if row.member is not None else row.status.run, index)

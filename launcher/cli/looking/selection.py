@@ -1,4 +1,4 @@
-"""Which runs a command is about: options that `status` and `prune` have in common."""
+"""Choose the runs a command is about: options that `status` and `prune` share."""
 
 import argparse
 import re
@@ -32,14 +32,16 @@ def declare_selection(arguments: Arguments) -> None:
 
 
 def chosen(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:
-    """The runs that are named, each once; raises where one of them is not known. Of a file with steps all of them,
-    or `last_first`: each before those that it waits for."""
+    """Return the named runs, each once. Raises NoSuchRun for an unknown one.
+
+    A file with steps stands for all its runs, with `last_first` each before those that it waits for.
+    """
     step = -1 if last_first else 1
     return list({one.id: one for ref in refs for one in runs_called(ref)[::step]}.values())
 
 
 def runs_like(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:
-    """The runs that are named, or whose id or name is like a pattern; raises NoSuchRun where a pattern has none."""
+    """Return the named runs and those whose id or name matches a pattern. Raises NoSuchRun if none does."""
     named = [(ref, _like(ref) if any(sign in ref for sign in "*?[") else [ref]) for ref in refs]
     for ref, found in named:
         if not found:
@@ -102,7 +104,7 @@ def _states(text: str) -> tuple[State, ...]:
 
 
 def age(text: str) -> float:
-    """The type of an option that takes `90s`, `2d` or `1w`, or a day: how many seconds ago that is."""
+    """Return the seconds of an age such as `90s`, `2d` or `1w`, or since a date; the type of such an option."""
     found = re.fullmatch(r"(\d{1,9})([smhdw])", text)
     if found:
         return float(int(found[1]) * _UNITS[found[2]])

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_what_is_not_shown() -> Iterator[str]:
-    """Steps that nobody has started, and runs of another HOME."""
+    """Yield a line for each step that has not started, and for runs submitted under another HOME."""
     for graph in known_graphs():
         if steps := missing_of(graph):
             names = ", ".join(step.name for step in steps)
@@ -145,7 +145,7 @@ def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
 
 
 def _whole(row: RunRow) -> dict[str, object]:
-    """For programs: the status, and what is said of the run."""
+    """Return the status and labels of a run for `--json`."""
     said = {**msgspec.structs.asdict(row.status), **(msgspec.structs.asdict(row.about) if row.about else {})}
     member = row.member
     if member is None:
@@ -171,7 +171,7 @@ def _number(text: str) -> int:
 
 
 def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
-    """All runs whose folder is there."""
+    """Return the status of all runs whose folder exists, newest first."""
     statuses = [*api.statuses(api.runs(), fresh_s), *map(api.as_it_lies, api.unlisted())]
     there = [status for status in statuses if status.state is not State.UNKNOWN or status.submitted_at > 0]
     return sorted(there, key=lambda status: (status.submitted_at, status.run), reverse=True)

@@ -106,7 +106,7 @@ def _lines(status: RunStatus, now: float) -> list[str]:
 
 
 def _rows(load: NodeLoad, host: str, with_gpus: bool) -> Iterator[tuple[str, ...]]:
-    """The node's, and each of its ranks'."""
+    """Yield the row of the node and one of each of its ranks."""
     memory = f"{figures.size(load.memory)} of {figures.size(load.memory_total)}"
     moved = map(_rate, (load.read, load.written, load.received, load.sent))
     cells = (f"node {load.node} {safe(host)}".rstrip(), f"{load.cpu:.2f} of {load.cores}", memory, *moved)
@@ -122,7 +122,7 @@ def _gpus_of(rank: RankLoad, load: NodeLoad) -> list[GpuLoad]:
 
 
 def _gpu_cells(gpus: Sequence[GpuLoad], held: int) -> tuple[str, str]:
-    """Of several how busy they are on average, as far as they say."""
+    """Return the average load of the GPUs, as far as known, and their memory."""
     told = [gpu.busy for gpu in gpus if gpu.busy is not None]
     busy = f"{sum(told) / len(told):.0f} %" if told else "-"
     total = sum(gpu.memory_total for gpu in gpus)

@@ -88,7 +88,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """`1KB,64KB..4MB`: in a range each is four times the one before."""
+    """Return the sizes in a text such as `1KB,64KB..4MB`; in a range each is four times the one before."""
     found = list[int]()
     for word in text.split(","):
         low, dots, high = word.partition("..")

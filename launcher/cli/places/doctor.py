@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _place(name: str, file: Path | None) -> ClusterEntry:
-    """A kind can be looked at by its own name even where its programs are not."""
+    """Return the cluster of this name; a kind's own name works even if its programs are missing."""
     if name == LOCAL:
         return entry(name)  # whatever state the clusters file is in
     known = kind_named(name) is not None and name not in named_clusters(file)
@@ -158,7 +158,7 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def _folded(text: str) -> list[str]:
-    """As lines that a terminal has room for beside the first columns; for programs, one line."""
+    """Return the text as lines that fit the terminal beside the first columns; one line if it is not a terminal."""
     if not is_terminal(sys.stdout):
         return [text]
     room = max(_LEAST_ROOM, min(_READABLE, size(sys.stdout)[0]) - _LEVEL_WIDTH - _ABOUT_WIDTH)

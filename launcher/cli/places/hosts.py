@@ -115,7 +115,7 @@ def _row(one: "Surveyed") -> tuple[str, ...]:
 
 
 def _takers(one: "Surveyed") -> str:
-    """`vit-9x2d (ann): 4 GPUs`, and how many wait."""
+    """Return who holds slots, such as `vit-9x2d (ann): 4 GPUs`, and how many wait."""
     seen = one.occupancy
     held: Counter[tuple[str, str, str]] = Counter()
     for holder in seen.held:
@@ -126,7 +126,7 @@ def _takers(one: "Surveyed") -> str:
 
 
 def _object(one: "Surveyed") -> dict[str, object]:
-    """For programs."""
+    """Return the facts about a host for `--json`."""
     facts = one.facts
     return {
         "reachable": True,

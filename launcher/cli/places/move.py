@@ -1,4 +1,4 @@
-"""`launch nodes move`: have the ranks of a node moved to a spare; the node stays in use."""
+"""Run `launch nodes move`: have the ranks of a node moved to a spare; the node stays in use."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""`launch nodes trust`: show a host's key, and have it be known once somebody has said that it is the right one."""
+"""Run `launch nodes trust`: show a host's key, and store it once the user has confirmed it."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -33,7 +33,7 @@ def _way(target: Target) -> list[Target]:
 
 
 def _failure(target: Target, fingerprints: Collection[str]) -> LaunchError | None:
-    """What stands in the way of trusting it, which has been said; the others may still be asked about."""
+    """Trust a host, and print and return the error if that fails; the others may still be asked about."""
     try:
         print(safe(_trusted(target, fingerprints)))
     except LaunchError as error:
@@ -57,9 +57,9 @@ def _trusted(target: Target, fingerprints: Collection[str]) -> str:
 
 
 def _unless_right(target: Target, key: HostKey, fingerprints: Collection[str], error: UnknownKey | ChangedKey) -> None:
-    """Raises Refused unless the key was announced, or somebody says that it is right.
+    """Raise Refused unless the key's fingerprint was given, or the user confirms it.
 
-    A changed key has to be typed or pasted: `yes` is said too easily.
+    A changed key has to be typed or pasted, because `yes` is typed too easily.
     """
     if key.fingerprint in fingerprints:
         return
@@ -91,6 +91,6 @@ def _ask(target: Target, key: HostKey, *, changed: bool) -> str:
 
 
 def _listing(key: HostKey) -> str:
-    """The command that shows it on the host itself."""
+    """Return the command that shows the key on the host itself."""
     name = {"ssh-rsa": "rsa", "ssh-ed25519": "ed25519"}.get(key.kind, "ecdsa")
     return f"ssh-keygen -lf /etc/ssh/ssh_host_{name}_key.pub"

@@ -84,7 +84,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_skill(*, overwrite: bool) -> int:
-    """Write the page for agents and the script that it names into the project; all of it or, unless told, none."""
+    """Write the page for agents and its script into the project; existing files that differ are replaced only
+    if asked.
+    """
     from launcher.submission.project import project_of  # late: only for this
 
     page = pages()["agents"].read_text(encoding="utf-8")
@@ -114,7 +116,7 @@ def _has(file: Path, text: str) -> bool:
 
 
 def _for_script(script: str, file: Path) -> str:
-    """A spec of this script: what it has to be given is to be filled in, what has no default is a comment."""
+    """Return a spec for the script: required options are to be filled in, and those without a default are comments."""
     from launcher.cli.starting.script_options import script_options  # late: only for --from
     from launcher.submission.project import project_of  # late: likewise
 
@@ -158,7 +160,7 @@ def _write_schema(file: Path) -> None:
 
 
 def _write_new(file: Path, text: str) -> None:
-    """Never over something that is there."""
+    """Write a new file. Raises BadInput if it exists."""
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)

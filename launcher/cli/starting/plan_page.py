@@ -20,7 +20,7 @@ _LARGEST = 5
 
 
 def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> list[str]:
-    """The lines of the page."""
+    """Return the lines of the page about a plan."""
     return [
         f"{paint(safe(plan.name), 'bold')} would run on {safe(plan.cluster)}; nothing was started",
         "",
@@ -36,7 +36,7 @@ def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> lis
 
 
 def _role(plan: Plan) -> tuple[str, ...]:
-    """A program of the run beside the main one; of ranks that restart alone each is one."""
+    """Return the row of a role beside the main one; of ranks that restart alone each is a role."""
     name = posixpath.basename(plan.run_dir)
     ranks = figures.count(plan.ranks_per_node * plan.nodes_max, "rank")
     gpus = " ".join(safe(",".join(node.gpus or ())) or "none" for node in plan.nodes)
@@ -44,7 +44,7 @@ def _role(plan: Plan) -> tuple[str, ...]:
 
 
 def _handed(preview: Preview | None) -> list[str]:
-    """What the cluster's batch system would get, exactly."""
+    """Return exactly what the batch system would get, or nothing for other clusters."""
     if preview is None:
         return []
     lines = [f"  {safe(line)}" for line in preview.script.splitlines()]
@@ -79,7 +79,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _mesh(plan: Plan) -> list[tuple[str, str]]:
-    """Where ranks are that divide layers among them, and those that have some of the layers."""
+    """Return which ranks divide layers among them, and which have which stages of layers."""
     tp, pp, ranks = tensor_parallel(plan.entry.args), pipeline_parallel(plan.entry.args), plan.ranks_per_node
     rows = [("mesh", crosses_nodes(tp, ranks) or groups_of_node(tp, ranks))] if tp > 1 else []
     return rows + ([("stages", stages_of_ranks(pp, ranks * plan.nodes_max))] if pp > 1 else [])

@@ -92,7 +92,7 @@ def _exit_of(proof: "Proof") -> int:
 
 
 def lines_of(proof: "Proof") -> list[str]:
-    """Kills, results, what differs and why, and last the verdict."""
+    """Return the lines about a proof: kills, results, what differs and why, and the verdict last."""
     found = [f"{proof.id}: {proof.steps} steps, seed {proof.seed}"]
     if kills := [(one, kill) for one in proof.compared for kill in one.kills]:
         found += ["", *columns([_KILL_HEADS, *(_kill_cells(one.mode, kill) for one, kill in kills)])]

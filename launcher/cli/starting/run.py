@@ -69,7 +69,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _declare_other_words(arguments: Arguments) -> None:
-    """What torchrun takes too, and those words of it that it writes in two ways."""
+    """Declare options of torchrun, including those that it spells in two ways."""
     hidden, same = argparse.SUPPRESS, argparse.SUPPRESS
     arguments.add_argument("--standalone", action="store_true", help=hidden)
     arguments.add_argument("--node-rank", "--node_rank", default="0", help=hidden)
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _project_python(run: RunDir) -> str:
-    """Say that the ranks have the Python of the project's own environment, where nobody has asked for it."""
+    """Return a note that the ranks use the project's own Python, if nobody asked for it; else ""."""
     plan = read_plan(run, 1)
     home = Path(plan.entry.python).parent.parent
     asked = plan.spec.run.python is not None or os.environ.get("VIRTUAL_ENV") == str(home)
@@ -133,7 +133,7 @@ def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What is frozen, and the folder in it where ranks begin."""
+    """The project to freeze, and the folder in it where ranks start."""
 
     project: Path
     folder: Path
@@ -144,7 +144,7 @@ class _Place:
 
 
 def _place(options: argparse.Namespace) -> _Place:
-    """The project that you stand in, and there where you stand; a script of another project begins in its own."""
+    """Return the project and folder that you are in, or those of the script if it is of another project."""
     from launcher.submission.project import (  # late: `launch run --help` would take as long as these
         marked_above,
         project_of,
@@ -160,7 +160,7 @@ def _place(options: argparse.Namespace) -> _Place:
 
 
 def _spec(options: argparse.Namespace, place: _Place) -> str:
-    """The spec as text; what it does not say is as usual."""
+    """Return the spec as text; whatever it leaves out has its default."""
     lines = [f"name: {scalar(options.name or job_name(options.program))}", "run:"]
     if options.no_python:
         lines.append(f"  command: {flow([options.program, *options.words])}")
@@ -187,7 +187,7 @@ def _restarts(most: str) -> list[str]:
 
 
 def _script(program: str, folder: Path) -> str:
-    """Its path from the folder where ranks begin, as a spec has it."""
+    """Return the script's path relative to the ranks' folder. Raises BadInput."""
     file = Path(program)
     if not file.is_file():
         hint = "hint: -m takes a module, --no-python a program" if file.suffix != ".py" else "hint: ls *.py"
@@ -201,7 +201,7 @@ def _script(program: str, folder: Path) -> str:
 
 @contextmanager
 def _written(text: str, project: Path, name: str) -> Iterator[Path]:
-    """The spec as a file of the project, as long as it is read; problems are told without its name."""
+    """Yield the spec as a file in the project, deleted afterwards; problems are reported without the file's name."""
     from launcher.run.durable import make_dir, write_bytes  # late: what starts nothing does without
     from launcher.run.registry import hide_from_git  # late: likewise
 

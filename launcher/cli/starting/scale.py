@@ -96,7 +96,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def lines_of(report: "ScalingReport") -> list[str]:
-    """The table, a sentence for each row, what would help, and what the model makes of more ranks."""
+    """Return the report's lines: the table, a sentence for each row, what would help, and a forecast for more ranks."""
     from launcher.apps.scaling.tables import (  # late: the help does without
         FORECAST_HEADS,
         HEADS,

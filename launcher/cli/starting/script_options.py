@@ -1,4 +1,4 @@
-"""What a script says of its own options by argparse: read from its text, which is never run."""
+"""Read the argparse options that a script declares, from its text, without running it."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ class ScriptOption:
 
 
 def script_options(file: Path) -> list[ScriptOption]:
-    """All of them, in the order of the text. Raises BadInput for a file that is no Python."""
+    """Return the script's options in the order of its text. Raises BadInput for a file that is not Python."""
     try:
         tree = ast.parse(_text_of(file))
     except OSError as error:
@@ -43,7 +43,7 @@ def script_options(file: Path) -> list[ScriptOption]:
 
 
 def _text_of(file: Path) -> bytes:
-    """Of a regular file: a pipe could be waited for for ever."""
+    """Return the text of a regular file; reading a pipe could wait for ever. Raises BadInput."""
     if not file.is_file() and file.exists():
         raise BadInput(f"{file}: not a file")
     with file.open("rb") as script:
@@ -75,7 +75,7 @@ def _constant(node: ast.expr | None) -> object:
 
 
 def _written(node: ast.expr | None) -> str | None:
-    """A default as a spec has it."""
+    """Return a default value as a spec has it, or None if it cannot be written there."""
     if node is None:
         return None
     try:

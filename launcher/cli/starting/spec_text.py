@@ -9,17 +9,17 @@ _NOT_TEXT = frozenset(("null", "~", "true", "false", "yes", "no", "on", "off", "
 
 
 def scalar(text: str) -> str:
-    """The text as a YAML value that is read as this very text."""
+    """Return a YAML value that is read back as exactly this text."""
     plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def flow(texts: Sequence[str]) -> str:
-    """A list in one line."""
+    """Return a YAML list on one line."""
     return f"[{', '.join(map(scalar, texts))}]"
 
 
 def job_name(file: str) -> str:
-    """What a job is called that runs this file, module or program."""
+    """Return a job name for this file, module or program."""
     stem = file.rstrip("/").rpartition("/")[2].removesuffix(".py")
     return re.sub(r"[^a-z0-9_]+", "-", stem.lower()).strip("-_")[:63] or "job"

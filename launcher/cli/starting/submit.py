@@ -125,5 +125,5 @@ def _dry_run(options: argparse.Namespace) -> int:
 
 
 def _text(path: str) -> str:
-    """A name that is not UTF-8, as far as JSON can hold it."""
+    """Return the path with bytes that are not UTF-8 replaced, for JSON."""
     return path.encode(errors="surrogateescape").decode(errors="replace")

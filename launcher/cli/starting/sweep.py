@@ -254,7 +254,7 @@ def _history(valued: "Sequence[tuple[int, float]]", best: "TrialNote | None") ->
 
 
 def _bars(shares: "Mapping[str, float]") -> list[str]:
-    """How much each option explains."""
+    """Return a bar for each option: how much of the result it explains."""
     if not shares:
         return [
             "",
@@ -265,7 +265,7 @@ def _bars(shares: "Mapping[str, float]") -> list[str]:
 
 
 def _follow(sweep: "Sweep") -> int:
-    """A line for each trial as it ends; the exit code says whether the sweep has done what was wanted."""
+    """Print a line for each trial as it ends; return OK if the sweep succeeded."""
     import time  # late: only for this
 
     told = set[int]()
@@ -320,7 +320,7 @@ def _table(sweep: "Sweep", trials: "Sequence[TrialNote]") -> list[list[str]]:
 
 
 def _steps(sweep: "Sweep", one: "TrialNote") -> str:
-    """`120/200`: what the run of the trial has reported, or what the conductor has heard of it."""
+    """Return a trial's progress, such as `120/200`, from its run or else from the sweep's record."""
     from launcher.apps.sweeps.folder import SweepDir  # late: likewise
     from launcher.run.durable import readable  # late: only for this
     from launcher.run.records import RunState  # late: likewise

@@ -1,4 +1,4 @@
-"""What a run is to wait for, as options of a command: each is a field of the spec's `queue:`."""
+"""Declare what a run waits for as options of a command: each is a field of the spec's `queue:`."""
 
 import argparse
 import re
@@ -28,7 +28,7 @@ def declare_waits(arguments: Arguments) -> None:
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
-    """What was said with --set, and these."""
+    """Return the `--set` overrides of a command, with its waiting options added."""
     said = {"at": options.at, "priority": options.priority, "max_parallel": options.max_parallel}
     flags = [name for name in ("hold", "now") if getattr(options, name)]
     return [

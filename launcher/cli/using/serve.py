@@ -246,18 +246,18 @@ def _say_risks(host: str, *, public: bool, tls: bool) -> None:
 
 
 def _run_folder() -> Path | None:
-    """The folder of the run that this process is a rank of; None: it is none."""
+    """Return the folder of the run that this process is a rank of, or None."""
     named = os.environ.get("LAUNCH_RUN_DIR")
     return Path(named) if named and "LAUNCH_PROGRESS" in os.environ else None
 
 
 def _asking_folder() -> Path:
-    """Where the file with the token is: other users read neither."""
+    """Return the folder for the file with the token, which other users cannot read."""
     return _run_folder() or registry.state_folder() / "serving"
 
 
 def _own_address() -> str:
-    """The address of the node that this process is a rank on, as others reach it; else this machine's own."""
+    """Return the address at which others reach this process: its node's, or this machine's own outside of a run."""
     if _run_folder() is None:
         return _HERE
     first = os.environ.get("LAUNCH_NODE") == "0"
@@ -265,7 +265,7 @@ def _own_address() -> str:
 
 
 def _report(address: str) -> None:
-    """As a rank of a job: the agent is told where others reach it, and `launch status` shows it."""
+    """Report the address to the agent as a rank of a job, so that `launch status` shows it."""
     wire = os.environ.get("LAUNCH_PROGRESS")
     if wire is not None:
         with open(wire, "w") as file:  # one write: lines of several writers do not mix
@@ -273,7 +273,7 @@ def _report(address: str) -> None:
 
 
 def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
-    """None: anyone may ask. `kept`: where a rank that is started again finds the one that it had."""
+    """Return the token to ask with, or None if anyone may; `kept` is where a restarted rank finds its former one."""
     from launcher.apps.serving.how_to_ask import read_token  # late: for this command alone
 
     if options.public:
@@ -304,7 +304,7 @@ def _port(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """`5ms`, or as in a spec: `30s`, `1h`."""
+    """Return the seconds of a duration such as `5ms`, `30s` or `1h`."""
     number = text.removesuffix("ms")
     if number != text and number.isascii() and number.isdigit() and len(number) <= 9:
         return int(number) / 1000
