@@ -1,1 +1,1 @@
-"""Where runs go. A kind's module is imported only when a run goes, or has gone, there."""
+"""Hold the kinds of clusters that runs go to; a kind's module is imported only when a run of it needs it."""

@@ -47,7 +47,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./~-]*")  # written without quotes it stays wha
 
 
 class ClusterEntry(Struct, frozen=True):
-    """One place where runs go: a kind of cluster, and what it says of options of the spec, with how to get there."""
+    """A cluster: its kind, and its defaults for options of the spec, which include how to reach it."""
 
     kind: str
     name: str = ""
@@ -56,7 +56,7 @@ class ClusterEntry(Struct, frozen=True):
 
 
 def clusters_file(named: Path | None = None) -> Path | None:
-    """The file that is named, by $LAUNCH_CLUSTERS too, else the user's own; None where there is none."""
+    """Return the named file, or $LAUNCH_CLUSTERS, or the user's own; None if there is none."""
     if named is None and (variable := os.environ.get("LAUNCH_CLUSTERS")):
         named = Path(variable)
     if named is not None:
@@ -67,7 +67,7 @@ def clusters_file(named: Path | None = None) -> Path | None:
 
 
 def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
-    """Every cluster that a run can go to from here. Raises BadInput with every problem of the clusters file."""
+    """Return every cluster that a run can go to from here. Raises BadInput with every problem of the clusters file."""
     path = clusters_file(file)
     # A kind without a program of its own has nowhere to go but what the file, or the spec, names.
     found = {name: ClusterEntry(name, name) for name, kind in OURS.items() if name == LOCAL or kind.program}
@@ -76,8 +76,9 @@ def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
 
 
 def entry(name: str, file: Path | None = None) -> ClusterEntry:
-    """The cluster of this name, with the hosts that its command names now. Raises BadInput naming those that exist, and
-    LaunchError if that command fails."""
+    """Return the cluster of this name, with the hosts that its command names now. Raises BadInput, which lists those
+    that exist, and LaunchError if that command fails.
+    """
     if name == LOCAL:
         return ClusterEntry(LOCAL, LOCAL)  # whatever state the file is in
     known = named_clusters(file)
@@ -93,19 +94,19 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
 
 
 def section_of(name: str) -> Section:
-    """The options of a kind, as a spec has them under its name."""
+    """Return the options of a kind, as a spec has them under its name."""
     return OPTIONS_OF.get(name) or plugin_sections()[name]
 
 
 @cache
 def plugin_sections() -> dict[str, Section]:
-    """Of each kind of another package, what its class has as `options`: fields of the spec."""
+    """Return the spec options of each kind of plug-in, from its class's `options`."""
     classes = {name: made(kind) for name, kind in plugins().items()}
     return {name: Section(dict, tuple(getattr(one, "options", ()))) for name, one in classes.items()}
 
 
 def with_hosts(place: ClusterEntry) -> ClusterEntry:
-    """The cluster with the hosts that its command names now, if it has one. Raises LaunchError if that fails."""
+    """Return the cluster with the hosts that its command names now, if it has one. Raises LaunchError if that fails."""
     if place.hosts is None:
         return place
     kept = (one for one in place.defaults if one[0] != _HOSTS)
@@ -113,35 +114,38 @@ def with_hosts(place: ClusterEntry) -> ClusterEntry:
 
 
 def pool_of(place: ClusterEntry) -> Ssh:
-    """The hosts of a pool, as a spec has them that says nothing of its own. Raises LaunchError if a command that names
-    them fails."""
+    """Return the hosts of a pool, as a spec without options of its own has them. Raises LaunchError if a command that
+    names them fails.
+    """
     pool: Ssh = _own_options(with_hosts(place), SSH)
     return pool
 
 
 def is_pool(kind: str) -> bool:
-    """Whether a cluster of this kind is hosts that a spec, too, may name."""
+    """Return whether clusters of this kind are hosts, which a spec may name too."""
     return OPTIONS_OF.get(kind) is SSH
 
 
 def named_pools() -> dict[str, ClusterEntry]:
-    """Every pool that the clusters file names."""
+    """Return every pool that the clusters file names."""
     return {name: place for name, place in named_clusters().items() if is_pool(place.kind)}
 
 
 def login_of(place: ClusterEntry) -> Login:
-    """How to get to the login node of a cluster; its `node` is None where its programs are here."""
+    """Return how to reach the cluster's login node; its `node` is None if the cluster's programs are on this
+    machine.
+    """
     login: Login = _own_options(place, LOGIN) if place.kind == LOGIN_KIND else Login()
     return login
 
 
 def hosts_of(place: ClusterEntry, spec: JobSpec) -> list[HostNow]:
-    """What of its machines is free, and who has the others; none where its kind cannot say. Raises LaunchError."""
+    """Return what is free on its machines and who has the rest; empty if its kind cannot tell. Raises LaunchError."""
     return of_kind(place.kind).hosts_now(merged(place, spec))
 
 
 def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
-    """The spec with the options of the cluster's kind for which it has nothing but what is usual."""
+    """Return the spec with the cluster's options filled in where the spec has only defaults."""
     if (section := OPTIONS_OF.get(place.kind)) is None:
         return spec
     said, usual = getattr(spec, place.kind), section.model()
@@ -151,8 +155,9 @@ def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
 
 
 def as_reached_now(place: ClusterEntry) -> ClusterEntry:
-    """A cluster as it was known before, with the way to its login node as the clusters file has it by now, or the hosts
-    that a command there names now. Raises LaunchError if that command fails."""
+    """Return the cluster as it was then, but with the way to its login node as the clusters file has it now, or with
+    the hosts that its command names now. Raises LaunchError if that command fails.
+    """
     if place.kind != LOGIN_KIND and not is_pool(place.kind):
         return place
     try:
@@ -177,7 +182,7 @@ def _own_options(place: ClusterEntry, section: Section) -> Any:
 def with_defaults(
     defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section | None = None
 ) -> tuple[str, ...]:
-    """The overrides, and after them a cluster's defaults for what neither they nor the spec say."""
+    """Return the overrides, followed by a cluster's defaults for all that neither they nor the spec set."""
     from launcher.spec import overrides as command_line  # late: who completes names of clusters does without
     from launcher.spec.fields import JOB  # late: likewise
 
@@ -223,7 +228,7 @@ def _read(path: Path) -> dict[str, ClusterEntry]:
 
 @lru_cache(maxsize=4)  # one question after the other asks for it
 def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
-    """What a clusters file holds; `shown` is what it is called. Raises BadInput with every problem."""
+    """Return the clusters in a file's text; `shown` is the file's name. Raises BadInput with every problem."""
     read = read_tree(text)
     problems = list(read.problems)
     try:
@@ -255,7 +260,7 @@ class _ClusterName(Leaf, frozen=True):
 
 
 class _Defaults(Struct, frozen=True):
-    """Options of one section of the spec, checked as there and kept as overrides."""
+    """Options of one section of the spec, checked as in a spec and kept as overrides."""
 
     section: Section
     key: str
@@ -272,7 +277,7 @@ class _Defaults(Struct, frozen=True):
 
 
 class _QueueEntry(Struct, frozen=True):
-    """What an entry of a batch queue says."""
+    """The options of a batch queue's entry."""
 
     login: str | None = None
     launch: str = Login().launch
@@ -283,7 +288,7 @@ class _QueueEntry(Struct, frozen=True):
 
 
 class _ByKind(Struct, frozen=True):
-    """A mapping whose `kind` says which options it has."""
+    """A mapping whose `kind` decides which options it has."""
 
     def words(self) -> str:
         return "a mapping with kind"
@@ -324,7 +329,9 @@ def _ours_with_entries() -> list[str]:
 
 
 def _pool(kind: str, said: Mapping) -> ClusterEntry:
-    """What a spec may say under the kind's name stands in the entry itself; a command may name the hosts."""
+    """Return the entry of a pool: it has itself the options that a spec has under the kind's name. A command may name
+    its hosts.
+    """
     if OPTIONS_OF[kind] is SSH and isinstance(hosts := said.find("hosts"), Entry) and isinstance(hosts.value, Mapping):
         return _pool_by_command(kind, said, hosts.value)
     value = OPTIONS_OF[kind].parse(said)
@@ -347,7 +354,9 @@ def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
 
 
 def _queue(kind: str, said: Mapping) -> ClusterEntry:
-    """Here, or where its login node is: then that is where runs go, and the rest is for those who take them there."""
+    """Return the entry of a batch queue: here, or behind its login node, to which runs then go with the other
+    options.
+    """
     value: _QueueEntry = _queue_section(kind).parse(said)
     if value.login is None:
         return ClusterEntry(kind, defaults=value.defaults)
@@ -374,7 +383,7 @@ def _queue_section(kind: str) -> Section:
 
 
 def _written(path: str, node: Mapping) -> Iterator[tuple[str, str]]:
-    """Each option below this one as an override of the spec."""
+    """Yield each option below this one as an override of the spec."""
     for item in node:
         below = f"{path}.{item.key.text}"
         if isinstance(item.value, Mapping):
@@ -384,7 +393,7 @@ def _written(path: str, node: Mapping) -> Iterator[tuple[str, str]]:
 
 
 def _as_yaml(node: Node) -> str:
-    """A value as one line of YAML that is read as the same value."""
+    """Return a value as one line of YAML that reads back as the same value."""
     if isinstance(node, Scalar):
         bare = node.plain and _PLAIN.fullmatch(node.text) is not None
         return node.text if bare else _quoted(node.text)

@@ -1,4 +1,4 @@
-"""What runs keep on machines other than this one, whatever kinds of clusters they went to."""
+"""Find what runs keep on machines other than this one, for all kinds of clusters."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from launcher.run.records import Intent
 
 
 def kept_elsewhere(runs: Sequence[RunDir]) -> list[KeptRemote]:
-    """What each machine keeps of these runs; a machine that does not answer is named."""
+    """Return what each machine keeps of these runs; one that does not answer is named too."""
     return _tidy(runs, remove=False)
 
 
@@ -30,7 +30,7 @@ def _tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
 
 
 def kinds_of(run: RunDir) -> list[str]:
-    """The kinds of clusters, of those installed here, that know more of the run than its folder does."""
+    """Return the installed kinds of clusters that know more of the run than its folder does."""
     intents = (readable(attempt.intent, Intent) for attempt in attempts(run))
     kinds = dict.fromkeys(intent.cluster_kind for intent in intents if intent is not None)
     return [kind for kind in kinds if (known := kind_named(kind)) is not None and known.asked]

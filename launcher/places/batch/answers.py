@@ -1,4 +1,4 @@
-"""What stands in the answers of schedulers' clients: ids of jobs, settings, XML, JSON, numbers. Pure."""
+"""Parse answers of schedulers' clients: job ids, settings, XML, JSON, numbers. Pure functions."""
 
 import json
 import re
@@ -11,14 +11,16 @@ JOB_ID = re.compile(r"[0-9]{1,10}")
 
 
 def read_submitted(text: str) -> str | None:
-    """The id of the job that was taken, among a site's banners; None where there is none, or more than one."""
+    """Return the id of the submitted job, found among a site's banners; None if there is none or more than one."""
     found = {line[1] for line in re.finditer(r"^[ \t]*([0-9]{1,10})(?:;[\w.-]+)?[ \t\r]*$", text, re.MULTILINE)}
     return found.pop() if len(found) == 1 else None
 
 
 def read_settings(text: str, sign: str | None = None) -> dict[str, str]:
-    """A name and its value on each line, with white space or that sign between them; a backslash carries a line on.
-    What stands first counts."""
+    """Return name and value from each line, separated by white space or `sign`; a backslash continues a line.
+
+    Of a name that occurs twice, the first value counts.
+    """
     rows = (line.split(sign, 1) for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip())
     found: dict[str, str] = {}
     for name, *value in rows:
@@ -27,7 +29,9 @@ def read_settings(text: str, sign: str | None = None) -> dict[str, str]:
 
 
 def read_xml(called: str, text: str) -> ET.Element:
-    """Behind a site's banners. Raises Unreachable where it is damaged: what is left out would seem gone."""
+    """Return the XML behind a site's banners. Raises Unreachable if it is damaged, as jobs missing from it
+    would seem gone.
+    """
     try:
         return ET.fromstring(text[max(0, text.find("<?xml")) :])  # noqa: S314 # nosec B314 - the user's own server
     except ET.ParseError as error:
@@ -57,5 +61,5 @@ def words_in(node: ET.Element, name: str) -> list[str]:
 
 
 def number(text: str) -> float | None:
-    """What is no plain number is not known."""
+    """Return the number in the text, or None if it is not a plain number."""
     return float(text) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{0,15})?", text.strip()) else None

@@ -40,26 +40,28 @@ _REACHED_S = 5.0  # before its limit a job may be ended for that
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """What names a job for good, before it has an id: it is written on the job, where everybody may read it."""
+    """The submit token that identifies a job before it has an id; it is written on the job, where everybody can
+    read it.
+    """
 
     text: str
     array: int | None = None  # how many runs share the job, where it is an array
 
     @property
     def mark(self) -> str:
-        """The word that a job carries, in a field that the scheduler keeps and shows and makes nothing of."""
+        """Return the token's mark for a job field that the scheduler keeps and shows but does not interpret."""
         return f"{_MARK}{self.text}"
 
 
 def tickets_in(text: str) -> frozenset[str]:
-    """Those whose marks are among these words."""
+    """Return the submit tokens whose marks are among these words."""
     return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
 
 
 def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
-    """Return the only command of a script: the batch process, or the guard that has it below itself.
+    """Return the only command of a batch script: the batch process, or the watchdog that starts it.
 
-    `where` is the run's folder, or an array's list of them.
+    `where` is the run's folder, or the folder that lists an array's runs.
     """
     if guarded:
         words = [sys.executable, "-P", "-m", "launcher.places.batch.job.guard", kind, str(where)]
@@ -69,23 +71,23 @@ def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
 
 
 def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
-    """What is to run once on every node but the first."""
+    """Return the command to run once on every node but the first."""
     return [sys.executable, "-P", "-m", "launcher.places.batch.job.on_node", kind, plan.run_dir, str(attempt.number)]
 
 
 def nodes_asked(plan: "Plan", each: int = 1) -> str:
-    """How many nodes a job asks for, or slots, where a node has so many: spares are more than the run needs."""
+    """Return how many nodes, or slots of `each` per node, a job requests; spares are added."""
     fewest, most = plan.nodes_min * each, (plan.nodes_max + plan.spec.recovery.spares) * each
     return f"{fewest}-{most}" if plan.nodes_min < plan.nodes_max else str(most)
 
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
-    """How long before its limit a run is told: as the spec wants it, but never in the first half of a short job."""
+    """Return how long before its limit a run is warned: `wanted_s`, but never in the first half of a short job."""
     return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 
 
 class Phase(StrEnum):
-    """Where a job is, as far as processes of ours go."""
+    """The state of a job, as far as our processes are concerned."""
 
     QUEUED = "queued"  # no process of its next start exists yet
     RUNNING = "running"  # it has its nodes, even where it is stopped on them
@@ -113,19 +115,21 @@ class QueuedJob(msgspec.Struct, frozen=True):
     name: str = ""  # what its submitter called it, where the scheduler shows that with the rest
 
     def may_have(self, ticket: str) -> bool:
-        """Whether it can be that ticket's job. With none on it it can: a site's plugins may rewrite that."""
+        """Return whether it may be this token's job; a job without any token may, as a site's plugins can
+        rewrite that field.
+        """
         return not ticket or not self.tickets or ticket in self.tickets
 
 
 class JobStart(msgspec.Struct, frozen=True):
-    """What this process knows of its job by its environment."""
+    """What a process knows of its job from its environment."""
 
     job: str
     element: int | None  # which run of an array, from 0
 
 
 class NodeWord(msgspec.Struct, frozen=True):
-    """What the scheduler says of a node."""
+    """A node's state as the scheduler reports it."""
 
     down: bool  # given up; a node that merely takes no new jobs is not
     text: str  # its state and the reason, for people
@@ -148,7 +152,7 @@ class ExecHost(msgspec.Struct, frozen=True):
 
 
 class Fate(Enum):
-    """What becomes of a job whose batch process was told to leave."""
+    """What becomes of a job whose batch process was asked to leave."""
 
     QUEUED_AGAIN = auto()  # the scheduler has put it back by itself
     PREEMPTED = auto()  # others get its nodes, and the scheduler would leave it at that
@@ -159,11 +163,11 @@ class Fate(Enum):
 
 
 class BatchSystem(ABC):
-    """A batch system: its command lines, how their answers are read, its states and reasons.
+    """A batch system: its command lines, how to parse their answers, its states and reasons.
 
-    `script`, `jobs` and a few attributes must be filled in; the rest has a default that is of use where jobs are taken
-    by something like qsub, and `exec_hosts` where the batch system can list them. Every method that asks raises
-    Unreachable where nobody answers: never taken for a no.
+    A subclass fills in `script`, `jobs` and a few attributes; the rest has defaults that suit systems with a command
+    like qsub, and `exec_hosts` if the batch system can list hosts. Every method that asks raises Unreachable if nothing
+    answers, which never counts as a no.
     """
 
     kind: str  # as the registry of kinds has it
@@ -221,7 +225,7 @@ class BatchSystem(ABC):
         return True
 
     def try_out(self, script: str) -> str:  # noqa: ARG002 - of those that can
-        """Return what it says of this script, for people, without taking it."""
+        """Return the scheduler's answer about this script, for the user, without submitting it."""
         return f"{self.called} cannot look at a script without taking it"
 
     def name_of(self, job: str, element: int) -> str:
@@ -263,7 +267,9 @@ class BatchSystem(ABC):
     # -- how a job is started again: where it cannot, the run goes on in a new job
 
     def fate(self, job: str) -> Fate:
-        """Return why this job's batch process was told to leave, asked in the job. By default what is shown tells."""
+        """Return why this job's batch process was asked to leave; asked inside the job, by default from the
+        job's shown state.
+        """
         return fate_by(next(iter(self.jobs([job])), None), self.hosts())
 
     def requeue(self, job: str) -> str:  # noqa: ARG002 - of those that can
@@ -278,8 +284,11 @@ class BatchSystem(ABC):
     def start_again(  # noqa: B027 - doing nothing is the default
         self, plan: "Plan", job: str, avoid: Sequence[str], delay_s: float | None = None
     ) -> None:
-        """Have a job that waits start on other nodes than these, as far as that can be had. With a delay it is just
-        being put back, and starts after that; this returns at once. By default it keeps what it was submitted with."""
+        """Have a waiting job start on other nodes than `avoid`, as far as possible; by default it keeps what was
+        submitted.
+
+        With a delay the job is just being put back, and starts after it; the call returns at once.
+        """
 
     def follow(self, job: str, others: Sequence[str]) -> bool:  # noqa: ARG002 - of those that can
         """Have this job, which is about to be put back, wait there for the ends of others. False: that cannot be had,
@@ -287,7 +296,7 @@ class BatchSystem(ABC):
         return False
 
     def warn_before_s(self, plan: "Plan") -> float:
-        """Return how long before the time limit the run is to be told; `warn_before` of the kind's options says it."""
+        """Return how long before the time limit the run is warned, by `warn_before` in the kind's options."""
         own = getattr(plan.spec, self.kind, None)
         return warned_before_s(plan.spec.resources.time_s, getattr(own, "warn_before_s", _WARNED_S))
 
@@ -295,8 +304,11 @@ class BatchSystem(ABC):
 
     @property
     def warnings(self) -> tuple[int, ...]:
-        """Signals that tell that the nodes will be taken, besides SIGTERM: that of our own clock, and what the system
-        sends. They may come on every host of the job at once: the batch process alone acts on them."""
+        """Return the signals, besides SIGTERM, that warn that the nodes will be taken: from our own clock or the
+        scheduler.
+
+        They may arrive on every host of the job; only the batch process acts on them.
+        """
         return () if environment.HOST in os.environ else (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
     def this_start(self) -> JobStart:
@@ -315,7 +327,9 @@ class BatchSystem(ABC):
         return {name: resolved(name, "hint: the hosts of a job have to know each other by name") for name in names}
 
     def processes(self, plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":
-        """Return the processes to start: node 0's agent first, then what starts the keeper of the agent on others."""
+        """Return the processes to start: node 0's agent first, then one for each other node, which supervises
+        its agent.
+        """
         from launcher.supervisor.agent_processes import (  # late: only a job needs it
             agent_process,
             starter_process,
@@ -368,8 +382,10 @@ def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], c
 
 
 def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float | None, warn_s: float) -> str:
-    """Return a batch script with these lines on top, whose job gets its environment from a file, and is told by a clock
-    of its own that its limit is near."""
+    """Return a batch script with these directives, whose job reads its environment from a file.
+
+    A clock of its own warns the job when its limit is near.
+    """
     words = shlex.join(environment.with_it(None if limit_s is None else limit_s - warn_s))
     keeper = batch_command(kind, where).removeprefix("exec ")
     return "\n".join(["#!/bin/sh", *directives, f"exec {words} {keeper}", ""])
@@ -385,8 +401,10 @@ def resolved(name: str, hint: str) -> str:
 
 
 def fate_by(shown: QueuedJob | None, ours: Collection[str]) -> Fate:
-    """What becomes of a job by what is shown of it, where nothing tells more. `ours`: the hosts that this start has,
-    which another answer may name with their domain, or without."""
+    """Return what becomes of a job from its shown state alone.
+
+    `ours` are the hosts that this start has; other answers may name them with or without their domain.
+    """
     if shown is None:
         return Fate.UNKNOWN
     if shown.phase is Phase.ENDING:

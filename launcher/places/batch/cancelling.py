@@ -1,6 +1,7 @@
-"""Ending a run in a queue: first its own people are asked, by its folder and by a signal; then the job is ended.
+"""Cancel a run in a queue: first ask its own processes, by its folder and a signal, then end its job.
 
-The scheduler is only told to end a job that has the run's ticket: an id alone may be a stranger's by now.
+The scheduler is asked to end only a job with the run's submit token, as an id alone may belong to a stranger's job by
+now.
 """
 
 import contextlib
@@ -38,7 +39,9 @@ class Cancelling:
         self._run, self._attempt, self._plan = run, attempt, plan
 
     def carry_out(self) -> CancelReport:
-        """Returns when nothing of it is left. Raises Unreachable where nobody can be asked: the wish stays."""
+        """Return once nothing of the run is left. Raises Unreachable if nobody can be asked; the request to
+        stop then stays.
+        """
         if self._has_ended():
             return CancelReport((), already=True)
         ask_to_stop(self._attempt, "cancel")
@@ -86,7 +89,7 @@ class Cancelling:
         return CancelReport((_named(job),), already=False, cut_off=self._cut_off())
 
     def _cut_off(self) -> tuple[str, ...]:
-        """Who does not answer the scheduler of the hosts that the attempt has had, in words for people."""
+        """Return a line for each of the attempt's hosts that does not answer the scheduler."""
         plan = readable(self._attempt.plan, Plan)
         hosts = [node.host for node in plan.nodes if node.host] if plan is not None else []
         try:
@@ -98,14 +101,15 @@ class Cancelling:
         return tuple(f"{host} does not answer {self._queue.called}: {end}" for host, node in known.items() if node.down)
 
     def _others(self, job: QueuedJob | None) -> list[QueuedJob]:
-        """What there is of the run besides its newest attempt's job."""
+        """Return the run's jobs besides that of its newest attempt."""
         found = [one for one in self._queue.jobs() if not _has_left(one) and ticket_on(one, self._run)]
         return [one for one in found if job is None or one.id != job.id]
 
     @contextlib.contextmanager
     def _no_submit_under_way(self) -> Iterator[None]:
-        """Where it is not known which job the attempt has: whoever may be handing it over is waited for, and who comes
-        later finds that it has ended."""
+        """Keep others from submitting the attempt meanwhile, if its job is unknown; wait for one that is doing
+        so now.
+        """
         intent = readable(self._attempt.intent, Intent)
         lock = BatchDir(Path(intent.batch)).lock if intent is not None and intent.batch else self._attempt.job_lock
         if intent is None or readable(self._attempt.handle, Handle) is not None or not lock.parent.is_dir():
@@ -122,7 +126,9 @@ class Cancelling:
             time.sleep(_STEP_S)
 
     def _job(self) -> tuple[QueuedJob | None, str]:
-        """The attempt's job, with its ticket; found by that where its submitter was killed before it noted the id."""
+        """Return the attempt's job and its token; the token finds a job whose submitter was killed before it
+        noted the id.
+        """
         jobs = self._queue.jobs()
         handle = readable(self._attempt.handle, Handle)
         if handle is not None:
@@ -139,9 +145,9 @@ class Cancelling:
         return job, ticket
 
     def _job_by_name(self) -> tuple[QueuedJob | None, str]:
-        """What no ticket is known of goes by its name, which no two runs have, if it has a ticket at all.
+        """Return the job with the run's name and its token, if no record holds a token; array elements do not count.
 
-        An array's elements all have the name of one run.
+        Raises Unreachable if several live jobs have the name.
         """
         jobs = self._queue.jobs(called=self._run.path.name)
         named = sorted((job for job in jobs if job.tickets and job.element is None), key=_has_left)
@@ -153,7 +159,7 @@ class Cancelling:
         return next(((job, ticket) for job in named for ticket in job.tickets), (None, ""))
 
     def _refuse_to_guess(self, jobs: Sequence[QueuedJob], intent: Intent | None) -> None:
-        """Raise where one of these may be the run's: elements of an array of which no record says whose each is."""
+        """Raise Unreachable if an array's element may be the run's and no record says which run it has."""
         known = _arrays_known(self._run)
         doubtful = [
             job
@@ -195,7 +201,9 @@ class Cancelling:
         return all(one.phase is Phase.ENDED for one in self._queue.jobs([job]))
 
     def _has_ended(self) -> bool:
-        """By the record of its end, which comes before any other says so: state.json alone is not believed."""
+        """Return whether the end record says that it has ended; it is written first, so `state.json` alone does
+        not count.
+        """
         end = readable(self._attempt.end, AttemptEnd)
         return end is not None and end.state.ended
 
@@ -205,7 +213,7 @@ def _has_left(job: QueuedJob) -> bool:
 
 
 def _arrays_known(run: RunDir) -> set[str]:
-    """The tickets of all arrays of which it is on record what runs they have, wherever this user has runs."""
+    """Return the tokens of all arrays whose runs are on record, wherever this user has runs."""
     roots = {run.path.parent, *(path.parent for _, path in registered())}
     folders = [folder for root in roots for folder in root.glob(f"{BATCH_PREFIX}*")]
     return {one.name.removeprefix(BATCH_PREFIX) for one in folders if readable(BatchDir(one).runs, list[str])}

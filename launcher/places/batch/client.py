@@ -20,7 +20,7 @@ _LOOK_EVERY_S = 0.02  # at how much a program has written: enough for some megab
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a client left: its exit code and what it wrote."""
+    """The result of a client program: its exit code and output."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def refusal(self) -> str:
-        """Why the scheduler does not do what it was told, or ""."""
+        """Return why the scheduler refused, or ""."""
         return "" if self.code == 0 else (self.err or self.out).strip()[:300] or f"exit code {self.code}"
 
 
@@ -51,10 +51,11 @@ class Programs(msgspec.Struct, frozen=True):
         pass_fds: Sequence[int] = (),
         in_job: bool = False,
     ) -> Answer:
-        """What a program answers. Raises Unreachable where it is missing, too slow, killed, or got no answer itself.
+        """Return what a program answers. Raises Unreachable if it is missing, too slow, killed, or got no answer
+        itself.
 
-        That is no refusal: a controller that was frozen submits, requeues or cancels the job when it wakes.
-        `in_job`: it may be asked from inside a job that is ended at that moment.
+        That is no refusal: a frozen controller carries out the request once it wakes. `in_job` is set if the job that
+        we are in may be ending at that moment.
         """
         given = self.environment(os.environ if environ is None else environ)
         answer = self._run(argv, given, limit_s, stdin, pass_fds, in_job=in_job)
@@ -114,12 +115,12 @@ class Programs(msgspec.Struct, frozen=True):
 
 
 def deaf(argv: Sequence[str]) -> list[str]:
-    """A command that is deaf to SIGTERM, which a scheduler sends to every process of a job that it ends."""
+    """Return the command made to ignore SIGTERM, which a scheduler sends to every process of a job that it ends."""
     return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]
 
 
 def said_by(program: str, text: str) -> list[str]:
-    """The lines of an error, without the name of the program that writes them."""
+    """Return the lines of an error without the program's name in front."""
     said = re.sub(rf"^(?:{re.escape(os.path.basename(program))}: )?(?:error: |fatal: )?", "", text, flags=re.MULTILINE)
     return [line.strip()[:200] for line in said.splitlines() if line.strip()]
 
@@ -150,7 +151,7 @@ def _no_client(program: str, called: str, error: OSError) -> Unreachable:
 
 @contextlib.contextmanager
 def _memory(content: bytes = b"") -> Iterator[int]:
-    """A file without a name or a disk."""
+    """Yield a descriptor of a file in memory with this content."""
     file = os.memfd_create("client")
     try:
         os.write(file, content)

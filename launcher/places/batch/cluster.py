@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BatchCluster(Place):
-    """A batch system as a place. What a kind adds: what a node offers, where its batch system does not list hosts."""
+    """A cluster with a batch system. A subclass adds what a node has, where the system lists no hosts."""
 
     supports_reach = True
     takes: Sequence[str] = ()  # of what a spec says of waiting, `after` and `max_parallel` among it
@@ -60,7 +60,7 @@ class BatchCluster(Place):
         return Machine(min(one.cpus for one in able), devices, apart=True, limit_per_job=True, interface=interface)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """The hosts of its queues; of jobs those of the user, as others' are none of ours to tell."""
+        """Return the hosts of its queues, and on them the user's own jobs; other users' are not shown."""
         jobs = self.queue.jobs()
         return [_host_now(host, jobs) for host in self._hosts_for(spec)]
 
@@ -74,7 +74,7 @@ class BatchCluster(Place):
         hand_over(self.queue, Handover.of(run, run.attempt(attempt)))
 
     def preview(self, plan: Plan) -> Preview:
-        """The script, and what the scheduler says of it without taking it."""
+        """Return the batch script and what the scheduler answers about it without taking it."""
         script = self.queue.script(plan, Ticket("0" * 16), Path(plan.run_dir), [])
         try:
             return Preview(script, self.queue.try_out(script))
@@ -82,7 +82,9 @@ class BatchCluster(Place):
             return Preview(script, str(error.lines[0]))
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Priorities count among the jobs of everybody."""
+        """Return a problem for each wait that is not supported, and for a raised priority, which counts among
+        all users' jobs.
+        """
         taken = not_taken(spec.queue, self.takes, self.kind)
         return [*taken, *only_behind(spec.queue, self.queue.called), *dependency_problems(self.queue, awaited)]
 
@@ -91,7 +93,7 @@ class BatchCluster(Place):
         self._heard = list(attempts), of_each(attempts, lambda whole: mend(self.queue, whole))
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-        """What the scheduler says of each, by one question: that of a mend just before it, or one of its own."""
+        """Return the scheduler's word on each attempt with one query, reusing that of a `mend` just before."""
         (asked, words), self._heard = self._heard, ([], [])
         return words if asked == list(attempts) else of_each(attempts, lambda whole: look(self.queue, whole))
 
@@ -99,7 +101,9 @@ class BatchCluster(Place):
         include_nodes(self.queue, run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Raises Refused on any other machine, where a scheduler starts nothing beside a job but from inside of it."""
+        """Return a way onto this machine's node. Raises Refused on any other machine, as a scheduler starts
+        nothing beside a job from outside.
+        """
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
 
         name, called = machine_of(run, node), self.queue.called
@@ -125,7 +129,7 @@ def _host_now(host: ExecHost, jobs: Sequence[QueuedJob]) -> HostNow:
 
 
 def job_of(run: RunDir, attempt: AttemptDir) -> str:
-    """The id of an attempt's job. Raises Refused where it has none yet."""
+    """Return the id of an attempt's job. Raises Refused if it has none yet."""
     handle = read_record(attempt.handle, Handle)
     if handle is None or handle.job_id is None:
         raise Refused(f"{run.id} has no job yet", f"hint: launch status {run.id} hands it over")
@@ -133,5 +137,5 @@ def job_of(run: RunDir, attempt: AttemptDir) -> str:
 
 
 def queue_of(kind: str) -> BatchSystem:
-    """The scheduler of this kind of cluster: a process of a job is told the kind."""
+    """Return the scheduler of this kind of cluster, which a job's process gets as an argument."""
     return cast("BatchCluster", of_kind(kind)).queue

@@ -17,7 +17,7 @@ _KNOWN = ("succeeded", "ended")
 
 
 def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]]:
-    """Each run that is still to be waited for, and its job. Raises Refused where one has none yet."""
+    """Return each run still to be waited for, with its job. Raises Refused if one has no job yet."""
     found = []
     for one in awaited:
         if not has_happened(one):
@@ -29,7 +29,7 @@ def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]
 
 
 def dependency_problems(scheduler: BatchSystem, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Of the runs to follow, those that it cannot wait for, and those for which it is too late."""
+    """Return a problem for each run that the scheduler cannot wait for, or for which it is too late."""
     found = ((index, _problem(scheduler, one)) for index, one in enumerate(awaited))
     return [Misfit(f"queue.after.{index}", why, WAITS_HERE) for index, why in found if why]
 

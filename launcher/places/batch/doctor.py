@@ -1,4 +1,4 @@
-"""What the doctors of batch systems share: who answers, which hosts there are, and a trial on some of them."""
+"""Share what checks of batch systems have in common: whether they answer, their hosts, and a trial job on some."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping

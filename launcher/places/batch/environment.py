@@ -41,12 +41,12 @@ def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_it(warn_after_s: float | None) -> tuple[str, ...]:
-    """The words before the job's command. After that time a clock of our own rings, which for 0 would never."""
+    """Return the words before the job's command; after `warn_after_s` a clock of our own warns the job."""
     return WITH_IT if warn_after_s is None else (*WITH_IT, "--warn-after", str(max(1, math.ceil(warn_after_s))))
 
 
 def save(file: Path, environ: Mapping[str, str]) -> None:
-    """For the user alone. What speaks of a job that `environ` is in is left out."""
+    """Write the environment to a file that only the user can read, without variables about a job that we are in."""
     kept = {name: value for name, value in cleaned(environ).items() if not _of_another_job(name)}
     write_bytes(file, json.dumps(kept).encode())
 
@@ -56,7 +56,7 @@ def _of_another_job(name: str) -> bool:
 
 
 def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
-    """The command in words that no shell takes apart."""
+    """Return the command packed into words that no shell splits."""
     return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
 
 

@@ -1,9 +1,10 @@
 """Hand one attempt, or several runs' first attempts as an array, to a scheduler as one job, exactly once.
 
 intent (fsync) ─ lock ─ which cluster (fsync) ─ its client, which holds the lock too ─ job id (fsync) ─ unlock
-Whoever finds an intent without a job id, and the lock free, knows that no client is under way: the scheduler has a job
-with this ticket's mark, or it has none. Several clusters may share one home, and none knows anything of another's jobs:
-hence the note of which one it is.
+
+If there is an intent without a job id and the lock is free, no client is under way: the scheduler has a job with this
+token, or it has none. Several clusters may share one home directory and none sees another's jobs; so the record says
+which cluster it is.
 """
 
 import os
@@ -27,7 +28,7 @@ _STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be put back, and then
 
 
 def run_of_element(where: Path, index: int | None) -> RunDir | None:
-    """The run of this element of an array, or the run itself; None where it was never made."""
+    """Return the run of this array element, or the run itself; None if it was never created."""
     batch = BatchDir(where)
     if index is None or not batch.runs.exists():
         return RunDir(where)
@@ -36,9 +37,9 @@ def run_of_element(where: Path, index: int | None) -> RunDir | None:
 
 
 def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) -> None:
-    """Have the scheduler take the job. `again`: somebody may have submitted it before, so it is looked for first.
+    """Have the scheduler take the job; with `again` it may have it already, so it is looked for first.
 
-    Does nothing while somebody else is at it. Raises NotStarted if it is refused, Unreachable if nobody can tell.
+    Does nothing while another process is at it. Raises NotStarted if it is refused, Unreachable if nobody can tell.
     """
     with handover.held() as lock:
         missing = [(index, one[1]) for index, one in enumerate(handover.members) if is_open(*one)]
@@ -61,7 +62,7 @@ def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) ->
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """A job that is there, and the ticket that is on it. `phase`: of an older job of the run."""
+    """A job that exists and the token on it; `phase` is set for an older job of the run."""
 
     id: str
     ticket: str
@@ -69,7 +70,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 def _folder(handover: Handover) -> Path:
-    """Return the folder that the script is told: the run's, or the one that an array's runs share."""
+    """Return the folder to name in the script: the run's, or the one that an array's runs share."""
     return handover.path if handover.intent.batch else handover.members[0][0].path
 
 
@@ -78,9 +79,10 @@ def _name(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
 
 
 def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
-    """Return the job that has the ticket, by an answer of now: one from before we had the lock may be older than it.
+    """Return the job that has the token, asked for now, as an answer from before we had the lock may be out of date.
 
-    An attempt that follows another may be the older job's, put back by a controller that did not answer in time.
+    For an attempt that follows another it may be the older attempt's job, put back by a controller that answered too
+    late.
     """
     jobs, ticket = queue.jobs(), handover.intent.ticket
     for one in jobs:
@@ -94,13 +96,13 @@ def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
 
 
 def ticket_on(job: QueuedJob, run: RunDir) -> str:
-    """The ticket of this run that the job has; "" where it is another's."""
+    """Return the run's token on this job, or "" if the job is another run's."""
     index = job.element[1] if job.element is not None else None
     return next((ticket for ticket, own in tickets_of(run) if ticket in job.tickets and own == index), "")
 
 
 def tickets_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
-    """Every ticket of the run that can be read, the newest first, and which element it has where that is an array's.
+    """Yield every token of the run, the newest first, with its element if the job is an array.
 
     An attempt after a requeue is in the job of the one before it.
     """
@@ -134,7 +136,7 @@ class ThisCluster:
 
     @cached_property
     def name(self) -> str:
-        """What its controller calls it; "" where it does not say. Raises Unreachable."""
+        """Return the cluster's name by its controller, or "" if it has none. Raises Unreachable."""
         return self._queue.site()
 
     def note(self, site: Path) -> None:
@@ -143,7 +145,7 @@ class ThisCluster:
             write_record(site, Site(self.name))
 
     def elsewhere(self, run: RunDir, attempt: AttemptDir) -> str:
-        """Why nothing can be told of this attempt here: its job is on another cluster. "" where that is not known."""
+        """Return why this attempt's job is not visible here, because it is on another cluster; else ""."""
         there = _noted(run, attempt)
         if not there or not self.name or there == self.name:
             return ""
@@ -152,7 +154,7 @@ class ThisCluster:
 
 
 def _noted(run: RunDir, attempt: AttemptDir) -> str:
-    """Where the newest job was handed to: an attempt after a requeue is in the job of the one before."""
+    """Return the cluster that the newest job was handed to; after a requeue that is the previous attempt's record."""
     for number in range(attempt.number, 0, -1):
         one = run.attempt(number)
         intent = readable(one.intent, Intent)

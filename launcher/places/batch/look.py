@@ -1,6 +1,6 @@
-"""What the scheduler says of runs: one question for all, and one to its accounts for jobs that it shows no more.
+"""Ask the scheduler about runs: one query for all, and one to its accounting for jobs that it no longer shows.
 
-Nothing is changed by it; what a killed submitter left to be done is done in `mend`.
+This changes nothing; what a killed submitter left undone is done in `mend`.
 """
 
 import time
@@ -26,7 +26,7 @@ Words = list[ClusterWord | None]
 
 
 def look(queue: BatchSystem, attempts: Asked) -> Words:
-    """The word on each attempt; None where it is still being submitted."""
+    """Return the scheduler's word on each attempt, or None for one that is still being submitted."""
     handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
     try:
         jobs = queue.jobs()  # after the handles: a job that has one is in it
@@ -36,7 +36,7 @@ def look(queue: BatchSystem, attempts: Asked) -> Words:
 
 
 def of_each(attempts: Asked, say: Callable[[Asked], Words]) -> Words:
-    """A word on each: of those whose records are damaged that they are, so that nobody else's run waits for theirs."""
+    """Return a word on each attempt; one with damaged records gets a word about that, so that it holds up no other."""
     words: dict[AttemptDir, ClusterWord | None] = {}
     for run, attempt in attempts:
         try:
@@ -52,12 +52,12 @@ def of_each(attempts: Asked, say: Callable[[Asked], Words]) -> Words:
 
 
 def silence(attempts: Asked, error: Unreachable) -> Words:
-    """What was last seen of each, where nobody answers."""
+    """Return what was last seen of each attempt, because the scheduler does not answer."""
     return [last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
 
 
 def words_on(queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]) -> Words:
-    """The word on each, by the jobs that the scheduler shows."""
+    """Return the word on each attempt, given the jobs that the scheduler shows."""
     now, shown = time.time(), {job.id: job for job in jobs}
     asked = [
         _Asked(run, attempt, handle, shown.get(handle.job_id or "") if handle is not None else None)
@@ -78,20 +78,20 @@ class _Asked(msgspec.Struct, frozen=True):
 
     @property
     def is_ours(self) -> bool:
-        """Surely: it has the attempt's ticket."""
+        """Return whether the job surely belongs to the attempt, by its token."""
         ticket = self.handle.ticket if self.handle is not None else ""
         return self.job is not None and (not ticket or ticket in self.job.tickets)
 
     @property
     def forgotten(self) -> str:
-        """The id of a job that is not shown; "" where there is none. A controller may give ids again."""
+        """Return the id of the attempt's job if it is not shown, or "" if there is none; a controller may reuse ids."""
         if self.handle is None or self.handle.job_id is None:
             return ""
         return "" if self.job is not None and self.job.may_have(self.handle.ticket) else self.handle.job_id
 
 
 def _words_on_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
-    """Of jobs that are not shown, or not as ours: on another cluster, known to the accounts, or gone."""
+    """Return words on jobs that are not shown, or not as ours: on another cluster, known to the accounting, or gone."""
     here = ThisCluster(queue)
     try:
         away = {one.attempt: why for one in asked if (why := here.elsewhere(one.run, one.attempt))}
@@ -105,7 +105,9 @@ def _words_on_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) 
 
 
 def _words_on_forgotten(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
-    """What the accounts say; silent accounts make nobody else silent."""
+    """Return the accounting's words on jobs that are not shown; if it does not answer, other attempts are
+    unaffected.
+    """
     if not asked:
         return {}
     since = min(read_intent(one.attempt).created_at for one in asked) - _SKEW_S
@@ -125,15 +127,17 @@ def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterWord | None, n
 
 
 def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterWord | None:
-    """A word for an attempt that has no job yet, unless its submitter lives here and speaks for itself: it may be on
-    another machine, or be dead while its client is not. Nobody has lost it."""
+    """Return a word for an attempt without a job, or None if its submitter lives here and reports by itself.
+
+    The submitter may be on another machine, or be dead while its client is not, so the attempt is not lost.
+    """
     if attempt.end.exists() or attempt.handle.exists() or alive(read_intent(attempt).created_by):
         return None
     return ClusterWord(Phase.QUEUED, "", now, text=f"it is being handed to {queue.called}")
 
 
 def _word_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterWord:
-    """Of a job that runs it has no text: that would stand in place of what the run itself says."""
+    """Return the word on one job; a running one has no text, which would hide what the run itself reports."""
     text = "" if job.phase is Phase.RUNNING else job.text
     if job.suspended:
         text = f"its job is suspended: all of it stands still until {queue.called} lets it go on"

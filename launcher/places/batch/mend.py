@@ -1,7 +1,7 @@
-"""What others left undone is done: a run that was never handed over is, and of two jobs of one ticket one is ended.
+"""Finish what killed processes left undone: hand over runs that never were, and end a second job of one token.
 
-An attempt that has an intent and no job was left lying by a submitter that was killed. A second job with the ticket
-can only come from a client that was given up and yet went through: it would find nothing to do.
+An attempt with an intent and no job was left by a submitter that was killed. A second job with the token can only come
+from a client that was given up and succeeded later; it would find nothing to do.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _SEEN_AGAIN_S = 60.0
 
 
 def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterWord | None]:
-    """Gives what `look` would say afterwards, so that the scheduler is asked once for both."""
+    """Finish what was left undone and return what `look` would, so that the scheduler is asked once for both."""
     here = ThisCluster(queue)
     try:
         for run, attempt in attempts:
@@ -47,7 +47,7 @@ def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterWord | None]:
 
 @contextlib.contextmanager
 def _where_there_is_room() -> Iterator[None]:
-    """What a full or failing disk does not take is done by a later look: this one answers all the same."""
+    """Ignore a full or failing disk here; a later look does what was left."""
     try:
         yield
     except OSError as error:
@@ -70,9 +70,9 @@ def _hand_over_open(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: 
 def _end_doubles(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Jobs that wait, and are not the newest attempt's: with its ticket, or an older one's that was put back late.
+    """Cancel waiting jobs that are not the newest attempt's: with its token, or an older attempt's put back late.
 
-    Of an array every element is left to find out for itself: any of them may be some run's.
+    Elements of an array are left alone, as any of them may be some run's.
     """
     wanted = {
         ticket: handle.job_id
@@ -90,7 +90,7 @@ def _end_doubles(
 def _let_wait_for_fewer(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Jobs that wait, and were told to avoid nodes whose time is over, may have these again."""
+    """Let waiting jobs use nodes again whose time of exclusion is over."""
     now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
     for (run, attempt), handle in zip(attempts, handles, strict=True):
         if handle is not None and handle.job_id in waiting and is_over(run, now):
@@ -100,7 +100,7 @@ def _let_wait_for_fewer(
 
 
 def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> None:
-    """A job of the run that waits may have these nodes, or all, from now on."""
+    """Let a waiting job of the run use these nodes again, or all."""
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None
     if attempt is None or handle is None or handle.job_id is None:

@@ -1,8 +1,8 @@
-"""Where an attempt waits for runs that its own cluster cannot see, or count: a process of this machine, which can.
+"""Hold a run back on this machine if its own cluster cannot see, or count, the runs that it waits for.
 
-The attempt is over when that process opens the next one, on the cluster that the run is for, as `launch resume` does
-(`submission/deferred_start.py`): by its number there is one, whoever is killed when. Whoever looks at a run whose wait
-nobody carries starts that process again; of two the one goes on that has the lock.
+The attempt is over when the waiting process opens the next one on the run's cluster, as `launch resume` does
+(`submission/deferred_start.py`). Its number is given once, so there is one, whichever process is killed when. If a look
+finds that no process waits for a run, it starts one; of two the one with the lock goes on.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _CARRIER = "launcher.submission.deferred_start:DeferredStart"
 
 
 class CarriedCluster(Place):
-    """`there`: the cluster that the run is for, which is asked what it offers."""
+    """The place where a run waits on this machine; `there` is the cluster that it is for, which says what it offers."""
 
     kind = CARRIED
     most_in_order = 10_000
@@ -42,7 +42,7 @@ class CarriedCluster(Place):
         return self._there.machine(spec)
 
     def preview(self, _plan: Plan) -> None:
-        """Nothing is handed to anybody yet."""
+        """Return None, because nothing is handed to a cluster yet."""
 
     def prepare(self, plan: Plan) -> StandbyKeeper:
         return StandbyKeeper(_CARRIER, Path(plan.run_dir))
@@ -71,7 +71,7 @@ class CarriedCluster(Place):
 
 
 def _is_left_lying(attempt: AttemptDir) -> bool:
-    """Nobody has it in hand: neither who submits it, nor who carries it."""
+    """Return whether no process has the attempt in hand: neither its submitter nor one that waits for it."""
     if not attempt.handle.exists() and alive(read_intent(attempt).created_by):
         return False
     with locked(attempt.job_lock) as free:

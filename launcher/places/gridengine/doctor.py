@@ -24,7 +24,7 @@ WORDS = QueueWords(
 
 
 class GridEngineDoctor(BatchDoctor):
-    """Asks the qmaster; a trial is in the parallel environment that is chosen, or in the first that is usable."""
+    """The checks of a Grid Engine; a trial uses the chosen parallel environment, or the first that is usable."""
 
     system, words, starter = GridEngineSystem, WORDS, "qrsh -inherit"
 
@@ -57,14 +57,14 @@ check_up = GridEngineDoctor().check_up
 
 
 def usable(environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
-    """The parallel environments for jobs on several hosts, and how many slots they give on each."""
+    """Return the parallel environments for jobs on several hosts, each with its slots per host."""
     able = {name: one for name, one in environments.items() if one.get("control_slaves") == "TRUE"}
     rules = {name: one.get("allocation_rule", "") for name, one in able.items()}
     return {name: int(rule) for name, rule in rules.items() if rule.isdigit()}
 
 
 def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Which parallel environments give a job so many hosts for sure, and let it start programs on them."""
+    """Yield which parallel environments give a job a fixed number of hosts and let it start programs there."""
     fixed = [name for name, one in environments.items() if one.get("allocation_rule", "").isdigit()]
     hint = "ask for one with allocation_rule 1 and control_slaves TRUE; runs on one node need none"
     if found := usable(environments):
@@ -76,7 +76,7 @@ def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Findi
 
 
 def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str]) -> Iterator[Finding]:
-    """What of the site's configuration keeps a run from going on, or from being told of."""
+    """Yield settings of the site that keep a run from going on, or from being reported."""
     if settings.get("reschedule_unknown", "00:00:00") in ("00:00:00", "0:0:0"):
         text = "jobs of a lost first host are not put back (reschedule_unknown 0)"
         yield warning("lost hosts", text, "`launch cancel`, then `launch resume`, goes on")

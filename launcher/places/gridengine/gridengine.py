@@ -53,8 +53,7 @@ ask = Programs(CALLED, "qmaster", _NO_ANSWER).ask
 
 
 class GridEngineCluster(BatchCluster):
-    """Grid Engine, as far as submitters see it. It waits for the end of a job, whatever that was, and has arrays: this
-    kind uses neither."""
+    """Grid Engine as a cluster to submit to; its waits for a job's end and its arrays are not used."""
 
     doctor = "launcher.places.gridengine.doctor"
     takes = ("priority", "after", "hold", "at")
@@ -80,7 +79,7 @@ class GridEngineSystem(BatchSystem):
     leaves_with: int | None = 99
 
     def site(self) -> str:
-        """As the cell's administrator has called it; not the host of its qmaster, which may be another one tomorrow."""
+        """Return the cell's name by its administrator; not its qmaster's host, which may change."""
         named = os.environ.get("SGE_CLUSTER_NAME", "")
         root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
         with contextlib.suppress(OSError):

@@ -51,7 +51,7 @@ _TOLD_WITHIN_S = 30.0  # so long the job of a run that has ended stays for those
 
 
 class BatchSupervisor(Strategy):
-    """Words: KIND [SIGNAL]."""
+    """The supervisor of a run inside its batch job; its arguments are KIND [SIGNAL]."""
 
     stands_by = False
 
@@ -82,7 +82,7 @@ class BatchSupervisor(Strategy):
         return self.carry(attempt)
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
-        """Have the attempt's agents on the nodes of this job, until the coordinator's last word."""
+        """Run the attempt's agents on the nodes of this job until its end is written, and return that end."""
         run, queue, wakeup = self.run, self._queue, self._wakeup
         self._plan = plan = seated(read_plan(run, attempt.number), self._hosts)
         write_record(attempt.plan, plan)
@@ -135,7 +135,7 @@ def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, 
 
 
 def _jobs_of(plan: Plan) -> list[str]:
-    """Return the jobs of the runs that a plan follows, as far as they have any by now."""
+    """Return the jobs of the runs that a plan waits for, as far as they have any by now."""
     newest_ones = (newest(RunDir(Path(one.run_dir))) for one in plan.awaited)
     handles = (readable(one.handle, Handle) for one in newest_ones if one is not None)
     return [handle.job_id for handle in handles if handle is not None and handle.job_id is not None]

@@ -1,4 +1,4 @@
-"""Which attempt a start of a job carries out: only one process ever carries one out."""
+"""Decide which attempt a start of a job runs; only one process ever runs an attempt."""
 
 import contextlib
 import signal
@@ -19,9 +19,9 @@ from launcher.supervisor.attempt_end import cancelled, is_cancelled, settle, wri
 
 
 def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = None) -> AttemptDir | None:
-    """The attempt that this start of the job carries out; None where there is nothing to do for it.
+    """Return the attempt that this start of the job runs, or None if there is nothing to do.
 
-    `killed_by`: the signal that has killed the batch process before this one, in the same start.
+    `killed_by` is the signal that killed the previous batch process of the same start.
     """
     attempt = newest(run)
     if attempt is None:
@@ -49,7 +49,7 @@ def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = Non
 def next_attempt(
     queue: BatchSystem, run: RunDir, before: AttemptDir, cause: Cause | None, job: str
 ) -> AttemptDir | None:
-    """The attempt after this one, in this job; None where another has gone on with the run meanwhile."""
+    """Open the next attempt in this job and return it, or None if another process has taken the run over meanwhile."""
     plan = read_plan(run, before.number)
     try:
         attempt, _ = new_attempt(run, plan.cluster, "requeue", cause, kind=queue.kind, after=before.number)
@@ -63,13 +63,13 @@ def next_attempt(
 
 
 def ticket_of(attempt: AttemptDir) -> str:
-    """What is on the attempt's job."""
+    """Return the submit token on the attempt's job, or ""."""
     handle = read_record(attempt.handle, Handle)
     return handle.ticket if handle is not None else ""
 
 
 def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
-    """The job that the attempt belongs to: the first one that says so, which is ours where it has got none else."""
+    """Return the job that the attempt belongs to: the first that claimed it, which is ours if no other has."""
     with contextlib.suppress(FileExistsError):
         create_record(attempt.handle, Handle(queue.kind, job_id=job, ticket=_ticket_of_job(run, attempt, job)))
     handle = read_record(attempt.handle, Handle)
@@ -77,15 +77,14 @@ def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> 
 
 
 def _ticket_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
-    """What is on this job: the ticket of the attempt before, where that was this job's too; else the job is
-    the one that was submitted with this attempt's own."""
+    """Return the token on this job: the previous attempt's, if it was in this job too, else this attempt's own."""
     earlier = (read_record(run.attempt(number).handle, Handle) for number in range(attempt.number - 1, 0, -1))
     before = next((handle for handle in earlier if handle is not None), None)
     return before.ticket if before is not None and before.job_id == job else read_intent(attempt).ticket
 
 
 def _take(queue: BatchSystem, attempt: AttemptDir, job: str, ticket: str) -> bool:
-    """True for the one process that may carry this attempt out."""
+    """Return True for the one process that may run this attempt."""
     if not claim_attempt(attempt.started):
         return False
     write_record(attempt.handle, Handle(queue.kind, keeper=this_process(), job_id=job, ticket=ticket))
@@ -104,7 +103,7 @@ def cancel(run: RunDir, attempt: AttemptDir) -> None:
 def _speak_for_the_one_before(
     queue: BatchSystem, run: RunDir, attempt: AttemptDir, killed_by: int | None
 ) -> AttemptEnd:
-    """The job was taken from its nodes, or the process killed, without a word of the attempt that ran there."""
+    """Write the failure of an attempt whose job or process was killed before it could, and return its end."""
     if killed_by is None:
         cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)
     else:
@@ -113,10 +112,10 @@ def _speak_for_the_one_before(
 
 
 def _first_host(attempt: AttemptDir) -> str:
-    """Where the attempt's keeper was, by the scheduler's name, which need not be the machine's own.
+    """Return the host of the attempt's supervisor by the scheduler's name, which may differ from the machine's own.
 
-    A keeper that did not live to write where its nodes are has left only the latter; what an older attempt has written
-    is another allocation.
+    A supervisor that died before it wrote its nodes has left only the latter. A record of an older attempt is of
+    another allocation.
     """
     plan = read_record(attempt.plan, Plan)
     host = plan.nodes[0].host if plan is not None else ""

@@ -20,7 +20,7 @@ _MOST = 200  # characters of what an administrator gives as the reason
 
 @contextmanager
 def watched_for_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float = _LOOK_S) -> Iterator[None]:
-    """As long as the attempt goes on; beside it, as a scheduler may take its time to answer."""
+    """Watch for drained nodes in a thread while the attempt runs, because a scheduler may answer slowly."""
     if len(plan.nodes) <= plan.nodes_max:
         yield
         return
@@ -41,9 +41,10 @@ def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, o
 
 
 def note_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
-    """Have the coordinator hear of nodes that are drained by now, besides those that it was told of; gives these.
+    """Ask the coordinator to drain nodes that the scheduler drains, besides those in `told`; return the new ones.
 
-    One that is taken into use again stays without ranks until the next attempt. Nothing is new where nobody answers.
+    A node that is taken into use again gets no ranks until the next attempt. Nothing is new if the scheduler does not
+    answer.
     """
     hosts = {node.host: node.index for node in plan.nodes}
     try:

@@ -1,9 +1,9 @@
-"""Begins the batch process of a job below itself, and anew where that was killed; passes on what the scheduler says.
+"""Start the batch process of a job, start it again if it is killed, and pass the scheduler's signals on to it.
 
     python -m launcher.places.batch.job.guard KIND RUN_DIR [ends-with-0]
 
-Signals wait until they are heard: here, and in the batch process, which they would end while its Python starts. Where
-the job is being ended nothing is begun anew: the scheduler decides what follows.
+Signals stay blocked until they are handled, here and in the batch process, which they would end while its Python
+starts. While the job is being ended nothing is started again: the scheduler decides what follows.
 """
 
 import os
@@ -17,7 +17,7 @@ _LIVES = 10  # a batch process that dies before it has an attempt has no other b
 
 
 def main() -> int:
-    """Return the batch process's exit code, or 0 if so told; for one that was killed it is that of a shell."""
+    """Return the batch process's exit code, 0 if `ends-with-0` is given, or 128 + the signal that killed it."""
     with open("/proc/self/comm", "w") as name:  # as `launcher.run.processes.name_this`, without its imports
         name.write("launch-super")
     signal.pthread_sigmask(signal.SIG_BLOCK, {*HEARD, signal.SIGCHLD})
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _watch(pid: int) -> tuple[int, bool]:
-    """How it has ended, below 0 by a signal; and whether the job was told to end."""
+    """Return how the process ended, below 0 by a signal, and whether the job was asked to end."""
     told = False
     while True:
         number = signal.sigwait({*HEARD, signal.SIGCHLD})

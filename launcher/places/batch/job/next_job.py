@@ -1,4 +1,4 @@
-"""What follows an attempt after which the run goes on: the next one here, the same job again, or a new job."""
+"""Choose what follows an attempt if the run goes on: another attempt here, the same job requeued, or a new job."""
 
 import contextlib
 import sys
@@ -41,7 +41,7 @@ class NextJob:
         self._queue, self._run, self._plan, self._job, self._wakeup = queue, run, plan, job, wakeup
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> tuple[AttemptDir | None, int]:
-        """The attempt that this process goes on with; or None, and the exit code with which it leaves."""
+        """Return the next attempt for this process, or None and the exit code with which it leaves."""
         history = read_lines(self._run.events, Event)
         lost = self._gone(attempt, lost_nodes(history, attempt.number, self._plan, time.time()))
         unfit = unfit_nodes(history, attempt.number, self._plan, time.time())
@@ -56,18 +56,19 @@ class NextJob:
         return None, self._leave() if self._move(attempt, end, lost, unfit) else Exit.OK
 
     def _leave(self) -> int:
-        """The job is to start again: a scheduler that ends it first is waited for."""
+        """Return the exit code after a requeue; a scheduler that ends the job itself is waited for."""
         if self._queue.leaves_with is not None:
             return self._queue.leaves_with
         self._wakeup.wait(_LAST_S)
         return Exit.OK
 
     def _move(self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Blame], unfit: Sequence[Blame]) -> bool:
-        """Have the scheduler start the run again, elsewhere or later, unless it was ended by a person. True where it is
-        this job that is to start again. In any other case its nodes are of no more use to us.
+        """Have the scheduler start the run again, elsewhere or later, unless a user ended it; return True if it is this
+        job.
 
-        Nodes are blamed only for what nobody else explains: not where the scheduler has ended the job's tasks, nor
-        where it is not heard either, because then it may be this node that is cut off.
+        In any other case this job's nodes are not needed any more. Nodes are blamed only for what nothing else
+        explains: not if the scheduler ended the job's tasks, nor if it does not answer either, because then this node
+        may be the one that is cut off.
         """
         fate = self._fate()
         if lost and fate is Fate.RUNS:
@@ -108,7 +109,9 @@ class NextJob:
         return fate
 
     def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Blame]) -> AttemptEnd:
-        """Nodes that fell silent because the scheduler had ended what ran there are not lost."""
+        """Return the end with its true cause: nodes that fell silent because the scheduler ended their tasks
+        are not lost.
+        """
         cause = _TAKEN_AS.get(fate)
         if end.cause is not Cause.NODE_LOST or cause is None or self._any_is_down(lost):
             return end
@@ -122,14 +125,14 @@ class NextJob:
         return told
 
     def _any_is_down(self, lost: Sequence[Blame]) -> bool:
-        """A silent scheduler does not say so."""
+        """Return whether the scheduler reports one of the lost nodes as down; False if it does not answer."""
         hosts = [one.host for one in lost]
         with contextlib.suppress(Unreachable):
             return bool(hosts) and any(node.down for node in self._queue.nodes(hosts, limit_s=_ASK_S).values())
         return False
 
     def _gone(self, attempt: AttemptDir, lost: Sequence[Blame]) -> list[Blame]:
-        """Those of them that have not come back."""
+        """Return the lost nodes that have not come back."""
         return [one for one in lost if not is_back(self._plan, attempt, one)]
 
     def _fate(self) -> Fate:
@@ -140,10 +143,10 @@ class NextJob:
             return Fate.UNKNOWN
 
     def _again_or_anew(self, attempt: AttemptDir, end: AttemptEnd, *, lost: bool) -> bool:
-        """This job again, or a new one, or else the end. True for the first.
+        """Requeue this job, or else submit a new one, or else end the run; return True if this job starts again.
 
-        A requeued job starts only once the scheduler has given its lost node up, which may take minutes; and Slurm
-        22.05 then grants a job with GPUs no step any more. A new job has neither trouble.
+        After a node is lost a new job comes first: a requeued job starts only once the scheduler has given the lost
+        node up, which may take minutes, and Slurm 22.05 then gives a job with GPUs no steps any more.
         """
         none_anew = self._new_job(attempt, end, "a node of the job is lost") if lost else ""
         if lost and not none_anew:
@@ -182,8 +185,11 @@ class NextJob:
                 return silence
 
     def _new_job(self, before: AttemptDir, end: AttemptEnd, why: str) -> str:
-        """Another job of the run; gives why there is none. The attempt that was to be that job's is then this one's,
-        which may be requeued yet: status asks for the job of the newest attempt."""
+        """Submit another job for the run, and return why there is none, or "".
+
+        If it is refused, the attempt that was opened for it belongs to this job, which may yet be requeued: status asks
+        for the job of the newest attempt.
+        """
         run, queue = self._run, self._queue
         if not _may_submit(queue):
             return "this host may not submit"
@@ -210,7 +216,7 @@ class NextJob:
 
 
 def _may_submit(queue: BatchSystem) -> bool:
-    """Not where the scheduler says so; one that is silent may yet take the job."""
+    """Return whether jobs may be submitted from here; True if the scheduler does not answer, as it may yet take one."""
     try:
         return queue.may_submit()
     except Unreachable:
@@ -218,5 +224,5 @@ def _may_submit(queue: BatchSystem) -> bool:
 
 
 def start_again(queue: BatchSystem, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
-    """The job is back in the queue: it is to start after that delay, and not on the nodes that the run avoids."""
+    """Have the requeued job start after this delay, and not on nodes that the run avoids."""
     queue.start_again(plan, job, [blame.host for blame in avoided(run)], delay_s)

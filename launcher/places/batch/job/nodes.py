@@ -21,16 +21,16 @@ _STEP_S = 0.1
 
 
 def seated(plan: Plan, hosts: Mapping[str, str]) -> Plan:
-    """The plan with its nodes on these hosts: the run's own first, what is more than they are spares.
+    """Return the plan with its nodes on these hosts: first those that the run needs, the rest as spares.
 
-    Where the spec names an interface, only the host itself knows its address: it is left open.
+    If the spec names a network interface, only the host knows its address, which is left open.
     """
     left_open = plan.interface is not None
     return with_hosts(plan, [(host, "" if left_open else address) for host, address in hosts.items()])
 
 
 def index_of(plan: Plan, host: str) -> int:
-    """Which node of the plan this machine is."""
+    """Return the index of this host in the plan. Raises LaunchError if it has none."""
     for node in plan.nodes:
         if node.host == host:
             return node.index
@@ -38,7 +38,10 @@ def index_of(plan: Plan, host: str) -> int:
 
 
 def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cause, str]:
-    """Why a job was started anew although its attempt on this first host, begun then, left no last word."""
+    """Return the cause and text for a job that was started again although its attempt left no end.
+
+    `host` was the attempt's first node, `since` its start.
+    """
     taken = f"{queue.called} took {host or 'the nodes'} back without leaving time for a last word"
     if not host:
         return Cause.PREEMPTED, taken
@@ -54,9 +57,9 @@ def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cau
 
 
 def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Blame]:
-    """The hosts that were lost in this attempt and have not been heard of since.
+    """Return the hosts that were lost in this attempt and have not reported since.
 
-    Where our own is among them, it was we who heard nobody: none of them is known to be lost.
+    If our own node is among them, it was this node that was cut off, and none is known to be lost.
     """
     last: dict[int, Event] = {}
     for event in history:
@@ -73,7 +76,7 @@ def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float)
 
 
 def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Blame]:
-    """The hosts on which a device was found unfit in this attempt: an agent that is heard there does not mend it."""
+    """Return the hosts on which a device was found unfit in this attempt; a new agent there does not change that."""
     until = now + plan.spec.recovery.avoid_s
     found = {event.node: event for event in history if event.attempt == attempt and event.kind == NODE_UNFIT}
     return [
@@ -84,8 +87,7 @@ def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float
 
 
 def is_back(plan: Plan, attempt: AttemptDir, lost: Blame) -> bool:
-    """Whether its keeper has begun another agent on this host since it was lost, and it answers again: then not the
-    host was gone but the way to it, or to us."""
+    """Return whether a new agent runs on the lost host and answers, so that only the network to it was down."""
     node = next((node.index for node in plan.nodes if node.host == lost.host), None)
     if node is None or not attempt.agent(node).exists():
         return False
@@ -93,7 +95,7 @@ def is_back(plan: Plan, attempt: AttemptDir, lost: Blame) -> bool:
 
 
 def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
-    """The clock of the disk may differ from ours, but not by half a lease; the agent before is older than a whole."""
+    """Return whether the agent's record is newer than the loss; clocks may differ, but by less than half a lease."""
     since = lost_at - plan.spec.recovery.lease_s / 2
     deadline = time.monotonic() + min(_SIGN_S, lost_at + _SIGN_S - time.time())
     while not (is_new := agent.stat().st_mtime > since) and time.monotonic() < deadline:
@@ -102,7 +104,7 @@ def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
 
 
 def _answers(attempt: AttemptDir, node: int) -> bool:
-    """Whether anything there says anything: that nobody listens at this port is an answer too."""
+    """Return whether the agent's machine answers; a refused connection is an answer too."""
     agent, own = readable(attempt.agent(node), AgentRecord), readable(attempt.endpoint, Endpoint)
     if agent is None or own is None:
         return False

@@ -1,8 +1,9 @@
-"""The keeper of one node's agent, where it is not the first node: starts it, brings it back, ends what it leaves.
+"""Supervise one node's agent in a batch job, on every node but the first: start it, restart it, end what it leaves.
 
     python -m launcher.places.batch.job.on_node KIND RUN_DIR ATTEMPT     by srun, or what a scheduler has in its place
 
-A step of a job tells of a task's end only when all have ended, and nothing there would tidy up behind a killed agent.
+A job step reports a task's end only when all tasks have ended, and nothing else on the node would clean up after a
+killed agent.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ _LOOK_S = 5.0
 
 
 def main() -> int:
-    """Stay until the agent has left for good, or we are told to go."""
+    """Supervise the agent until it has left for good or this process is asked to go; return 0."""
     name_this("launch-super")
     os.umask(0o077)
     with waiting_for_disks():
@@ -80,8 +81,10 @@ def keep(queue: BatchSystem, plan: Plan, attempt: AttemptDir, index: int, wakeup
 
 
 def see_to_the_first_node(queue: BatchSystem, plan: Plan) -> bool:
-    """True where we had the job start anew: the coordinator has not been heard for a whole lease, and its host is down.
-    A job that was not to be killed for a lost node is left as it is, without anybody in charge."""
+    """Requeue the job if the coordinator has been silent for a whole lease and its host is down; return True if it was.
+
+    A job that the scheduler must not end for a lost node stays as it is, without anything in charge.
+    """
     if queue.leaves_with is not None:
         return False  # no process but that of the lost host could do it: the scheduler has to, and by itself
     job = queue.this_start().job
@@ -100,10 +103,10 @@ def see_to_the_first_node(queue: BatchSystem, plan: Plan) -> bool:
 
 
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
-    """On the first node the batch process has the agent; what it may not hear is a preemption.
+    """Pass a preemption on from the first node's task to the batch process, which has the agent there.
 
-    Slurm, where there is a GraceTime, tells of that only the tasks of steps, and has one here too for that. We pass it
-    on, and leave when the agent has.
+    With a GraceTime, Slurm signals a preemption only to the tasks of steps, so there is one here too. It returns when
+    the agent has exited.
     """
     while (agent := read_record(attempt.agent(0), AgentRecord)) is None and not wakeup.stop_asked:
         wakeup.sleep(_STEP_S)

@@ -1,4 +1,4 @@
-"""Who may want a job's attempt to end: the scheduler before the limit or at once, or a person by the run's folder."""
+"""Watch for requests to end a job's attempt: from the scheduler, at once or before the limit, or from the user."""
 
 import math
 import time
@@ -18,10 +18,10 @@ _ASK_S = 5.0
 
 
 class BatchWishes:
-    """SIGTERM: the nodes are taken back. One of the queue's warnings: so they will be, soon. stop.json: a person
-    cancels.
+    """The requests to end an attempt in a batch job.
 
-    The file is looked at every two seconds, for the day on which the controller cannot pass a signal on.
+    SIGTERM means that the nodes are taken now, one of the queue's warning signals that they soon will be, and
+    `stop.json` that a user cancels. The file is read every two seconds, in case the controller cannot deliver a signal.
     """
 
     def __init__(self, queue: BatchSystem, wakeup: Wakeup, attempt: AttemptDir, plan: Plan, job: str) -> None:
@@ -51,7 +51,10 @@ class BatchWishes:
         return False
 
     def _time_left_s(self) -> float:
-        """Until the moment that the spec asks for: a warning may come a minute early. 0: now, when nobody can tell."""
+        """Return the seconds until ranks should save; 0 means now, also if the scheduler does not answer.
+
+        A warning may come a minute early.
+        """
         try:
             jobs = self._queue.jobs([self._job], limit_s=_ASK_S)
         except Unreachable:

@@ -45,15 +45,14 @@ _ON_NODE = "launcher.places.batch.trial.on_node"
 
 
 def minutes(longest_s: float = math.inf) -> int:
-    """So much time the job asks for, where none may have more than that."""
+    """Return the minutes that the job asks for, limited by the longest allowed."""
     return int(max(1, min(_MINUTES, longest_s // 60)))
 
 
 def looked_over(
     site: Generator[Finding, None, TrialJobs | None], words: QueueWords, wish: DoctorWish, tell: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """What a site's programs say, as they are asked; what nodes tell, where a trial is wished for and there may be one;
-    what they should share with this machine."""
+    """Yield the findings of a site's programs, then of a trial on nodes if one is wanted, then of the shared folder."""
     seen_on: list[str] | None = None
     try:
         queue = yield from site
@@ -67,7 +66,9 @@ def looked_over(
 def tried(
     queue: TrialJobs, wish: DoctorWish, tell: Callable[[str], None]
 ) -> Generator[Finding, None, list[str] | None]:
-    """What nodes tell, and in the end on which all of our own was found; None where there was no trial."""
+    """Yield what a trial found on nodes, and return those where all our files were found; None if there was no
+    trial.
+    """
     try:
         trial = try_nodes(queue, wish, queue.minutes, tell)
     except NoTrial as reason:
@@ -96,7 +97,9 @@ def try_nodes(queue: TrialJobs, wish: DoctorWish, limit_minutes: int, tell: Call
 
 
 def batch_script(queue: TrialJobs, folder: Path, python: str, limit_s: float) -> str:
-    """A shell looks first: where the folder or Python is missing, no program of ours can tell."""
+    """Return the job's script; a shell checks first, because without the folder or Python no program of ours
+    can report.
+    """
     where, interpreter, log = (shlex.quote(str(path)) for path in (folder, python, folder / LOG))
     program = f"""\
 stopped() {{ echo "stopped $NODE $1"; exit "$1"; }}
@@ -116,7 +119,7 @@ exec > {log} 2>&1
 
 @contextlib.contextmanager
 def _folder(runs_root: Path) -> Iterator[Path]:
-    """One where runs will be; nothing of it is left, nor of what was made on the way to it."""
+    """Yield a new folder where runs will be, and remove it afterwards with any parents made for it."""
     made = [folder for folder in (runs_root, *runs_root.parents) if not folder.exists()]
     folder = drafts.new_draft(runs_root)
     try:
@@ -130,7 +133,7 @@ def _folder(runs_root: Path) -> Iterator[Path]:
 
 
 def _talk(trial: Trial, job: JobOnTrial, folder: Path, wish: DoctorWish, until: float) -> None:
-    """With every node, until it has told all or is known not to, or the job has ended or used up its time."""
+    """Ask every node until it has answered all, is known not to, or the job has ended or used up its time."""
     trial.hosts = job.queue.hosts(job.state.nodes) if job.state.nodes else ()
     patience_s = min(_WORD_S, _FOR_TALKING * (until - time.monotonic()))
     boxes = {host: Mailbox(host, folder, job) for host in trial.hosts}

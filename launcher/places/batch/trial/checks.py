@@ -1,4 +1,4 @@
-"""What is said of nodes, from what a trial's job brought back from them. Pure: facts in, findings out."""
+"""Turn what a trial job found on nodes into findings. Pure functions."""
 
 import platform
 import re
@@ -29,7 +29,7 @@ _STOPPED = re.compile(r"stopped (\S+) ([0-9]{1,3})")
 
 
 class Stage(IntEnum):
-    """Exit codes of the job's script: how far a node came."""
+    """The exit codes of the trial job's script: how far a node came."""
 
     NOT_THERE = 41
     NOT_WRITABLE = 42
@@ -37,7 +37,7 @@ class Stage(IntEnum):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a node says of itself."""
+    """A node's first answer about itself."""
 
     launcher: str
     python: str
@@ -55,7 +55,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeClock:
-    """What a node's clock is ahead of ours by, and how exactly we know that: asking takes that long."""
+    """How far a node's clock is ahead of ours, and how long asking took, which limits the accuracy."""
 
     ahead_s: float
     took_s: float
@@ -63,7 +63,7 @@ class NodeClock:
 
 @dataclass(slots=True)
 class SeenNode:
-    """What is known of a node that said a word."""
+    """What is known of a node that answered."""
 
     hello: Hello
     clock: NodeClock | None = None
@@ -72,7 +72,7 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True)
 class TrialJob:
-    """What a queue says of the job; as it is before anything is known."""
+    """The trial job's state as the queue reports it; the defaults hold before anything is known."""
 
     waits: bool = True
     has_ended: bool = False
@@ -87,7 +87,7 @@ class TrialJob:
 
 @dataclass(slots=True)
 class Trial:
-    """A job, as far as it came."""
+    """A trial job, as far as it came."""
 
     job: str
     hosts: Sequence[str] = ()
@@ -105,20 +105,20 @@ class Trial:
 
     @property
     def seen_on(self) -> list[str]:
-        """Where all of our own was found, where that is everywhere."""
+        """Return the hosts if all our files were found on each of them, else an empty list."""
         told = {name for name, node in self.seen.items() if node.clock}
         return list(self.hosts) if self.hosts and set(self.hosts) <= told else []
 
 
 def launcher_version() -> str:
-    """Of the package that runs."""
+    """Return the version of the launcher that runs here."""
     # By its name: as an import, the package stands for its whole API, which is floors above.
     return str(import_module("launcher").__version__)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is on nodes if they are like this machine."""
+    """What nodes have if they are like this machine."""
 
     rank_python: str
     runs_root: str
@@ -128,9 +128,9 @@ class Expected:
 
 
 def read_stopped(log: str) -> dict[str, tuple[int, str]]:
-    """The nodes that came no further: with which exit code, and what was said there last.
+    """Return the nodes that failed early, each with its exit code and the last line it printed.
 
-    Each line of the log begins with the number of its task, as those of `srun --label`.
+    Each line of the log begins with its task's number, as with `srun --label`.
     """
     stopped: list[tuple[str, str, str]] = []
     said: dict[str, str] = {}
@@ -144,7 +144,7 @@ def read_stopped(log: str) -> dict[str, tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True)
 class QueueWords:
-    """What a batch queue and its programs are called in findings."""
+    """The names of a batch system and its programs in findings."""
 
     queue: type[BatchSystem]
     server: str  # what its programs ask: controller
@@ -159,7 +159,7 @@ class QueueWords:
 
 
 def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | None, words: QueueWords) -> Finding:
-    """It waited for nodes for as long as it may, and was cancelled."""
+    """Return the finding that the trial waited for nodes as long as it may and was cancelled."""
     text = f"no node was free within {within_s:g} s; job {job} was cancelled: {why}"
     if starts_at is None:
         return warning("trial", text, f"--within {within_s * 10:g} waits longer; {words.others} ask for other nodes")
@@ -169,7 +169,7 @@ def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | Non
 
 
 def silence_finding(lines: Sequence[str], words: QueueWords) -> Finding:
-    """What the client said that got no answer."""
+    """Return the finding that the scheduler did not answer, with its client's error."""
     hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")), words.silent_hint)
     return problem(words.server, lines[0], hint, unreachable=True)
 
@@ -179,7 +179,7 @@ def refused_finding(said: str, words: QueueWords) -> Finding:
 
 
 def trial_findings(trial: Trial, expected: Expected, words: QueueWords) -> Iterable[Finding]:
-    """Everything that the nodes told."""
+    """Yield everything that the nodes reported."""
     stopped = read_stopped(trial.log)
     if trial.state.exit_code in list(Stage) and trial.hosts and not stopped:
         stopped = {trial.hosts[0]: (trial.state.exit_code, "")}  # the batch script itself came no further
@@ -206,7 +206,7 @@ def trial_findings(trial: Trial, expected: Expected, words: QueueWords) -> Itera
 
 
 def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueWords) -> Iterable[Finding]:
-    """Why not all of it happened: the first reason, where there are several."""
+    """Yield the first reason why not everything happened, if anything is missing."""
     state, where = trial.state, f" on {all_of(trial.hosts)}" if trial.hosts else ""
     gone = f"`{words.shows_nodes}` shows whether nodes are well; one that has just gone is called idle for a while"
     lines = [line.strip()[:200] for line in trial.log.splitlines() if line.strip()]
@@ -236,7 +236,7 @@ def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueWo
 
 
 def _is_lost(trial: Trial, host: str) -> bool:
-    """One that only does not hear us goes on until the job ends."""
+    """Return whether the node is lost; one that only does not hear us goes on until the job ends."""
     node = trial.seen.get(host)
     return node is None or (node.report is None and (node.clock is not None or trial.state.has_ended))
 
@@ -310,7 +310,7 @@ def _network_findings(trial: Trial, words: QueueWords) -> Iterable[Finding]:
 
 
 def _alike(trial: Trial, found: Mapping[str, T]) -> Iterable[tuple[T, list[str]]]:
-    """What was found, and the nodes where it was."""
+    """Return each distinct finding with the nodes where it was made."""
     groups: dict[T, list[str]] = {}
     for node in (host for host in trial.hosts if host in found):
         groups.setdefault(found[node], []).append(node)

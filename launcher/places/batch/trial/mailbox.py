@@ -29,7 +29,7 @@ class Mailbox:
         self.name, self._folder, self._job, self._numbers = name, folder, job, count()
 
     def ask(self, words: Mapping[str, object] | None, answer: type[T], limit_s: float) -> T:
-        """Without words: what it says by itself, once."""
+        """Send a question and return the answer; without `words`, return what the node reports by itself at first."""
         file = file_of(self.name, next(self._numbers))
         if words is not None:
             write_record(self._folder / f"{file}.asked", words)
@@ -57,7 +57,9 @@ def file_of(node: str, number: int) -> str:
 
 
 def read_end(path: Path) -> bytes | None:
-    """So much of its end as may be of use. A folder that is listed anew shows what others have put into it."""
+    """Return the end of a file, as much as may be of use, or None; listing its folder shows new files on a
+    network disk.
+    """
     try:
         if path.name not in os.listdir(path.parent):
             return None

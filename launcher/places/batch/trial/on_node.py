@@ -1,4 +1,4 @@
-"""What runs on each node of the trial's job, and answers through the folder.
+"""Answer questions through the folder, on each node of the trial's job.
 
 python -m launcher.places.batch.trial.on_node KIND FOLDER SECONDS NODE
 """
@@ -27,7 +27,9 @@ _STEP_S = 0.02
 
 
 def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> None:
-    """`me`: as the queue calls this node; `address`: by which the others reach it, as the queue's programs have it."""
+    """Answer the questions in the folder until there are no more; `me` and `address` are the node's as the
+    queue has them.
+    """
     until = time.monotonic() + limit_s
     interface = (folder / AT_WORK).read_text()
     write_record(folder / f"{file_of(me, 0)}.said", _hello(address, interface))
@@ -59,7 +61,7 @@ def _hello(address: str, interface: str) -> Hello:
 
 
 def main() -> None:
-    """Leaves with 0 where all was answered."""
+    """Answer all questions; exit with 0, or with the error that prevented it."""
     os.umask(0o077)
     kind, folder, limit_s, me = sys.argv[1:]
     try:

@@ -19,7 +19,7 @@ _END_S = 45.0  # Slurm's KillWait, and then some
 
 
 class NoTrial(Exception):
-    """There is none; the finding says why."""
+    """There is no trial; `finding` says why."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.text)
@@ -40,7 +40,7 @@ class TrialJobs:
     began: float = field(default_factory=time.time)
 
     def submit(self, script: str) -> str:
-        """The job's id. Raises NoTrial where it is refused."""
+        """Submit the script and return the job's id. Raises NoTrial if it is refused."""
         answer = self.ask(self.submits, limit_s=_SUBMIT_S, stdin=script)
         job = self.queue.submitted(answer.out)
         if answer.code != 0 or job is None:
@@ -50,12 +50,14 @@ class TrialJobs:
         return job
 
     def on_each_node(self, program: str) -> str:
-        """The shell command that runs this program of a shell on every node, with the node's name in $NODE, each line
-        that it writes after its number and `: `."""
+        """Return a shell command that runs this program on every node, with the node's name in $NODE.
+
+        Each line that it prints has the task's number and `: ` in front.
+        """
         return self.on_each.format(program=shlex.quote(program))
 
     def look(self, job: str) -> TrialJob | None:
-        """None where it is known no more."""
+        """Return the job's state, or None if the queue no longer knows it."""
         found = next(iter(self.queue.jobs([job]) or self.queue.accounts([job], self.began)), None)
         if found is None:
             return None
@@ -87,7 +89,7 @@ class JobOnTrial:
             return self.state
 
     def wait_for_nodes(self, within_s: float, tell: Callable[[str], None]) -> None:
-        """Raises NoTrial where there are none in time."""
+        """Wait until the job has its nodes. Raises NoTrial if it has none in time."""
         deadline, told = self.began + within_s, ""
         while (state := self.look()).waits and not state.restarts:
             now = time.monotonic()
@@ -99,7 +101,9 @@ class JobOnTrial:
             time.sleep(min(ASK_S / 2, max(LOOK_S, deadline - now)))
 
     def end(self, trial: Trial) -> bool:
-        """Whether it is over: it might still write into the folder, which is about to be removed."""
+        """End the job and return whether it is over; until then it might write into the folder, which is about
+        to be removed.
+        """
         now = time.monotonic()
         # One that has said nothing, on a node that does not answer, may take as long as it likes.
         deadline = now + (_END_S if trial.seen else ASK_S)
