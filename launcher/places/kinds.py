@@ -21,7 +21,7 @@ GROUP = "launch.clusters"
 
 @dataclass(frozen=True, slots=True)
 class ClusterKind:
-    """What must be known of a kind before its module is imported."""
+    """What is known of a kind before its module is imported."""
 
     path: str  # MODULE:CLASS
     asked: bool = True  # it knows of its runs what their folders and processes do not tell
@@ -46,13 +46,13 @@ _OF_ATTEMPTS = {CARRIED: ClusterKind("launcher.places.deferred.cluster:CarriedCl
 
 
 def kind_named(name: str) -> ClusterKind | None:
-    """One of ours, or of what else is installed."""
+    """Return the kind of this name, ours or a plug-in's, or None."""
     return OURS.get(name) or _OF_ATTEMPTS.get(name) or plugins().get(name)
 
 
 @cache
 def plugins() -> dict[str, ClusterKind]:
-    """The kinds of other packages."""
+    """Return the kinds that plug-ins bring."""
     from importlib.metadata import entry_points  # late: 20 ms that no run on a kind of ours pays for
 
     found = entry_points(group=GROUP)
@@ -60,7 +60,7 @@ def plugins() -> dict[str, ClusterKind]:
 
 
 def of_kind(name: str) -> "Place":
-    """The cluster of this kind, whatever it is called. Raises BadInput where nothing installed has it."""
+    """Return the cluster class of this kind, made. Raises BadInput if nothing installed has it."""
     kind = kind_named(name)
     if kind is None:
         raise BadInput(f"there is no kind of cluster {name[:100]!r}", "hint: is its package installed here?")
@@ -77,7 +77,7 @@ def made(kind: ClusterKind) -> "Place":
 
 
 def is_here(name: str) -> bool:
-    """Whether a cluster that is called as its kind needs no entry in the clusters file on this machine."""
+    """Return whether a cluster named like its kind works on this machine without an entry in the clusters file."""
     kind = kind_named(name)
     return (
         kind is not None and name not in _OF_ATTEMPTS and (not kind.program or shutil.which(kind.program) is not None)

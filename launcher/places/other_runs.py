@@ -1,4 +1,4 @@
-"""How other runs are, for one that waits for them: wherever they run."""
+"""Find the state of other runs, wherever they run, for a run that waits for them."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ _ASK_S = 15.0  # how old the word of a cluster may be
 
 
 class OtherRuns:
-    """What folders and processes tell is read each time; a cluster is asked now and then."""
+    """The other runs that a run waits for; their folders are read each time, their clusters asked now and then."""
 
     def __init__(self) -> None:
         self._words: dict[Path, tuple[float, ClusterWord | None]] = {}
@@ -49,7 +49,7 @@ class OtherRuns:
 
 
 def _mend_here(facts: RunFacts) -> None:
-    """Have a lost run of this machine go on; where it cannot, whoever asks for its status is told why."""
+    """Have a lost run of this machine go on; errors are left to whoever asks for its status."""
     with contextlib.suppress(LaunchError, OSError):
         of_kind(facts.asks).mend([facts.attempt_dir])
 

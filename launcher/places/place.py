@@ -1,7 +1,7 @@
-"""The base class of a place where runs go. A kind fills in five methods; all others have a default.
+"""Define the base class of a place where runs go. A kind fills in five methods; all others have a default.
 
-What a kind cannot do raises NotSupported, or does nothing and gives nothing: each method says which. Nobody asks a
-kind for its name. One contract suite (tests/places/contract) runs over every kind.
+What a kind does not support raises NotSupported, or does nothing and returns nothing, as each method says. No caller
+asks a kind for its name. One contract suite (tests/places/contract) runs over every kind.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CancelReport:
-    """What a cancel did: a line per thing that was ended."""
+    """The result of a cancel: a line for each thing that was ended."""
 
     ended: tuple[str, ...]
     already: bool  # nothing was left to end
@@ -38,7 +38,7 @@ class CancelReport:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a cluster would be handed, and what it says of it without being handed anything."""
+    """What a cluster would be handed, and what it says of that without taking it."""
 
     script: str
     answer: str
@@ -59,7 +59,7 @@ class HostNow:
 
 @dataclass(frozen=True, slots=True)
 class KeptRemote:
-    """What another machine keeps of runs; or why it could not be asked."""
+    """What another machine keeps of runs, or why it could not be asked."""
 
     where: str
     runs: dict[RunId, int]  # bytes of each, as far as it is there; of who is silent: 0, for nobody knows
@@ -75,7 +75,7 @@ class PreparedStart(Protocol):
         """Start the attempt, whose intent is on disk; returns at once."""
 
     def drop(self) -> None:
-        """Undo what was got ready: there will be no attempt."""
+        """Undo the preparation, because there will be no attempt."""
 
 
 class StartLater:
@@ -88,7 +88,7 @@ class StartLater:
         self._place.start(self._plan, attempt)
 
     def drop(self) -> None:
-        """Nothing was begun."""
+        """Do nothing, because nothing was begun."""
 
 
 class Place(ABC):
@@ -121,7 +121,7 @@ class Place(ABC):
 
     @abstractmethod
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-        """Return what the place says of each; None where it knows no more than the run's folder and processes do.
+        """Return the place's word on each attempt, or None if it knows no more than the run's folder and processes.
 
         Starts, ends and changes nothing.
         """
@@ -169,8 +169,10 @@ class Place(ABC):
     # -- runs that are there
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Finish what a killed submitter left: hand over what was not, end what was handed over twice, write a last
-        word where nobody else will. By default nothing can be left."""
+        """Finish what a killed submitter left: hand over what was not, end a second job, write a missing end.
+
+        By default nothing can be left.
+        """
 
     def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
         """Write the end of a lost attempt that had finished, or was asked to end, and start nothing.
@@ -183,7 +185,9 @@ class Place(ABC):
         raise self.not_supported("holding a run")
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Tell whoever carries the run out that these nodes may be used again; none: all. By default nobody asks."""
+        """Let running and waiting jobs of the run use these nodes again, or all if none is named; by default
+        nothing keeps them.
+        """
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
         """End the attempt without the word of these hosts, if they are silent."""
@@ -203,14 +207,13 @@ class Place(ABC):
         raise self.not_supported("a connection to a node that could carry others")
 
     def hosts_now(self, spec: "JobSpec") -> list[HostNow]:
-        """Return each machine that a job with these options could get, as far as the place can say. Raises LaunchError
-        where nobody answers."""
+        """Return each machine that a job with these options could get, as far as known. Raises LaunchError."""
         return []
 
     # -- files, where `remote`: by default they are all in the run's folder
 
     def bring_logs(self, run: RunDir) -> None:
-        """Have what ranks have written so far in the run's folder here."""
+        """Copy what ranks have written so far into the run's folder here."""
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
         """Have logs, metrics and a checkpoint (`newest`, `none`, a step) here; a line for each thing that came."""
@@ -237,7 +240,9 @@ class Place(ABC):
 
 
 class Doctor(Protocol):
-    """What a module has that looks at a kind of cluster."""
+    """The function that a module with checks of a kind of cluster has."""
 
     def check_up(self, wish: "DoctorWish", tell: "Callable[[str], None]") -> "Iterator[Finding]":
-        """Findings as they are made; `tell` hears what takes long. Raises BadInput of options that are of no use."""
+        """Yield findings as they are made; `tell` gets a line about what takes long. Raises BadInput for
+        options of no use.
+        """

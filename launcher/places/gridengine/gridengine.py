@@ -121,9 +121,12 @@ class GridEngineSystem(BatchSystem):
         return [job for job in found if job is not None]
 
     def requeue(self, job: str) -> str:
-        """Leaving with its exit code does it. A job that was on several hosts is better followed by a new one: Grid
-        Engine keeps the old one off the other hosts it has had, and while something of it is left there takes the end
-        of the batch process for the end of the job."""
+        """Return why the job is not put back by leaving with its exit code, or "".
+
+        A job that was on several hosts is better followed by a new one: Grid Engine keeps the old one off the other
+        hosts it had, and while something of it is left there, takes the end of the batch process for the end of the
+        job.
+        """
         if any(one.last is None or not os.WIFEXITED(one.last) for one in self.started):
             return f"what job {job} started on other hosts had to be killed"
         with contextlib.suppress(Unreachable):  # then it is put back, for which nobody has to answer
@@ -131,7 +134,9 @@ class GridEngineSystem(BatchSystem):
         return ""
 
     def follow(self, job: str, others: Sequence[str]) -> bool:
-        """The hold goes with what is put back; hosts that are no submit hosts may not change it."""
+        """Have a job wait for these others, as it loses that when it is put back; hosts that may not submit
+        cannot do this.
+        """
         return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
@@ -142,7 +147,7 @@ class GridEngineSystem(BatchSystem):
 
 @cache
 def rule_of(pe: str | None) -> str | None:
-    """How a parallel environment gives out slots; None where there is none of that name."""
+    """Return how a parallel environment gives out slots, or None if there is none of that name."""
     return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
 
 
@@ -161,8 +166,9 @@ Follows = Sequence[tuple[AwaitedRun, str]]
 def script_of(
     plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None, follows: Follows = ()
 ) -> str:
-    """The text that qsub gets. `rule`: how the parallel environment gives out slots; None without one. `follows`: runs
-    to be waited for, and their jobs."""
+    """Return the script for qsub; `rule` is how the parallel environment gives out slots, `follows` are runs
+    with jobs to wait for.
+    """
     chosen = options(plan, ticket, where, avoid, rule)
     if follows:
         chosen["hold_jid"] = ",".join(job for _, job in follows)
@@ -172,7 +178,7 @@ def script_of(
 
 
 def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None) -> dict[str, str | None]:
-    """Those of qsub, without their dash."""
+    """Return the options of qsub, without their dash."""
     own, queue, at, limit_s = plan.spec.gridengine, plan.spec.queue, plan.starts_at, plan.spec.resources.time_s
     hosts = dict.fromkeys((*own.exclude, *avoid))
     resources = {
@@ -205,7 +211,7 @@ def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
 
 
 def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
-    """Grid Engine counts by slots what it counts: a host's GPUs are asked for in as many parts as it gives slots."""
+    """Return the request for GPUs, divided by the slots per host, because Grid Engine counts resources per slot."""
     gpus, slots = plan.gpus_per_node, _slots_of_a_host(plan, rule)
     if gpus % slots:
         text = f"{gpus} GPUs on a host cannot be asked for in {slots} equal parts, one for each slot"
@@ -214,7 +220,7 @@ def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
 
 
 def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
-    """Raises BadInput where the parallel environment does not give so many hosts to a job for sure."""
+    """Raise BadInput if the parallel environment does not give a job a fixed number of hosts."""
     why = ""
     if pe is None:
         why = f"{nodes} nodes need a parallel environment" if nodes > 1 else ""
@@ -232,16 +238,18 @@ def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
 
 
 def phase_of(state: str) -> Phase:
-    """Of qstat's letters: qw, hqw, Eqw, t, r, Rr, S, dr, …"""
+    """Return the phase for qstat's letters, such as qw, hqw, Eqw, t, r, Rr, S or dr."""
     if not state or not set(state) <= set("dEhqrRsStTw"):
         return Phase.UNKNOWN
     return Phase.ENDING if "d" in state else Phase.QUEUED if "q" in state else Phase.RUNNING
 
 
 def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
-    """The jobs of `qstat -g t -u`, with what `qstat -j` says of them. Raises Unreachable where an answer is damaged: a
-    job that is left out would seem gone. One that ended between the two questions is left out: without its ticket it
-    would pass for anybody's."""
+    """Return the jobs of `qstat -g t -u`, with details from `qstat -j`. Raises Unreachable if an answer is damaged.
+
+    A job that is left out would seem gone. One that ended between the two queries is left out, as without its token it
+    could be taken for any run's.
+    """
     rows: dict[str, list[ET.Element]] = {}  # one for each queue that has given a job slots
     for row in read_xml(CALLED, listed).iter("job_list"):
         name = word_in(row, "JB_job_number")
@@ -281,8 +289,10 @@ def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: S
 
 
 def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
-    """The newest record of `qacct -j` that is no older than that: ids go round after ten million jobs. Our process
-    writes its own last word: where that is missing, only a limit that Grid Engine has enforced tells why."""
+    """Return the newest record of `qacct -j` no older than `since`, as ids repeat after ten million jobs; else None.
+
+    If our process left no end record, only a limit that Grid Engine enforced explains the end.
+    """
     records = map(read_settings, reversed(re.split(r"^=+$", text, flags=re.MULTILINE)))
     known = (record for record in records if JOB_ID.fullmatch(record.get("jobnumber", "")))
     newest = next((record for record in known if _ended_at(record) > since - _ZONES_S), None)
@@ -296,7 +306,7 @@ def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
 
 
 def _ended_at(record: Mapping[str, str]) -> float:
-    """To within the zones of the earth: the time in a record has none. Of some jobs there is no time."""
+    """Return when the job ended, up to time zones, which the record does not have; infinity if it has no time."""
     try:
         return calendar.timegm(time.strptime(record.get("end_time", "")))
     except ValueError:
@@ -304,7 +314,7 @@ def _ended_at(record: Mapping[str, str]) -> float:
 
 
 def read_hosts(text: str, gpu: str = "gpu") -> list[ExecHost]:
-    """Those of `qhost -q -F GPU -xml`, which says how many GPUs are free, not how many there are."""
+    """Return the hosts of `qhost -q -F GPU -xml`, which shows how many GPUs are free, not how many there are."""
     return [_host(host, gpu) for host in read_xml(CALLED, text).iter("host") if host.get("name") != "global"]
 
 
@@ -350,7 +360,7 @@ _MEANS = meanings({
 
 
 def reason_of(state: str, errors: Sequence[str], messages: Sequence[str]) -> str:
-    """Why a job in this state waits. `errors`: why it could not start; `messages`: what the scheduler notes of it."""
+    """Return why a job in this state waits: `errors` are failed starts, `messages` the scheduler's notes about it."""
     if "E" in state:
         why = f": {errors[-1]}" if errors else ""
         return f"it could not be started{why}; once that is mended, qmod -cj lets it try again"

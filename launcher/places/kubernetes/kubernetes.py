@@ -59,7 +59,7 @@ _MEETS_S = 600.0  # so long the first pod waits for the others
 
 
 class KubernetesCluster(BatchCluster):
-    """Kubernetes, as far as submitters see it."""
+    """Kubernetes as a cluster to submit to."""
 
     doctor = "launcher.places.kubernetes.doctor"
     takes = ("hold",)
@@ -68,12 +68,12 @@ class KubernetesCluster(BatchCluster):
         super().__init__(KubernetesSystem())
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Kubernetes knows nothing of the time limit: the run keeps it."""
+        """Return what a node has, without a time limit per job, as Kubernetes has none: the run keeps it."""
         return replace(super().machine(spec), limit_per_job=False)
 
 
 class KubernetesSystem(BatchSystem):
-    """What is asked by kubectl. Pods may ask nothing: what follows a start is up to the JobSet, by exit codes."""
+    """Kubernetes, asked by kubectl; pods may not ask, so the JobSet decides by exit codes what follows a start."""
 
     kind, called, ask = "k8s", CALLED, staticmethod(ask)
     sees, ends = "kubectl describe jobset", "kubectl delete jobset --wait=false"
@@ -85,7 +85,7 @@ class KubernetesSystem(BatchSystem):
         return json.dumps(job_set(plan, ticket, where), indent=2) + "\n"
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        """The name is in the manifest: a second one of that name is refused."""
+        """Submit the manifest and return its name; Kubernetes refuses a second one of that name."""
         argv, text = ["kubectl", "create", "-f", "-", "-o", "name"], script.read_text()
         answer = ask(argv, limit_s=SUBMIT_S, environ=environ, stdin=text, pass_fds=[lock])
         if answer.code != 0:
@@ -125,17 +125,17 @@ class KubernetesSystem(BatchSystem):
         return os.environ["JOB_LAUNCH_POD"]
 
     def hosts(self) -> dict[str, str]:
-        """The pods of this start, whose addresses are new at each."""
+        """Return the pods of this start with their addresses, which are new at each start."""
         return meet(Path(os.environ[FOLDER]), int(os.environ["JOB_LAUNCH_PODS"]), _MEETS_S)
 
     def processes(self, plan: Plan, attempt: AttemptDir) -> "list[AgentProcess]":
-        """The first node's agent: every other pod starts its own."""
+        """Return the first node's agent; every other pod starts its own."""
         from launcher.supervisor.agent_processes import agent_process  # late: only a job needs it
 
         return [agent_process(plan, attempt, 0)]
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - Kueue's queues have quotas, not nodes
-        """Where users may not list nodes, one of which only a spec says what it has."""
+        """Return the nodes, or one with unknown contents if users may not list nodes."""
         answer = ask(["kubectl", "get", "nodes", "-o", "json"], limit_s=limit_s)
         return [ExecHost("any", 1)] if answer.code != 0 else read_nodes(answer.out, gpu)
 
@@ -210,7 +210,7 @@ def job_set(plan: Plan, ticket: Ticket, where: Path) -> dict[str, Any]:
 
 
 def read_jobs(text: str) -> list[QueuedJob]:
-    """The JobSets of `kubectl get jobsets,pods -o json`, and why pods wait. Raises Unreachable if it is damaged."""
+    """Return the JobSets of `kubectl get jobsets,pods -o json`, and why pods wait. Raises Unreachable if damaged."""
     items = read_json(CALLED, text).get("items")
     if not isinstance(items, list):
         raise Unreachable(f"an answer of {CALLED} is damaged: expected items, got {str(items)[:100]!r}")
@@ -249,7 +249,7 @@ def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob
 
 
 def _leaves(pod: Mapping[str, Any]) -> bool:
-    """Whether it is of a start that is being ended."""
+    """Return whether the pod is of a start that is being ended."""
     return bool(_at(pod, "metadata", "deletionTimestamp"))
 
 
@@ -274,7 +274,7 @@ def _true_conditions(one: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_nodes(text: str, gpu: str) -> list[ExecHost]:
-    """Those of `kubectl get nodes -o json`."""
+    """Return the nodes of `kubectl get nodes -o json`."""
     return [_node(one, gpu) for one in _listed(read_json(CALLED, text).get("items")) if _at(one, "metadata", "name")]
 
 
@@ -287,7 +287,7 @@ def _node(one: Mapping[str, Any], gpu: str) -> ExecHost:
 
 
 def _cores(one: Mapping[str, Any]) -> int:
-    """`16`, or `15890m` in thousandths."""
+    """Return the cores in a text such as `16`, or `15890m` in thousandths."""
     text = str(_at(one, "status", "allocatable", "cpu") or "1")
     thousandths = number(text.removesuffix("m")) if text.endswith("m") else (number(text) or 1) * 1000
     return max(1, int((thousandths or 1000) // 1000))

@@ -1,5 +1,7 @@
-"""Where the pods of one start find each other: a folder on the volume that they share. Names and addresses are new at
-each start, so a pod that waits keeps its file young, and only young files count."""
+"""Let the pods of one start find each other, by files in a folder on their shared volume.
+
+Names and addresses are new at each start, so a waiting pod keeps its file fresh, and only fresh files count.
+"""
 
 import os
 import time

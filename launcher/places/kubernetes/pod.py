@@ -1,9 +1,9 @@
-"""What every pod of a run's JobSet runs: the first one the batch process, every other one the agent of its node.
+"""Run in every pod of a run's JobSet: in the first one the batch process, in every other one its node's agent.
 
     python -m launcher.places.kubernetes.pod RUN_DIR      with what the JobSet has put into the environment
 
-Another pod than the first waits until an attempt has it among its nodes, and leaves when the run has ended. Where one
-leaves with another code than 0, or is lost, the JobSet ends all of them and starts them again.
+A pod other than the first waits until an attempt has it among its nodes, and leaves when the run has ended. If one
+leaves with a code other than 0, or is lost, the JobSet ends all of them and starts them again.
 """
 
 import os
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 class OtherPod:
-    """A pod that is not the first. It is the first process there, so a signal that it ignored would reach nobody."""
+    """A pod other than the first; as process 1 of its container it has to handle signals itself."""
 
     def __init__(self, run: RunDir, folder: Path, index: int) -> None:
         self._run, self._folder, self._index = run, folder, index

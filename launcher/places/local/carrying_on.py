@@ -1,4 +1,4 @@
-"""Runs of this machine whose supervisor and agents were all killed: the next look at one has it go on, or end.
+"""Go on with a run of this machine whose supervisor and agents were all killed, or end it, when a command next looks.
 
 the run is lost ─┬─ all ranks had finished, by their exits on disk ─► its end is written: succeeded
                  ├─ it was asked to end ────────────────────────────► its end is written: cancelled
@@ -62,7 +62,9 @@ def finish(run: RunDir, attempt: AttemptDir) -> None:
 
 @contextlib.contextmanager
 def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
-    """Give the plan of an attempt that is lost, with nobody else at it meanwhile; None: it is not ours to carry on."""
+    """Yield the plan of a lost attempt while no other process can take it up, or None if it is not ours to go
+    on with.
+    """
     if not _was_kept_here(attempt):
         yield None
         return
@@ -79,7 +81,7 @@ def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
 
 
 def _was_kept_here(attempt: AttemptDir) -> bool:
-    """Whether this boot of this machine had its supervisor, or its submitter where none had begun."""
+    """Return whether its supervisor, or its submitter if none had begun, ran here since this machine booted."""
     handle = readable(attempt.handle, Handle)
     keeper = handle.keeper if handle is not None else readable(attempt.started, ProcessId)
     process = keeper or read_intent(attempt).created_by

@@ -1,4 +1,6 @@
-"""This machine as a cluster: a keeper process per run, an agent process per node, on loopback addresses."""
+"""Use this machine as a cluster: one supervisor process per run and one agent process per node, on loopback
+addresses.
+"""
 
 import contextlib
 import os
@@ -33,7 +35,7 @@ _SURE_S = 10.0
 
 
 class LocalCluster(Place):
-    """This machine, with as many nodes as the spec asks for."""
+    """This machine as a cluster, with as many nodes as the spec asks for."""
 
     kind = "local"
     doctor = "launcher.places.local.doctor"
@@ -46,14 +48,14 @@ class LocalCluster(Place):
         return this_machine(os.environ)
 
     def queue_problems(self, spec: JobSpec, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """All of it is known here."""
+        """Return a problem if the spec asks for more cores than this machine has; it supports every wait."""
         cpus, queue = this_machine(os.environ).cpus, spec.queue
         if queue.slots <= cpus:
             return []
         return [Misfit("queue.slots", f"asks for {queue.slots} cores, but this machine has {cpus}")]
 
     def hosts_now(self, _spec: JobSpec) -> list[HostNow]:
-        """This machine; runs that need no GPU hold nothing of it, but for the cores that `queue.slots` asks for."""
+        """Return this machine; runs without GPUs take nothing of it but the cores that `queue.slots` asks for."""
         gpus, seen = this_machine(os.environ).gpus, occupancy()
         taken = [holder for holder in seen.taken(GPU) if holder.number in gpus]
         cores = seen.taken(CPU)
@@ -68,7 +70,7 @@ class LocalCluster(Place):
             create_record(attempt.released, this_process())
 
     def preview(self, _plan: Plan) -> None:
-        """Nothing is handed to anybody here."""
+        """Return None, because nothing is handed to a batch system."""
 
     def warm_up(self, plan: Plan, folder: Path) -> bool:
         return warm_up(plan, folder)
@@ -108,9 +110,9 @@ class LocalCluster(Place):
 def end_here(
     run: RunDir, attempt: AttemptDir, plan: Plan | None, *, last_word: bool = True, alone: bool = False
 ) -> CancelReport:
-    """Ask the keepers of this machine, wait for the grace; then end whatever is provably of this run here.
+    """Ask the run's supervisors here to stop, wait for the grace, then end whatever is provably of this run.
 
-    `last_word`: say that it was cancelled, if nobody has said how it ended; `alone`: for this machine only.
+    `last_word` writes that it was cancelled, if it has no end; `alone` marks that end as one of this machine only.
     """
     before = _processes_of(run, attempt)
     names = _names(run, attempt)
@@ -130,7 +132,7 @@ def end_here(
 
 
 def _stop(keepers: Sequence[ProcessId], timeout_s: float) -> None:
-    """Those that live here; each lets its ranks have their grace."""
+    """Send SIGTERM to those that live here and wait until they are gone; each gives its ranks their grace."""
     asked = [keeper for keeper in keepers if signal_process(keeper, signal.SIGTERM)]
     deadline = time.monotonic() + timeout_s
     for keeper in asked:
@@ -138,7 +140,7 @@ def _stop(keepers: Sequence[ProcessId], timeout_s: float) -> None:
 
 
 def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
-    """Every process that is provably this run's: below its keeper and agents, or tagged with its folder."""
+    """Return every process that is provably this run's: below its supervisor or agents, or tagged with its folder."""
     found: dict[int, None] = {}
     for root in _roots(attempt):
         if alive(root):
@@ -150,7 +152,7 @@ def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
 
 
 def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
-    """What people call these processes; by pid, because it is only said."""
+    """Return what to call these processes, by pid, for messages only."""
     names = {}
     state = readable(run.state, RunState)
     if state is not None and state.attempt == attempt.number:
@@ -171,7 +173,7 @@ def _roots(attempt: AttemptDir) -> list[ProcessId]:
 
 
 def _keepers(attempt: AttemptDir) -> list[ProcessId]:
-    """The one that leads, and on a disk that several hosts share those of the others."""
+    """Return the supervisor that leads, and on a disk shared by several hosts those of the others."""
     handle = readable(attempt.handle, Handle)
     leads = handle.keeper if handle is not None else readable(attempt.started, ProcessId)
     others = (readable(path, ProcessId) for path in sorted(attempt.path.glob("node-*/started")))
@@ -179,7 +181,7 @@ def _keepers(attempt: AttemptDir) -> list[ProcessId]:
 
 
 def _topmost(pids: Sequence[int]) -> list[ProcessId]:
-    """Of these processes those that have none of them above: the keeper, where no record says which one it is."""
+    """Return those with none of the others above them: the supervisor, if no record names it."""
     below = {child for pid in pids for child in descendants(pid)}
     found = (process_id(pid) for pid in pids if pid not in below)
     return [one for one in found if one is not None]

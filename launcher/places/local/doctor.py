@@ -15,7 +15,7 @@ from launcher.run.registry import state_folder
 
 
 def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
-    """Everything about this machine, as it is found; torch last, because asking it takes seconds."""
+    """Yield findings about this machine; torch comes last, because asking it takes seconds."""
     wish.refuse_all_but("health")
     gpus = this_machine(os.environ).gpus
     if wish.health:

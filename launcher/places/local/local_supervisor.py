@@ -1,8 +1,7 @@
-"""How a local run is supervised: one small process is the parent of all agents of an attempt.
+"""Supervise a local run: one small process is the parent of all agents of an attempt.
 
-A submitter that dies closes GO_FD; the supervisor then looks whether the attempt's intent is on disk and, if so,
-carries it out all the same. So from the moment a run exists there is exactly one supervisor for it, and before that
-moment none that does anything.
+A submitter that dies closes GO_FD. The supervisor then checks whether the attempt's intent is on disk, and if so runs
+it all the same. So from the moment a run exists it has exactly one supervisor, and before that none that does anything.
 """
 
 import os
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class LocalSupervisor(Strategy):
-    """Carries the attempts of one run on this machine."""
+    """The supervisor of the attempts of one run on this machine."""
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
         super().__init__(folder, words)
@@ -56,7 +55,7 @@ class LocalSupervisor(Strategy):
         return self.carry(attempt if attempt is not None and claim_attempt(attempt.started) else None)
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
-        """Wait for the run's turn, if it is its first attempt here, and for the coordinator's last word."""
+        """Wait for the run's turn at its first attempt here, then run the attempt until its end is written."""
         run, place, self._place = self.run, self._place, None
         write_record(attempt.handle, Handle("local", keeper=this_process()))
         plan = read_plan(run, attempt.number)
@@ -90,7 +89,7 @@ class LocalSupervisor(Strategy):
 
 
 class _StopAsked(Exception):
-    """While the code was being copied."""
+    """A stop was requested while the code was being copied."""
 
 
 def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) -> AttemptEnd | None:
@@ -122,6 +121,8 @@ def _named(run: RunDir, word: bytes) -> AttemptDir | None:
 
 
 def _left_behind(run: RunDir) -> AttemptDir | None:
-    """The attempt whose submitter died between writing the intent and giving the word."""
+    """Return the attempt whose submitter died after it wrote the intent and before it sent the message to
+    begin, or None.
+    """
     attempt = newest(run) if run.plan.exists() else None
     return attempt if attempt is not None and attempt.intent.exists() and not attempt.started.exists() else None

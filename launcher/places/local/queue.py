@@ -1,6 +1,6 @@
-"""The wait of a run of this machine, in its own supervisor, which looks twice a second: nothing else has to be there.
+"""Make a run of this machine wait for its turn, in its own supervisor, which looks twice a second.
 
-Places in the queue and slots are sockets of that process and of the run's agents: of whoever is killed nothing is left.
+Places in the queue and slots are sockets of that process and of the run's agents, so a killed run leaves none behind.
 """
 
 import time
@@ -36,7 +36,7 @@ class TurnHere:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What holds its slots, as long as any process has it."""
+        """Return the descriptors that hold its slots as long as any process has them open."""
         return self._slots.fds if self._slots is not None else ()
 
     def come(self, at_first: Callable[[], None] | None = None) -> Plan | AttemptEnd:
@@ -71,7 +71,9 @@ class TurnHere:
         return ""
 
     def _with(self, devices: tuple[str, ...]) -> Plan:
-        """Where these are not the GPUs that the plan had in mind, this attempt and those after it follow another."""
+        """Return the plan with these GPUs; if it differs from the attempt's plan, write it for this and later
+        attempts.
+        """
         if not devices or (devices == self._machine.gpus and all(node.gpus is None for node in self._plan.nodes)):
             return self._plan
         plan = with_devices(self._plan, devices)

@@ -1,12 +1,12 @@
-"""One zygote for many runs that the same process submits here: it imports once, and each of them has a copy of it.
+"""Share one zygote among the runs that one process submits here: it imports once, and each run gets a copy of it.
 
-    conductor ── SharedZygote ── zygote.py lend ── fork ─► keeper of a run, by exec
-                                                             └─ fork ─► its agent, by exec, at the keeper's word
+    conductor ── SharedZygote ── zygote.py lend ── fork ─► supervisor of a run, by exec
+                                                             └─ fork ─► its agent, by exec, when the supervisor says so
                                                                           └─ fork ─► the agent's zygote
 
-What is exec'ed keeps its children, so every process has the parent that it has elsewhere: keepers are nobody's
-children, an agent is its keeper's, a zygote its agent's, and dies with it. Where there is no shared zygote, or what it
-imported is not what a run would import, that run's agent starts one of its own.
+A process keeps its children over an exec, so every process has its usual parent: a supervisor has none, an agent its
+supervisor, a zygote its agent, with which it dies. If there is no shared zygote, or it imported other modules than a
+run would, that run's agent starts one of its own.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class SharedZygote:
     def start_keeper(
         self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
     ) -> bool:
-        """False where it cannot: then nothing of it is there, or will be."""
+        """Start the supervisor as a fork of the zygote; return False if it was not started and will not be."""
         null = os.open(os.devnull, os.O_RDWR)
         words = {"argv": list(argv), "env": dict(env), "run_dir": str(run_dir), "fds": [0, 1, 2, *fds]}
         try:
@@ -98,7 +98,7 @@ class SharedZygote:
         return answer == "forked"
 
     def close(self) -> None:
-        """It ends; copies of it that are in use do not."""
+        """End the zygote; copies of it that runs use go on."""
         self.gone, self.ready = True, False
         self._child.kill()
         self._child.wait()
@@ -109,7 +109,7 @@ class SharedZygote:
             tell(self._socket, words, fds)
 
     def _heard(self, within_s: float) -> str | None:
-        """The kind of its next word, or why it refuses; None where nothing comes within that time, or ever."""
+        """Return the kind of its next message or why it refuses; None if nothing comes in time."""
         deadline = time.monotonic() + within_s
         while b"\n" not in self._unread:
             if self.gone or not select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -128,7 +128,7 @@ class SharedZygote:
 
 
 def _environment(plan: Plan, folder: Path) -> dict[str, str]:
-    """As the agents of such runs will have it, but for what is a run's own."""
+    """Return the environment that agents of such runs will have, without what differs between runs."""
     node, shared = plan.nodes[0], msgspec.structs.replace(plan, run_dir=str(folder))
     interface = interface_of(node.address) if node.address else None
     environment = node_environment(cleaned(os.environ), shared, node, 1, {}, None, interface)
@@ -137,7 +137,7 @@ def _environment(plan: Plan, folder: Path) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Lending:
-    """What this process has of it, and the keeper of the run that is expected next."""
+    """The zygote that this process shares, and the supervisor that waits for the next expected run."""
 
     zygote: SharedZygote | None = None
     expected: tuple[Path, StandbyKeeper] | None = None
@@ -149,7 +149,7 @@ _lending = _Lending()
 
 
 def warm_up(plan: Plan, folder: Path) -> bool:
-    """See to it that runs like this start warm; False as long as it is worth while to wait for that."""
+    """Start a shared zygote for runs like this; return False as long as it pays to wait for its imports."""
     entry = plan.entry
     if _lending.hopeless or not entry.preload or plan.setup is not None or entry.kind == "command":
         return True
@@ -169,13 +169,13 @@ def warm_up(plan: Plan, folder: Path) -> bool:
 
 
 def expect(run_dir: Path) -> None:
-    """A run of this folder is sure to be submitted: its keeper and its agent boot already."""
+    """Boot a supervisor and an agent for a run of this folder, which is sure to be submitted."""
     if _lending.expected is None or _lending.expected[0] != run_dir:
         _lending.expected = run_dir, keeper_of(run_dir)
 
 
 def keeper_of(run_dir: Path) -> StandbyKeeper:
-    """One that boots from now on, or since its run was expected; whom else was expected is so no more."""
+    """Return a supervisor for the run, the expected one if it was for this folder; any other expected one is closed."""
     before, _lending.expected = _lending.expected, None
     if before is not None and before[0] == run_dir:
         return before[1]

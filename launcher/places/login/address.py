@@ -1,4 +1,6 @@
-"""How to get to a login node: as the clusters file says now, for it may have moved, else as the run's plan says."""
+"""Find the way to a login node: by the clusters file as it is now, as the node may have moved, else by the
+run's plan.
+"""
 
 import msgspec
 
@@ -12,7 +14,7 @@ KIND = "login"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """How to get to a cluster whose programs are on another machine."""
+    """How to reach a cluster whose programs are on another machine."""
 
     cluster: str  # as the user calls it
     login: str  # for ssh
@@ -38,7 +40,7 @@ class _SpecHead(msgspec.Struct, frozen=True):
 
 
 class _PlanHead(msgspec.Struct, frozen=True):
-    """The part of a plan that says where a run went: `launch status` need not read the rest."""
+    """The part of a plan that says where a run went, which is all that `launch status` needs."""
 
     cluster: str
     spec: _SpecHead
@@ -59,7 +61,7 @@ def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
 
 
 def now(planned: Address) -> Address:
-    """Return the address as the clusters file has it now, or as planned if it cannot be told."""
+    """Return the address as the clusters file has it now, or as planned if that cannot be read."""
     from launcher.places.clusters_file import login_of, named_clusters  # late: it reads YAML, for remote runs alone
 
     try:

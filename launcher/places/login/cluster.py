@@ -52,7 +52,7 @@ _MANY = 10_000
 
 
 class LoginCluster(Place):
-    """Runs are asked of the login node, which starts each of them once, and mirrored into their folders here."""
+    """A cluster behind a login node, which starts each run once; runs are mirrored into their folders here."""
 
     kind = KIND
     doctor = "launcher.places.login.doctor"
@@ -66,7 +66,7 @@ class LoginCluster(Place):
         self._not_handed: dict[Path, str] = {}  # by attempt: why
 
     def check_first(self, code: CodeList) -> None:
-        """Raises BadInput for links to what would not be there."""
+        """Raise BadInput for links out of the code, whose targets the login node would lack."""
         refuse_links_out(code)
 
     def machine(self, spec: JobSpec) -> Machine:
@@ -143,7 +143,7 @@ class LoginCluster(Place):
         return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in attempts]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Hand over what submitters that were killed did not, as far as login nodes answer."""
+        """Hand over what killed submitters did not, for login nodes that answer."""
         left = {}
         for run, attempt in attempts:
             try:
@@ -188,7 +188,7 @@ class LoginCluster(Place):
             ask(address_of(run, attempt), request, list[Blame], timeout_s=_ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
-        """Reach it by the login node's own way to that node: `launch _inside` there passes on what both send."""
+        """Reach a node through the login node's own way to it: `launch _inside` there passes on what both send."""
         handle = read_record(attempt.handle, Handle)
         if handle is None or (there := handle.run_there()) is None:
             raise Refused(f"{run.path.name} is being handed to its login node", f"hint: launch status {run.path.name}")
@@ -246,7 +246,7 @@ def _word(
 
 
 def _mend(handover: Handover) -> None:
-    """Finish it. Raises what keeps it from being handed over now; what never can be gets its end."""
+    """Finish a handover. Raises what prevents it for now; an attempt that never can start gets its end."""
     address = address_of(*handover.members[0])
     if (why := silent.why(address)) is not None:
         raise why

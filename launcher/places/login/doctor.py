@@ -11,7 +11,7 @@ from launcher.places.login.address import KIND, as_planned
 
 
 def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
-    """Raises Refused, with how to ask there."""
+    """Raise Refused, with the command that checks the cluster on its login node."""
     address = as_planned(wish.cluster, login_of(ClusterEntry(KIND, wish.cluster, wish.defaults)))
     there = shlex.join([address.launch, "doctor", address.on])
     text = f"{wish.cluster} is looked at from its login node, {address.login}"

@@ -33,7 +33,7 @@ from trainer.checkpoint_files.partial import Held
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """How long to wait for a login node: at a submit, and in a status command that hands over on the way."""
+    """How long to wait for a login node: at submit, or in a status command that hands over on the way."""
 
     answer_s: float
     tree_s: float  # for a large tree to be written and read there
@@ -43,7 +43,7 @@ _PATIENT, _HASTY = _Patience(120.0, 600.0), _Patience(13.0, 30.0)
 
 
 def hand_over(handover: Handover) -> None:
-    """Hand it over unless somebody else has. Raises NotStarted if nothing was begun there, else what is wrong."""
+    """Hand it over unless another process has. Raises NotStarted if nothing was begun there, or what went wrong."""
     with handover.held(wait=True):
         if handover.is_open():
             _carry_out(handover, _PATIENT)

@@ -24,7 +24,9 @@ silent = SilentMachines[Address]()  # to those who watch
 
 @contextlib.contextmanager
 def line_to(address: Address, *, without: Collection[str] = (), compress: bool = False) -> Iterator[RemoteLaunch]:
-    """Yield a connection that stays open for the next question unless it broke. `without`: variables kept from it."""
+    """Yield a connection, which stays open for the next question unless it broke; `without` are variables kept
+    from it.
+    """
     line = _taken(address, frozenset(without), compress=compress)
     try:
         line.greet()
@@ -102,7 +104,7 @@ def _begun(address: Address, request: Request) -> RemoteLaunch:
 
 
 def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> RemoteLaunch:
-    """Take the open connection out of `_open`, or make one: nobody else uses it until it is put back."""
+    """Take the open connection out of `_open`, or make one; no other caller uses it until it is put back."""
     line, kept_from = _open.pop(address, (None, frozenset()))
     if line is not None:
         if without <= kept_from:

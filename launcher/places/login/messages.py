@@ -25,21 +25,21 @@ AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=9999)]
 
 
 class AskMachine(msgspec.Struct, frozen=True, tag="machine"):
-    """What does a node of this cluster there offer to this job? → Machine"""
+    """Ask what a node of the remote cluster has for this job. → Machine"""
 
     on: str
     spec: JobSpec
 
 
 class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
-    """What of the machines of this cluster there is free, and who has the others? → list[HostNow]"""
+    """Ask what is free on the remote cluster's machines, and who has the rest. → list[HostNow]"""
 
     on: str
     spec: JobSpec
 
 
 class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
-    """What of this cannot the cluster there do? → list of Misfit"""
+    """Ask which of these waits the remote cluster does not support. → list of Misfit"""
 
     on: str
     queue: QueueOptions
@@ -47,7 +47,7 @@ class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
 
 
 class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
-    """Where are runs of this folder? → str"""
+    """Ask where runs of this folder are. → str"""
 
     folder: str
 
@@ -69,7 +69,7 @@ class RemoteSpec(msgspec.Struct, frozen=True):
 
 
 class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
-    """What would be done with this spec and this tree of code? → RemotePreview"""
+    """Ask what a run of this spec and code would be. → RemotePreview"""
 
     folder: str
     on: str
@@ -110,7 +110,7 @@ class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
 
 
 class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
-    """Open a new attempt of a run there whose attempt `after` has ended, unless this token has. → Outcome"""
+    """Open a new attempt of a remote run whose attempt `after` has ended, unless this token has. → Outcome"""
 
     folder: str
     token: str
@@ -122,7 +122,7 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
-    """What came of each of these tokens? From now on they start nothing. → dict of Outcome"""
+    """Ask what came of each of these tokens, which start nothing from now on. → dict of Outcome"""
 
     folder: str
     tokens: tuple[str, ...]
@@ -138,7 +138,7 @@ class KnownRun(msgspec.Struct, frozen=True):
 
 
 class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
-    """→ dict of RunNews; a run that is not known there is not in it"""
+    """Ask for news of runs. → dict of RunNews; an unknown run is not in it"""
 
     runs: tuple[KnownRun, ...]
 
@@ -153,7 +153,7 @@ class AttemptNews(msgspec.Struct, frozen=True):
 
 
 class RunNews(msgspec.Struct, frozen=True):
-    """How a run is, as far as can be told there, and its records."""
+    """A run's state as the login node knows it, and its records."""
 
     state: State
     message: str
@@ -168,7 +168,7 @@ class RunNews(msgspec.Struct, frozen=True):
 
 
 class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
-    """What is new in its logs and metrics? → LogNews"""
+    """Ask for what is new in a run's logs and metrics. → LogNews"""
 
     run: RunId
     known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # bytes that are there already, by name
@@ -180,14 +180,14 @@ class LogNews(msgspec.Struct, frozen=True):
 
 
 class AskOutputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """What is new in the files that its ranks have written beside their code? → LogNews"""
+    """Ask for what is new in the files that its ranks wrote beside their code. → LogNews"""
 
     run: RunId
     known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # as of logs
 
 
 class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
-    """→ CancelReport"""
+    """Cancel a run. → CancelReport"""
 
     run: RunId
 
@@ -200,21 +200,23 @@ class IncludeNodes(msgspec.Struct, frozen=True, tag="forgive"):
 
 
 class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
-    """→ list of Checkpoint"""
+    """Ask for a run's checkpoints. → list of Checkpoint"""
 
     run: RunId
     verify: bool
 
 
 class AskStock(msgspec.Struct, frozen=True, tag="stock"):
-    """What of its checkpoints is there, now that this one (`newest`, a step) is to be fetched? → list of Held"""
+    """Ask which of the run's checkpoints are there, now that `checkpoint` is to be fetched. → list of Held"""
 
     run: RunId
     checkpoint: Annotated[str, msgspec.Meta(pattern=r"\A(newest|none|[0-9]{1,18})\Z")]
 
 
 class GivePiece(msgspec.Struct, frozen=True, tag="give"):
-    """Bytes of a file of a checkpoint from there on; without a name, its manifest. At its end none. → bytes"""
+    """Ask for bytes of a checkpoint's file from an offset on; without a name, of its manifest; empty at its
+    end. → bytes
+    """
 
     run: RunId
     step: int
@@ -224,7 +226,7 @@ class GivePiece(msgspec.Struct, frozen=True, tag="give"):
 
 
 class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
-    """Bytes of a file of a checkpoint that the run of this token is to go on from. → None"""
+    """Keep bytes of a file of a checkpoint from which this token's run is to go on. → None"""
 
     folder: str
     token: str
@@ -237,7 +239,7 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
 
 
 class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
-    """What do these runs, and code that no run needs, take of disks there? → list of KeptRemote"""
+    """Ask how much disk these runs, and code that no run needs, take there. → list of KeptRemote"""
 
     folder: str
     runs: tuple[RunId, ...]

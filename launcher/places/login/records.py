@@ -1,6 +1,6 @@
 """Keep the records of a run on a login node in its folder here.
 
-What came is data of declared types, and what is our own (where the run is, what it is called, its plan) stays as it is.
+Whatever arrives is data of declared types; our own records (where the run is, its name, its plan) stay as they are.
 """
 
 import hashlib

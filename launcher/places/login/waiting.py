@@ -41,9 +41,10 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
 
 
 def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
-    """Return the `--set` options by which the run there waits as its plan here says, whatever its spec says.
+    """Return the `--set` options by which the remote run waits as its plan here says, whatever its spec says.
 
-    Raises Refused if a run that it is to follow is not there. `again`: it begins there, and has waited elsewhere.
+    Raises Refused if a run that it is to follow is not there. `again` is set if it begins there after it waited
+    elsewhere.
     """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
         return ()

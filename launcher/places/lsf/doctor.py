@@ -25,7 +25,7 @@ _SOON_S = 30  # between the first signal of an end and the last one, a run has t
 
 
 class LsfDoctor(BatchDoctor):
-    """Asks the master host's daemons."""
+    """The checks of an LSF, which ask the master host's daemons."""
 
     system, words, starter = LsfSystem, WORDS, "blaunch"
 

@@ -60,7 +60,7 @@ _SIGNALS = {"REQUEUE_PEND": Fate.QUEUED_AGAIN, "KILL": Fate.CANCELLED, "TERM": F
 
 
 class LsfCluster(BatchCluster):
-    """LSF, as far as submitters see it."""
+    """LSF as a cluster to submit to."""
 
     doctor = "launcher.places.lsf.doctor"
     takes = ("after", "hold", "at")
@@ -94,11 +94,11 @@ class LsfSystem(BatchSystem):
         return found.pop() if len(found) == 1 else None
 
     def name_of(self, job: str, element: int) -> str:
-        """LSF counts from 1."""
+        """Return the name of an array element; LSF counts them from 1."""
         return f"{job}[{element + 1}]"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """With those that have ended lately: CLEAN_PERIOD, which is an hour where a site says nothing else."""
+        """Return the jobs, with those that ended within CLEAN_PERIOD, an hour by default."""
         answer = ask(["bjobs", "-a", "-json", "-o", _FIELDS, *ids], limit_s=limit_s)
         if "{" not in answer.out and "job found" in f"{answer.out}{answer.err}".lower():
             return []
@@ -106,7 +106,7 @@ class LsfSystem(BatchSystem):
         return [job for job in read_jobs(answer.out, time.time()) if named in ("", job.name)]
 
     def fate(self, job: str) -> Fate:
-        """Its history says what was asked of a job that bjobs still calls running."""
+        """Return why the job was asked to leave, by its history, as bjobs still shows it as running."""
         return fate_of(ask(["bhist", "-l", job]).out) or super().fate(job)
 
     def this_start(self) -> JobStart:
@@ -155,7 +155,7 @@ def options(
 
 
 def _quoted(text: str) -> str:
-    """In the marks that bsub takes words together by: no value of a spec has any."""
+    """Return the text in the quotes by which bsub groups words; no value of a spec contains any."""
     return f'"{text}"'
 
 
@@ -163,8 +163,10 @@ def _quoted(text: str) -> str:
 
 
 def read_jobs(text: str, now: float) -> list[QueuedJob]:
-    """The jobs of `bjobs -json`, without those that it does not know. Raises Unreachable where it is damaged: a
-    job that is left out would seem gone."""
+    """Return the jobs of `bjobs -json`, without those it does not know. Raises Unreachable if the answer is damaged.
+
+    A job that is left out would seem gone.
+    """
     return [_job(one, now) for one in _records(text) if not _text(one, "ERROR")]
 
 
@@ -211,14 +213,14 @@ def _ended_as(*, timed_out: bool, by_hand: bool) -> State:
 
 
 def fate_of(history: str) -> Fate | None:
-    """What was asked of the newest start of a job, by `bhist -l`, which breaks its lines anywhere."""
+    """Return what was asked of the newest start of a job, by `bhist -l`, which breaks lines anywhere; else None."""
     newest = re.sub(r"\s+", "", history).rpartition("Starting(Pid")[2]
     asked = re.findall(r"Signal<(\w{1,40})>requested", newest)
     return _SIGNALS.get(asked[-1]) if asked else None
 
 
 def read_hosts(text: str) -> list[ExecHost]:
-    """Those of `bhosts -json`."""
+    """Return the hosts of `bhosts -json`."""
     return [_host(one) for one in _records(text) if _text(one, "HOST_NAME")]
 
 
@@ -243,7 +245,7 @@ def _text(one: Mapping[str, Any], name: str) -> str:
 
 
 def read_duration(text: str, unit_s: float) -> float | None:
-    """`1440.0` and `16038 second(s)` in that unit, or HOURS:MINUTES:SECONDS, as LSB_HMS_TIME_FORMAT has it."""
+    """Return the seconds of `1440.0` or `16038 second(s)`, times `unit_s`, or of HOURS:MINUTES:SECONDS; else None."""
     parts = text.removesuffix("second(s)").strip().split(":")
     known = [value for part in parts if (value := number(part)) is not None]
     if len(known) < len(parts):

@@ -24,12 +24,12 @@ WORDS = QueueWords(
 
 
 class PbsDoctor(BatchDoctor):
-    """Asks the server; what pbs_tmrsh starts has its words in PBS's own files, and its exit code here."""
+    """The checks of a PBS, which ask its server; output of pbs_tmrsh is in PBS's own files, its exit code here."""
 
     system, words, starter, by_stdin = PbsSystem, WORDS, "pbs_tmrsh", False
 
     def site(self) -> str:
-        """Also where the server shows its name under another key than today."""
+        """Return the server's name and version, even if the server shows its name under another key."""
         told = self._server()
         return " ".join(map(str, (*told.get("Server", {"the server": {}}), told.get("pbs_version", "")))).strip()
 

@@ -55,7 +55,7 @@ _PUT_BACK = range(60, 64)  # JOB_SUBSTATE_RERUN and what follows it: it runs, an
 
 
 class PbsCluster(BatchCluster):
-    """PBS, as far as submitters see it."""
+    """PBS as a cluster to submit to."""
 
     doctor = "launcher.places.pbs.doctor"
     takes = ("priority", "after", "hold", "at")
@@ -76,7 +76,7 @@ class PbsSystem(BatchSystem):
     most_in_array = 1000
 
     def site(self) -> str:
-        """As the configuration of its clients calls the server."""
+        """Return the server's name by the configuration of its clients."""
         file = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf"))
         known = read_settings(file.read_text(), "=") if file.is_file() else {}
         return os.environ.get("PBS_SERVER") or known.get("PBS_SERVER", "")
@@ -101,7 +101,7 @@ class PbsSystem(BatchSystem):
         return [job for job in self._shown(wanted, limit_s=limit_s) if named in ("", job.name)]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - ids are not given twice
-        """Where the server keeps a history of jobs: job_history_enable."""
+        """Return ended jobs, if the server keeps a history of jobs (job_history_enable)."""
         return [job for job in self._shown(ids, "-x") if job.phase is Phase.ENDED]
 
     def _shown(self, ids: Sequence[str], *more: str, limit_s: float = LIMIT_S) -> list[QueuedJob]:
@@ -116,7 +116,9 @@ class PbsSystem(BatchSystem):
         return read_jobs(answer.out)
 
     def requeue(self, job: str) -> str:
-        """Most sites let only operators do it; then the run goes on in a new job."""
+        """Requeue the job and return why not, or ""; most sites let only operators do it, and a new job follows
+        then.
+        """
         return ask(["qrerun", job]).refusal
 
     def this_start(self) -> JobStart:
@@ -170,8 +172,10 @@ def options(plan: Plan, ticket: Ticket, where: Path, follows: Sequence[str] = ()
 
 
 def read_jobs(text: str) -> list[QueuedJob]:
-    """The jobs of `qstat -t -f -F json`, without the arrays that elements are of. Raises Unreachable where it is
-    damaged: a job that is left out would seem gone."""
+    """Return the jobs of `qstat -t -f -F json`, without arrays as a whole. Raises Unreachable if the answer is damaged.
+
+    A job that is left out would seem gone.
+    """
     told = read_json(CALLED, text).get("Jobs", {})
     if not isinstance(told, dict):
         raise Unreachable(f"an answer of {CALLED} is damaged: expected jobs, got {str(told)[:100]!r}")
@@ -211,7 +215,7 @@ def _job(name: str, one: Mapping[str, Any]) -> QueuedJob:
 
 
 def phase_of(word: str, *, ended_by_hand: bool = False) -> Phase:
-    """Of the letter that qstat shows."""
+    """Return the phase for the letter that qstat shows."""
     if word in _ENDED:
         return Phase.ENDED
     if word == "E" or (word in _RUNS and ended_by_hand):
@@ -220,7 +224,7 @@ def phase_of(word: str, *, ended_by_hand: bool = False) -> Phase:
 
 
 def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
-    """Those of `pbsnodes -a -F json`: a host may be several virtual nodes."""
+    """Return the hosts of `pbsnodes -a -F json`; one host may be several virtual nodes."""
     told, found = read_json(CALLED, text).get("nodes", {}), dict[str, list[Mapping[str, Any]]]()
     for name, one in (told if isinstance(told, dict) else {}).items():
         if isinstance(one, dict):
@@ -254,7 +258,7 @@ def _inner(one: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _text(one: Mapping[str, Any], name: str) -> str:
-    """What looks like a number is one in PBS's JSON, whatever it is."""
+    """Return a field as text, as PBS's JSON has anything like a number as a number."""
     found = one.get(name)
     return str(found)[:10_000] if isinstance(found, str | int | float) else ""
 
@@ -270,7 +274,7 @@ def _exit_code(status: int | None) -> int | None:
 
 
 def read_time(text: str) -> float | None:
-    """What qstat prints by ctime, in the time of this machine."""
+    """Return the Unix time that qstat prints by ctime in this machine's time zone, or None."""
     try:
         return time.mktime(time.strptime(text))
     except (ValueError, OverflowError):
@@ -278,7 +282,7 @@ def read_time(text: str) -> float | None:
 
 
 def read_duration(text: str) -> float | None:
-    """[[HOURS:]MINUTES:]SECONDS"""
+    """Return the seconds of [[HOURS:]MINUTES:]SECONDS, or None."""
     parts = text.split(":")
     if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
         return None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SlurmCluster(BatchCluster):
-    """Slurm, as far as submitters see it."""
+    """Slurm as a cluster to submit to."""
 
     doctor = "launcher.places.slurm.doctor"
     takes = ("priority", "after", "hold", "at", "max_parallel")
@@ -42,7 +42,7 @@ class SlurmCluster(BatchCluster):
         self._containers: set[str] = set()  # that were found well
 
     def most_together(self) -> int:
-        """As many as an array may have."""
+        """Return the largest array that Slurm allows."""
         return self._slurm.config.max_array_size or 1
 
     def machine(self, spec: JobSpec) -> Machine:
@@ -72,7 +72,7 @@ class SlurmCluster(BatchCluster):
         )
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """The nodes of its partition, or all; of jobs those of the user, as others' are none of ours to tell."""
+        """Return the nodes of the spec's partition, or all, with the user's own jobs on them; others' are not shown."""
         partition, jobs = spec.slurm.partition, self._slurm.jobs()
         nodes = read_nodes(ask(show_nodes(details=True)).out).values()
         return [_now(node, jobs) for node in nodes if partition is None or partition in node.partitions]

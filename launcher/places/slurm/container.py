@@ -17,7 +17,7 @@ _LINE_PROGRAMS = ("apptainer", "singularity")
 
 
 class Container(msgspec.Struct, frozen=True):
-    """How processes get inside."""
+    """How to start a process inside a container."""
 
     program: str  # what has to be there for it: apptainer, singularity, or Pyxis' option of srun
     srun_options: tuple[str, ...]  # not empty: only srun can start it
@@ -25,7 +25,7 @@ class Container(msgspec.Struct, frozen=True):
 
 
 def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Container | None:
-    """What the spec's `slurm.container` means; None where there is none."""
+    """Return what the spec's `slurm.container` means, or None. Raises ValueError if it is not a command or image."""
     if text is None:
         return None
     words = shlex.split(text)
@@ -43,21 +43,23 @@ def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Contain
 
 
 def is_path(text: str) -> str | None:
-    """The file on this file system that the container is, where it is one."""
+    """Return the container's file if it is a path on this file system, else None."""
     words = shlex.split(text)
     last = words[-1]
     return last if last.startswith("/") else None
 
 
 def _with_binds(line: Sequence[str], mounts: Sequence[str]) -> list[str]:
-    """The binds go right behind `exec`."""
+    """Return the command with the mounts right after `exec` or `run`."""
     at = next((index + 1 for index, word in enumerate(line) if word in ("exec", "run")), 1)
     binds = [word for mount in mounts for word in ("--bind", mount)]
     return [*line[:at], *binds, *line[at:]]
 
 
 def container_problems(text: str) -> list[str]:
-    """Why nothing could be started in the spec's container, as far as this machine can tell; empty: nothing."""
+    """Return why nothing could start in the container, as far as this machine shows; empty if nothing speaks
+    against it.
+    """
     try:
         container = container_of(text, (), gpus=False)
     except ValueError as error:

@@ -9,5 +9,5 @@ _WORDS = {"succeeded": "afterok", "ended": "afterany"}
 
 
 def dependency_of(awaited: Sequence[AwaitedRun]) -> str:
-    """The value of --dependency; "" where all that was to be waited for has happened."""
+    """Return the value of --dependency, or "" if all that the run waits for has happened."""
     return ",".join(f"{_WORDS[one.until]}:{job}" for one, job in jobs_to_follow(awaited))

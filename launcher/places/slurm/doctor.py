@@ -53,13 +53,13 @@ class Shape:
 
 
 def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Everything about the site, as it is found. `tell`: what goes on meanwhile."""
+    """Yield findings about the site; `tell` gets a line about what takes long."""
     wish.refuse_all_but("try", "nodes", "within", "partition", "account", "qos", "interface")
     return looked_over(_site(wish), WORDS, wish, tell)
 
 
 def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
-    """What its programs and the controller say; gives the job that nodes may be tried with."""
+    """Yield findings about its programs and controller; return the job by which nodes may be tried, or None."""
     sbatch = shutil.which("sbatch")
     version = site.read_version(ask(["sbatch", "--version"]).out) if sbatch is not None else None
     yield checks.sbatch_finding(sbatch, version)
@@ -87,7 +87,7 @@ def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
 
 
 def _what_keeps_accounts_from_us(config: site.Config) -> str:
-    """Nothing where sacct answers."""
+    """Return why sacct does not answer, or "" if it does."""
     if config.accounting is False:
         return "there is none"
     try:
@@ -112,7 +112,7 @@ def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Sh
 
 
 class SlurmTrials(TrialJobs):
-    """Of a job scontrol says more than squeue does."""
+    """The trial jobs on Slurm, about which scontrol says more than squeue."""
 
     def look(self, job: str) -> TrialJob | None:
         answer = ask(show_job(job))
@@ -134,7 +134,7 @@ def trial_of(wish: DoctorWish, shape: Shape) -> SlurmTrials:
 
 
 def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:
-    """Those of sbatch, and so much time, that a job of this kind has."""
+    """Return the options of sbatch for a trial job of this shape."""
     chosen = {
         "job-name": "launch-doctor",
         "nodes": str(nodes),
@@ -153,7 +153,7 @@ def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:
 
 
 def read_job(text: str) -> TrialJob:
-    """What `scontrol show job` says of ours."""
+    """Return what `scontrol show job` says of the trial job."""
     fields = read_fields(text)
     state = read_state(fields.get("JobState", ""))
     return TrialJob(

@@ -1,4 +1,4 @@
-"""What is said of a Slurm site, from what its clients answer. Pure: facts in, findings out."""
+"""Turn the answers of a site's Slurm clients into findings. Pure functions."""
 
 import difflib
 import time
@@ -28,7 +28,7 @@ def sbatch_finding(path: str | None, version: str | None) -> Finding:
 
 
 def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], client: str | None) -> Iterable[Finding]:
-    """`client`: sbatch's version."""
+    """Yield findings about the controllers; `client` is sbatch's version."""
     where = "".join(f" on {host}" for host, well in up.items() if well)
     text = f"cluster {config.cluster or '?'}{where} answers in {took_s * 1000:.0f} ms, version {config.version or '?'}"
     ours, theirs = read_release(client), read_release(config.version)
@@ -47,7 +47,7 @@ def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], c
 def partition_findings(
     partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node], wanted: str | None
 ) -> Iterable[Finding]:
-    """All of them as a table, and what is wrong with the wanted ones, by default with Slurm's default."""
+    """Yield a table of all partitions, and what is wrong with the wanted ones, or else Slurm's default."""
     yield ok("partitions", str(len(partitions)), _table(partitions, rules, nodes))
     known = {partition.name: partition for partition in partitions}
     for name in strangers(partitions, wanted):
@@ -65,14 +65,14 @@ def partition_findings(
 
 
 def chosen_partitions(partitions: Sequence[Partition], wanted: str | None) -> list[Partition]:
-    """Those that a job may go to."""
+    """Return the partitions that a job may go to."""
     if wanted is None:
         return [partition for partition in partitions if partition.default]
     return [partition for partition in partitions if partition.name in wanted.split(",")]
 
 
 def strangers(partitions: Sequence[Partition], wanted: str | None) -> list[str]:
-    """Wanted ones that do not exist."""
+    """Return the wanted partitions that do not exist."""
     known = {partition.name for partition in partitions}
     return [name for name in (wanted or "").split(",") if name and name not in known]
 
@@ -121,7 +121,7 @@ def _table(
 
 
 def _range(numbers: Sequence[int]) -> str:
-    """Of one node."""
+    """Return a number, or the range of several, as text; "-" for none."""
     if not numbers:
         return "-"
     return str(numbers[0]) if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"
@@ -137,7 +137,7 @@ def _preempted(rules: PartitionRules | None) -> str:
 
 
 def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
-    """What `sbatch --test-only` says of a job of one node."""
+    """Return the finding of `sbatch --test-only` for a job of one node."""
     if starts_at is None:
         hint = "--partition, --account and --qos here, and those of slurm in a spec, ask for others"
         return problem("start", f"Slurm would refuse a job of one node: {words}", hint)
@@ -151,7 +151,7 @@ def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
 
 
 def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedites: bool) -> Iterable[Finding]:
-    """What the controller's configuration means for runs."""
+    """Yield what the controller's configuration means for runs."""
     yield requeue_finding(config.requeue, expedites=expedites)
     yield preemption_finding(config.preempt_type, config.preempt_mode, {rule.preempt_mode for rule in rules})
     yield kill_wait_finding(config.kill_wait_s)
@@ -160,7 +160,7 @@ def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedit
 
 
 def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
-    """`expedites`: runs are put back at once, and first, where the site and its clients know how."""
+    """Return the finding about requeueing; `expedites` is whether Slurm puts a run back at once and first."""
     how = (
         "; after a lost node at once and first (enable_expedited_requeue), so its jobs end with exit code 0"
         if expedites
@@ -174,7 +174,7 @@ def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
 
 
 def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None) -> Finding:
-    """`kept`: by the configuration; `said`: what kept sacct from answering."""
+    """Return the finding about accounting: `kept` by the configuration, `said` by sacct if it does not answer."""
     known = "" if min_job_age_s is None else f" for {time_words(min_job_age_s)} (MinJobAge)"
     lost = f"how a job ended that left no word in its run's folder is known{known} only"
     if kept is False:
@@ -186,7 +186,7 @@ def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None
 
 
 def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
-    """How long Slurm knows of a job that has ended."""
+    """Return the finding about how long Slurm remembers jobs that have ended."""
     if min_job_age_s is None:
         return warning("MinJobAge", "Slurm does not say how long it knows of ended jobs", _ASK)
     text = f"{time_words(min_job_age_s)}: so long Slurm knows of a job that has ended"
@@ -197,7 +197,7 @@ def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
 
 
 def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[str]) -> Finding:
-    """`mode`: the cluster's; those of partitions count where they differ."""
+    """Return the finding about preemption; `mode` is the cluster's, and those of partitions count if they differ."""
     if kind in (None, "preempt/none", "(null)") or mode == "OFF":
         return ok("preemption", "off: no job makes way for another")
     suspends = [one for one in ({mode or ""} | of_partitions) if any(word in one.upper() for word in _SUSPENDS)]

@@ -47,7 +47,7 @@ class SbatchExecutor(SlurmExecutor):
         return job
 
     def text(self) -> str:
-        """The whole script, as sbatch gets it."""
+        """Return the whole script as sbatch gets it."""
         return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
     def hand_over(self, script: Path, environ: Mapping[str, str], lock: int, *, limit_s: float) -> str:

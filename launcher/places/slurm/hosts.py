@@ -1,4 +1,4 @@
-"""Which machines an allocation has, and how they reach each other."""
+"""Find the hosts of an allocation and the addresses by which they reach each other."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from launcher.places.slurm.reach import ask
 
 
 def hosts_of(nodelist: str) -> list[str]:
-    """The names behind `node[0-2,7]`, in Slurm's order. Needs no controller."""
+    """Return the names in a list such as `node[0-2,7]`, in Slurm's order; needs no controller. Raises LaunchError."""
     answer = ask(show_hostnames(nodelist))
     names = read_hostnames(answer.out) if answer.code == 0 else []
     if not names:
@@ -18,7 +18,7 @@ def hosts_of(nodelist: str) -> list[str]:
 
 
 def addresses_of(hosts: Sequence[str]) -> dict[str, str]:
-    """The address by which the others reach each host: what Slurm itself uses, else what its name resolves to."""
+    """Return the address by which others reach each host: Slurm's own, or else what its name resolves to."""
     try:
         known = {name: node.address for name, node in read_nodes(ask(show_nodes(hosts)).out).items()}
     except Unreachable:

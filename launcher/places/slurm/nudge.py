@@ -1,9 +1,9 @@
-"""Has a requeued job start when we want it to: left alone, Slurm lets it wait for two minutes.
+"""Make a requeued job start at a chosen time; left alone, Slurm lets it wait for two minutes.
 
     python -m launcher.places.slurm.nudge JOB DELAY_S [HOSTS_TO_LEAVE_OUT]
 
-Only a job that waits can be changed, and it waits only once the batch process that requeued it is gone: so this is a
-process that lives a moment longer. Where the site ends it with the job, Slurm's own delay stays.
+Only a waiting job can be changed, and it waits only once the batch process that requeued it is gone; so this process
+outlives it for a moment. If the site ends it with the job, Slurm's own delay stays.
 """
 
 import sys
@@ -21,7 +21,7 @@ _STEP_S = 0.05
 
 
 def main() -> int:
-    """0 where Slurm has taken the change."""
+    """Return 0 if Slurm has taken the change."""
     job, delay_s, *hosts = sys.argv[1:]
     start = f"now+{max(_SAFE_S, round(float(delay_s)))}"
     left_out = ",".join(hosts)  # none: those that an earlier start avoided may be used again

@@ -66,7 +66,7 @@ _DEPENDS = ("Dependency", "DependencyNeverSatisfied")
 
 
 class SlurmSystem(BatchSystem):
-    """What `batch` asks of Slurm."""
+    """Slurm as a batch system."""
 
     kind = "slurm"
     called = CALLED
@@ -76,13 +76,15 @@ class SlurmSystem(BatchSystem):
 
     @cached_property
     def config(self) -> Config:
-        """What the controller says of the site; asked once."""
+        """Return the controller's configuration; asked once."""
         return read_config(ask(show_config()).out)
 
     @cached_property
     def expedites(self) -> bool:
-        """Whether jobs may ask for Slurm's expedited requeue: the controller allows it, and sbatch here knows of it.
-        Elsewhere the option would have the job refused."""
+        """Return whether jobs may ask for Slurm's expedited requeue: the controller allows it and this sbatch knows it.
+
+        Elsewhere the option would have the job refused.
+        """
         try:
             if not self.config.expedites:
                 return False
@@ -165,8 +167,10 @@ class SlurmSystem(BatchSystem):
         subprocess.Popen(deaf(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
     def _bearable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
-        """Those that can be avoided with enough nodes left for the run, the one that was lost last first of all: a job
-        that may not have as many as it needs never starts. None where Slurm does not say what there is."""
+        """Return the nodes to avoid that leave enough nodes for the run, preferring those lost last.
+
+        A job that may not have as many nodes as it needs never starts. Empty if Slurm does not say what there is.
+        """
         if not avoid:
             return []
         partition = plan.spec.slurm.partition

@@ -1,5 +1,5 @@
-"""What Slurm's clients are asked, and reading what they answer. Pure: command lines and text, no process.
+"""Build queries for Slurm's clients and parse their answers. Pure: command lines and text, no process.
 
-Fields are kept apart by control characters, which every Slurm since 20.11 passes through; the JSON of newer ones
-changes with each release. Times are Unix times: `SLURM_TIME_FORMAT=%s` makes the clients write them (see `reach.ask`).
+Fields are separated by control characters, which every Slurm since 20.11 passes through; the JSON of newer ones changes
+with each release. Times are Unix times: `SLURM_TIME_FORMAT=%s` makes the clients write them (see `reach.ask`).
 """

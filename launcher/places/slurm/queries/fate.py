@@ -1,4 +1,4 @@
-"""Why Slurm ends a job whose batch process has got SIGTERM. Pure."""
+"""Find out why Slurm ends a job whose batch process got SIGTERM. Pure functions."""
 
 from launcher.places.batch.batch import Fate
 from launcher.places.slurm.queries.values import read_fields, read_number
@@ -7,7 +7,7 @@ _UNSET = ("", "None", "N/A", "(null)", "Unknown")
 
 
 def show_job(job: str) -> list[str]:
-    """All that the controller knows of this job."""
+    """Return the command that shows all that the controller knows of this job."""
     return ["scontrol", "--oneliner", "show", "job", job]
 
 
@@ -17,7 +17,9 @@ def is_expedited(text: str) -> bool:
 
 
 def fate_of(text: str, restarts: int) -> Fate:
-    """From `scontrol show job`; `restarts`: how often the job had been put back when this start of it began."""
+    """Return the fate from `scontrol show job`; `restarts` is how often the job had been put back when this
+    start began.
+    """
     fields = read_fields(text)
     counted = read_number(fields.get("Restarts", ""))
     if counted is None:

@@ -43,15 +43,16 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
     @property
     def tickets(self) -> frozenset[str]:
-        """Those in its comment."""
+        """Return the submit tokens in its comment."""
         return tickets_in(self.comment)
 
 
 def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
-    """The jobs with these ids, or all of the caller; those of hidden partitions too. `name`: only those called so.
+    """Return the squeue command for the jobs with these ids, or all of the caller, also in hidden partitions.
 
-    With one id that it has forgotten squeue exits 1 and says "Invalid job id"; with several it leaves it out.
-    Elements that wait are told apart by us: with --array it leaves out the last one where they are evenly spaced.
+    `name` limits them to jobs of that name. With one id that it has forgotten, squeue exits 1 and says "Invalid job
+    id"; with several it leaves it out. Waiting elements are told apart by us: with --array it leaves out the last one
+    if they are evenly spaced.
     """
     asked = ",".join(f"{name}:{FIELD}" for name in _JOB_FIELDS[:-1]) + f",{_JOB_FIELDS[-1]}:{ROW}"
     argv = ["squeue", "--noheader", "--all", "--array-unique", "--states=all", f"--Format={asked}"]
@@ -60,7 +61,7 @@ def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
 
 
 def read_jobs(text: str) -> list[SlurmJob]:
-    """The jobs of `squeue_jobs`. Raises Unreachable where a row is damaged: a job that is left out would seem gone."""
+    """Return the jobs of `squeue_jobs`. Raises Unreachable if a row is damaged, as a job left out would seem gone."""
     rows, damaged = read_rows(text, len(_JOB_FIELDS), _JOBS_OF_A_ROW)
     if damaged:
         raise Unreachable(f"the answer of squeue is damaged: {damaged[0][:200]!r}")
@@ -71,7 +72,7 @@ def read_jobs(text: str) -> list[SlurmJob]:
 
 
 def _names(text: str) -> Iterator[str]:
-    """The ids of all jobs that share a row."""
+    """Return the ids of all jobs that share a row."""
     found = _ELEMENTS.fullmatch(text)
     if found is None:
         return iter([text])
@@ -79,7 +80,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _indices(piece: str) -> range:
-    """Of `7`, `3-5` or `10-30:4`, which has both its ends."""
+    """Return the indices of `7`, `3-5` or `10-30:4`, both ends included."""
     bounds, _, step = piece.partition(":")
     first, _, last = bounds.partition("-")
     return range(int(first), int(last or first) + 1, int(step or 1))
@@ -104,7 +105,9 @@ def _job(name: str, row: Sequence[str]) -> SlurmJob:
 
 
 def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
-    """The newest start of each of these jobs. An id that was used before `since` (Unix time) is another job's."""
+    """Return the sacct command for the newest start of each job; an id used before `since` (Unix time) is
+    another job's.
+    """
     return [
         "sacct", "--noheader", "--allocations", "--parsable2", f"--delimiter={FIELD}",
         f"--format={','.join(_ACCOUNT_FIELDS)}", f"--starttime=uts{int(since or _LONG_AGO)}",
@@ -113,7 +116,9 @@ def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
 
 
 def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
-    """The rows of `sacct_jobs`, one for each job, with its newest start; None where this cluster keeps no accounts."""
+    """Return the rows of `sacct_jobs`, one for each job with its newest start; None if this cluster keeps no
+    accounting.
+    """
     if code != 0 or "accounting storage is disabled" in (out + err).lower():
         return None
     newest: dict[str, SlurmJob] = {}
@@ -171,7 +176,7 @@ _SBATCH_SAYS = re.compile(r"^(?:sbatch: )?(?:fatal: |error: |allocation failure:
 
 
 def read_test_only(text: str) -> tuple[float | None, str]:
-    """What `sbatch --test-only` writes to stderr: when the job could start and where, or None and why not."""
+    """Return when and where `sbatch --test-only` says the job could start, or None and why not."""
     estimate = re.search(r"Job \S+ to start at (\S+) using (.+)", text)
     if estimate is not None:
         starts_at = read_time(estimate[1])
@@ -181,7 +186,7 @@ def read_test_only(text: str) -> tuple[float | None, str]:
 
 
 def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
-    """A job's id; and where it is an element of an array, that array's id and its index."""
+    """Return a job's id, and if it is an element of an array, that array's id and its index."""
     found = JOB_ID.fullmatch(text)
     if found is None or found["index"] is None:
         return text, None
@@ -189,7 +194,7 @@ def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
 
 
 def _job_id(text: str) -> str:
-    """An id that may stand in a command line."""
+    """Return an id that is safe in a command line. Raises ValueError."""
     if JOB_ID.fullmatch(text) is None:
         raise ValueError(f"expected the id of a Slurm job, got {text!r}")
     return text

@@ -40,17 +40,17 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def is_down(self) -> bool:
-        """Where Slurm has given it up. A node that is drained, or has not been heard of yet, need not be."""
+        """Return whether Slurm has given the node up; one that is drained, or has not reported yet, need not be."""
         return not _DOWN.isdisjoint(self.state)
 
     @property
     def is_drained(self) -> bool:
-        """Or is to be, as soon as its jobs have ended."""
+        """Return whether the node is drained, or will be once its jobs have ended."""
         return not _DRAINED.isdisjoint(self.state)
 
     @property
     def takes_jobs(self) -> bool:
-        """Where nothing that is said of it keeps jobs off it; a word that is not known does."""
+        """Return whether every word of its state allows jobs; an unknown word does not."""
         return bool(self.state) and _UP.issuperset(self.state)
 
 
@@ -74,18 +74,18 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 def show_hostnames(hostlist: str) -> list[str]:
-    """The names behind a list such as `node[00-03,7]`, the first host of an allocation first."""
+    """Return the command for the names in a list such as `node[00-03,7]`, the first host of an allocation first."""
     return ["scontrol", "show", "hostnames", _operand(hostlist)]
 
 
 def read_hostnames(text: str) -> list[str]:
-    """One name a line. Of a damaged list scontrol makes what it can: what cannot be a name is left out."""
+    """Return one name from each line, leaving out what cannot be a name, as scontrol prints such of damaged lists."""
     lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", line)]
 
 
 def is_in_hostlist(host: str, text: str) -> bool:
-    """Whether this is one of the names behind a list such as `node[00-03,7]`."""
+    """Return whether this host is among the names in a list such as `node[00-03,7]`."""
     return any(_is_behind(host, part) for part in re.split(r",(?![^\[]*\])", text))
 
 
@@ -96,7 +96,7 @@ def _is_behind(host: str, part: str) -> bool:
 
 
 def _is_in_ranges(number: str, ranges: str) -> bool:
-    """Whether this is one of `00-03,7`; the width of a range's beginning is that of all its numbers."""
+    """Return whether the number is one of `00-03,7`, with the width of each range's first number."""
     for first, _, last in (one.partition("-") for one in ranges.split(",")):
         known = _DIGITS.fullmatch(first) and _DIGITS.fullmatch(last or first)
         if known and int(first) <= int(number) <= int(last or first) and number == str(int(number)).zfill(len(first)):
@@ -108,16 +108,16 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 def show_nodes(hosts: Sequence[str] = (), *, details: bool = False) -> list[str]:
-    """The records of these nodes, or of all. It exits 1 where one is not known, and still shows the others.
+    """Return the command for the records of these nodes, or of all; it exits 1 if one is unknown and shows the others.
 
-    `details`: also how much of its gres has been given out.
+    `details` adds how much of its gres is taken.
     """
     more = ["--details"] if details else []
     return ["scontrol", "--oneliner", *more, "show", "node", *([_operand(",".join(hosts))] if hosts else [])]
 
 
 def read_nodes(text: str) -> dict[str, Node]:
-    """Nodes by name."""
+    """Return the nodes by name."""
     found = (_node(line) for line in text.splitlines() if re.match(r"NodeName=\S", line))
     return {node.name: node for node in found}
 
@@ -146,12 +146,14 @@ def _node(line: str) -> Node:
 
 
 def partition_nodes(partition: str | None = None) -> list[str]:
-    """Every node of a partition, or of all partitions. One that does not exist has none, which sinfo calls no error."""
+    """Return the command for every node of a partition, or of all; sinfo shows none, and no error, if it does
+    not exist.
+    """
     return ["sinfo", "--noheader", "--Node", *_of(partition), f"--format={FIELD.join(_NODE_FORMAT)}{ROW}"]
 
 
 def read_partition_nodes(text: str) -> list[Node]:
-    """The rows of `partition_nodes`: a node once for each of its partitions."""
+    """Return the rows of `partition_nodes`: each node once for each of its partitions."""
     return [
         Node(
             name=name,
@@ -169,12 +171,12 @@ def read_partition_nodes(text: str) -> list[Node]:
 
 
 def partitions(partition: str | None = None) -> list[str]:
-    """The limits of a partition, or of all."""
+    """Return the command for the limits of a partition, or of all."""
     return ["sinfo", "--noheader", *_of(partition), f"--format={FIELD.join(_PARTITION_FORMAT)}{ROW}"]
 
 
 def read_partitions(text: str) -> list[Partition]:
-    """The rows of `partitions`; the default one is marked with a star."""
+    """Return the rows of `partitions`; a star marks the default one."""
     found = []
     for name, availability, longest, usual, counts in read_rows(text, len(_PARTITION_FORMAT), _ANY)[0]:
         numbers = [read_number(part) or 0 for part in counts.split("/")]  # allocated/idle/other/total
@@ -199,7 +201,7 @@ _NODE_MARKS = {
 
 
 def read_node_state(text: str) -> tuple[str, ...]:
-    """The words of `MIXED+DRAIN` or `down*`; the marks behind a state become words too."""
+    """Return the words of `MIXED+DRAIN` or `down*`; marks behind a state become words too."""
     words: list[str] = []
     for part in text.upper().split("+"):
         stem = part.strip().rstrip("".join(_NODE_MARKS))
@@ -209,7 +211,7 @@ def read_node_state(text: str) -> tuple[str, ...]:
 
 
 def gpu_count(gres: str) -> int:
-    """The GPUs of a node's gres: `gpu:a100:4(S:0-1),mps:400` has 4."""
+    """Return the number of GPUs in a node's gres: `gpu:a100:4(S:0-1),mps:400` has 4."""
     count = 0
     for entry in re.sub(r"\([^()]*\)", "", gres).split(","):
         kind, *more = entry.strip().split(":")
@@ -223,7 +225,7 @@ _ANY = re.compile(r".+")
 
 
 def _operand(text: str) -> str:
-    """A word that is not taken for an option."""
+    """Return a list of hosts that cannot be taken for an option. Raises ValueError."""
     if not text or text.startswith("-"):
         raise ValueError(f"expected a list of hosts, got {text!r}")
     return text

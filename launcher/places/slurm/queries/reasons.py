@@ -1,4 +1,4 @@
-"""Why Slurm does not start a job, in plain words. Pure; a reason that is not listed is shown as it is."""
+"""Explain why Slurm does not start a job, in plain words. Pure; a reason that is not listed is shown as it is."""
 
 import re
 
@@ -78,7 +78,7 @@ _FIXED = _WAITING | _HELD | _NEVER | _ENDED
 
 
 def _loose(text: str) -> str:
-    """Older versions write `_` for the spaces of free text."""
+    """Return the text with spaces for `_`, which older versions write in free text."""
     return " ".join(text.replace("_", " ").lower().split())
 
 
@@ -108,7 +108,7 @@ _THINGS = {
 
 
 def plain(reason: str) -> str:
-    """Why a pending job does not start, in words for people, and what they can do where they can do something."""
+    """Return why a pending job does not start, in plain words, and what the user can do if anything."""
     said = " ".join("".join(char if char.isprintable() else " " for char in reason[:_LONGEST]).split())
     if said.startswith("(") and said.endswith(")"):
         said = said[1:-1].strip()
@@ -139,7 +139,7 @@ def _not_available(nodes: str | None, why: str | None) -> str:
 
 
 def _limit(name: re.Match[str]) -> str:
-    """The sentence for one of the limits of accounts and QOS."""
+    """Return the sentence for a limit of an account or QOS."""
     whose = "your account" if name["owner"] == "Assoc" else "your QOS"
     what, per, grouped = name["what"], name["per"], name["kind"] == "Grp"
     if running := _JOBS.get(what):

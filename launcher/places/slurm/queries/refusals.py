@@ -1,4 +1,4 @@
-"""Why sbatch refuses a job, in plain words, and what its user can do. Pure; Slurm's own words stand beside them."""
+"""Explain why sbatch refuses a job and what its user can do, with Slurm's own words. Pure functions."""
 
 import re
 
@@ -11,7 +11,7 @@ _PARTITIONS = "`sinfo` lists what there is"
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What Slurm's message has in it, what that means, and what to do."""
+    """One known refusal: a part of Slurm's message, its meaning, and what to do."""
 
     sign: str
     words: str
@@ -62,7 +62,7 @@ _SAID = re.compile(r"^(?:sbatch: )?(?:error: |fatal: )?(?:Batch job submission f
 
 
 def refusal(text: str) -> list[str]:
-    """What sbatch wrote when it took no job: one line that says why, Slurm's own words, and a hint."""
+    """Return why sbatch refused a job: one line, Slurm's own words, and a hint."""
     said = list(dict.fromkeys(filter(None, (_line(line) for line in text.splitlines()))))
     if not said:
         return ["it does not say why"]
@@ -78,6 +78,6 @@ def _line(text: str) -> str:
 
 
 def _which_limit(said: list[str]) -> str:
-    """Of a limit Slurm gives the name in a line of its own."""
+    """Return the sentence for a limit that Slurm names on a line of its own, or ""."""
     named = (plain(line) for line in said if re.fullmatch(r"(?:QOS|Assoc|Max)\w+", line))
     return next((words for words in named if not words.startswith("Slurm says")), "")

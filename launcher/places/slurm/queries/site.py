@@ -9,7 +9,7 @@ from launcher.places.slurm.queries.values import read_fields, read_number
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What `scontrol show config` says of what we ask; None where it says nothing."""
+    """The settings that `scontrol show config` shows, as far as we use them; None if it does not show one."""
 
     version: str | None
     cluster: str | None
@@ -26,7 +26,7 @@ class Config(msgspec.Struct, frozen=True):
 
 
 class PartitionRules(msgspec.Struct, frozen=True):
-    """What `scontrol show partition` says of a partition, on top of what sinfo does."""
+    """What `scontrol show partition` says of a partition beyond sinfo."""
 
     preempt_mode: str
     grace_s: float
@@ -37,7 +37,7 @@ def show_partitions() -> list[str]:
 
 
 def read_rules(text: str) -> dict[str, PartitionRules]:
-    """By the name of the partition."""
+    """Return the rules of each partition by name."""
     found = {}
     for line in text.splitlines():
         fields = read_fields(line)
@@ -48,18 +48,18 @@ def read_rules(text: str) -> dict[str, PartitionRules]:
 
 
 def read_ping(text: str) -> dict[str, bool]:
-    """Whether each controller is up, by `scontrol ping`: `Slurmctld(primary) at control is UP`."""
+    """Return whether each controller is up, by `scontrol ping`: `Slurmctld(primary) at control is UP`."""
     found = re.findall(r"^Slurmctld\(\w+\) at (\S+) is (UP|DOWN)", text, re.MULTILINE)
     return {host: state == "UP" for host, state in found}
 
 
 def show_config() -> list[str]:
-    """The configuration of the running controller."""
+    """Return the command for the running controller's configuration."""
     return ["scontrol", "show", "config"]
 
 
 def read_config(text: str) -> Config:
-    """The fields that we ask for."""
+    """Return the settings that we use."""
     fields = read_settings(text, "=")
     storage = fields.get("AccountingStorageType")
     return Config(
@@ -80,7 +80,7 @@ def read_config(text: str) -> Config:
 
 
 def read_version(text: str) -> str | None:
-    """The version in what `sbatch --version` writes: `slurm-wlm 22.05.8`."""
+    """Return the version in the output of `sbatch --version`, such as `slurm-wlm 22.05.8`, or None."""
     found = re.search(r"^slurm\S*[ \t]+([0-9]+\.[0-9]+\S*)", text, re.MULTILINE)
     return found[1] if found else None
 
@@ -92,6 +92,6 @@ def read_release(version: str | None) -> tuple[int, int] | None:
 
 
 def _seconds(text: str) -> float | None:
-    """Of `30 sec`."""
+    """Return the seconds of `30 sec`, or None."""
     found = re.fullmatch(r"([0-9]{1,9})(?: sec)?", text)
     return float(found[1]) if found else None

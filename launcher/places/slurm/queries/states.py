@@ -1,4 +1,4 @@
-"""Slurm's words for a job's state, and what each says of the run. Pure; a word that is not listed is unknown."""
+"""Map Slurm's words for a job's state to what each means for the run. Pure; an unlisted word is unknown."""
 
 import re
 
@@ -9,7 +9,7 @@ from launcher.states import Cause, State
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """The word that decides, what it means, and who cancelled the job where Slurm says so."""
+    """The word that decides, its meaning, and who cancelled the job if Slurm says so."""
 
     word: str
     phase: Phase
@@ -63,7 +63,7 @@ _LONGEST = 500  # all words that there are, in a list, would be about as long
 
 
 def read_state(text: str) -> JobState:
-    """What Slurm wrote: a word, `CANCELLED by 1000`, a cut `CANCELLED+`, a compact form, or a list of words."""
+    """Return the state for a word, `CANCELLED by 1000`, a cut `CANCELLED+`, a compact form, or a list of words."""
     text = text.strip()[:_LONGEST]
     said = by[1] if (by := _BY.fullmatch(text)) else text
     parts = [part for part in re.split(r"[\[\],|\s\"']+", said) if part]
@@ -76,7 +76,7 @@ def read_state(text: str) -> JobState:
 
 
 def _word(part: str) -> str | None:
-    """The full word; None where it is not known, or cut so short that it could be several."""
+    """Return the full word, or None if it is unknown or cut so short that it could be several."""
     upper = part.upper()
     if upper in _COMPACT:
         return _COMPACT[upper]
@@ -100,7 +100,7 @@ def _deciding(words: set[str]) -> tuple[str, Phase]:
 
 
 def end_of(word: str) -> tuple[State, Cause | None]:
-    """How a run ended whose job ended in this state and left no end record of its own."""
+    """Return how a run ended whose job ended in this state and which left no end record."""
     match word:
         case "CANCELLED":
             return State.CANCELLED, Cause.CANCELLED

@@ -1,4 +1,4 @@
-"""What stands in the answers of Slurm's clients: rows, times, durations, numbers."""
+"""Parse values in the answers of Slurm's clients: rows, times, durations, numbers."""
 
 import math
 import re
@@ -11,7 +11,7 @@ _NO_ESTIMATE = 4_102_444_800.0  # 2100: of a job that nothing can start, Slurm s
 
 
 def read_time(text: str) -> float | None:
-    """Unix time of a date; None where Slurm knows none. A date in words of its own is read as local time."""
+    """Return the Unix time of a date, or None if Slurm has none; a date without a zone is read as local time."""
     said = text.strip()
     try:
         when = float(said) if re.fullmatch(r"[0-9]{1,15}", said) else datetime.fromisoformat(said).timestamp()
@@ -24,7 +24,7 @@ _CLOCK = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<clock>[0-9]{1,9}(?::[0-9]{1,
 
 
 def read_duration(text: str) -> float | None:
-    """Seconds of `1-12:00:00`, `10:00` (minutes and seconds) or `30` (minutes); infinite where there is no limit."""
+    """Return the seconds of `1-12:00:00`, `10:00` (minutes and seconds) or `30` (minutes); infinity for no limit."""
     said = text.strip()
     if said.lower() in ("infinite", "unlimited"):
         return math.inf
@@ -39,9 +39,9 @@ def read_duration(text: str) -> float | None:
 
 
 def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[list[list[str]], list[str]]:
-    """The rows of so many fields, whose first one looks like that; and those that are damaged.
+    """Return the rows of `width` fields whose first one matches, and those that are damaged.
 
-    What a site prints around them is in no row, and what somebody wrote into the last field ends none.
+    What a site prints around them is in no row, and whatever a user wrote into the last field does not end one.
     """
     *ended, rest = text.split(ROW)
     rows, damaged = [], [rest] if FIELD in rest else []
@@ -56,12 +56,12 @@ def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[l
 
 
 def read_fields(text: str) -> dict[str, str]:
-    """Those of a line that scontrol shows: `NodeName=n0 CPUTot=8`."""
+    """Return the fields of a line of scontrol, such as `NodeName=n0 CPUTot=8`."""
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
 
 
 def read_word(text: str) -> str:
-    """What a field says; nothing where Slurm writes that there is nothing."""
+    """Return the text of a field, or "" if Slurm writes that there is none."""
     return "" if text.strip().lower() in _NOTHING else text.strip()
 
 
