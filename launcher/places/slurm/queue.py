@@ -185,7 +185,9 @@ class SlurmSystem(BatchSystem):
         return [host for host in avoid if host in lost_last or host not in usable]
 
     def this_start(self) -> JobStart:
-        """As everybody calls it: `12`, or `12_3` in an array, where `12` may be one element's own and is all."""
+        """Return this job's usual id: `12`, or `12_3` in an array, where `12` may be one element's own id or
+        the whole array's.
+        """
         array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         if array and index:
             return JobStart(self.name_of(array, int(index)), int(index))
@@ -209,7 +211,7 @@ class SlurmSystem(BatchSystem):
 
 
 def _queued(job: SlurmJob) -> QueuedJob:
-    """A row of Slurm's, in words for people."""
+    """Return a row of squeue as a job, with its state in plain words."""
     text = ""
     match job.state.phase:
         case Phase.QUEUED:
@@ -238,7 +240,7 @@ def _queued(job: SlurmJob) -> QueuedJob:
 
 
 def _ended_waiting(job: SlurmJob) -> str:
-    """Of a job that ended while it waited for another one its reason is left as it was."""
+    """Return why a job ended that waited for another one, as Slurm keeps the reason it waited for; else ""."""
     if job.reason not in _DEPENDS:
         return ""
     return "while it waited for a job that has ended otherwise than it demands, unless somebody ended it by hand"

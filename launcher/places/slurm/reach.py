@@ -1,4 +1,4 @@
-"""Asking Slurm's clients: in an environment without strangers' settings; what they say where nobody answers."""
+"""Ask Slurm's clients, in an environment without other jobs' settings, and recognise answers that mean silence."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ _NO_ANSWER = (
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without what another job, or a habit, would tell Slurm's clients."""
+    """Return the environment without variables by which another job, or a habit, would change Slurm's clients."""
     return {name: value for name, value in cleaned(environ).items() if not name.startswith(_CLIENT_PREFIXES)}
 
 
@@ -62,7 +62,7 @@ def ask(
     pass_fds: Sequence[int] = (),
     in_job: bool = False,
 ) -> Answer:
-    """What the client answers. Raises Unreachable where it is missing, too slow, or got no answer itself."""
+    """Return the client's answer. Raises Unreachable if it is missing, too slow, or got no answer itself."""
     program = os.path.basename(argv[0])
     is_submit = program == "sbatch" and "--test-only" not in argv
     asked = _DATABASE if program == "sacct" else _SUBMITTING if is_submit else _CONTROLLER
@@ -72,8 +72,11 @@ def ask(
 
 
 def _check(program: str, answer: Answer) -> None:
-    """Raise where these two fail: then jobs are unseen and not gone. But for a single id that squeue has forgotten, and
-    for a cluster that keeps no accounts. Of a user that it does not know squeue says so with exit code 0."""
+    """Raise Unreachable if squeue or sacct failed, because jobs are then unseen and not gone.
+
+    A single id that squeue has forgotten, and a cluster without accounting, are no failures. For an unknown user squeue
+    fails with exit code 0.
+    """
     lines = said_by(program, answer.err)
     known = {"squeue": "invalid job id specified", "sacct": "accounting storage is disabled"}.get(program)
     stranger = [line for line in lines if program == "squeue" and "invalid user" in line.lower()]

@@ -74,7 +74,7 @@ def options(
 
 
 def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
-    """What the job waits for, beside room."""
+    """Return the sbatch options for what the job waits for, beside free nodes."""
     queue, at = plan.spec.queue, plan.starts_at
     return {
         "hold": queue.hold or None,
@@ -86,8 +86,10 @@ def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
 
 
 def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
-    """The nodes that the job is not to have: the spec's, and those to avoid. But not what the spec insists on: such
-    a job Slurm refuses, or never starts."""
+    """Return the nodes that the job must not get: the spec's, and those to avoid.
+
+    Nodes that the spec insists on are not left out, as Slurm would refuse such a job or never start it.
+    """
     slurm = plan.spec.slurm
     free = [host for host in hosts_to_avoid if not any(is_in_hostlist(host, text) for text in slurm.nodelist)]
     return list(dict.fromkeys((*slurm.exclude, *free)))
@@ -99,17 +101,17 @@ def outlives_a_node(plan: Plan) -> bool:
 
 
 def fewest_nodes(plan: Plan) -> int:
-    """With fewer the job does not start."""
+    """Return the number of nodes below which the job does not start."""
     return plan.nodes_min if plan.nodes_min < plan.nodes_max else plan.nodes_max + plan.spec.recovery.spares
 
 
 def gres_of(plan: Plan) -> str | None:
-    """The generic resources of each node: as the spec says, else its GPUs."""
+    """Return the generic resources of each node: the spec's, or else its GPUs."""
     return plan.spec.slurm.gres or (f"gpu:{plan.gpus_per_node}" if plan.gpus_per_node else None)
 
 
 def signal_before_s(plan: Plan) -> float:
-    """How long before the limit the run is told."""
+    """Return how many seconds before its limit the run is warned."""
     return warned_before_s(plan.spec.resources.time_s, plan.spec.slurm.signal_before_s)
 
 
@@ -122,7 +124,7 @@ def script_of(
     *,
     expedites: bool = False,
 ) -> str:
-    """Return the text that sbatch gets. `where`: what the batch process is told, and where its own words go."""
+    """Return the script for sbatch; `where` is the folder named to the batch process, where its first output goes."""
     chosen = options(plan, ticket, _output(ticket, str(where)), avoid, dependency, expedites=expedites)
     # Slurm puts an expedited job that exits otherwise back, too, and holds it: one for each run that has failed.
     always_0 = f" {ENDS_WITH_0}" if expedites else ""
@@ -130,7 +132,7 @@ def script_of(
 
 
 def _output(ticket: Ticket, folder: str) -> str:
-    """Where the batch process's words go before it has a log of its own."""
+    """Return the file for the batch process's output before it has a log of its own."""
     if any(sign in folder for sign in "\\\n\r"):
         return os.devnull  # neither sbatch nor the patterns of its file names have a way to write these
     name = "slurm-%j.out" if ticket.array is None else "slurm-%A_%a.out"
@@ -138,7 +140,7 @@ def _output(ticket: Ticket, folder: str) -> str:
 
 
 def render(chosen: Mapping[str, str | bool], command: str) -> str:
-    """The whole script, as sbatch gets it."""
+    """Return the whole script as sbatch gets it."""
     from launcher.places.slurm.executor import SbatchExecutor  # late: submitit's 130 ms only a submit has to pay
 
     # Of what submitit quotes for a shell sbatch still takes each backslash for an escape.

@@ -17,9 +17,10 @@ _UNWARNED = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 
 
 def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-    """Node 0's agent here, as our child; by one srun the others, each below a keeper of its own, and on node 0 an ear.
+    """Return node 0's agent, our child, and one srun for the other agents, each below a supervisor, and a listener on
+    node 0.
 
-    What Slurm says of a coming preemption only the tasks of a step hear.
+    Slurm announces a preemption only to the tasks of a step, hence the listener.
     """
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     argv = node_command("slurm", plan, attempt)
@@ -30,7 +31,7 @@ def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
 
 
 def visit_words(plan: Plan, job: str, host: str) -> list[str]:
-    """What carries a program to one of the job's hosts, beside the ranks there and in a container like theirs."""
+    """Return the command prefix that runs a program on one of the job's hosts, in a container like its ranks'."""
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
     step = [word for word in _srun([host], plan) if word != _NO_INPUT]
@@ -38,13 +39,13 @@ def visit_words(plan: Plan, job: str, host: str) -> list[str]:
 
 
 def mounts(plan: Plan) -> list[str]:
-    """What has to be seen inside a container, under the same path."""
+    """Return the paths that must be visible inside a container under the same name."""
     code = str(Path(__file__).resolve().parents[3])
     return list(dict.fromkeys([plan.run_dir, sys.prefix, sys.base_prefix, code]))
 
 
 def _inside(agent: AgentProcess, container: Container | None, plan: Plan, attempt: AttemptDir) -> AgentProcess:
-    """A container that only srun can open needs a step on this node too."""
+    """Return the agent inside its container; a container that only srun can open needs a step on this node too."""
     if container is None:
         return agent
     if not container.srun_options:
@@ -54,7 +55,9 @@ def _inside(agent: AgentProcess, container: Container | None, plan: Plan, attemp
 
 
 def _srun(hosts: Sequence[str], plan: Plan) -> tuple[str, ...]:
-    """One task on each of these hosts; neither a bad end nor a lost node ends the others."""
+    """Return an srun for one task on each of these hosts, where neither a failed task nor a lost node ends the
+    others.
+    """
     return (
         "srun",
         f"--nodes={len(hosts)}",

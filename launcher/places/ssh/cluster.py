@@ -48,11 +48,11 @@ class SshCluster(Place):
         return offered([*self._found.values()], spec.resources.gpus_per_node, shared=spec.ssh.shared)
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """One of the hosts keeps the run while it waits: it has to be one that sees how the others are."""
+        """Return a problem for each wait that a pool does not support, or that no host of it can watch."""
         return [*not_taken(spec.queue, ("priority", "after", "hold", "at"), self.kind), *unseen(spec.ssh, awaited)]
 
     def runs_folder(self, spec: JobSpec) -> str:
-        """Raises BadInput where it is not the same on all hosts of the pool."""
+        """Return the folder of runs on all hosts of the pool. Raises BadInput if hosts have different ones."""
         self.machine(spec)
         folders = {one.facts.workdir for one in self._found.values()}
         if len(folders) > 1:
@@ -73,7 +73,7 @@ class SshCluster(Place):
         ]
 
     def preview(self, _plan: Plan) -> None:
-        """Nothing is handed to anybody else here."""
+        """Return None, because nothing is handed to a batch system."""
 
     def prepare(self, plan: Plan) -> PreparedStart:
         from launcher.places.ssh.submit.handover import PoolHandover  # late: `launch status` needs none of it
@@ -148,7 +148,9 @@ class SshCluster(Place):
 
 
 def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False) -> Machine:
-    """What each of the hosts that can take part has: those with that many GPUs; None: all with any, where some have."""
+    """Return what each host that can take part has: those with `gpus` GPUs, or with None all that have any, if
+    some do.
+    """
     able = [one for one in found if len(one.gpus) >= (1 if gpus is None else gpus)]
     if not able and gpus is not None:  # the one that comes nearest says how many there are
         able = [max(found, key=lambda one: len(one.gpus))]

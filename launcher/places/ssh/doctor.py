@@ -42,7 +42,7 @@ class TimedLogin:
 
 
 def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """All about the hosts, as it is found. `tell` hears what takes long."""
+    """Yield findings about the hosts; `tell` gets a line about what takes long."""
     wish.refuse_all_but("try")
     pool = pool_of(ClusterEntry("ssh", wish.cluster, wish.defaults))
     hosts = {host.name: host for host in hosts_of(pool)}
@@ -73,7 +73,7 @@ def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]
 
 
 def _log_in(target: Target) -> TimedLogin:
-    """Where there are several keys, they are tried one by one: a connection does not tell which of them it took."""
+    """Return a timed login; several keys are tried one by one, as a connection does not say which one it used."""
     if target.transport == "openssh":
         return _timed(target, "as OpenSSH finds it")
     if len(target.keys) + target.agent > 1:
@@ -94,7 +94,7 @@ def _timed(target: Target, key: str) -> TimedLogin:
 
 
 def _look(host: SshHost, login: TimedLogin, helpers: dict[str, Helper]) -> SeenHost:
-    """What the host says of itself, and what only trying tells. Raises LaunchError."""
+    """Return what the host reports of itself and what only a trial shows. Raises LaunchError."""
     found = survey(login.line, host)
     facts = found.facts
     helper = helpers[host.name] = Helper(host.name, login.line, facts.python, "machine")
@@ -115,7 +115,7 @@ def _between(
     wish: DoctorWish,
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """The ways between them, and what goes over all of them."""
+    """Yield findings about the connections between the hosts, and about traffic over all of them."""
     members = [Member(helpers[host.name], host.found.address) for host in hosts]
     found = measured(members, tell)
     apart = [member for member in members if member.closed or member.lost]

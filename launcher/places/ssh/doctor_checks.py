@@ -1,4 +1,4 @@
-"""What is said of the hosts of a pool. Pure: facts in, findings out."""
+"""Turn what was found on the hosts of a pool into findings. Pure functions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class SeenHost:
 
 
 def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
-    """Of a host that could not be looked at. `alone`: no other could be."""
+    """Return the finding about a host that could not be examined; `alone` is set if none could be."""
     first, *more = error.lines
     hints = [line.removeprefix("hint: ") for line in more if line.startswith("hint: ")]
     notes = [line.strip() for line in more if not line.startswith("hint: ")]
@@ -47,7 +47,7 @@ def table_finding(hosts: Sequence[SeenHost], all_of_them: int) -> Finding:
 
 
 def reboot_finding(workdirs: Sequence[str]) -> Finding:
-    """What brings a run back to a host that was started anew."""
+    """Return how runs get back to a host after a reboot."""
     text = "a host that was started anew takes part in its runs again when `launch status` is asked next"
     lines = "; or ".join(map(crontab_line, workdirs))
     hint = f"without anybody, with this line in the crontab of each (crontab -e there): {lines}"
@@ -55,7 +55,7 @@ def reboot_finding(workdirs: Sequence[str]) -> Finding:
 
 
 def crontab_line(workdir: str) -> str:
-    """By the newest launcher that is there."""
+    """Return the crontab line, which uses the newest launcher on the host."""
     return f"@reboot $(ls -t {workdir}/lib/*/bin/python | head -n 1) -P -m {_COMES_BACK} {workdir}"
 
 
@@ -85,7 +85,7 @@ def _launcher(found: Surveyed) -> str:
 
 
 def host_findings(host: SeenHost) -> Iterable[Finding]:
-    """What is not well with it; nothing where all is."""
+    """Yield what is wrong with the host; nothing if all is well."""
     name, found, facts = host.name, host.found, host.found.facts
     if host.login_s > SLOW_LOGIN_S:
         hint = "UseDNS and GSSAPI of its sshd, or its network, are the usual reasons; a run waits as long"
@@ -117,7 +117,7 @@ def host_findings(host: SeenHost) -> Iterable[Finding]:
 
 
 def together(hosts: Sequence[SeenHost]) -> Iterable[Finding]:
-    """What is not well with them; what is said of several in the same words is said once."""
+    """Yield what is wrong with the hosts; the same problem of several hosts is one finding."""
     names: dict[tuple[Level, str, str], list[str]] = {}
     for one in (finding for host in hosts for finding in host_findings(host)):
         names.setdefault((one.level, one.text, one.hint), []).append(one.about)

@@ -1,4 +1,4 @@
-"""What hosts offer: asked of each by a small program that any Python can run, before anything of ours is there."""
+"""Find out what hosts have, by a small program for any Python, before anything of ours is there."""
 
 import time
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What `probe_there` prints."""
+    """The output of `probe_there`."""
 
     python: _Absolute
     version: tuple[_Number, _Number, _Number]
@@ -76,36 +76,36 @@ class Surveyed:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Those that may be used."""
+        """Return the GPUs that may be used."""
         found = tuple(str(number) for number in self.facts.gpus)
         return found if self.host.gpus is None else found[: self.host.gpus]
 
     @property
     def occupancy(self) -> Occupancy:
-        """Who has and who waits for what of it."""
+        """Return who holds and who waits for slots of the host."""
         return occupancy("\n".join(self.facts.sockets))
 
     def taken(self, kind: str) -> int:
-        """How many of its GPUs (of those that may be used), or CPU slots."""
+        """Return how many of its usable GPUs, or of its CPU slots, are taken."""
         holders = self.occupancy.taken(kind)
         if kind == CPU:
             return sum(int(holder.number) for holder in holders)
         return len({holder.number for holder in holders if holder.number in self.gpus})
 
     def has_room(self, plan: Plan) -> bool:
-        """Nobody waits here, and what the run needs is free."""
+        """Return whether no run waits on the host and what the plan needs is free."""
         kind, there = (GPU, len(self.gpus)) if plan.gpus_per_node else (CPU, self.facts.cpus)
         wanted = min(there, plan.gpus_per_node or plan.ranks_per_node * plan.cpus_per_rank)
         return not self.occupancy.waiting and there - self.taken(kind) >= wanted
 
     @property
     def address(self) -> str:
-        """By which the other hosts reach it."""
+        """Return the address by which other hosts reach it."""
         return self.host.address or self.facts.address
 
 
 def completed(host: SshHost, pool: Ssh) -> SshHost:
-    """The host with what the pool says where it does not."""
+    """Return the host with the pool's options where it has none of its own."""
     return SshHost(
         host.name,
         host.address,
@@ -134,7 +134,7 @@ def survey(line: Line, host: SshHost) -> Surveyed:
 
 
 def facts_of(text: str, who: str) -> Facts:
-    """What a host says of itself. Raises LaunchError naming it."""
+    """Return what a host reports of itself. Raises LaunchError, which names it."""
     try:
         return decoded(text[:_LONGEST].encode(), Facts)
     except Garbled as error:

@@ -1,4 +1,4 @@
-"""What is asked of the server on a host, over one connection and one process of ours there."""
+"""Ask the server on a host, over one connection and one process of ours there."""
 
 import itertools
 import sys
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """How long a host may take to answer, in seconds."""
+    """The time limits of a host's answers, in seconds."""
 
     soon_s: float = 10.0  # where that takes no work
     answer_s: float = 120.0
@@ -83,7 +83,7 @@ _ELSEWHERE = "hint: `launch doctor POOL` tries that folder; `workdir:` of the ho
 
 
 class HostClient:
-    """What is asked of one host: one question after the other, whoever asks, of a server that is there while we are."""
+    """The client of one host: it asks one question after the other of a server that lives as long as it does."""
 
     def __init__(self, line: Line, place: Place, limits: HostLimits | None = None) -> None:
         self.place, self.limits = place, limits or HostLimits()
@@ -93,7 +93,7 @@ class HostClient:
         self._lock = threading.Lock()
 
     def ask(self, request: Request, kind: type[T], contents: Iterable[bytes] = (), limit_s: float | None = None) -> T:
-        """Raises what the other side says instead of an answer, and Unreachable."""
+        """Return the answer. Raises what the other side reports instead, and Unreachable."""
         within_s = limit_s or self.limits.answer_s
         if contents:
             with self._asking() as server:
@@ -103,14 +103,14 @@ class HostClient:
     def ask_with_bytes(
         self, request: Request, kind: type[T], most: int, limit_s: float | None = None
     ) -> tuple[T, bytes]:
-        """The answer, and the bytes that follow it, at most so many."""
+        """Return the answer and at most `most` bytes that follow it."""
         within_s = limit_s or self.limits.answer_s
         return self._understood(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=within_s))
 
     def ask_with_files(
         self, request: Request, kind: type[T], parts: Callable[[T], Iterable[Part]], most: int, limit_s: float
     ) -> tuple[T, list[Tail]]:
-        """The answer, and the ends of files that follow it, whose sizes it says."""
+        """Return the answer and the ends of files that follow it, with the sizes that it states."""
         answer, content = self.ask_with_bytes(request, kind, most, limit_s)
         try:
             return answer, list(parted(parts(answer), content))
@@ -119,7 +119,7 @@ class HostClient:
 
     @contextmanager
     def stream(self, request: Request, most: int, limit_s: float | None = None) -> Iterator[Iterator[bytes]]:
-        """The bytes that follow the answer, as they come. Nobody else asks anything before this is left."""
+        """Yield the bytes that follow the answer as they arrive; no other question is asked until this is left."""
         within_s = limit_s or self.limits.answer_s
         with self._asking() as server:
             server.send(request)
@@ -136,7 +136,7 @@ class HostClient:
         return LaunchError(f"{self.place.host.name}: does not speak as expected: {what}")
 
     def over(self, line: Line) -> bool:
-        """Whether they go over this connection."""
+        """Return whether the client uses this connection."""
         return self._line is line
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class HostClient:
             self._server = None
 
     def _understood(self, question: Callable[[RpcClient], T]) -> T:
-        """The run may have been handed over by another version: then ours is brought there, and asked."""
+        """Ask; if the run was handed over by another version of the launcher, install ours there and ask again."""
         try:
             with self._asking() as server:
                 return question(server)
@@ -159,7 +159,9 @@ class HostClient:
 
     @contextmanager
     def _asking(self) -> Iterator[RpcClient]:
-        """Who was not told everything, or not heard to the end, is not asked again: what comes next is no answer."""
+        """Yield the server, and close it afterwards if a question was not finished, as what follows would be no
+        answer.
+        """
         with self._lock:
             if self._server is None:
                 words = [self._python, "-P", "-m", "launcher.places.ssh.host.server"]

@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
-    """To a host that this process may have written to before. Raises what keeps us from it.
+    """Return a client of a host, over a connection that this process may have. Raises why it cannot be reached.
 
-    `limits` are good for as long as the connection is.
+    `limits` hold for as long as the connection does.
     """
     line = lines_to([place])[place.host.name]
     if not isinstance(line, Line):
@@ -34,7 +34,9 @@ def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
 
 
 def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line | LaunchError]:
-    """To all at the same time; who did not answer a moment ago is left alone, unless it is to be tried anew."""
+    """Return connections to all, opened at the same time; a host that was silent a moment ago is skipped,
+    unless `anew`.
+    """
     lines: dict[str, Line | LaunchError] = {
         place.host.name: why for place in places if not anew and (why := _silent.why(place)) is not None
     }
@@ -52,7 +54,7 @@ def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line |
 def ask_all(
     places: Sequence[Place], work: Callable[[HostClient], T], *, anew: bool = False
 ) -> dict[str, T | LaunchError]:
-    """What is asked of each, all at the same time; where it could not be done, why."""
+    """Return the result of `work` for each host, all at the same time, or the error that prevented it."""
     by_name = {place.host.name: place for place in places}
     lines = lines_to([*by_name.values()], anew=anew)
 

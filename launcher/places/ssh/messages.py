@@ -1,9 +1,9 @@
-"""What a submitter asks of a host over one SSH connection (hostlink.rpc), and the answers.
+"""Define what a submitter asks of a host over one SSH connection (hostlink.rpc), and the answers.
 
-Open ─► Opened: the code is wanted ─► CodeTree ─► Open ─► Opened: its keeper listens ─► Keepers ─► GoAhead
+Open ─► Opened: the code is wanted ─► CodeTree ─► Open ─► Opened: its supervisor listens ─► Keepers ─► GoAhead
 
-What a host says is data of these types, and of them alone: none of it becomes a path, a command, a kind of cluster or a
-decision where our own records could say it.
+Hosts send only data of these types. None of it becomes a path, a command, a kind of cluster, or a decision that our own
+records could make.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A keeper of the run, as the others reach it."""
+    """The address of a run's supervisor for the others."""
 
     host: str  # as the pool calls it
     address: str
@@ -34,14 +34,14 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class OfRun(msgspec.Struct, frozen=True):
-    """What is asked of one run on a host."""
+    """A question about one run on a host."""
 
     run_id: RunId
     workdir: str  # of all runs there
 
 
 class OfCheckpoints(OfRun, frozen=True):
-    """What is asked of its checkpoints."""
+    """A question about a run's checkpoints."""
 
     folder: str  # inside the run's
 
@@ -80,29 +80,29 @@ class CodeTree(msgspec.Struct, frozen=True, tag="code"):
 
 
 class Keepers(msgspec.Struct, frozen=True, tag="roster"):
-    """All keepers, by node of the plan. → None"""
+    """Send all supervisors, by node of the plan. → None"""
 
     peers: tuple[Peer, ...]
 
 
 class GoAhead(msgspec.Struct, frozen=True, tag="go"):
-    """Carry it out. → None"""
+    """Tell the supervisor to go. → None"""
 
 
 class ListRuns(msgspec.Struct, frozen=True, tag="runs"):
-    """Which runs of this user are on the host? → list of their ids"""
+    """Ask which runs of this user are on the host. → list of their ids"""
 
     workdir: str
 
 
 class AskReport(OfRun, frozen=True, tag="look"):
-    """How is a run, and what is new of its records? → RunReport"""
+    """Ask for the state of a run and what is new in its records. → RunReport"""
 
     events_from: int  # bytes of events.jsonl that are known
 
 
 class OpenedByHosts(msgspec.Struct, frozen=True):
-    """What hosts alone know of an attempt that they have opened themselves."""
+    """What only hosts know of an attempt that they opened themselves."""
 
     hosts: tuple[str, ...]  # of its nodes, in order
     cause: Cause | None
@@ -110,7 +110,7 @@ class OpenedByHosts(msgspec.Struct, frozen=True):
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """Followed by the files: the new part of events.jsonl, and logs of the attempt."""
+    """The state of a run, followed by files: the new part of events.jsonl, and logs of the attempt."""
 
     state: State | None  # None: there is no such run here
     message: str = ""
@@ -128,11 +128,11 @@ class RunReport(msgspec.Struct, frozen=True):
 
 
 class AskSubmitted(OfRun, frozen=True, tag="submitted"):
-    """As what was a run submitted? → Submitted"""
+    """Ask how a run was submitted. → Submitted"""
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """For a machine that has not seen it."""
+    """A run's submission, for a machine that has not seen it."""
 
     spec: str
     overrides: tuple[str, ...]
@@ -141,21 +141,21 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class AskTails(OfRun, frozen=True, tag="logs"):
-    """What is new in the files below these folders of the run? → Tails"""
+    """Ask for what is new in the files below these folders of the run. → Tails"""
 
     folders: tuple[str, ...]
     known: Mapping[str, int]  # bytes that are there already, by name
 
 
 class Tails(msgspec.Struct, frozen=True):
-    """Followed by the parts."""
+    """The sizes of the parts of files that follow."""
 
     parts: tuple[Part, ...]
     more: bool  # there is more than fits into one answer
 
 
 class ListCheckpoints(OfCheckpoints, frozen=True, tag="inventory"):
-    """What is there of the run's checkpoints? → list of trainer.checkpoint_files.partial.Held"""
+    """Ask for the run's checkpoints on the host. → list of trainer.checkpoint_files.partial.Held"""
 
 
 class SendFile(OfCheckpoints, frozen=True, tag="give"):
@@ -181,7 +181,7 @@ class TakeFile(OfCheckpoints, frozen=True, tag="put"):
 
 
 class Release(OfRun, frozen=True, tag="release"):
-    """It was held: let it go. → None"""
+    """Release a held run. → None"""
 
 
 class Cancel(OfRun, frozen=True, tag="cancel"):
@@ -195,11 +195,11 @@ class PassOnCancel(OfRun, frozen=True, tag="pass_on_cancel"):
 
 
 class ComeBack(OfRun, frozen=True, tag="come_back"):
-    """The run goes on without this host, which has no keeper of it any more: start one again. → why not, or "" """
+    """Start a missing supervisor again, as the run goes on without this host. → why not; empty: it was started"""
 
 
 class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
-    """What do these runs take of the disk here, and code that no other run here needs? → Tidied"""
+    """Ask how much disk these runs, and code that no other run needs, take here. → Tidied"""
 
     workdir: str
     runs: tuple[RunId, ...]
@@ -207,7 +207,7 @@ class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
 
 
 class Tidied(msgspec.Struct, frozen=True):
-    """What is there, or was."""
+    """What of these runs is on the disk, or was."""
 
     runs: Mapping[RunId, Size]  # bytes of those of which anything is
     code: Size
@@ -215,7 +215,7 @@ class Tidied(msgspec.Struct, frozen=True):
 
 
 class Pardon(OfRun, frozen=True, tag="pardon"):
-    """Nothing is held against these hosts any more; without one, against any. → None"""
+    """Include these hosts again, or all if none is named. → None"""
 
     hosts: tuple[str, ...]
 

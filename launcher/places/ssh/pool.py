@@ -23,7 +23,7 @@ def hosts_of(pool: Ssh) -> list[SshHost]:
 
 
 def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | LaunchError]:
-    """A connection to each: one that is open already, or a new one. They stay open until this process ends."""
+    """Return a connection to each host, open already or new; they stay open until this process ends."""
     wanted = {host.name: host for host in hosts}
     targets = for_all(wanted, lambda _, host: _target(host, agent))
     found = connections.lines_to(
@@ -42,7 +42,7 @@ def working(lines: Mapping[str, Line | LaunchError]) -> dict[str, Line]:
 
 
 def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Surveyed], dict[str, LaunchError]]:
-    """Every host that could be looked at, and why the others could not; in the pool's order."""
+    """Return what was found on each host that could be examined, and why others could not, in the pool's order."""
     hosts = {host.name: host for host in hosts_of(pool) if only is None or host.name in only}
     lines = lines_to(hosts.values(), agent=pool.agent)
     found = for_all(working(lines), lambda name, line: survey(line, hosts[name]))
@@ -59,6 +59,6 @@ def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Su
 
 
 def troubles_of(pool: Ssh) -> dict[str, LaunchError]:
-    """Why hosts of it could not be looked at the last time."""
+    """Return why hosts of the pool could not be examined the last time."""
     with _lock:
         return {host.name: _troubles[host] for host in hosts_of(pool) if host in _troubles}

@@ -61,9 +61,9 @@ def _first_there(path: str) -> str:
 
 
 def _exposed(workdir: str) -> str:
-    """The first folder by which others could put something of theirs in the place of ours: ours, or one above it.
+    """Return the first folder, ours or above it, in which others could replace what is ours, or "".
 
-    As launcher.run.ownership has it, which is not there yet.
+    This repeats launcher.run.ownership, which is not there yet.
     """
     return next(
         filter(None, (_open_on_the_way(os.path.join(workdir, name)) for name in ("", "runs", "code", "lib"))), ""
@@ -99,7 +99,10 @@ def _writable_by_others(found: os.stat_result) -> bool:
 
 
 def _is_own_group(group: int) -> bool:
-    """A private group of this user, as launcher.run.ownership has it, which is not there yet."""
+    """Return whether this is the user's private group.
+
+    This repeats launcher.run.ownership, which is not there yet.
+    """
     import grp  # late: after the version has been looked at
     import pwd  # late: after the version has been looked at
 

@@ -1,4 +1,4 @@
-"""Where a run is and has been: the hosts that its attempts were handed to, but for those that are gone for good."""
+"""Find where a run is and has been: the hosts that its attempts were handed to, without those gone for good."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -10,48 +10,48 @@ from launcher.run.records import Gone, Intent
 
 
 def places_of(run: RunDir) -> list[Place]:
-    """Where the newest attempt that was handed over from here is."""
+    """Return the hosts of the newest attempt that was handed over from here."""
     handed_over = [attempt for attempt in attempts(run) if attempt.hosts.exists()]
     return handed_to(run, handed_over[-1]) if handed_over else []
 
 
 def handed_to(run: RunDir, attempt: AttemptDir) -> list[Place]:
-    """The hosts of one attempt."""
+    """Return the hosts of one attempt."""
     return [*places_ever(run, [attempt]).values()]
 
 
 def places_ever(run: RunDir, of: Sequence[AttemptDir] | None = None) -> dict[str, Place]:
-    """Every host that an attempt, or one of these, was handed to; the newest word on each."""
+    """Return every host that an attempt, or one of `of`, was handed to, with its newest record."""
     last = {one.host: one.attempt for one in _records(run)}
     handed = _handed(attempts(run) if of is None else of)
     return {place.host.name: place for number, place in handed if last.get(place.host.name, 0) < number}
 
 
 def everywhere(run: RunDir) -> dict[str, Place]:
-    """Every host that an attempt was handed to, with those that are gone for good."""
+    """Return every host that an attempt was handed to, including those gone for good."""
     return {place.host.name: place for _, place in _handed(attempts(run))}
 
 
 def gone(run: RunDir) -> set[str]:
-    """Those of which a person has said so, and which no attempt was handed to since."""
+    """Return the hosts that a user gave up and that no attempt was handed to since."""
     return everywhere(run).keys() - places_ever(run).keys()
 
 
 def is_there(attempt: AttemptDir) -> bool:
-    """Its ranks write on hosts of a pool, and not into the run's folder here."""
+    """Return whether its ranks write on hosts of a pool, and not into the run's folder here."""
     intent = read_record(attempt.intent, Intent)
     return intent is None or intent.cluster_kind == "ssh"
 
 
 def give_up(run: RunDir, hosts: Collection[str]) -> None:
-    """Nobody is to wait for these, as far as the attempts go that there are."""
+    """Record that these hosts are gone for good, as far as the present attempts are concerned."""
     last = attempts(run)[-1].number
     kept = [one for one in _records(run) if one.host not in hosts]
     write_record(run.gone, [*kept, *(Gone(host, last) for host in hosts)])
 
 
 def take_back(run: RunDir, hosts: Collection[str]) -> None:
-    """They have been heard after all, and may have more to tell."""
+    """Undo `give_up` for hosts that answered after all, and have their files fetched again."""
     before = _records(run)
     kept = [one for one in before if one.host not in hosts]
     if len(kept) < len(before):
@@ -61,7 +61,7 @@ def take_back(run: RunDir, hosts: Collection[str]) -> None:
 
 
 def _handed(of: Sequence[AttemptDir]) -> Iterator[tuple[int, Place]]:
-    """Each attempt's number with each of its hosts."""
+    """Yield each attempt's number with each of its hosts."""
     for attempt in of:
         for place in read_record(attempt.hosts, list[Place]) or []:
             yield attempt.number, place

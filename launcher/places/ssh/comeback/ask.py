@@ -1,6 +1,6 @@
-"""Hosts that a run has lost are asked to come back: `python -m launcher.places.ssh.comeback.ask RUN_DIR HOST...`
+"""Ask hosts that a run has lost to take part again: `python -m launcher.places.ssh.comeback.ask RUN_DIR HOST...`
 
-A process of its own, so that whoever asks for a status does not wait for hosts that have no power.
+It is a process of its own, so that a status command does not wait for hosts that are down.
 """
 
 import os
@@ -25,7 +25,7 @@ _EVERY_S = 15.0
 
 
 def ask_lost(run: RunDir) -> None:
-    """Where it goes on without some of its hosts, or waits for them to go on, as far as is known here; now and then."""
+    """Start asking lost hosts of a run that goes on without them, or waits for them; at most once every few seconds."""
     last = readable(run.state, RunState)
     if last is None or not (last.state in _GOES_ON or (last.state in _BETWEEN and last.restarts)):
         return
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _is_time(run: RunDir) -> bool:
-    """Not asked a moment ago, by whatever process."""
+    """Return True, and record the time, if no process has asked a moment ago."""
     try:
         age_s = time.time() - run.asked_back.stat().st_mtime
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The supervisor of a run on a host that was lost: started again there, it takes part in the attempt that goes on.
+"""Supervise a run on a host that was lost: started again there, it takes part in the attempt that goes on.
 
-It never leads what it led before, and opens no attempt by itself: where nobody goes on there is nothing to come back
-to. It knows its newest vote (voter.json), and listens where the others know it.
+It never leads what it led before and opens no attempt by itself, so if no host goes on it exits. It has its newest vote
+in voter.json, and listens at the address that the others know.
 """
 
 import time
@@ -24,7 +24,7 @@ _AGAIN_S = 1.0
 
 
 class ReturningSupervisor(Strategy):
-    """Words: ATTEMPT, the one that the run's supervisors were started with."""
+    """The supervisor that returns to a run; its argument is ATTEMPT, with which the run's supervisors were started."""
 
     def boot(self) -> bytes:
         """Return where this supervisor listens, which is where it did before."""
@@ -42,13 +42,13 @@ class ReturningSupervisor(Strategy):
         return encoded(Opened(self._keeper.rpc.port))
 
     def supervise(self, go: BinaryIO) -> int:
-        """Take part for as long as somebody leads."""
+        """Take part for as long as another host leads."""
         go.close()
         return to_its_end(self._keeper, lambda: come_back(self._keeper, self._wakeup, self._gpus))
 
 
 def come_back(keeper: KeeperState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Once somebody leads, and this host has what it needs; until then it holds nothing."""
+    """Take part once another host leads and this one has what it needs; until then it holds no slots."""
     rules, slots, led_at = keeper.plan.spec.recovery, slots_for(keeper.plan, gpus), time.monotonic()
     while not wakeup.stop_asked and time.monotonic() < led_at + rules.lease_s + rules.wait_s:
         if (goes_on := what_goes_on(keeper)) is not None:
@@ -65,7 +65,7 @@ def come_back(keeper: KeeperState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int
 
 
 def what_goes_on(keeper: KeeperState) -> OpenAttempt | None:
-    """The newest attempt in which this host has a place, as its leader says."""
+    """Return the newest attempt in which this host has a place, as its leader reports it, or None."""
     said = keeper.rpc.ask(Rejoin(keeper.node))
     sound = [
         one

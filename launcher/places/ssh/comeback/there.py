@@ -1,8 +1,9 @@
-"""After a host was started anew, without anybody: every run that it took part in has its keeper there again.
+"""Start the supervisor again of every run that this host took part in, after a reboot, without a user's help.
 
     python -P -m launcher.places.ssh.comeback.there WORKDIR [RUN_ID]
 
-For the host's crontab; `launch doctor POOL` shows the line. Each run's keeper is started by the launcher that it had.
+This is for the host's crontab; `launch doctor POOL` prints the line. Each run's supervisor is started by the launcher
+that it had.
 """
 
 import os
@@ -35,7 +36,7 @@ def main() -> int:
 
 
 def _brought_back(run: RunDir) -> bool:
-    """Or there is nothing to bring back."""
+    """Return True if the run's supervisor was started, or nothing needs one."""
     found = presence.begun(run)
     seat = presence.taken(found[0]) if found is not None else None
     if seat is None:

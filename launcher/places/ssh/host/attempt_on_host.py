@@ -24,7 +24,9 @@ from launcher.supervisor.own_log import log_to
 
 
 class AttemptOnHost:
-    """Which attempt it is changes with `move`; the host, named as in the plan of the first one, does not."""
+    """An attempt on one host; `move` changes to another attempt, while the host keeps its name from the first
+    one's plan.
+    """
 
     def __init__(self, run: RunDir, number: int, node: int) -> None:
         self.run = run
@@ -34,7 +36,7 @@ class AttemptOnHost:
 
     @property
     def index(self) -> int:
-        """Which node of its plan this host is. Raises Fenced."""
+        """Return this host's node in the plan. Raises Fenced if it has none."""
         for node in self.plan.nodes:
             if node.host == self.host:
                 return node.index
@@ -45,7 +47,7 @@ class AttemptOnHost:
         return self.index == 0
 
     def agent(self, gpus: Sequence[str] | None, fds: Sequence[int]) -> AgentProcess:
-        """Our node's: it has the GPUs that we hold and sees no others, none at all where we hold none."""
+        """Return our node's agent, which sees only the GPUs that we hold."""
         return agent_process(self.plan, self.attempt, self.index, keep=fds, gpus=gpus)
 
     def log_to(self) -> None:
@@ -53,7 +55,7 @@ class AttemptOnHost:
         log_to(self.attempt.keeper_log if self.leads else self.attempt.node_keeper_log(self.index))
 
     def register(self) -> None:
-        """Be known as the keeper of the attempt here: who asks, or ends it, looks for us."""
+        """Record this process as the attempt's supervisor here, for those who ask about the attempt or end it."""
         if self.leads or self.plan.disks_apart:
             write_record(self.attempt.handle, Handle(LOCAL, keeper=this_process()))
 
@@ -74,7 +76,7 @@ class AttemptOnHost:
             write_record(self.run.state, self._starting())
 
     def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:
-        """The next attempt on this disk: by our own plan, on the hosts that its leader has chosen. Raises Fenced."""
+        """Prepare the next attempt on this disk: our own plan on the hosts that its leader chose. Raises Fenced."""
         number = proposal.attempt
         raise_fence(self.run, number)
         if self.plan.disks_apart:
@@ -86,7 +88,7 @@ class AttemptOnHost:
             write_record(attempt.intent, Intent(number, token, cluster, "requeue", cause, now, this_process()))
 
     def move(self, number: int) -> None:
-        """On to this one, whose plan is on disk."""
+        """Change to this attempt, whose plan is on disk."""
         self.plan = read_plan(self.run, number)
         self.before, self.attempt = self.attempt, self.run.attempt(number)
 
@@ -94,17 +96,19 @@ class AttemptOnHost:
         pass_on_stop(self.before, self.attempt)
 
     def discard(self) -> None:
-        """The submitter is gone and nobody was told to go: there has never been such an attempt."""
+        """Remove the run's folder: its submitter is gone and no host was told to go, so there was no such attempt."""
         if self.plan.disks_apart and len(attempts(self.run)) == 1:
             shutil.rmtree(self.run.path, ignore_errors=True)
 
     def give_up(self, why: str) -> None:
-        """Our own fault is said where people look; the others notice that we are gone."""
+        """Write a launcher fault as the attempt's end if this host leads; otherwise the others notice that it
+        is gone.
+        """
         if self.leads and read_record(self.attempt.end, AttemptEnd) is None:
             self.end(AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, 0.0, why))
 
     def end(self, end: AttemptEnd) -> None:
-        """Who does not lead it speaks for this host alone."""
+        """Write the attempt's end; a host that does not lead it writes one for itself alone."""
         alone = self.plan.disks_apart and self.plan.nodes[0].host != self.host
         write_end(self.run, self.attempt, msgspec.structs.replace(end, alone=alone), self.plan)
 
@@ -118,6 +122,6 @@ class AttemptOnHost:
 
 
 def reseated(plan: Plan, known: dict[str, NodePlan], names: Sequence[str], away: Sequence[str]) -> Plan:
-    """The plan on these hosts, the first of them as the leader; what is more than the run needs are spares."""
+    """Return the plan on these hosts, the first one as leader and those beyond what the run needs as spares."""
     here, gone = ([(name, known[name].address) for name in some] for some in (names, away))
     return with_hosts(plan, here, gone)

@@ -1,4 +1,4 @@
-"""This host's part in the quorum, on its disk and by the names of hosts; `quorum/core.py` has the rules."""
+"""Keep this host's part in the quorum on its disk, by the names of hosts; `quorum/core.py` has the rules."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -21,17 +21,19 @@ from launcher.run.records import Event
 
 
 class KeptVoter(msgspec.Struct, frozen=True):
-    """voter.json."""
+    """The record in voter.json."""
 
     begun: int  # the attempt that the hosts were started with: they go by their numbers in its plan
     voter: Voter
 
 
 class Ballot:
-    """Votes of this host, and the attempts that it has accepted. Every change is on disk before it takes effect."""
+    """The votes of this host and the attempts it has accepted; every change is on disk before it takes effect."""
 
     def __init__(self, run: RunDir, me: int, hosts: Sequence[str], begun: int, *, on_disk: bool = True) -> None:
-        """`on_disk`: False where all hosts share one disk; then the fence there decides, and nobody votes."""
+        """Read this host's votes; with `on_disk=False` all hosts share one disk, whose fence decides instead of
+        votes.
+        """
         self.me, self.hosts = me, tuple(hosts)
         self._run, self._begun, self._on_disk = run, begun, on_disk
         kept = read_sealed(run.voter, KeptVoter) if on_disk else None
@@ -55,13 +57,13 @@ class Ballot:
         self.voter = voter
 
     def move(self) -> None:
-        """On to the attempt that was accepted, or opened."""
+        """Change to the attempt that was accepted or opened."""
         self.leaderless, self.accepted = False, None
 
     # -- how new the records are
 
     def records(self) -> Records:
-        """What is damaged on this disk is not there: the host is older by that than others that have it."""
+        """Return how new this disk's records are; damaged ones do not count, which makes the host older than others."""
         try:
             status = self._run.events.stat()
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -73,7 +75,7 @@ class Ballot:
         return Records(self.voter.newest.attempt, length, digest)
 
     def _measure(self) -> tuple[int, str]:
-        """The bytes of all whole records in the history, and their digest."""
+        """Return the bytes of all whole records in the history, and their digest."""
         try:
             lines = [line for line in self._run.events.read_bytes().split(b"\n")[:-1] if _is_event(line)]
         except FileNotFoundError:
@@ -83,7 +85,9 @@ class Ballot:
     # -- questions of others; each gives the reason for a refusal
 
     def against_vote(self, asked: Vote, leader: str) -> str:
-        """`leader`: of the attempt at hand, which a host that came back may not have accepted yet."""
+        """Return why this host refuses its vote, or ""; `leader` leads the present attempt, perhaps not yet
+        accepted here.
+        """
         hears = not self.leaderless and not (0 <= asked.node < len(self.hosts) and self.hosts[asked.node] == leader)
         return self.voter.against_vote(_request(asked), self.records(), hears_leader=hears)
 
@@ -91,7 +95,9 @@ class Ballot:
         self.keep(self.voter.vote(_request(asked)))
 
     def against_record(self, replica: Replica) -> str:
-        """It is taken of the newest attempt's leader, and of a candidate that has this host's vote."""
+        """Return why the record is refused, or ""; it is taken from the newest attempt's leader and an elected
+        candidate.
+        """
         known = self.voter.newest.attempt
         if not 0 <= replica.node < len(self.hosts):
             return f"there is no host {replica.node}"
@@ -104,17 +110,21 @@ class Ballot:
         return self.voter.against_append(Append(replica.attempt, replica.node))
 
     def elected(self, node: int) -> bool:
-        """Whether this host has voted for it, and not accepted an attempt of its yet: its history replaces our own."""
+        """Return whether this host voted for it and has not accepted its attempt yet: then its history replaces
+        ours.
+        """
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 
     def keeps_for(self, replica: Replica) -> bool:
-        """Whether the record is of a leader that this host once followed, and does not count for any more."""
+        """Return whether the record is from the leader that this host follows, or followed before it voted for
+        another.
+        """
         newest = self.voter.newest
         follows = (replica.attempt, replica.node) == (newest.attempt, newest.leader)
         return follows and not self.leaderless
 
     def against_open(self, said: OpenAttempt) -> str:
-        """Why the attempt is not accepted; `accept` does."""
+        """Return why the attempt is not to be accepted, or ""; `accept` then accepts it."""
         if not self._is_sound(said):
             return "it is not on hosts of this run"
         if not self._on_disk:
@@ -142,15 +152,16 @@ class Ballot:
     # -- this host as a candidate
 
     def before(self) -> tuple[OpeningSaid, ...]:
-        """The openings that are not known to be settled, but for the newest."""
+        """Return the openings that are not known to be settled, without the newest."""
         return tuple(
             OpeningSaid(one.attempt, one.leader, tuple(sorted(one.voters))) for one in self.voter.openings[:-1]
         )
 
     def is_next_in_line(self, leaderless: Mapping[int, KeeperStatus]) -> bool:
-        """Whether no other host that hears no leader has newer records, or as new ones and a lower number.
+        """Return whether this host is next to take over: no other leaderless one has newer records, or equal ones and a
+        lower number.
 
-        On a disk that all share all have the same.
+        On a shared disk all hosts have the same records.
         """
         if not self._on_disk:
             return all(self.me < number for number in leaderless)
@@ -160,7 +171,7 @@ class Ballot:
     def without_dead_leaders(
         self, heard: Mapping[int, KeeperStatus], attempt: int, patience_s: float
     ) -> dict[int, KeeperStatus]:
-        """A keeper that answers for a coordinator which says nothing does not lead, whatever it takes itself for."""
+        """Return the answers without supervisors that claim to lead this attempt while their coordinator is silent."""
         return {
             number: one
             for number, one in heard.items()
@@ -168,7 +179,7 @@ class Ballot:
         }
 
     def goes_on_with(self, leader: int, said: OpenAttempt, attempt: int) -> bool:
-        """Whether what a leader tells this host, which was lost, is an attempt of its own that has a place for it."""
+        """Return whether what a leader sent this lost host is an attempt of that leader with a place for it."""
         named = (*said.hosts, *said.away)
         return (
             self._is_sound(said)
@@ -178,14 +189,14 @@ class Ballot:
         )
 
     def _is_sound(self, said: OpenAttempt) -> bool:
-        """Whether it names hosts of this run alone, each once, its leader first."""
+        """Return whether it names only hosts of this run, each once, its leader first."""
         names, all_ = (*said.hosts, *said.away), range(len(self.hosts))
         openings = all({one.leader} <= {*one.voters} <= {*all_} and one.attempt < said.attempt for one in said.before)
         known = len({*names}) == len(names) and {*names} <= {*self.hosts} and said.node in all_
         return known and openings and said.hosts[:1] == (self.hosts[said.node],)
 
     def carries(self, others: Collection[int], *, leads: bool) -> bool:
-        """Whether these suffice. On a disk that all share nobody votes: there a leader is enough, or more than half."""
+        """Return whether these hosts are enough to go on; on a shared disk, a leader alone is, or more than half."""
         if self._on_disk:
             return self.voter.carries(others)
         there, size = len({*others, self.me}), len(self.hosts)

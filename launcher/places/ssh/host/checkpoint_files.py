@@ -36,7 +36,7 @@ def answer(run: Path, wish: ListCheckpoints | SendFile | TakeFile, body: Body) -
 
 
 def _opened(folder: Path, wish: SendFile) -> BinaryIO:
-    """Of the committed one, or where this disk has it as a draft that another disk has committed, of that."""
+    """Open the committed file, or a draft's file of the same digest that another disk has committed."""
     for held in partial.inventory(folder):
         is_it = (held.step, held.digest, held.kind) == (wish.step, wish.digest, wish.kind)
         if is_it and not held.committed and wish.name in held.present:
@@ -45,7 +45,7 @@ def _opened(folder: Path, wish: SendFile) -> BinaryIO:
 
 
 def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """As many as were announced, even where it has grown meanwhile."""
+    """Yield as many bytes as were announced, even if the file has grown since."""
     with file:
         while size and (piece := file.read(min(size, _CHUNK))):
             size -= len(piece)

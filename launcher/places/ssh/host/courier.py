@@ -1,7 +1,7 @@
-"""Tells supervisors what they could not hear when it happened: hosts that are cut off may be reached again later.
+"""Tell other supervisors that the run was cancelled or has ended, once hosts that were cut off can be reached again.
 
-`cancel`: a person has ended the run; `end`: it has ended by itself, as the records here say. It holds no slots and ends
-nothing here. Whoever cancels the run ends it.
+`cancel`: a user has cancelled the run; `end`: it has ended by itself, as the records here say. This process holds no
+slots and ends nothing here.
 """
 
 import os
@@ -32,7 +32,7 @@ _SURE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits in seconds of one that tells keepers."""
+    """The limits, in seconds, for telling other supervisors."""
 
     again_s: float = 0.5  # until those that have not heard it are told again
     ask_s: float = 2.0
@@ -41,7 +41,7 @@ class Patience:
 
 
 def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> None:
-    """Start one, which outlives this process; where nobody knows how to reach the others there is nothing to do."""
+    """Start a process that tells these hosts and outlives this one; do nothing if no record says how to reach them."""
     if not hosts or presence.begun(run) is None:
         return
     subprocess.Popen(
@@ -56,19 +56,19 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
 
 
 class Courier(Strategy):
-    """Words: cancel|end HOST..."""
+    """The process that tells other hosts; its arguments are cancel|end HOST..."""
 
     stands_by = False
 
     def supervise(self, _go: BinaryIO) -> int:
-        """Return once all have been told, or each of them must have given up."""
+        """Return once all hosts have been told, or each of the rest must have given up by itself."""
         forbid_core_dumps()
         deliver(self.run, self.words[0], self.words[1:])
         return Exit.OK
 
 
 def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
-    """Return once all have heard it, or every keeper that has not must have given the run up by itself."""
+    """Return once all hosts were told, or every supervisor that was not must have given the run up by itself."""
     patience = patience or Patience()
     begun, last = presence.begun(run), newest(run)
     if begun is None or last is None:
@@ -88,14 +88,16 @@ def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | N
 
 
 def gives_up_s(recovery: Recovery) -> float:
-    """How long a keeper may wait for the others before it gives the run up."""
+    """Return the seconds that a supervisor may wait for the others before it gives the run up."""
     return recovery.lease_s + (GIVE_UP_WAITS + 1) * recovery.wait_s + _SURE_S
 
 
 def _until_heard(
     rpc: KeeperRpc, left: set[int], rules: Recovery, patience: Patience, tell: Callable[[set[int]], set[int]]
 ) -> None:
-    """`tell` gives those that have not heard it yet."""
+    """Call `tell`, which returns the hosts that still lack the message, until none is left or all must have
+    given up.
+    """
     deadline = time.monotonic() + gives_up_s(rules)
     while left and time.monotonic() < deadline:
         left = tell(left) - rpc.gone(rules.lease_s + patience.nobody_s)
@@ -104,7 +106,7 @@ def _until_heard(
 
 
 def _among(peers: Sequence[Peer], key: bytes) -> KeeperRpc:
-    """In the place of the keeper of this host, which is the one whose address can be had here."""
+    """Return a connection to the other supervisors in place of this host's, whose address is free here."""
     problem: OSError | None = None
     for number, peer in enumerate(peers):
         try:

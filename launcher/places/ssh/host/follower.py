@@ -24,7 +24,7 @@ _ASK_S = 1.0  # who does not answer may be the one that is gone
 
 
 class Follower:
-    """One attempt of a keeper that does not lead."""
+    """One attempt of a supervisor that does not lead."""
 
     def __init__(self, keeper: KeeperState, wakeup: Wakeup) -> None:
         self._keeper, self._wakeup = keeper, wakeup
@@ -36,7 +36,7 @@ class Follower:
         self._leader_heard_at = boottime()
 
     def carry_out(self) -> int | None:
-        """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
+        """Run the agent until the attempt has ended; return the number of the next one, or None if there is none."""
         self._agents.start()
         try:
             return self._keep()
@@ -74,18 +74,18 @@ class Follower:
         self._agents.signal_first()
 
     def _is_left(self) -> bool:
-        """By its agent, which may come back yet."""
+        """Return whether its agent has left, though it may come back."""
         return self._agents.all_gone(for_good=True)
 
     def _next_look(self) -> float | None:
-        """An agent that has left for good leaves us with nothing to wait for but a word of the leader's."""
+        """Return when to look again; if the agent has left for good, only a message from the leader is waited for."""
         if self._sure_at is not None:
             return self._sure_at
         waits = self._keeper.ballot.leaderless or self._is_left()
         return time.monotonic() + _LOOK_S if waits else None
 
     def _following(self) -> int | None:
-        """The attempt that was proposed to us, or that is on the disk that all share."""
+        """Return the next attempt, which was proposed to us or is on the shared disk, or None."""
         keeper = self._keeper
         if keeper.ballot.accepted is not None:
             return keeper.ballot.accepted.attempt
@@ -100,7 +100,7 @@ class Follower:
         return end is not None and end.state.ended
 
     def _is_deserted(self) -> bool:
-        """Our agent has left, and the leader, who would say what follows, is gone."""
+        """Return whether our agent has left and the leader, which would say what follows, is gone."""
         if not self._is_left():
             return False
         keeper = self._keeper
@@ -112,20 +112,20 @@ class Follower:
         return boottime() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
 
     def _stopped(self) -> None:
-        """Ended here by somebody who may not have reached the leader."""
+        """Write that it was cancelled, if a user stopped it here without reaching the leader."""
         keeper = self._keeper
         if keeper.plan.disks_apart and is_cancelled(keeper.attempt) and not self._is_over():
             keeper.here.end(cancelled())
 
 
 def leader_of(keeper: KeeperState) -> int:
-    """Its number among the keepers."""
+    """Return the leader's number among the supervisors."""
     first = keeper.plan.nodes[0].host
     return next(number for number in keeper.rpc.others if keeper.rpc.peer(number).host == first)
 
 
 class TakeOver:
-    """What those do that hear no leader: find it again, follow another, or take the run over."""
+    """What a host does that has lost its leader: find it again, follow another one, or take the run over."""
 
     def __init__(self, keeper: KeeperState) -> None:
         self._keeper = keeper
@@ -139,7 +139,7 @@ class TakeOver:
         self._keeper.lose_leader()
 
     def look(self) -> int | None:
-        """The leader is back, or somebody before us in line is there; else it is ours to take over."""
+        """Return to the leader if it is back, leave it to another host that is next in line, or else take over."""
         keeper = self._keeper
         answers = statuses(keeper.rpc.ask(Ask(), limit_s=_ASK_S))
         keeper.check_part_in(max((one.attempt for one in answers.values() if one.leads), default=0))
@@ -159,7 +159,7 @@ class TakeOver:
         return None
 
     def _take_over(self, others: Mapping[int, KeeperStatus]) -> int | None:
-        """With the votes of more than half, whose word is that nobody of the old attempt writes any more."""
+        """Take over with the votes of more than half, which also promise that the old attempt writes no more."""
         keeper = self._keeper
         elected = elect(keeper, others, leads=False)
         if elected is None:

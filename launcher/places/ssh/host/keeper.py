@@ -1,12 +1,11 @@
-"""The supervisor of a run on one host: it holds the host's slots, has its agent, and carries the run with the others.
+"""Supervise a run on one host: hold the host's slots, run its agent, and carry the run on with the other hosts.
 
-It boots while the submitter is connected, reports where it listens, is told who the others are and to go on, and from
-then on needs no submitter. Until it is told to go on it starts nothing; one that was told of the others and no more
-asks them whether they were told to.
+It boots while the submitter is connected, reports where it listens, is told who the others are and then to go, and from
+then on needs no submitter. Until it is told to go it starts nothing. If it was told only who the others are, it asks
+them whether they were told to go.
 
-    wait for slots ─► all hosts have theirs (Begin) ─► leader: Allocation with the coordinator's agent ─┐
-                                                       others: the agent of their node                  ├─► next attempt
-                                      the leader is lost: the next in line of a majority takes over ────┘
+It waits for slots until all hosts have theirs (Begin). Then the leader runs the coordinator's agent, the others run
+their nodes' agents, and the next attempt follows. If the leader is lost, the next in line of a majority takes over.
 """
 
 import os
@@ -48,7 +47,7 @@ _LEADER_EVERY_S, _LEADER_ASK_S = 2.0, 1.0
 
 
 class HostSupervisor(Strategy):
-    """Words: ATTEMPT NODE GPUS."""
+    """The supervisor of a run on one host; its arguments are ATTEMPT NODE GPUS."""
 
     def boot(self) -> bytes:
         """Return where this supervisor listens."""
@@ -60,7 +59,7 @@ class HostSupervisor(Strategy):
         return encoded(Opened(self._keeper.rpc.port))
 
     def supervise(self, go: BinaryIO) -> int:
-        """Carry the run if told to go on, else leave nothing here."""
+        """Run its part if told to go, else leave nothing here."""
 
         def stay() -> int:
             with go:
@@ -74,7 +73,7 @@ class HostSupervisor(Strategy):
 
 
 def to_its_end(keeper: KeeperState, work: Callable[[], int]) -> int:
-    """The exit code of a keeper that does this."""
+    """Run `work` as the supervisor's main function and return its exit code."""
     try:
         keeper.here.log_to()
         return _done(keeper, work)
@@ -98,7 +97,9 @@ def _done(keeper: KeeperState, work: Callable[[], int]) -> int:
 
 
 def _told_to_go(keeper: KeeperState, go: BinaryIO) -> bool:
-    """Who the others are, then the word; where the submitter died in between, whether another keeper has had it."""
+    """Read who the others are, then the message to go; if the submitter died in between, ask whether another
+    one got it.
+    """
     knows = False
     for line in go:
         match decoded(line, _WORDS):
@@ -113,7 +114,7 @@ def _told_to_go(keeper: KeeperState, go: BinaryIO) -> bool:
 
 
 def _others_were_told(keeper: KeeperState, turn_s: float = _TURN_S) -> bool:
-    """Nobody was, once all say so or nobody is there; who does not answer is asked again for a while."""
+    """Return whether another supervisor was told to go; False once all deny it, or none can be reached for a while."""
     deadline, empty = time.monotonic() + _OTHERS_S, 0
     while time.monotonic() < deadline and empty < _NOBODY_TIMES:
         there = statuses(keeper.rpc.ask(Ask()))
@@ -140,7 +141,7 @@ def keep(keeper: KeeperState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
 
 
 def carry_on(keeper: KeeperState, wakeup: Wakeup, *, again: bool = False) -> int:
-    """One attempt after the other; `again`: the first of them had another keeper here, which is gone."""
+    """Run one attempt after the other; `again` is set if the first one had another supervisor here, which is gone."""
     while True:
         keeper.here.open(again=again)
         again, after = False, _carried_out(keeper, wakeup)
@@ -166,13 +167,15 @@ def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
 
 
 def waits_first(plan: Plan) -> bool:
-    """Whether anything of it comes before slots are wanted."""
+    """Return whether the run waits for anything before it wants slots."""
     return plan.spec.queue.hold or plan.starts_at is not None or bool(plan.awaited)
 
 
 def wait_for_turn(keeper: KeeperState, wakeup: Wakeup) -> bool:
-    """Until nothing holds the run back; False where its turn never comes. Its leader looks, and is asked by the others:
-    until it is their turn none of them wants slots."""
+    """Wait until nothing holds the run back; return False if its turn never comes.
+
+    The leader checks, and the others ask it; until then none of them wants slots.
+    """
     waits = Waiter(keeper.run, keeper.attempt, keeper.plan, RunsOnHost().look)
     watch, keeper.ready.held_back = QueueWatch(keeper), True
     while keeper.ready.held_back:
@@ -195,7 +198,7 @@ def wait_for_turn(keeper: KeeperState, wakeup: Wakeup) -> bool:
 
 
 def _wait_for_slots(keeper: KeeperState, wakeup: Wakeup, slots: Slots) -> bool:
-    """Until this host and all the others of the run have what they need; False where somebody does not want it now."""
+    """Wait until all hosts of the run have what they need; return False if the run was stopped or has ended."""
     soon_until = time.monotonic() + _SOON_FOR_S  # the usual case: all is free, and hosts differ by moments
     watch, ready = QueueWatch(keeper), keeper.ready
     while True:
@@ -222,7 +225,7 @@ def _stopped(keeper: KeeperState) -> None:
 
 
 class QueueWatch:
-    """Of a keeper that waits for its slots: that there is still a leader which will begin with it."""
+    """A check by a supervisor that waits for slots that there is still a leader to begin with."""
 
     def __init__(self, keeper: KeeperState, every_s: float = _LEADER_EVERY_S) -> None:
         self._keeper, self._every_s = keeper, every_s
@@ -230,7 +233,9 @@ class QueueWatch:
         self._attend()
 
     def look(self) -> bool:
-        """False once the run has ended; raises Fenced where it goes on without us. Asks seldom: waits may be long."""
+        """Return False once the run has ended. Raises Fenced if it goes on without us. Asks seldom, as waits
+        may be long.
+        """
         keeper = self._keeper
         if keeper.ballot.accepted is not None:
             self._move(keeper.ballot.accepted.attempt)
@@ -283,7 +288,7 @@ class QueueWatch:
 
 
 def _all_begin(keeper: KeeperState) -> bool:
-    """The leader's question to all: has everybody what it needs? Then nobody lets go of it any more."""
+    """Ask all hosts, as the leader, whether each has what it needs; if so, none of them lets go of it any more."""
     there = statuses(keeper.rpc.ask(Ask()))
     keeper.check_lead(there)
     waits = [answer.waits_for for answer in there.values() if not answer.has_slots]
@@ -305,7 +310,9 @@ def _all_begin(keeper: KeeperState) -> bool:
 
 
 def _open_anew(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
-    """They had given us up, and promised not to begin this attempt any more; nobody has come of it."""
+    """Open a new attempt, because the others have given this one up and promised not to begin it, and none has
+    followed.
+    """
     number = propose(keeper, there, None)
     if number is not None:
         keeper.move(number)

@@ -1,14 +1,14 @@
-"""What the keepers of a run say to each other.
+"""Define the messages between the supervisors of a run.
 
-Ask ─► KeeperStatus            what the other one is doing
+Ask ─► KeeperStatus            the state of the other one
 Replica ─► Agreed              a record of the leader's, for hosts that do not share its disk
-Begin ─► Agreed, Declined      who has what it needs keeps it, until all have said so or one has not
-Begun ─► Agreed, Declined      all have: it begins; or not all: whoever is in an older run's way may let go
-Vote ─► Agreed, Declined       nobody of an older attempt writes here any more, and no other candidate has this number
-OpenAttempt ─► Agreed, Declined  the next attempt, of the leader or of a candidate that was elected
+Begin ─► Agreed, Declined      prepare: keep what the host has, until all have prepared or one has not
+Begun ─► Agreed, Declined      commit: all have prepared and it begins; or not all, and it may let go again
+Vote ─► Agreed, Declined       promise that no older attempt writes here any more; one candidate per number
+OpenAttempt ─► Agreed, Declined  the next attempt, from the leader or from an elected candidate
 Settled ─► Agreed              enough voters have accepted the attempt
-Cancelled ─► Agreed, Declined  a person has ended the run where they could reach it
-Rejoin ─► OpenAttempt, Declined  a host is there again that was lost: the attempt that goes on
+Cancelled ─► Agreed, Declined  a user has cancelled the run on the hosts that could be reached
+Rejoin ─► OpenAttempt, Declined  a lost host is back and asks for the attempt that goes on
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
-    """What a keeper is doing."""
+    """The state of a supervisor."""
 
     node: Number  # of the plan that the keepers were started with
     attempt: Number  # the one it carries out, or waits to
@@ -91,7 +91,7 @@ class Vote(msgspec.Struct, frozen=True, tag="vote", tag_field="t"):
 
 
 class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
-    """Token and plan are not in it: each host makes them of the secret and the plan that came to it over SSH."""
+    """The next attempt; each host derives its token and plan from the secret and plan that it got over SSH."""
 
     attempt: Number
     node: Number  # of the leader
@@ -108,7 +108,7 @@ class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
-    """Of any host of the run: a person asked it, and could not ask all."""
+    """A user has cancelled the run on the sender's host and could not reach all."""
 
     node: Number  # of the sender
 
@@ -130,10 +130,10 @@ KeeperReply = KeeperStatus | Agreed | Declined | OpenAttempt
 
 
 def statuses(replies: Mapping[int, KeeperReply]) -> dict[int, KeeperStatus]:
-    """What those that answered are doing."""
+    """Return the states of those that answered."""
     return {number: reply for number, reply in replies.items() if isinstance(reply, KeeperStatus)}
 
 
 def granted(replies: Mapping[int, KeeperReply]) -> list[int]:
-    """Who has agreed."""
+    """Return the hosts that agreed."""
     return [number for number, reply in replies.items() if isinstance(reply, Agreed)]

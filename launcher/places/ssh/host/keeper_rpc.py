@@ -1,6 +1,7 @@
-"""How the keepers of a run ask each other: each listens on its host's address, and proves the run's secret.
+"""Let the supervisors of a run ask each other: each listens on its host's address, and both sides prove the run's
+secret.
 
-One short connection a question. All of it is in a thread of its own.
+Each question is one short connection. All of it is in a thread of its own.
 """
 
 import asyncio
@@ -35,9 +36,11 @@ _replies: msgspec.json.Decoder[KeeperReply] = msgspec.json.Decoder(KeeperReply)
 
 
 class KeeperRpc:
-    """`answer` is called in a thread of ours for every question of a proved keeper, with the address that it has.
+    """The connections of a supervisor to the others; `answer` is called in their thread for every authenticated
+    question.
 
-    `port`: at which the others know us, who were lost; 0: any. `ask_s`: to answer, where a question says nothing else.
+    `port` is where the others know us if we return, 0 for any. `ask_s` limits answers, unless a question says
+    otherwise.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class KeeperRpc:
         self.port = first
 
     def join(self, peers: Sequence[Peer], me: int) -> None:
-        """Who the others are, by their numbers."""
+        """Set who the other supervisors are, by their numbers."""
         self._peers = {number: peer for number, peer in enumerate(peers) if number != me}
         self._me = me
 
@@ -88,12 +91,14 @@ class KeeperRpc:
         return self.ask(question, [whom], limit_s).get(whom)
 
     def gone(self, for_s: float) -> set[int]:
-        """Who has had no keeper for a while: its host refuses to connect; who is silent may be there."""
+        """Return the hosts that have had no supervisor for `for_s`, as they refuse connections; a silent one
+        may have one.
+        """
         before = boottime() - for_s
         return {number for number, peer in self._peers.items() if self._gone_since.get(peer, inf) < before}
 
     def all_gone(self, for_s: float) -> bool:
-        """No other keeper is there."""
+        """Return whether no other supervisor has been there for `for_s`."""
         return len(self.gone(for_s)) == len(self._peers)
 
     def close(self) -> None:
@@ -115,7 +120,7 @@ class KeeperRpc:
         await listener.close()
 
     async def _serve(self, wire: Wire[KeeperQuestion, KeeperReply]) -> None:
-        """One question."""
+        """Answer one question."""
         async with asyncio.timeout(_SERVE_S):
             question = await wire.receive()
             if question is not None:
@@ -152,5 +157,5 @@ class KeeperRpc:
 
 @functools.cache
 def addresses_of(host: str) -> frozenset[str]:
-    """As connections from there show them."""
+    """Return the addresses of the host as its connections show them."""
     return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))

@@ -1,4 +1,4 @@
-"""What a keeper knows, and its answers to the other keepers. A thread answers out of it while the keeper moves it."""
+"""Hold a supervisor's state and its answers to the others; a thread answers from it while the supervisor changes it."""
 
 import threading
 import time
@@ -46,9 +46,9 @@ _ToBeDone = Begin | Begun | Cancelled | OpenAttempt | Rejoin | Replica | Settled
 
 
 class Readiness:
-    """What this host has for the run, and whether it may still give it back: all hosts of a run begin together.
+    """What this host has for the run, and whether it may still give it back, so that all hosts begin together.
 
-    It has what it needs ─► pledged: it keeps that until the leader says whether all do ─► it begins, or is free again.
+    With all it needs it prepares: then it keeps that until the leader says whether all do, and begins or is free again.
     """
 
     def __init__(self, lock: threading.RLock, host: str) -> None:
@@ -64,13 +64,13 @@ class Readiness:
         self._slots: Slots | None = None
 
     def take(self, slots: Slots) -> None:
-        """What the host has to give now, or why it is not enough."""
+        """Take the slots that the host can give now, or set why they are not enough."""
         self._slots = slots
         self.gpus, self.fds = slots.try_take(), slots.fds
         self.waits_for = "" if self.gpus is not None else slots.ahead()
 
     def pledge(self) -> str:
-        """Gives why not."""
+        """Prepare to begin; return why it cannot, or ""."""
         if self.gpus is None:
             return "it has not what it needs"
         self.pledged = True
@@ -78,7 +78,7 @@ class Readiness:
         return ""
 
     def begin(self, *, by_all: bool) -> str:
-        """All have pledged themselves, or not all have. Gives why it does neither begin nor let go."""
+        """Begin if all hosts are prepared, else be free again; return why it can do neither, or ""."""
         if not self.pledged:
             return "it has not pledged itself"
         self.began = self.began or by_all
@@ -86,20 +86,22 @@ class Readiness:
         return ""
 
     def begin_late(self, attempt: int) -> None:
-        """The leader has begun. Raises Fenced where we had not pledged ourselves: then it has without us."""
+        """Begin because the leader has. Raises Fenced if this host had not prepared, as the run then goes on
+        without it.
+        """
         with self._lock:
             if not self.pledged:
                 raise Fenced(f"attempt {attempt} has begun without {self._host}")
             self.began = True
 
     def take_back(self, pledge: int) -> None:
-        """The leader does not ask for it any more, and has not begun: we had not heard its word."""
+        """Become free again: the leader no longer asks for it and has not begun, so its message was lost."""
         with self._lock:
             if self.pledges == pledge and not self.began:
                 self.pledged = False
 
     def give_back(self) -> None:
-        """The run is over, and nothing of it is left here: the next one need not wait until all others know."""
+        """Release the slots, because nothing of the run is left here, without waiting until all others know."""
         if self._slots is not None:
             self._slots.release()
 
@@ -114,7 +116,7 @@ class Readiness:
 
 
 class KeeperState:
-    """One keeper of a run: the attempt at hand, what this host has for it, its votes, and its way to the others."""
+    """The state of one supervisor: the present attempt, what this host has for it, its votes, and its connections."""
 
     rpc: KeeperRpc
 
@@ -158,7 +160,7 @@ class KeeperState:
 
     @property
     def leader(self) -> str:
-        """The host that leads the attempt at hand."""
+        """Return the host that leads the present attempt."""
         return self.plan.nodes[0].host
 
     @property
@@ -169,7 +171,7 @@ class KeeperState:
         return self.here.agent(self.ready.gpus, self.ready.fds)
 
     def move(self, number: int) -> None:
-        """On to this attempt, whose plan is on disk."""
+        """Change to this attempt, whose plan is on disk."""
         with self._lock, self._shown:
             self.here.move(number)
             self.ballot.move()
@@ -177,7 +179,7 @@ class KeeperState:
             self._alone.clear()
 
     def rejoin(self, said: OpenAttempt) -> None:
-        """On to the attempt that goes on, as its leader says. Raises Fenced."""
+        """Change to the attempt that goes on, as its leader reports it. Raises Fenced."""
         with self._lock:
             if said.attempt > self.attempt.number:
                 self.here.prepare(said, self.first_nodes, attempt_token(self.secret, said.attempt))
@@ -186,7 +188,7 @@ class KeeperState:
             self.move(said.attempt)
 
     def goes_on(self) -> OpenAttempt | None:
-        """What a host is told that was lost; None: ask another."""
+        """Return the attempt that a lost host may join, or None if this host does not lead it."""
         end = readable(self.attempt.end, AttemptEnd)
         if not self.leads or not self.ready.began or (end is not None and end.state.ended):
             return None
@@ -194,13 +196,13 @@ class KeeperState:
         return self.opening(self.attempt.number, names[:here], None, names[here:])
 
     def opening(self, number: int, hosts: Sequence[str], cause: Cause | None, away: Sequence[str]) -> OpenAttempt:
-        """An attempt that this host leads, as others are told of it."""
+        """Return the message by which others learn of an attempt that this host leads."""
         records = self.ballot.records()
         said = RecordsSaid(records.attempt, records.length, records.digest)
         return OpenAttempt(number, self.node, tuple(hosts), cause, tuple(away), self.ballot.before(), said)
 
     def lose_leader(self) -> None:
-        """It was not heard for a whole lease: who waits for our slots is to know."""
+        """Note that the leader was silent for a whole lease, and wake whoever waits for that."""
         self.ballot.leaderless = True
         self._alone.set()
 
@@ -232,12 +234,12 @@ class KeeperState:
                 raise Fenced(f"attempt {one.attempt} is led by {one.led_by}, not by {self.host}")
 
     def check_part_in(self, attempt: int) -> None:
-        """Raise Fenced where the run is in a newer attempt, and nobody has proposed that to us."""
+        """Raise Fenced if the run is in a newer attempt that nobody has proposed to us."""
         if attempt > self.attempt.number and self.ballot.accepted is None:
             raise Fenced(f"attempt {attempt} goes on without {self.host}")
 
     def status(self) -> KeeperStatus:
-        """Return what this keeper tells of itself; no write to a disk is waited for, else it would seem to be gone."""
+        """Return this supervisor's state without waiting for disk writes, as it would otherwise seem to be gone."""
         with self._shown:
             return self._status()
 
@@ -264,14 +266,14 @@ class KeeperState:
         )
 
     def _coordinators_silence_s(self) -> float:
-        """Its last word is on our disk, with the time by a clock of this machine."""
+        """Return how long the coordinator has been silent, by its last record on our disk and this machine's clock."""
         last = readable(self.run.state, RunState)
         known = last is not None and last.attempt == self.attempt.number and last.boot_id == boot_id()
         spoke_at = last.monotonic_s if last is not None and known else 0.0
         return max(0.0, boottime() - max(self.coordinator_due_at, spoke_at))
 
     def answering(self, wakeup: Wakeup) -> Callable[[KeeperQuestion, str], KeeperReply]:
-        """What is called in the other thread for each question."""
+        """Return the function that answers each question in the other thread."""
 
         def answer(question: KeeperQuestion, asker: str) -> KeeperReply:
             if self.returning and not isinstance(question, Cancelled):
@@ -300,7 +302,7 @@ class KeeperState:
         return answer
 
     def _against_asker(self, question: _ToBeDone, asker: str) -> str:
-        """Whoever speaks for a host has to have its address."""
+        """Return why the asker is refused, or ""; it has to have the address of the host for which it speaks."""
         match question:
             case Begin() | Begun():
                 name = self.leader
@@ -346,7 +348,7 @@ class KeeperState:
         return ""
 
     def _vote(self, asked: Vote) -> str:
-        """What holds older attempts back is on disk before the vote is given."""
+        """Vote, and return why not, or ""; what holds older attempts back is on disk before the vote is given."""
         why = "nobody votes where all hosts have one disk" if not self.plan.disks_apart else ""
         if not self._has_vote() and self.ballot.hosts[asked.node] != self.leader:
             why = f"it has no vote in attempt {self.attempt.number}"
@@ -382,7 +384,7 @@ class KeeperState:
         return ""
 
     def _has_vote(self) -> bool:
-        """One that came back to an attempt works in it, and votes from the next one on."""
+        """Return whether this host may vote; one that came back to an attempt votes only from the next one on."""
         names = [node.host for node in self.plan.nodes if node.index not in self.plan.away]
         return self.host in names and self.ballot.voter.has_vote
 

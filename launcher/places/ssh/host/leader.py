@@ -38,8 +38,9 @@ _HEAR_S = 1.0
 
 
 class Hearing:
-    """Hears the other hosts while this one leads: those that fall silent are avoided later, and those that do not know
-    that the attempt has begun are told."""
+    """Watch the other hosts while this one leads: avoid those that fall silent, and tell late ones that the
+    attempt has begun.
+    """
 
     def __init__(self, keeper: KeeperState, clock: Callable[[], float] = boottime) -> None:
         self._keeper = keeper
@@ -73,7 +74,9 @@ class Hearing:
 
 
 def tell_of_attempt(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
-    """A voter that came back accepts the attempt once it has the history, and then hears that others have, too."""
+    """Send the attempt to voters that came back, which accept it once they have the history, and then that it
+    is settled.
+    """
     number, voters = keeper.attempt.number, keeper.ballot.voter.newest.voters
     here = {one: status for one, status in there.items() if status.attempt == number}
     late = [one for one, status in here.items() if one in voters and status.accepted < number]
@@ -84,7 +87,7 @@ def tell_of_attempt(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> N
 
 
 def avoid_silent(keeper: KeeperState, gone: Collection[int]) -> None:
-    """Hosts that fell silent are not used again for a while, here or by who resumes the run."""
+    """Avoid hosts that fell silent for a while, here and by whoever resumes the run."""
     recovery, number, now = keeper.plan.spec.recovery, keeper.attempt.number, time.time()
     text = f"not heard for {recovery.lease_s:g} s"
     here = {node.host for node in keeper.plan.nodes if node.index not in keeper.plan.away}
@@ -94,13 +97,13 @@ def avoid_silent(keeper: KeeperState, gone: Collection[int]) -> None:
 
 
 class Leader:
-    """One attempt of a keeper that leads."""
+    """One attempt of a supervisor that leads."""
 
     def __init__(self, keeper: KeeperState, wakeup: Wakeup) -> None:
         self._keeper, self._wakeup = keeper, wakeup
 
     def carry_out(self) -> int | None:
-        """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
+        """Run the attempt until it has ended; return the number of the next one, or None if there is none."""
         keeper = self._keeper
         replicator = RecordReplicator(keeper.run, keeper.attempt, keeper.rpc) if keeper.plan.disks_apart else None
         hearing = Hearing(keeper)
@@ -153,15 +156,17 @@ class Leader:
         return None
 
     def _stopped(self, end: AttemptEnd) -> None:
-        """The last word where no attempt follows although one was due."""
+        """Write the end of a run that was stopped when a next attempt was due."""
         self._keeper.here.pass_on_stop()
         self._keeper.here.end(cut_short(self._keeper.attempt, "it was to start again", end.ended_at))
         tell(self._keeper)
 
 
 def blame_hosts(keeper: KeeperState) -> None:
-    """Hosts whose disks ended generations, and those that are unfit, come last in the next attempt, be it that a person
-    opens it. Our own, which leads as long as it is there, only where it is unfit: then it is a person who has to."""
+    """Avoid hosts whose disks ended generations, or which are unfit, in the next attempt, even one that a user opens.
+
+    Our own host, which leads as long as it is there, is avoided only if it is unfit; then a user has to act.
+    """
     number, recovery, now = keeper.attempt.number, keeper.plan.spec.recovery, time.time()
     said = [one for one in read_lines(keeper.run.events, Event) if one.attempt == number]
     texts = {one.node: one.text for one in said if one.node and one.cause is Cause.DISK}
@@ -176,22 +181,22 @@ def blame_hosts(keeper: KeeperState) -> None:
 
 
 def enough(keeper: KeeperState, others: Collection[int], *, leads: bool) -> bool:
-    """Whether with these a run may go on: nodes enough, and no part of the hosts without us could do the same."""
+    """Return whether a run may go on with these hosts: they are enough nodes, and the rest cannot go on without us."""
     return keeper.ballot.carries(others, leads=leads) and len({*others, keeper.node}) >= keeper.plan.nodes_min
 
 
 def tell(keeper: KeeperState) -> Sequence[int]:
-    """How the attempt has ended, where they do not see it on a disk that all share; gives those that have not heard."""
+    """Send how the attempt ended to hosts with disks of their own; return those that did not take it."""
     return RecordReplicator(keeper.run, keeper.attempt, keeper.rpc).close() if keeper.plan.disks_apart else ()
 
 
 def tell_others(keeper: KeeperState) -> None:
-    """And who was cut off is to hear it once it can be reached again."""
+    """Send how the attempt ended, and keep the hosts that did not take it to be told later."""
     keeper.to_be_told = tell(keeper)
 
 
 def too_few(keeper: KeeperState, there: Collection[int], since: float, *, leads: bool) -> AttemptEnd:
-    """The end of an attempt that nobody goes on with: which hosts are missed, and what a person can do."""
+    """Return the end of an attempt that too few hosts can go on with: which are missing, and what the user can do."""
     missed = [keeper.rpc.peer(number).host for number in sorted(set(keeper.rpc.others) - set(there))]
     last = readable(keeper.run.state, RunState)
     step = (last.safe_checkpoint or last.checkpoint) if last is not None else None
@@ -214,14 +219,14 @@ def propose(keeper: KeeperState, there: Mapping[int, KeeperStatus], cause: Cause
 
 @dataclass(frozen=True)
 class Elected:
-    """This host may open the attempt, on these others."""
+    """The right to open an attempt with this number on these other hosts."""
 
     number: int
     others: tuple[int, ...]
 
 
 def elect(keeper: KeeperState, there: Mapping[int, KeeperStatus], *, leads: bool) -> Elected | None:
-    """Ask these for their votes; None if too few give them. Where all hosts have one disk nobody votes."""
+    """Ask these hosts for their votes; return None if too few give them. On a shared disk nobody votes."""
     used = max(attempt.number for attempt in attempts(keeper.run))
     if not keeper.plan.disks_apart:
         return Elected(used + 1, tuple(there))
@@ -264,9 +269,9 @@ def open_next(keeper: KeeperState, elected: Elected, cause: Cause | None, *, lea
 
 
 def ranks_end(keeper: KeeperState, took: Collection[int], *, leads: bool) -> float:
-    """The moment from which no ranks of the attempt at hand run on a host that has not taken up the next one.
+    """Return the moment from which no ranks of this attempt run on hosts that have not taken up the next one.
 
-    A leader that was replaced has ended its own before anybody was elected.
+    A leader that was replaced has ended its own ranks before anyone was elected.
     """
     if not (keeper.ready.began and keeper.plan.disks_apart):
         return 0.0
@@ -279,6 +284,6 @@ def ranks_end(keeper: KeeperState, took: Collection[int], *, leads: bool) -> flo
 
 
 def _take_back(attempt: AttemptDir) -> None:
-    """What too few took up is no attempt; its folder stays, so that its number is not given again."""
+    """Remove an attempt that too few hosts took up; its folder stays, so that its number is not given again."""
     attempt.intent.unlink()
     attempt.plan.unlink()

@@ -1,6 +1,6 @@
-"""Whether a run has its keeper on this host, for whoever is to start one or to tell how the run is.
+"""Tell whether a run has its supervisor on this host.
 
-There is one keeper a run and host: it holds a name that the kernel frees with the last process that has it.
+There is one supervisor per run and host: it holds a name that the kernel frees with the last process that has it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _AGAIN_S = 0.05
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """As whom this host takes part, for a keeper that is started there again."""
+    """This host's place in an attempt, for a supervisor that is started here again."""
 
     node: int
     gpus: tuple[str, ...]
@@ -35,9 +35,9 @@ class Seat(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def held(run: RunDir, leaves_s: float = _LEAVES_S) -> Iterator[socket.socket]:
-    """Hold the run's name, until the end of whoever inherits the socket.
+    """Hold the run's name until the end of whichever process inherits the socket.
 
-    Raises LaunchError where a keeper has it for longer than `leaves_s`.
+    Raises LaunchError if another supervisor has it for longer than `leaves_s`.
     """
     deadline = time.monotonic() + leaves_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
@@ -49,23 +49,26 @@ def held(run: RunDir, leaves_s: float = _LEAVES_S) -> Iterator[socket.socket]:
 
 
 def is_held(run: RunDir) -> bool:
-    """A keeper lives, or is being made."""
+    """Return whether a supervisor of the run lives or is being started."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
         return asker.connect_ex(_name(run)) == 0
 
 
 def seat_of(attempt: AttemptDir, *, apart: bool) -> Path:
-    """Where this host's is. On one disk for all each has its own: there they go by the hosts' own names."""
+    """Return the path of this host's place record; on a shared disk it has the host's name in it."""
     return attempt.seat if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
 
 
 def taken(attempt: AttemptDir) -> Seat | None:
-    """As whom this host takes part in the attempt, as far as that can be read."""
+    """Return this host's place in the attempt, or None if that cannot be read."""
     return readable(seat_of(attempt, apart=True), Seat) or readable(seat_of(attempt, apart=False), Seat)
 
 
 def is_here(address: str) -> bool:
-    """One of this machine's own: hosts that call themselves the same have one seat on one disk, the last one's."""
+    """Return whether the address is one of this machine's own.
+
+    Hosts of the same name share one record on one disk, the last one's.
+    """
     with contextlib.suppress(OSError):
         for family, kind, _, _, place in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as asker:
@@ -75,13 +78,13 @@ def is_here(address: str) -> bool:
 
 
 def began(attempt: AttemptDir) -> bool:
-    """Its keeper was told to go."""
+    """Return whether the attempt's supervisor was told to go."""
     told = attempt.handle.exists() or attempt.started.exists()
     return told or any(attempt.path.glob("node-*/started"))
 
 
 def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
-    """The newest attempt that keepers were started with, and who they are."""
+    """Return the newest attempt that supervisors were started with, and who they are, or None."""
     for attempt in reversed(attempts(run)):
         if (peers := read_record(attempt.keepers, tuple[Peer, ...])) is not None:
             return attempt, peers
@@ -89,7 +92,9 @@ def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
 
 
 def decided(run: RunDir) -> AttemptDir | None:
-    """The newest attempt; where its keeper stands by without the word, once it has had it or is gone."""
+    """Return the newest attempt, once its supervisor was told to go or is gone. Raises LaunchError if that
+    takes too long.
+    """
     deadline = time.monotonic() + _DECIDES_S
     while True:
         waits = is_held(run)  # looked at first: who is gone has done all that it ever will
@@ -112,7 +117,7 @@ def _bound(name: socket.socket, run: RunDir) -> bool:
 
 
 def _name(run: RunDir) -> str:
-    """Short enough for a socket; containers that share a network have names of their own."""
+    """Return the run's name for a socket, short enough, and different in containers that share a network."""
     whole = _own_name() + f"\0{run.path}".encode(errors="surrogateescape")
     return f"\0launch-keeper/{os.getuid()}/{hashlib.sha256(whole).hexdigest()[:32]}"
 

@@ -1,4 +1,4 @@
-"""An attempt arrives on a host: its code and records are put there, and its keeper stands by until it is told to go."""
+"""Receive an attempt on a host: write its code and records, and start its supervisor, which waits to be told to go."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ class _Seat(msgspec.Struct, frozen=True):
 
 
 class _Disks(msgspec.Struct, frozen=True):
-    """What of a plan tells who should see whose disk."""
+    """The part of a plan that tells which hosts should see which disk."""
 
     nodes: tuple[_Seat, ...]
     disks_apart: bool
@@ -47,7 +47,7 @@ class _OpenedOn(msgspec.Struct, frozen=True):
 
 
 class AttemptReceiver:
-    """What a submitter does here, from Open to GoAhead."""
+    """The host's side of a submit, from Open to GoAhead."""
 
     def __init__(self) -> None:
         self._keeper: StandbyKeeper | None = None
@@ -80,7 +80,7 @@ class AttemptReceiver:
 
 
 def come_back(run: RunDir) -> str:
-    """Start the keeper of a run again that is gone, to take part in what goes on elsewhere; gives why not."""
+    """Start a missing supervisor of a run again, to take part in what goes on elsewhere; return why not, or ""."""
     if presence.is_held(run):
         return "its supervisor is there"
     found, last = presence.begun(run), newest(run)
@@ -102,7 +102,7 @@ def take_code(workdir: Path, code: CodeTree, body: Body) -> None:
 
 
 def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) -> None:
-    """The run's folder on this host: whole, or not at all."""
+    """Create the run's folder on this host completely, or not at all."""
     drafts.remove_orphans(run.path.parent)
     draft = RunDir(drafts.new_draft(run.path.parent))
     make_dir(draft.path)
@@ -125,7 +125,7 @@ def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) ->
 
 
 def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> None:
-    """What has happened to it elsewhere since: other hosts' attempts, what a person forgave, and that it is resumed."""
+    """Add what happened to the run elsewhere: other hosts' attempts, nodes included again, and that it is resumed."""
     if run.avoided.name in records:
         write_bytes(run.avoided, records[run.avoided.name])
     if run.notify.name in records:
@@ -137,7 +137,7 @@ def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> No
 
 
 def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
-    """The history as it is told, where that continues ours; else ours and what is told of the attempt that begins."""
+    """Return the sent history if it continues ours; else ours with the sent events of the attempt that begins."""
     if told.startswith(before):
         return told
     known = set(before.splitlines())
@@ -156,7 +156,7 @@ def _disks(opening: Open) -> _Disks:
 
 
 def _on_one_disk(run: RunDir, opening: Open) -> bool:
-    """Another host has opened the attempt on this very disk, where each is said to have one of its own."""
+    """Return whether another host opened the attempt on this same disk although each is said to have its own."""
     plan = _disks(opening)
     if not plan.disks_apart:
         return False

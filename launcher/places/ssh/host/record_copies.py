@@ -1,8 +1,8 @@
-"""Records of the leader that every host keeps, so that any of them can say how the run is and take it over.
+"""Keep the leader's records on every host, so that any of them can report on the run and take it over.
 
-The leader looks at them often and sends what is new; hosts that share its disk have them anyway. A record that is
-damaged on its disk is not sent: the others have the one before it. A history is: of that each line counts. Where the
-coordinator is they are told again and again: nobody finds it by a copy that another disk has damaged.
+The leader reads them often and sends what is new; hosts that share its disk have them anyway. A record that is damaged
+on its disk is not sent, so the others keep the one before; of the history each intact line is. The coordinator's
+address is sent again and again, so that a damaged copy does not hide it.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ class KeptRecord:
     kind: Any
 
     def check(self, data: bytes) -> None:
-        """Raises one of NOT_JSON where this is no such record."""
+        """Raise one of NOT_JSON if this is no such record."""
         decoder_of(self.kind).decode(data)
 
 
 def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
-    """What is replicated, by the name that it has on the wire."""
+    """Return the replicated records by their names on the wire."""
     return {
         ENDPOINT: KeptRecord(attempt.endpoint, Endpoint),
         "avoided": KeptRecord(run.avoided, list[Blame]),
@@ -78,7 +78,7 @@ def put(run: RunDir, replica: Replica, *, cuts: bool = False) -> None:
 
 
 def is_there(run: RunDir, replica: Replica) -> bool:
-    """Return whether the file here has what this replica says."""
+    """Return whether the file here has the replica's contents."""
     copied = replicated(run, run.attempt(replica.attempt)).get(replica.name)
     if copied is None:
         return False
@@ -92,7 +92,7 @@ def is_there(run: RunDir, replica: Replica) -> bool:
 
 
 def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
-    """What is there from byte `at` on stays as far as it is what the piece says; the rest is of another history."""
+    """Write a piece at byte `at`, keeping what is there already; whatever differs after it is of another history."""
     fd = os.open(path, _READ_AND_WRITE, 0o600)
     try:
         if at > os.fstat(fd).st_size:
@@ -121,7 +121,7 @@ def copy_records(run: RunDir, attempt: AttemptDir, rpc: KeeperRpc, whom: Collect
 
 
 class RecordReplicator:
-    """Sends what is new to all others, until it is closed; where the coordinator is, once more every `renew_s`."""
+    """Sends new records to all others until it is closed; the coordinator's address again every `renew_s`."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class RecordReplicator:
         quiet_s: float = QUIET_S,
         cuts: bool = False,
     ) -> None:
-        """Who did not answer is left alone for `quiet_s`: the others wait."""
+        """Start sending; a host that did not answer is left alone for `quiet_s`, so that the others need not wait."""
         self._run, self._attempt, self._rpc = run, attempt, rpc
         self._renew_s, self._quiet_s, self._cuts = renew_s, quiet_s, cuts
         self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
@@ -152,7 +152,7 @@ class RecordReplicator:
         return self.untold()
 
     def untold(self) -> list[int]:
-        """Who has not taken the record of its end."""
+        """Return the hosts that have not taken the record of the end."""
         return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:
@@ -185,8 +185,10 @@ class RecordReplicator:
         return []
 
     def _send_events(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
-        """The part that each has not; those that have it all afterwards. Who refuses a part may have lost what comes
-        before it, as we may have: then all is told again."""
+        """Send each host the events that it lacks; return those that then have all.
+
+        A host that refuses a part may have lost what comes before it, as we may have; then everything is sent again.
+        """
         done = []
         for number in whom:
             at = self._sent[number].get("bytes", 0)
@@ -220,7 +222,7 @@ class RecordReplicator:
 
 
 def _text(piece: bytes) -> str:
-    """As many bytes: a line that is no text is no record, and others come after it."""
+    """Return the bytes as text of the same length; a line that is not UTF-8 is no record, but others follow it."""
     with contextlib.suppress(UnicodeDecodeError):
         return piece.decode()
     return bytes(byte if byte < 128 else ord("?") for byte in piece).decode()

@@ -69,7 +69,7 @@ class _Seat(msgspec.Struct, frozen=True):
 
 
 class _Seats(msgspec.Struct, frozen=True):
-    """What of a plan its hosts alone may know. `launch status` must not wait for the classes of the whole."""
+    """The part of a plan that its hosts alone may know; `launch status` must not wait to load the whole."""
 
     nodes: tuple[_Seat, ...]
     overrides: tuple[str, ...]
@@ -195,7 +195,7 @@ def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
 
 
 def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
-    """None where that cannot be read any more."""
+    """Return what this host knows of an attempt that hosts opened, or None if it cannot be read."""
     with contextlib.suppress(LaunchError):
         intent = read_intent(attempt)
         return OpenedByHosts(plan_as(run, attempt.number, _Seats).hosts, intent.cause, intent.created_at)
@@ -234,7 +234,7 @@ def _submitted(run: RunDir) -> Submitted:
 
 
 def release_here(run: RunDir) -> None:
-    """Whoever keeps its newest attempt on this host may let it go."""
+    """Release a held run on this host, so that its newest attempt may start."""
     attempt = newest(run)
     if attempt is not None:
         with contextlib.suppress(FileExistsError):
@@ -253,7 +253,7 @@ def _cancel(run: RunDir) -> CancelReport:
 
 
 def _leader_was_here(attempt: AttemptDir) -> bool:
-    """On a disk that all share, its host says how the run ended: elsewhere ranks may still have their grace."""
+    """Return whether the leader's host is this one; on a shared disk only it knows how the run ended."""
     handle = readable(attempt.handle, Handle)
     return handle is None or handle.keeper is None or alive(handle.keeper) is not None
 

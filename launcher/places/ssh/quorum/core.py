@@ -1,4 +1,4 @@
-"""The rules of a pool's quorum, as one host applies them: pure, with time as a value. README.md numbers the rules.
+"""Apply the rules of a pool's quorum on one host: pure, with time as a value. README.md numbers the rules.
 
 It is Raft with attempts in the place of terms: `Voter` is what a host has on its disk, the messages are what hosts
 exchange, and every method says what follows. Whoever calls them writes a changed `Voter` to disk, fsynced, before it
@@ -29,10 +29,10 @@ class Records:
     digest: str
 
     def as_new_as(self, other: "Records") -> bool:
-        """Whether whoever has these records lacks nothing of what `other` describes.
+        """Return whether these records lack nothing of what `other` describes.
 
         Histories of the same attempt have one writer, so the longer one contains the shorter one. Two of one length
-        that differ are damaged, and neither is taken for the other.
+        that differ are damaged, and neither replaces the other.
         """
         mine, theirs = (self.attempt, self.length), (other.attempt, other.length)
         return mine > theirs or self == other
@@ -47,7 +47,9 @@ class Opening:
     voters: frozenset[Host]
 
     def carried_by(self, together: Collection[Host], candidate: Host) -> bool:
-        """Whether these voters suffice for `candidate`: half of them for the attempt's leader, else more than half."""
+        """Return whether these voters are enough for `candidate`: half of them for the attempt's leader, else
+        more than half.
+        """
         there = len(self.voters.intersection(together))
         return 2 * there > len(self.voters) or (candidate == self.leader and 2 * there == len(self.voters))
 
@@ -73,7 +75,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Enough voters have accepted this attempt: what was before it is over."""
+    """Enough voters have accepted this attempt, so that earlier ones are over."""
 
     attempt: int
     leader: Host
@@ -89,7 +91,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Voter:
-    """What one host has on its disk. `openings`: the last one known to be settled, then those that may yet be."""
+    """What one host has on its disk; `openings` are the last one known to be settled, then those that may yet be."""
 
     me: Host
     voted: tuple[int, Host]  # the newest attempt number that had its vote, and whose it was
@@ -101,7 +103,7 @@ class Voter:
 
     @property
     def settled(self) -> bool:
-        """Whether the newest attempt is known to have been accepted by enough voters."""
+        """Return whether the newest attempt is known to have been accepted by enough voters."""
         return len(self.openings) == 1
 
     @property
@@ -110,12 +112,12 @@ class Voter:
 
     @property
     def has_vote(self) -> bool:
-        """Whether this host is a voter by each opening; one that came back later works, and does not vote."""
+        """Return whether this host is a voter in each opening; one that came back later works and does not vote."""
         return all(self.me in opening.voters for opening in self.openings)
 
     @property
     def counts(self) -> bool:
-        """Whether the newest attempt's leader may count this host as heard: not once it has voted for another one."""
+        """Return whether the newest attempt's leader may count this host as heard: not once it voted for another."""
         return self.has_vote and self.voted[0] == self.newest.attempt
 
     @property
@@ -125,7 +127,7 @@ class Voter:
     # -- votes
 
     def stand(self, number: int) -> "Voter":
-        """Vote for itself. Raises ValueError for a number that had its vote."""
+        """Return the voter with its vote for itself. Raises ValueError for a number whose vote was given."""
         if number < self.next_number:
             raise ValueError(f"attempt {number} had the vote of host {self.me} already")
         return replace(self, voted=(number, self.me))
@@ -148,12 +150,14 @@ class Voter:
         return records.as_new_as(mine)
 
     def carries(self, others: Collection[Host]) -> bool:
-        """Whether this host and these others are enough by each opening: to be elected, to open, to keep an entry."""
+        """Return whether this host and these others are enough in each opening: to be elected, open, or keep an
+        entry.
+        """
         together = {self.me, *others}
         return all(opening.carried_by(together, self.me) for opening in self.openings)
 
     def missing(self, others: Collection[Host]) -> frozenset[Host]:
-        """The voters that are neither this host nor among these others."""
+        """Return the voters that are neither this host nor among these others."""
         return frozenset().union(*(opening.voters for opening in self.openings)) - {self.me, *others}
 
     # -- attempts
@@ -166,7 +170,7 @@ class Voter:
         return replace(self, openings=(*self.openings, Opening(number, self.me, chosen)))
 
     def against_open(self, said: Open, mine: Records) -> str:
-        """`mine`: with the candidate's history copied here, which `against_append` has let in."""
+        """Return why the opening is refused, or ""; `mine` is after the candidate's history was copied here."""
         why = self._against_leader(said.newest.attempt, said.newest.leader)
         if why or said.newest == self.newest:
             return why
@@ -180,7 +184,9 @@ class Voter:
         return replace(self, voted=(said.newest.attempt, said.newest.leader), openings=said.openings)
 
     def against_append(self, said: Append) -> str:
-        """Taken of the leader of the newest attempt, and of a candidate that was elected with this host's vote."""
+        """Return why the entry is refused, or ""; it is taken from the newest attempt's leader and an elected
+        candidate.
+        """
         why = self._against_leader(said.attempt, said.leader)
         follows = said.attempt == self.newest.attempt and said.leader == self.newest.leader
         if why or follows or self.voted == (said.attempt, said.leader):
@@ -203,10 +209,10 @@ class Voter:
     # -- time: seconds by the clock of the host that asks, which runs as fast as the others' do
 
     def leads_until(self, confirmed_at: Mapping[Host, float], lease_s: float) -> float:
-        """The moment until which a leader leads.
+        """Return the moment until which a leader leads.
 
-        `confirmed_at`: when it sent the newest answer that the voter is known to have received. The voter got it later,
-        and gives nobody its vote for a lease from then on.
+        `confirmed_at` is when it sent the newest answer that each voter is known to have received. The voter got it
+        later, and gives nobody its vote for a lease from then on.
         """
         at = sorted((confirmed_at.get(one, -inf) for one in self.newest.voters - {self.me}), reverse=True)
         others = (len(self.newest.voters) + 1) // 2 - 1
@@ -214,19 +220,21 @@ class Voter:
 
 
 def ranks_until(asked_at: float, lease_s: float) -> float:
-    """Until when ranks may run on a host whose question of this moment was answered: no delay on the way adds to it."""
+    """Return until when ranks may run on a host whose question, asked at this moment, was answered; delays do
+    not add to it.
+    """
     return asked_at + lease_s
 
 
 def may_vote_from(answered_at: float, lease_s: float) -> float:
-    """From when on a host counts as one that hears no leader. A host that was started now has heard it now."""
+    """Return from when on a host counts as one that hears no leader; one that starts now has just heard it."""
     return answered_at + lease_s
 
 
 def may_start_from(opened_at: float, lease_s: float, *, all_ended: bool) -> float:
-    """When ranks of the next attempt may start.
+    """Return when ranks of the next attempt may start.
 
-    `all_ended`: every host of the last one has ended its ranks, but for a leader that was replaced: its time was over
-    before anybody could be elected. Else the lease of those that it answered last has to run out.
+    `all_ended` is set if every host of the last one has ended its ranks; a replaced leader need not be among them, as
+    its time was over before anybody could be elected. Else the lease of those answered last has to run out.
     """
     return opened_at if all_ended else opened_at + lease_s

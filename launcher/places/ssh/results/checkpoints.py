@@ -1,4 +1,4 @@
-"""Which of the hosts that a run has ever been on has which of its checkpoints."""
+"""Find which of the hosts that a run was ever on has which of its checkpoints."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ Disks = dict[str, tuple[HostDisk, tuple[Held, ...]]]  # by host: its disk, and w
 
 
 def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
-    """Those of all hosts that can be asked, and of these, which have been; who cannot is told to whoever listens."""
+    """Return the checkpoints on all hosts that can be asked; print those that cannot."""
     folder = checkpoint_folder(run)
     mine = mine or {}
 
@@ -70,7 +70,7 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
 
 
 def disks_of(clients: Mapping[str, HostClient], run_id: RunId, folder: str) -> tuple[Disks, dict[str, LaunchError]]:
-    """What these hosts have, over connections that there are; and those that failed."""
+    """Return what these hosts have, over open connections, and the errors of those that failed."""
     disks = {name: HostDisk(one, run_id, folder) for name, one in clients.items()}
     listed = for_all(disks, lambda _, disk: (disk, disk.held()))
     return answers(listed), failures(listed)

@@ -37,7 +37,7 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def bring_newest(run: RunDir) -> None:
-    """The run is to go on somewhere else: what it would go on from is here, and the logs where they can be had."""
+    """Bring the checkpoint here from which the run would go on elsewhere, and its logs as far as they can be had."""
     mirror.bring_newest(run, holders_of(run))
     bring_logs(run)
 
@@ -57,13 +57,13 @@ def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Pat
 
 
 def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
-    """What is new on these hosts; gives those that could not be asked."""
+    """Copy what is new on these hosts; return the errors of those that could not be asked."""
     known = logs.known(run, is_there)
     return failures(ask_all([*places], lambda client: _follow(client, run, logs.FOLDERS, known, run.path)))
 
 
 def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Mapping[str, int], root: Path) -> None:
-    """What is new in these folders of the run on a host, put below this one."""
+    """Copy what is new in these folders of the run on a host to below `root`."""
 
     def ask(mine: dict[str, int]) -> tuple[list[tails.Tail], bool]:
         question = AskTails(run.id, client.place.workdir, folders, mine)

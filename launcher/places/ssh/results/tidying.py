@@ -1,4 +1,4 @@
-"""What runs keep on the hosts of pools: told, and taken away. Each host is asked once about all of its runs."""
+"""Report or delete what runs keep on the hosts of pools; each host is asked once about all of its runs."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,13 @@ Answer = tuple[str, list[RunId], Tidied | LaunchError]  # of a host, about these
 
 
 class _Disks(msgspec.Struct, frozen=True):
-    """What of a plan says who sees whose disk."""
+    """The part of a plan that tells whether each host has a disk of its own."""
 
     disks_apart: bool
 
 
 def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-    """Of runs on one disk that all their hosts see, the word of one host that answers is enough."""
+    """Return what each host keeps of the runs; on a disk that all hosts share, one host's answer is enough."""
     shared = {run.id for run in runs if not _disks_apart(run)}
     settled: set[RunId] = set()
     found: list[KeptRemote] = []
@@ -57,7 +57,9 @@ def _told(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
 
 
 def _most_first(answer: Answer) -> int:
-    """Who is silent last; of those on one disk, who saw most of it before another took it away comes first."""
+    """Return a sort key: silent hosts last, and on a shared disk first the one that saw most before another
+    removed it.
+    """
     one = answer[2]
     return 1 if isinstance(one, LaunchError) else -sum(one.runs.values())
 
@@ -68,7 +70,7 @@ def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
 
 
 def _disks_apart(run: RunDir) -> bool:
-    """Each of its hosts has a disk of its own; so it is taken where nobody can say any more."""
+    """Return whether each host of the run has a disk of its own; True if that cannot be read any more."""
     with contextlib.suppress(LaunchError):
         attempt = newest(run)
         return attempt is None or plan_as(run, attempt.number, _Disks).disks_apart
@@ -76,7 +78,7 @@ def _disks_apart(run: RunDir) -> bool:
 
 
 def _rounds(runs: Sequence[RunDir]) -> list[Hosts]:
-    """Hosts that can be asked at the same time: in each round all have names of their own."""
+    """Return hosts in rounds that can be asked at the same time: in each round all have different names."""
     asked: dict[tuple[SshHost, str], tuple[Place, list[RunId]]] = {}
     for run in runs:
         for place in places_ever(run).values():

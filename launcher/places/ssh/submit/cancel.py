@@ -1,5 +1,4 @@
-"""What a person wants of the hosts of a run: that it ends there, that they forgive some of their number, or that
-nobody waits for some of them any more."""
+"""Carry out a user's requests to the hosts of a run: cancel it, include hosts again, or give hosts up."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -28,9 +27,10 @@ _MOST_NAMED, _LONGEST_NAME = 8, 100
 
 
 def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> CancelReport:
-    """On every host at once; each answers when nothing of the run is left there. Names those that were not reached.
+    """Cancel the run on every host at once; each answers when nothing is left there. The report names hosts not
+    reached.
 
-    Where one of `gone` does not answer, be it that it lets us in, nobody waits for its word from now on.
+    Hosts in `gone` that do not answer are given up from now on.
     """
     known = run_hosts.everywhere(run)
     if strangers := sorted(set(gone) - known.keys()):
@@ -78,7 +78,7 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
 
 
 def _refuse_to_forget_strangers(run: RunDir, plan: Plan) -> None:
-    """Of a run that another machine submitted, only those hosts could be asked that are in a pool here."""
+    """Raise Unreachable for a run from another machine if it is on hosts that are in no pool here."""
     if plan.project:
         return
     places = run_hosts.everywhere(run)
@@ -91,7 +91,7 @@ def _refuse_to_forget_strangers(run: RunDir, plan: Plan) -> None:
 
 
 def _have_told(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> None:
-    """Those that were reached tell the others, which may come back, or be cut off from us alone."""
+    """Have the hosts that were reached tell the others, which may come back or be cut off only from here."""
 
     def pass_on(client: HostClient) -> None:
         client.ask(PassOnCancel(run.id, client.place.workdir, tuple(missed)), type(None), limit_s=client.limits.soon_s)
@@ -102,7 +102,7 @@ def _have_told(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> No
 
 
 def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:
-    """Those that are silent and given up, now or before. Who was heard is taken back."""
+    """Return the hosts that are silent and given up, now or before; those that answered count again."""
     silent = {name for name, one in results.items() if isinstance(one, Unreachable)}
     run_hosts.take_back(run, results.keys() - silent)
     if lost := silent & set(gone):
@@ -113,7 +113,9 @@ def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection
 def _not_ended(
     run: RunDir, troubles: Mapping[str, LaunchError], let_in: Collection[str], ended: Sequence[str]
 ) -> Unreachable:
-    """Who let us in is there, and so may be ranks."""
+    """Return the error for hosts where something may be left; a host that accepts our connection may still run
+    ranks.
+    """
     for line in ended:
         news.say(f"ended {line}")
     shut = ", ".join(name for name in troubles if name not in let_in)
@@ -128,7 +130,7 @@ def _not_ended(
 
 
 def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bool:
-    """Whoever could be asked has nothing left of it. Unless one of them knows how it ended, this is its end."""
+    """Write that the run was cancelled, if no host that answered has anything left or knows another end."""
     last = newest(run)
     end = read_record(last.end, AttemptEnd) if last is not None else None
     if last is None or (end is not None and end.state.ended):

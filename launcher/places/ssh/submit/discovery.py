@@ -1,8 +1,8 @@
-"""Runs that were submitted from another machine: found on the hosts of the pools, and mirrored here from then on.
+"""Find runs that were submitted from another machine on the hosts of the pools, and mirror them here.
 
-There is no plan of ours for such a run. Of the spec that its host has, what says how the run is watched, fetched and
-ended is taken once our own parser has passed it; where the hosts are says our own clusters file. Nothing of it ever
-runs here: its code stays there, and so does `resume`.
+There is no plan of ours for such a run. Of the spec on its host we use what says how the run is watched, fetched and
+ended, after our own parser accepted it; our own clusters file says where the hosts are. Nothing of it ever runs here:
+its code stays there, and so does `resume`.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class FoundRun:
 
 
 def discover(ref: str) -> Path | None:
-    """The folder here of the one run on a pool that this id, or beginning of one, means; None where there is none."""
+    """Return the folder here of the one run on a pool with this id, or beginning of one, or None."""
     found: dict[RunId, FoundRun] = {}
     troubles: dict[str, LaunchError] = {}
     for name, place in named_pools().items():
@@ -71,7 +71,7 @@ def discover(ref: str) -> Path | None:
 
 
 def _runs_on(ssh: Ssh) -> tuple[dict[RunId, dict[str, Place]], dict[str, LaunchError]]:
-    """Which runs there are, and on which hosts; and the hosts that could not be asked."""
+    """Return the runs on the pool's hosts, each with its hosts, and the errors of those that could not be asked."""
     settled = settled_hosts(ssh)
     places = answers(settled)
     told = ask_all([*places.values()], lambda client: client.ask(ListRuns(client.place.workdir), list[str]))
@@ -85,7 +85,7 @@ def _runs_on(ssh: Ssh) -> tuple[dict[RunId, dict[str, Place]], dict[str, LaunchE
 
 
 def _mirrored(found: FoundRun) -> Path | None:
-    """A folder for it in the user's state folder, with what the host that knows most has of it."""
+    """Return the run's mirror in the user's state folder, with the records of the host that knows most, or None."""
     path = registry.adopted(found.id)
     run = RunDir(path)
     said = ask_all([*found.places.values()], lambda client: ask_report(run, client))
@@ -111,7 +111,7 @@ def _mirrored(found: FoundRun) -> Path | None:
 
 
 def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> None:
-    """What every mirror begins with: the spec, the plan, and where the hosts are."""
+    """Create a mirror's first contents: the spec, the plan, and where the hosts are."""
     path = registry.adopted(found.id)
     plan = _plan(found, host, submitted)
     make_dir(path.parent)
@@ -127,7 +127,7 @@ def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> Non
 
 
 def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
-    """As far as a run is watched and ended by it; there is no command in it. Raises LaunchError."""
+    """Return a plan without commands, enough to watch and end the run. Raises LaunchError."""
     ours = {one.name: one.address or one.name for one in found.ssh.hosts}
     ours |= {name: place.address for name, place in found.places.items()}
     hosts = [name for name in dict.fromkeys(submitted.hosts) if name in ours]
@@ -171,7 +171,7 @@ def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
 
 
 def _silent(found: FoundRun, name: str) -> Place:
-    """A host that may know better. Where our own is on it says no other host, but the pool."""
+    """Return how to reach a host that may know better; where our files are on it follows from the pool."""
     host = next(one for one in pool.hosts_of(found.ssh) if one.name == name)
     workdir = host.workdir or WORKDIR
     python = f"{workdir}/lib/{bundle.digest(bundle.own_tag())}/bin/python"

@@ -18,7 +18,7 @@ _rests: dict[tuple[Ssh, tuple[str, ...]], tuple[float, dict[str, Place | LaunchE
 
 
 def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Place | LaunchError]:
-    """The hosts of a pool, or these of them, each with the launcher there; or why not."""
+    """Return how to reach each host of the pool, with our launcher installed there, or why not."""
     surveyed, troubles = pool.surveyed(ssh, only)
     lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
 
@@ -30,7 +30,7 @@ def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Plac
 
 
 def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
-    """Hosts on which the machine that it is from may have resumed it; a process that watches asks them seldom."""
+    """Return hosts on which the run's own machine may have resumed it; a process that watches asks them seldom."""
     known = run_hosts.everywhere(run)
     left = tuple(host.name for host in ssh.hosts if host.name not in known)
     until, found = _rests.get((ssh, left), (0.0, {}))
@@ -41,6 +41,6 @@ def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
 
 
 def follow(attempt: AttemptDir, hosts: Sequence[str], places: Mapping[str, Place]) -> None:
-    """It goes on where we did not know it: from now on those hosts are asked, as far as they are in the pool here."""
+    """Record the hosts of an attempt that goes on elsewhere, as far as they are in the pool here."""
     make_dir(attempt.path)
     write_record(attempt.hosts, [places[name] for name in dict.fromkeys(hosts) if name in places])

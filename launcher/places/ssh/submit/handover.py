@@ -1,6 +1,6 @@
-"""Hand an attempt to hosts: chosen, made ready side by side, told of each other, and told to go, in that order.
+"""Hand an attempt to hosts: choose them, prepare them side by side, tell them of each other, and tell them to go.
 
-Until the leader is told to go nothing has started and nothing is lost; from then on nobody here is needed.
+Until the leader is told to go nothing has started and nothing is lost; from then on nothing here is needed.
 """
 
 import threading
@@ -90,7 +90,7 @@ class PoolHandover:
     def _hand_over(
         self, there: AttemptDir, plan: Plan, intent: Intent, ready: Mapping[str, Surveyed]
     ) -> dict[str, LaunchError]:
-        """Gives the hosts that failed while nothing was started; empty once the attempt is in their hands."""
+        """Return the errors of hosts that failed before anything started; empty once they have the attempt."""
         places = {node.host: self._place(ready[node.host], node.address) for node in plan.nodes}
         write_record(there.plan, plan)
         write_record(there.hosts, list(places.values()))
@@ -145,9 +145,8 @@ class PoolHandover:
         return {}
 
     def _supply(self, plan: Plan, clients: Mapping[str, HostClient]) -> dict[str, LaunchError]:
-        """What of the newest checkpoint, and of the best, none of these hosts has comes from here, or hosts before.
-
-        Gives those of these hosts that failed at it.
+        """Send the newest and the best checkpoint to the hosts if none of them has it; return the errors of
+        hosts that failed.
         """
         disks, failed = disks_of(clients, plan.run_id, plan.spec.checkpoint.dir)
         if failed:
@@ -173,7 +172,7 @@ class PoolHandover:
         return Place(found.host, self._agent, answers(self._pythons)[found.host.name], found.facts.workdir, address)
 
     def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
-        """The plan and the records as they are on this host."""
+        """Return the plan and the records as they are on this host."""
         paths = [path for name in _CARRIED if (path := self._run.path / name).exists()]
         records = [Tail(path.name, 0, path.read_bytes()) for path in paths]
         run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
@@ -195,11 +194,11 @@ class PoolHandover:
 
 
 class _OneDisk(NotStarted):
-    """Two hosts see one disk, and the pool says that each has its own: no host that is left out would make it right."""
+    """Two hosts see one disk, though the pool says that each has its own; leaving a host out would not help."""
 
 
 def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: Path) -> int:
-    """Have everything there and the keeper stand by; gives the port that it listens on."""
+    """Send everything and start the supervisor; return the port on which it listens."""
     name = client.place.host.name
     port = _ask_to_open(client, opening, contents)
     if port is None:
@@ -222,8 +221,10 @@ def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -
 
 
 def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:
-    """Which hosts an attempt gets: those with room now first, in the pool's order; the avoided ones last. One that
-    follows others begins with a host that sees how they are."""
+    """Return the hosts for an attempt: those with room first, in the pool's order, and the avoided ones last.
+
+    A run that follows others begins with a host that sees their state.
+    """
     wanted = len(plan.nodes)
     usable = [name for name, one in ready.items() if len(one.gpus) >= plan.gpus_per_node]
     order = sorted(usable, key=lambda name: (name in bad, not ready[name].has_room(plan), usable.index(name)))
@@ -251,7 +252,7 @@ def mend(wanted: Sequence[Asked]) -> dict[str, LaunchError]:
 
 
 def _mend(run: RunDir, attempt: AttemptDir) -> None:
-    """Adopt what the attempt's hosts have begun, or start it. Do nothing while a host that may know does not answer."""
+    """Adopt what the attempt's hosts have begun, or start it; do nothing while a host that may know does not answer."""
     handover = Handover.of(run, attempt)
     if handover.is_in_hand():
         return

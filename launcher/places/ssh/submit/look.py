@@ -1,4 +1,4 @@
-"""The run's folder here as a mirror of those on its hosts: what they say is copied, and stays when they fall silent."""
+"""Mirror the run's folders on its hosts in its folder here, which keeps the copies while hosts are silent."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,9 @@ _MAY_TAKE_OVER = 2  # hosts; one is never more than half of those that count
 
 
 def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None = None) -> list[ClusterWord | None]:
-    """What the hosts of each run say of it; their records are copied. What is wrong with one is said of it alone.
+    """Return the word of each run's hosts, copying their records; an error of one run does not affect the others.
 
-    `not_mended`, by the attempt's folder: why it could not be handed to its hosts now.
+    `not_mended` is why an attempt could not be handed to its hosts now, by its folder.
     """
     why_not = not_mended or {}
     words = each(wanted, lambda run, attempt: _looked(run, attempt, why_not.get(str(attempt.path))))
@@ -39,7 +39,9 @@ def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None =
 
 
 def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> dict[str, T | LaunchError]:
-    """What is done for each attempt, a few at a time, by its folder; whatever goes wrong, the others are done."""
+    """Return the result of `work` for each attempt by its folder, a few at a time; an error does not stop the
+    others.
+    """
 
     def done(_: str, pair: Asked) -> T:
         try:
@@ -67,7 +69,7 @@ def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> Cl
 
 
 def judge(run: RunDir, attempt: AttemptDir) -> ClusterWord:
-    """The first host is believed where nobody can know better than it says; else all are asked."""
+    """Return the run's state: the first host's word if no other can know better, else that of all."""
     plan = read_plan(run, attempts(run)[-1].number)
     places = _leader_first(plan, places_of(run))
     said = ask_reports(run, places[:1])
@@ -81,7 +83,9 @@ def judge(run: RunDir, attempt: AttemptDir) -> ClusterWord:
 def _of_another_machine(
     run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]
 ) -> ClusterWord:
-    """It may have resumed the run on hosts that it was not on: while one of these is silent, an end is none."""
+    """Return the state of another machine's run, which may have resumed it on further hosts: while one is
+    silent, no end counts.
+    """
     best = best_of(knowing(said), apart=plan.disks_apart)
     if best is not None and best.head.state is State.SUCCEEDED:
         return _judged(run, attempt, plan, said)
@@ -98,7 +102,7 @@ def _of_another_machine(
 
 
 def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> ClusterWord:
-    """The best report, unless those that are silent may know better."""
+    """Return the state by the best report, unless silent hosts may know better."""
     silent = reasons(failures(said))
     best = best_of(knowing(said), apart=plan.disks_apart)
     if best is None or not best.is_of(attempt):
@@ -115,10 +119,10 @@ def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, Hos
 
 
 def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> bool:
-    """Whether that holds whatever those know that were not heard: it was done, or they are too few to have gone on.
+    """Return whether the report holds whatever silent hosts know: it succeeded, or they are too few to have gone on.
 
-    One alone never takes over; two may, of an attempt on three. The leader may have gone on, where others
-    say that they have lost it; and any may, where it was cancelled without them.
+    One host alone never takes over; two may, of an attempt on three. The leader may have gone on if others report that
+    they lost it; and any may if the run was cancelled without them.
     """
     if best.head.state in (None, State.LOST, State.UNKNOWN, State.CANCELLED):
         return False
@@ -152,7 +156,7 @@ def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | N
 
 
 def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
-    """In the order of the newest plan that is known here."""
+    """Return the hosts in the order of the newest plan known here."""
     order = [node.host for node in plan.nodes]
     return sorted(places, key=lambda place: order.index(place.host.name) if place.host.name in order else len(order))
 

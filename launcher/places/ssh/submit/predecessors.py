@@ -19,7 +19,7 @@ from launcher.supervisor.waiting import WAITS_HERE, has_happened
 
 
 def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Of the runs to follow, those that no host sees which sees the others too."""
+    """Return a problem for each run to follow that no host sees which sees the others too."""
     common: set[str] | None = None
     for index, one in enumerate(awaited):
         if has_happened(one):
@@ -40,9 +40,9 @@ def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
 
 
 def leaders_of(plan: Plan) -> set[str] | None:
-    """Hosts of which the first of a plan has to be one: they see the runs that it follows. None: any will do.
+    """Return the hosts one of which must come first, as they see the runs that the plan follows; None if any will do.
 
-    Where it waits for nothing any more, it still goes where these have left what they made.
+    A run whose wait is over still goes where those runs left their files.
     """
     first = readable(RunDir(Path(plan.run_dir)).plan, Plan)
     awaited = plan.awaited or (first.awaited if first is not None else ())
@@ -69,7 +69,7 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _seen_by(ssh: Ssh, one: AwaitedRun) -> set[str]:
-    """The hosts of this pool that have it on a disk of theirs: each hears all that its leader says."""
+    """Return the hosts of this pool that have the run on their disk; each gets all that its leader reports."""
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
     pool = {host.name for host in ssh.hosts}

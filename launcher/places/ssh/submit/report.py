@@ -1,7 +1,7 @@
-"""What a host says of a run, and its records: asked for, weighed against what others say, and kept here.
+"""Ask a host for its report on a run, compare it with others', and keep its records here.
 
-Where the run is, its plan and its name are our own and stay as they are; of an attempt that hosts have opened
-themselves their word tells who carries it out, of those that it was handed to, and in which order.
+Where the run is, its plan and its name are our own records and stay as they are. For an attempt that hosts opened
+themselves, their report says which of its hosts run it, and in which order.
 """
 
 import re
@@ -32,7 +32,7 @@ _OVERLAP = 4096  # bytes of the events that are asked for again: do they continu
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What one host says of a run, and what is new of its files."""
+    """One host's report on a run, and what is new in its files."""
 
     host: str
     head: RunReport
@@ -40,37 +40,41 @@ class HostReport:
 
     @property
     def lives(self) -> bool:
-        """It goes on, as far as this host is concerned. Where its attempt is over the next may be somebody else's."""
+        """Return whether the run goes on as far as this host knows; after its attempt another host may have the
+        next.
+        """
         waits = self.head.state is State.QUEUED and self.head.end is None
         return waits or self.head.state in (State.STARTING, State.RUNNING, State.REGROUPING)
 
     @property
     def has_ended(self) -> bool:
-        """As its leader said, or more than half of its hosts; a host that was cut off may say so alone."""
+        """Return whether the run has ended, by its leader or more than half of its hosts; one that was cut off
+        does not count.
+        """
         state, end = self.head.state, self.head.end
         return state in (State.SUCCEEDED, State.FAILED, State.CANCELLED) and not (end is not None and end.alone)
 
     @property
     def leader(self) -> str:
-        """Of the attempt that it tells of."""
+        """Return the leader of the reported attempt, or ""."""
         return self.head.begun.hosts[0] if self.head.begun is not None and self.head.begun.hosts else ""
 
     def is_of(self, attempt: AttemptDir) -> bool:
-        """Of this attempt, or of one after it."""
+        """Return whether the report is of this attempt or a later one."""
         return self.head.attempt >= attempt.number
 
     def has_begun(self, attempt: AttemptDir) -> bool:
-        """The host was told to carry it out."""
+        """Return whether the host was told to run the attempt."""
         return self.is_of(attempt) and self.head.began
 
 
 def knowing(said: Mapping[str, HostReport | LaunchError]) -> list[HostReport]:
-    """Those that know the run; who does not may have a new disk."""
+    """Return the reports of hosts that know the run; one that does not may have a new disk."""
     return [one for one in said.values() if isinstance(one, HostReport) and one.head.state is not None]
 
 
 def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | None:
-    """The one of the newest attempt that knows most, the first of equals."""
+    """Return the report of the newest attempt that knows most, the first of equals, or None."""
     # On a disk that all share nobody but the leader's host can tell whether its keeper lives; else each knows its own.
     order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
 
@@ -82,7 +86,7 @@ def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | 
 
 
 def ask_reports(run: RunDir, places: Sequence[Place]) -> dict[str, HostReport | LaunchError]:
-    """Of each of these hosts; nothing is kept yet."""
+    """Return each host's report, without keeping anything yet."""
     return ask_all(places, lambda client: ask_report(run, client))
 
 
@@ -110,7 +114,7 @@ def _asked(run: RunDir, client: HostClient, events_from: int) -> tuple[RunReport
 
 
 def _end_of_events(run: RunDir) -> tuple[int, bytes]:
-    """How many bytes there are here, and the last of them."""
+    """Return the size of the history here and its last bytes."""
     try:
         with run.events.open("rb") as events:
             size = events.seek(0, 2)
@@ -129,9 +133,9 @@ def begin(run: RunDir, told: HostReport) -> AttemptDir:
 
 
 def keep(run: RunDir, told: HostReport) -> None:
-    """Those of an attempt before the newest that is known here are nobody's news. The end comes last.
+    """Keep a report's records, the end last; reports of an attempt older than the newest known one are ignored.
 
-    Of what has ended nothing is asked any more: until all events are here, it has not.
+    A run that has ended is not asked about any more, so it has not until all its events are here.
     """
     mine, head = newest(run), told.head
     if mine is not None and mine.number > head.attempt:
@@ -158,9 +162,9 @@ def keep(run: RunDir, told: HostReport) -> None:
 
 
 def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:
-    """Of an attempt that was opened there: our own plan, on those of its hosts that carry it out.
+    """Record an attempt that hosts opened: our own plan, on those of the run's hosts that run it.
 
-    A run from another machine may be on hosts that our own pool has not: of those nothing is asked.
+    A run from another machine may be on hosts that our own pool lacks, which are not asked.
     """
     begun, plan = told.head.begun or OpenedByHosts((), None, time.time()), read_plan(run, attempt.number)
     addresses = {place.host.name: place.address for place in places_of(run)}

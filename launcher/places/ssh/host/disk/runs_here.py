@@ -1,4 +1,4 @@
-"""How other runs of the user are, as far as this host knows: for one that waits for them."""
+"""Find the state of the user's other runs as far as this host knows, for a run that waits for them."""
 
 from pathlib import Path
 
@@ -15,14 +15,16 @@ from launcher.supervisor.waiting import OtherRun
 
 
 class _Disks(msgspec.Struct, frozen=True):
-    """What of a plan tells whether other hosts may know better."""
+    """The part of a plan that tells whether other hosts may know better."""
 
     nodes: tuple[msgspec.Raw, ...]
     disks_apart: bool
 
 
 class RunsOnHost:
-    """That one has succeeded is taken of any host that has heard so; another end only where nobody can know better."""
+    """The other runs on this host: any host may say that one succeeded, but another end counts only if none can
+    know better.
+    """
 
     def __init__(self) -> None:
         self._seen: set[Path] = set()
@@ -40,6 +42,6 @@ class RunsOnHost:
 
 
 def _others_may_know_better(run: RunDir, attempt: AttemptDir) -> bool:
-    """A host that was cut off says of itself alone how a run ended, and nothing of what has become of the others."""
+    """Return whether other hosts may know how the run ended, because this one may have been cut off."""
     plan, end = plan_as(run, attempt.number, _Disks), readable(attempt.end, AttemptEnd)
     return plan.disks_apart and len(plan.nodes) > 1 and (end is None or end.alone)

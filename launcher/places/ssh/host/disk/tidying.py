@@ -14,7 +14,7 @@ from launcher.run.removal import remove_tree, size_of, unneeded
 
 
 def tidy(workdir: Path, wanted: Tidy) -> Tidied:
-    """What is there of these runs; with `remove`, what of it lives is all that is there afterwards."""
+    """Return what is here of these runs; with `remove`, delete it except for what lives."""
     there = {run_id: run for run_id in wanted.runs if (run := RunDir(workdir / "runs" / run_id)).path.is_dir()}
     tags = tagged_any([str(run.path) for run in there.values()], os.getuid())
     live = tuple(run_id for run_id, run in there.items() if tags[str(run.path)] or presence.is_held(run))
