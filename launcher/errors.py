@@ -71,7 +71,7 @@ MEANING = {
     Exit.LAUNCHER_FAULT: "our own fault; please report",
     Exit.NO_PROGRESS: "restarts in a row without a newer checkpoint",
     Exit.CANCELLED: "somebody ended it",
-    Exit.LOST: "it ended without a last word",
+    Exit.LOST: "it ended without a record of how",
     Exit.FENCED: "a newer start of the same run writes its checkpoints",
     Exit.DISK: "a disk was full or failed",
     Exit.NO_CHECKPOINT: "no whole checkpoint is left on the hosts that are here",

@@ -31,7 +31,7 @@ from launcher.run.durable import Damaged, read_lines, read_record, readable, wri
 from launcher.run.identity import alive, this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.record_writer import KeptHang, Scribe
+from launcher.run.record_writer import KeptHang, RecordWriter
 from launcher.run.records import DrainRequest, Endpoint, Event, Handle, ProcessId, RunState
 from launcher.states import State
 from launcher.wire import messages
@@ -64,7 +64,7 @@ class CoordinatorServer:
         used_s = time_used(run, attempt)
         self._clock, self._told_of_s = WakingClock(), 0.0
         self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
-        self._scribe = Scribe(run, attempt, self._scribe_failed, plan.spec.recovery.lease_s)
+        self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s)
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -89,7 +89,7 @@ class CoordinatorServer:
         for timer in (self._timer, self._state_timer):
             if timer is not None:
                 timer.cancel()
-        await asyncio.to_thread(self._scribe.close)
+        await asyncio.to_thread(self._record_writer.close)
 
     # -- connections
 
@@ -186,16 +186,16 @@ class CoordinatorServer:
                 if wire is not None:
                     wire.send(message)
             case Record(event=event):
-                self._scribe.write(event)
+                self._record_writer.write(event)
             case RecordExit(exit=exit_):
-                self._scribe.write(exit_)
+                self._record_writer.write(exit_)
             case KeepHang(number=number, report=report):
-                self._scribe.write(KeptHang(number, report))
+                self._record_writer.write(KeptHang(number, report))
             case Finish(end=end, event=event):
-                self._scribe.write(self._coordinator.snapshot(self._now(), ended=False))  # its last numbers
-                self._scribe.write(end)
-                self._scribe.write(event)
-                self._scribe.write(self._coordinator.snapshot(self._now()))
+                self._record_writer.write(self._coordinator.snapshot(self._now(), ended=False))  # its last numbers
+                self._record_writer.write(end)
+                self._record_writer.write(event)
+                self._record_writer.write(self._coordinator.snapshot(self._now()))
                 self.goes_on = end.state is State.QUEUED
                 if not self.ended.done():
                     self.ended.set_result(Exit(end.exit_code))
@@ -219,12 +219,12 @@ class CoordinatorServer:
     def _write_state(self) -> None:
         if self.ended.done():
             return
-        waits = self._scribe.state_waits  # for a disk that is slow, or full: those after it would pile up
+        waits = self._record_writer.state_waits  # for a disk that is slow, or full: those after it would pile up
         if not waits:
-            self._scribe.write(self._coordinator.snapshot(self._now()))
+            self._record_writer.write(self._coordinator.snapshot(self._now()))
         self._state_timer = self._loop.call_later(_STATE_SOON_S if waits else _STATE_S, self._write_state)
 
-    def _scribe_failed(self, error: Exception) -> None:
+    def _record_writer_failed(self, error: Exception) -> None:
         """Report a failed write to the event loop; called in the record writer's thread."""
         self._loop.call_soon_threadsafe(self._break, error)
 

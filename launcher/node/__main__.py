@@ -17,7 +17,7 @@ from launcher.errors import Exit, Fenced, LaunchError
 from launcher.node.environment import node_environment
 from launcher.node.node import NodeAgent
 from launcher.node.ranks.group import Home
-from launcher.node.ranks.lease import Guard, Lease, post_guard, slept_through
+from launcher.node.ranks.lease import Lease, Watchdog, slept_through, start_watchdog
 from launcher.node.ranks.reaper import Reaper
 from launcher.node.ranks.zygote_link import OfferedZygote
 from launcher.node.standing_by import agent_arguments, gate_from
@@ -51,8 +51,8 @@ def main() -> int:
         plan = read_plan(run, number)
         if plan.role:  # nobody else would end it: of several programs none goes on without the supervisor
             die_with(os.getppid())
-        guard = post_guard(slept_through(plan, index), lease=lease)
-        return asyncio.run(live(run, plan, number, index, guard, offered, gate))
+        watchdog = start_watchdog(slept_through(plan, index), lease=lease)
+        return asyncio.run(live(run, plan, number, index, watchdog, offered, gate))
     except Fenced as fenced:
         print(fenced, file=sys.stderr)
         return Exit.FENCED
@@ -63,7 +63,7 @@ async def live(
     plan: Plan,
     number: int,
     index: int,
-    guard: Guard,
+    watchdog: Watchdog,
     offered: OfferedZygote | None = None,
     gate: int | None = None,
 ) -> Exit:
@@ -83,7 +83,7 @@ async def live(
         environment = node_environment(os.environ, plan, node, number, read_secrets(run), snapshots, interface)
         notes = notes_in(memory) if memory is not None and plan.ranks_may_stay else None
         home = Home(plan, run, attempt, node, environment, offered, notes, snapshots, gate)
-        code, goes_on = await work(home, intent.token, guard, buried)
+        code, goes_on = await work(home, intent.token, watchdog, buried)
         return code
     finally:
         # On this machine alone the next attempt is sure to find it, and its keeper sure to take it away in the end.
@@ -91,11 +91,11 @@ async def live(
             close_tier(Path(plan.run_dir), number, index)
 
 
-async def work(home: Home, token: str, guard: Guard, buried: ProcessId | None) -> tuple[Exit, bool]:
+async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | None) -> tuple[Exit, bool]:
     """Run the node's agent, and on node 0 the coordinator; return the exit code, and whether
     another attempt follows.
     """
-    agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), guard, buried)
+    agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
     if home.node.index != 0:
         return await agent.run(), agent.goes_on
     host = CoordinatorServer(home.run, home.attempt, home.plan, home.node.address, token)

@@ -24,7 +24,7 @@ from launcher.node.load.sampler import KEPT_SAMPLES, Sampler
 from launcher.node.notice import HostNotice
 from launcher.node.ranks.checkup import NodeUnfit
 from launcher.node.ranks.group import Home, Pids, RankGroup
-from launcher.node.ranks.lease import Guard, LeaseWatch, Slept
+from launcher.node.ranks.lease import LeaseWatch, Slept, Watchdog
 from launcher.node.ranks.ports import HeldPort
 from launcher.node.ranks.prepare import Preparation, SetupFailed
 from launcher.node.ranks.reaper import Death, Reaper
@@ -58,13 +58,15 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 class NodeAgent:
     """`run` returns when the coordinator said End, or the lease ran out."""
 
-    def __init__(self, home: Home, token: str, reaper: Reaper, guard: Guard, buried: ProcessId | None = None) -> None:
+    def __init__(
+        self, home: Home, token: str, reaper: Reaper, watchdog: Watchdog, buried: ProcessId | None = None
+    ) -> None:
         self._home = home
-        self._guard = guard
+        self._watchdog = watchdog
         self._buried = buried
         self._token = token
         self._reaper = reaper
-        self._line = Lifeline(home, token, guard.lease)
+        self._line = Lifeline(home, token, watchdog.lease)
         self._preparation = Preparation(home, reaper, self._tell_of_reserve)
         self._group: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -94,7 +96,7 @@ class NodeAgent:
         """The agent's whole life."""
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
-        self._reaper.watch(self._guard.pid, self._unguarded)
+        self._reaper.watch(self._watchdog.pid, self._unguarded)
         self._sampler.start()
         self._reaper.reap()  # it may have ended before anybody heard of deaths
         if self._home.plan.disks_apart:
@@ -342,7 +344,7 @@ class NodeAgent:
     @property
     def _not_of_ranks(self) -> tuple[tuple[int, ...], Pids]:
         """Of the processes below this one: what to keep, and who waits to be a rank."""
-        return (*self._preparation.own_pids, self._guard.pid), lambda: self._preparation.reserve.pids
+        return (*self._preparation.own_pids, self._watchdog.pid), lambda: self._preparation.reserve.pids
 
     @property
     def _generation(self) -> int:
@@ -432,9 +434,9 @@ class NodeAgent:
         return group.pids if group is not None else {}
 
     async def _watch_lease(self) -> None:
-        """Of a forgiving guard's node nobody takes the place: while it is awake, it lives."""
-        if self._guard.slept is not Slept.FORGIVEN:
-            await self._line.run_out(LeaseWatch(self._guard.slept))
+        """Leave once the lease has run out, unless the watchdog forgives the time that this node was suspended."""
+        if self._watchdog.slept is not Slept.FORGIVEN:
+            await self._line.run_out(LeaseWatch(self._watchdog.slept))
             self.leave(Exit.LOST)
 
     def _unguarded(self, _: Death) -> None:

@@ -30,7 +30,7 @@ class ClusterKind:
     names: tuple[str, ...] = ()  # options that an entry of the clusters file has to name, in the entry itself
 
 
-CARRIED = "carried"  # an attempt that waits here for runs of other clusters; nobody names it as a cluster
+DEFERRED = "carried"  # an attempt that waits here for runs of other clusters; nobody names it as a cluster
 LOGIN_KIND = "login"  # where a run goes whose cluster has a login node
 OURS = {
     LOCAL: ClusterKind("launcher.places.local.cluster:LocalCluster", asked=False),
@@ -42,7 +42,7 @@ OURS = {
     "ssh": ClusterKind("launcher.places.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
     LOGIN_KIND: ClusterKind("launcher.places.login.cluster:LoginCluster", fresh_s=0.5),
 }
-_OF_ATTEMPTS = {CARRIED: ClusterKind("launcher.places.deferred.cluster:CarriedCluster", fresh_s=0.5)}
+_OF_ATTEMPTS = {DEFERRED: ClusterKind("launcher.places.deferred.cluster:DeferredCluster", fresh_s=0.5)}
 
 
 def kind_named(name: str) -> ClusterKind | None:

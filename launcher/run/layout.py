@@ -57,7 +57,7 @@ class AttemptDir:
     keeper_log = NamedFile("keeper.log")
     messenger_log = NamedFile("messenger.log")
     keepers = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
-    seat = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
+    host_index = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
     fetched = NamedFile("fetched")  # there once all that its ranks wrote on other machines has been copied here
     opened_on = NamedFile(
         "opened-on.json"

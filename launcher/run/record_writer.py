@@ -26,11 +26,11 @@ class KeptHang:
 _Entry = Event | RankExit | RunState | AttemptEnd | KeptHang
 
 
-class Scribe:
+class RecordWriter:
     """`write` returns at once. While the disk takes nothing the entries wait; `state_waits`: a state is among them.
 
     After the first other failure, such as a newer attempt, nothing more is written and `failed` is called, once, from
-    the scribe's thread.
+    the writer's thread.
     """
 
     def __init__(self, run: RunDir, attempt: AttemptDir, failed: Callable[[Exception], None], lease_s: float) -> None:
@@ -43,7 +43,7 @@ class Scribe:
         self._failed = failed
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self.state_waits = False
-        self._thread = threading.Thread(target=self._work, name="scribe", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="record writer", daemon=True)
         self._thread.start()
 
     def write(self, entry: _Entry) -> None:

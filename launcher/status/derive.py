@@ -98,7 +98,7 @@ def derive(facts: RunFacts) -> RunStatus:
     own = _own_state(facts)
     last = facts.state or _nothing(facts)
     age_s = _age_s(facts) if verdict.state is State.RUNNING else 0.0
-    silent = f"the coordinator's last word is {age_s:.0f} s old" if age_s > _OLD_S else ""
+    silent = f"the coordinator's last report is {age_s:.0f} s old" if age_s > _OLD_S else ""
     shown = own if own is not None and verdict.state is not State.LOST else None
     rate = own.rate if own is not None and verdict.state is State.RUNNING else None
     step, total = (own if own is not None else last).step, last.total_steps
@@ -230,7 +230,7 @@ def _verdict(facts: RunFacts) -> _Verdict:
         return _unknown(_joined(*facts.trouble))
     if facts.living.anything is None or facts.submitter is None:
         return _elsewhere(facts, own)
-    return _lost("the run's processes are gone and left no last word")
+    return _lost("the run's processes are gone and left no record of its end")
 
 
 def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
@@ -273,11 +273,12 @@ def _cluster_verdict(facts: RunFacts, word: ClusterWord) -> _Verdict:
             return msgspec.structs.replace(said, message=_joined(said.message, f"job {word.job_id} is ending"))
         case "ended":
             code = exit_of(word.cause) if word.cause is not None else Exit.LOST
-            of_job = f"{_who(word)} says {_joined(word.word, word.text)} of job {word.job_id}, which left no last word"
+            ended = f"{_who(word)} says {_joined(word.word, word.text)} of job {word.job_id}"
+            of_job = f"{ended}, which left no record of its end"
             message = of_job if word.job_id else word.text
             return _Verdict(word.ended_as or State.LOST, message, word.cause, code)
         case "gone":
-            return _lost(f"job {word.job_id} is not known to the cluster any more, and left no last word")
+            return _lost(f"job {word.job_id} is not known to the cluster any more, and left no record of its end")
         case _:
             of_job = f"{_who(word)} says {word.word!r} of job {word.job_id}"
             return _unknown(_joined(of_job if word.job_id else word.text, _last_seen(word, own)))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import BinaryIO
 
 from launcher.errors import Exit, LaunchError, Unreachable
-from launcher.places.kinds import CARRIED, of_kind
+from launcher.places.kinds import DEFERRED, of_kind
 from launcher.places.other_runs import OtherRuns
 from launcher.plan.model import Plan
 from launcher.run.attempts import newest, read_intent, read_plan
@@ -39,12 +39,12 @@ class DeferredStart(Strategy):
         with go:
             go.read()
         attempt = newest(self.run) if self.run.plan.exists() else None  # else there was no submit after all
-        if attempt is None or read_intent(attempt).cluster_kind != CARRIED:
+        if attempt is None or read_intent(attempt).cluster_kind != DEFERRED:
             return Exit.OK
         with locked(attempt.job_lock) as alone:
             if alone is not None and newest(self.run) == attempt and not attempt.end.exists():
                 log_to(attempt.keeper_log)
-                write_record(attempt.handle, Handle(CARRIED, keeper=this_process()))
+                write_record(attempt.handle, Handle(DEFERRED, keeper=this_process()))
                 self._wait(attempt, read_plan(self.run, attempt.number))
         return Exit.OK
 

@@ -11,7 +11,7 @@ from launcher.copies import news
 from launcher.copies.stored import fetch_stored, has_store, whole_here
 from launcher.errors import BadInput, LaunchError, NotStarted, Refused
 from launcher.places.clusters_file import ClusterEntry, as_reached_now, entry
-from launcher.places.kinds import CARRIED, of_kind
+from launcher.places.kinds import DEFERRED, of_kind
 from launcher.places.place import Place
 from launcher.plan.build import repeat_of
 from launcher.plan.interpreter import interpreter
@@ -132,7 +132,7 @@ def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
 
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
     """Return the cluster as it was then if `on` is None, but with a login node's present address."""
-    if before.cluster_kind == CARRIED and on is None:
+    if before.cluster_kind == DEFERRED and on is None:
         on = before.cluster  # it had not come there yet
     then = ClusterEntry(before.cluster_kind, before.cluster, before.defaults)
     place = as_reached_now(then) if on is None else entry(on)

@@ -14,7 +14,7 @@ from launcher.copies import news
 from launcher.errors import BadInput
 from launcher.ids import RunId, new_run_id
 from launcher.places.clusters_file import entry, plugin_sections, with_defaults
-from launcher.places.deferred.cluster import CarriedCluster
+from launcher.places.deferred.cluster import DeferredCluster
 from launcher.places.kinds import of_kind
 from launcher.places.place import Place
 from launcher.plan.build import build, check, check_code, crowded, ranks_per_node, secret_problems, without_unasked_gpus
@@ -37,7 +37,7 @@ from launcher.supervisor.notify.settings import notifying_of
 from launcher.supervisor.waiting import awaited_by, ended_as
 
 _AT_ONCE = "queue.max_parallel"
-_CARRIED_WAITS = ("queue.after", "queue.hold", "queue.at", _AT_ONCE)
+_DEFERRED_WAITS = ("queue.after", "queue.hold", "queue.at", _AT_ONCE)
 
 Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML text
 
@@ -206,8 +206,8 @@ def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
     unseen = [one.key for one in problems if one.key.startswith("queue.after")]
     uncounted = any(one.key == _AT_ONCE for one in problems)
     if wish.carried or uncounted or (unseen and _are_going_on(wish.awaited, unseen)):
-        left = [one for one in problems if not one.key.startswith(_CARRIED_WAITS)]
-        return replace(wish, cluster=CarriedCluster(wish.cluster)), left
+        left = [one for one in problems if not one.key.startswith(_DEFERRED_WAITS)]
+        return replace(wish, cluster=DeferredCluster(wish.cluster)), left
     return wish, problems
 
 
@@ -233,7 +233,7 @@ def _warn(wish: Request, machine: Machine) -> None:
     words = [] if machine.own_python else [*wish.live]
     if machine.apart and not machine.own_python and _is_everywhere(wish):
         words += map(_worded, wish.project.lacking)
-    if isinstance(wish.cluster, CarriedCluster):
+    if isinstance(wish.cluster, DeferredCluster):
         others = ", ".join(one.run_id for one in wish.awaited) or "runs that are submitted together"
         text = f"{wish.on} cannot wait for {others}: this machine does, and starts it then, as long as it is on"
         words.append(f"{text}\nhint: `launch status` has the wait go on where it was cut off")

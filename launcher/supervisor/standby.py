@@ -29,7 +29,7 @@ def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
     return [sys.executable, "-P", "-m", "launcher.supervisor", strategy, str(run_dir), *words]
 
 
-class StandbyKeeper:
+class StandbySupervisor:
     """A supervisor as its starter has it. `keep`: descriptors that it inherits; `start`: who may start it for us."""
 
     def __init__(
@@ -38,7 +38,7 @@ class StandbyKeeper:
         run_dir: Path,
         words: Sequence[str] = (),
         keep: Sequence[int] = (),
-        start: "StartsKeepers | None" = None,
+        start: "SupervisorStarter | None" = None,
     ) -> None:
         up_read, up_write = os.pipe()
         go_read, self._go = os.pipe()
@@ -107,7 +107,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in _SETTINGS if name in environ}
 
 
-class StartsKeepers(Protocol):
+class SupervisorStarter(Protocol):
     """A function that has a supervisor started."""
 
     def __call__(

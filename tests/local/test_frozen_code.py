@@ -7,7 +7,7 @@ import pytest
 
 from launcher.places.local.cluster import LocalCluster
 from launcher.places.local.local_supervisor import have_code
-from launcher.places.local.shared_zygote import keeper_of
+from launcher.places.local.shared_zygote import supervisor_of
 from launcher.run.attempts import new_attempt, newest, read_plan
 from launcher.run.layout import RunDir
 from launcher.states import State
@@ -70,7 +70,7 @@ def of_many_files(lab):
 
 def begun_by_a_keeper(lab, run):
     """Its next attempt, by a keeper that nobody has asked a thing before."""
-    keeper = keeper_of(lab.run_dir(run))
+    keeper = supervisor_of(lab.run_dir(run))
     attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
     keeper.start(attempt.number)
     found = lab.until(

@@ -277,7 +277,7 @@ def test_a_frozen_keeper_or_a_dead_one_does_not_disturb_the_ranks(lab, undisturb
     wanted = undisturbed()
     run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
     lab.until_step(run, 5)
-    assert kill(keeper_of(lab, run))
+    assert kill(supervisor_of(lab, run))
     assert lab.status(run)["state"] == "running"
     lab.let_go()
     assert lab.wait(run)["fingerprint"] == wanted
@@ -294,7 +294,7 @@ def test_a_run_whose_supervisor_was_killed_with_others_is_carried_on_by_the_next
     if which == "all":
         assert lab.tidy()
     else:
-        assert kill(keeper_of(lab, run)) and kill(agent if which == "agent" else watchdog)
+        assert kill(supervisor_of(lab, run)) and kill(agent if which == "agent" else watchdog)
         lab.until("the end of the agent", lambda: process_id(agent) is None)  # else it may see the run to its end
     lab.let_go()
     goes_on = lab.until("another attempt", lambda: (found := lab.status(run))["attempt"] == 2 and found)
@@ -431,7 +431,7 @@ def test_nobody_is_lost_who_stood_still_together_with_the_coordinator(lab):
     run = lab.submit(lab.chain(args="steps: 100000\npause: 0.02", resources="ranks_per_node: 2", more=LEASED))
     state = lab.until_step(run, 3)
     all_of_it = lab.processes(lab.run_dir(run))
-    assert keeper_of(lab, run) in all_of_it
+    assert supervisor_of(lab, run) in all_of_it
     all_of_it.sort(key=lambda pid: pid not in lab.children(lab.agent_pid(run, 0), b"launcher.node"))  # its guard first
     assert {lab.agent_pid(run, 0), *(rank["pid"] for rank in state["ranks"])} < {*all_of_it}
     for pid in all_of_it:
@@ -448,7 +448,7 @@ def test_nobody_is_lost_who_stood_still_together_with_the_coordinator(lab):
     lab.launch("cancel", run)
 
 
-def keeper_of(lab, run):
+def supervisor_of(lab, run):
     return json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
 
 

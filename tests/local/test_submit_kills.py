@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from launcher.places.local.shared_zygote import keeper_of
+from launcher.places.local.shared_zygote import supervisor_of
 from launcher.run.attempts import new_attempt
 from launcher.run.layout import RunDir
 from tests.sizes import SCALE, SEED
@@ -97,7 +97,7 @@ def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
     """The moment between the rename and the word, held still: the keeper sees the pipe end and goes on alone."""
     run = lab.submit(lab.chain(args="steps: 5"))
     lab.wait(run)
-    keeper = keeper_of(lab.run_dir(run))
+    keeper = supervisor_of(lab.run_dir(run))
     new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
     keeper.drop()
     status = lab.until(
@@ -111,7 +111,7 @@ def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
 def test_two_keepers_carry_one_attempt_out_once(lab):
     run = lab.submit(lab.chain(args="steps: 5"))
     lab.wait(run)
-    keepers = [keeper_of(lab.run_dir(run)) for _ in range(2)]
+    keepers = [supervisor_of(lab.run_dir(run)) for _ in range(2)]
     attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
     for keeper in keepers:
         keeper.start(attempt.number)

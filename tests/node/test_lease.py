@@ -88,13 +88,13 @@ def test_old_sleep_does_not_stretch_a_lease_that_is_renewed(clock):
 AGENT = """
 import mmap, os, signal, subprocess, sys, time
 from launcher.run.processes import become_subreaper
-from launcher.node.ranks.lease import Slept, post_guard
+from launcher.node.ranks.lease import Slept, start_watchdog
 from launcher.clock import boottime
 
 shared = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 clock = lambda: boottime() + shared[0]
 become_subreaper()
-guard = post_guard(Slept[sys.argv[2]], clock)
+guard = start_watchdog(Slept[sys.argv[2]], clock)
 fork = "import os, time; os.fork() or os.setsid(); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", fork], start_new_session=True, stdout=subprocess.DEVNULL)
 below = lambda pid: open(f"/proc/{pid}/task/{pid}/children").read().split()

@@ -11,7 +11,7 @@ from launcher.node.ranks.reports.logfile import LogFile
 from launcher.run.durable import read_lines
 from launcher.run.fence import raise_fence
 from launcher.run.layout import times_of
-from launcher.run.record_writer import Scribe
+from launcher.run.record_writer import RecordWriter
 from launcher.run.records import Event
 
 BOUND_S = 60.0
@@ -38,10 +38,10 @@ def test_a_disk_slower_than_the_lease_is_told_once(tmp_path, lease_s, told):
     folder = RunFolder(tmp_path / "run").plan().attempt()
     raise_fence(folder.run, 1)
     failed = []
-    scribe = Scribe(folder.run, folder.run.attempt(1), failed.append, lease_s)
+    writer = RecordWriter(folder.run, folder.run.attempt(1), failed.append, lease_s)
     for number in range(3):
-        scribe.write(Event(float(number), 1, "training", "a line"))
-    scribe.close()
+        writer.write(Event(float(number), 1, "training", "a line"))
+    writer.close()
     events = read_lines(folder.run.events, Event)
     assert [one.kind for one in events].count("training") == 3 and failed == []
     said = [one.text for one in events if one.kind == "disk"]

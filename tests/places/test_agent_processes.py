@@ -151,11 +151,11 @@ def test_a_standby_that_nobody_needs_ends(with_a_zygote, why):
 AGENT = """
 import os, subprocess, sys, time
 from launcher.run.processes import become_subreaper
-from launcher.node.ranks.lease import Lease, Slept, post_guard
+from launcher.node.ranks.lease import Lease, Slept, start_watchdog
 from launcher.clock import boottime
 
 become_subreaper()
-guard = post_guard(Slept.COUNTS, lease=Lease.taken_from(os.environ))
+guard = start_watchdog(Slept.COUNTS, lease=Lease.taken_from(os.environ))
 rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 guard.lease.until = boottime() + float(sys.argv[1])
 print(guard.pid, rank.pid, flush=True)

@@ -10,7 +10,7 @@ from launcher.coordinator.server import CoordinatorServer
 from launcher.run.attempts import new_attempt
 from launcher.run.durable import append_line, make_dir, read_lines, read_record, write_record
 from launcher.run.layout import RunDir
-from launcher.run.record_writer import Scribe
+from launcher.run.record_writer import RecordWriter
 from launcher.run.records import AttemptEnd, Event, Handle, RankExit, RunState
 from launcher.states import State
 from launcher.status.derive import derive
@@ -63,7 +63,7 @@ def run(tmp_path):
 def finished(run, writes, monkeypatch):
     """The coordinator's part of a run that has done all; all but so many of its last writes were made."""
     made = []
-    put = Scribe._put
+    put = RecordWriter._put
 
     def until_it_dies(self, entry):
         made.append(entry)
@@ -81,14 +81,14 @@ def finished(run, writes, monkeypatch):
             Pulse(0, 1, 1, (RankPulse(0, 0.0, True, False, step=7, fingerprint="f00d"),)),
         ):
             server._handle(message)
-        await asyncio.to_thread(server._scribe.close)
-        server._scribe = Scribe(run, run.attempt(1), lambda _: None, 15.0)
+        await asyncio.to_thread(server._record_writer.close)
+        server._record_writer = RecordWriter(run, run.attempt(1), lambda _: None, 15.0)
         most = len(made) + 1 + writes  # the exit of its rank comes first
         server._handle(Exited(0, RankExit(1, 0, 0, 0, 17, code=0, done=True)))
-        await asyncio.to_thread(server._scribe.close)
+        await asyncio.to_thread(server._record_writer.close)
 
     most = 1 << 30
-    monkeypatch.setattr(Scribe, "_put", until_it_dies)
+    monkeypatch.setattr(RecordWriter, "_put", until_it_dies)
     asyncio.run(coordinate())
     return most < len(made)
 

@@ -189,7 +189,7 @@ def test_ours_are_registered_as_those_of_others():
     ],
 )
 def test_what_a_kind_cannot_do_is_said_in_one_way(method, values):
-    place = kinds.of_kind(kinds.CARRIED)
+    place = kinds.of_kind(kinds.DEFERRED)
     with pytest.raises(NotSupported, match="not supported on carried"):
         getattr(Place, method)(place, *values)
 

@@ -89,7 +89,7 @@ def test_without_accounts_a_job_that_fell_silent_is_lost_and_never_a_success_or_
     assert f"job {job} is not known to the cluster any more" in forgotten["message"]
     known = desk.status(run)
     assert (known["state"], known["exit_code"]) == ("lost", 21)
-    assert f"Slurm says FAILED of job {job}, which left no last word" in known["message"]
+    assert f"Slurm says FAILED of job {job}, which left no record of its end" in known["message"]
     desk.launch("wait", run, check=21)
     assert status(desk, run, clients(squeue=FORGETS))["message"] == known["message"]  # we have not forgotten it
 

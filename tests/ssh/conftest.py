@@ -15,8 +15,8 @@ def desk(tmp_path, hosts):
     yield desk
 
     def over():
-        for courier in desk.own("ssh.host.courier"):  # it waits for hosts that the test has taken away
-            desk.kill(courier)
+        for late_messages in desk.own("ssh.host.late_messages"):  # it waits for hosts that the test has taken away
+            desk.kill(late_messages)
         return not desk.everything()
 
     desk.until("the end of every process of its runs", over)

@@ -196,7 +196,7 @@ def test_a_host_that_was_cut_off_hears_how_the_run_has_ended_from_who_led_it(des
         desk.there(index, run, "enough").touch()
     assert desk.wait(run)["state"] == "succeeded"
     desk.until("the end of the other keepers", lambda: not desk.own("ssh.host.keeper", 0))
-    assert desk.own("ssh.host.keeper", 2) and desk.own("ssh.host.courier", 0)
+    assert desk.own("ssh.host.keeper", 2) and desk.own("ssh.host.late_messages", 0)
     assert desk.record_there(2, run, "attempts/0001/exit.json") is None
     cut.mend()
     desk.until("the end of its keeper", lambda: not desk.own("ssh.host.keeper", 2))

@@ -30,7 +30,7 @@ from launcher.ids import RunId
 from launcher.run.durable import readable, write_record
 from launcher.run.locks import locked
 from launcher.states import LOCAL
-from launcher.supervisor.standby import StandbyKeeper
+from launcher.supervisor.standby import StandbySupervisor
 
 _WAIT_STEP_S = 0.1
 _CONDUCTOR = "launcher.apps.sweeps.conductor:Conductor"
@@ -147,7 +147,7 @@ class Sweep:
         if said is not None and said.state != "running":
             with locked(sweep.lock, wait=True):  # of one that has said its last word, and is about to leave
                 write_record(sweep.state, msgspec.structs.replace(said, state="running", message="it goes on"))
-        keeper = StandbyKeeper(_CONDUCTOR, sweep.path)
+        keeper = StandbySupervisor(_CONDUCTOR, sweep.path)
         keeper.report()
         keeper.close()
 

@@ -141,7 +141,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class Watchdog:
     """The watchdog of this process and all below it."""
 
     lease: Lease
@@ -149,12 +149,12 @@ class Guard:
     slept: Slept
 
 
-def post_guard(slept: Slept, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Guard:
+def start_watchdog(slept: Slept, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Watchdog:
     """Start the process that ends what is below this one when the lease has run out."""
     agent, lease = os.getpid(), lease or Lease()
     pid = os.fork()
     if pid:
-        return Guard(lease, pid, slept)
+        return Watchdog(lease, pid, slept)
     try:
         name_this("launch-watchdog")
         for number in _DEAF_TO:
@@ -162,7 +162,7 @@ def post_guard(slept: Slept, clock: Callable[[], float] = boottime, lease: Lease
         die_with(agent)
         os.setsid()
         _keep_watch(lease, agent, LeaseWatch(slept, clock))
-    except Exception:  # noqa: BLE001 - whatever it is, the agent's log is to say why it has no guard
+    except Exception:  # noqa: BLE001 - whatever it is, the agent's log is to say why it has no watchdog
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(1)

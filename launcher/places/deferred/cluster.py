@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import LaunchError, Refused
-from launcher.places.kinds import CARRIED
+from launcher.places.kinds import DEFERRED
 from launcher.places.local.cluster import end_here
 from launcher.places.place import CancelReport, Place
 from launcher.plan.facts import Machine
@@ -22,15 +22,15 @@ from launcher.run.locks import locked
 from launcher.run.records import ClusterWord
 from launcher.spec.model import JobSpec
 from launcher.supervisor.attempt_end import has_ended
-from launcher.supervisor.standby import StandbyKeeper
+from launcher.supervisor.standby import StandbySupervisor
 
-_CARRIER = "launcher.submission.deferred_start:DeferredStart"
+_DEFERRED_START = "launcher.submission.deferred_start:DeferredStart"
 
 
-class CarriedCluster(Place):
+class DeferredCluster(Place):
     """The place where a run waits on this machine; `there` is the cluster that it is for, which says what it offers."""
 
-    kind = CARRIED
+    kind = DEFERRED
     most_in_order = 10_000
 
     def __init__(self, there: Place | None = None) -> None:
@@ -44,8 +44,8 @@ class CarriedCluster(Place):
     def preview(self, _plan: Plan) -> None:
         """Return None, because nothing is handed to a cluster yet."""
 
-    def prepare(self, plan: Plan) -> StandbyKeeper:
-        return StandbyKeeper(_CARRIER, Path(plan.run_dir))
+    def prepare(self, plan: Plan) -> StandbySupervisor:
+        return StandbySupervisor(_DEFERRED_START, Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
         self.prepare(plan).start(attempt)
@@ -58,7 +58,7 @@ class CarriedCluster(Place):
         for run, attempt in attempts:
             if newest(run) == attempt and not has_ended(run, attempt) and _is_left_lying(attempt):
                 try:
-                    StandbyKeeper(_CARRIER, run.path).start(attempt.number)
+                    StandbySupervisor(_DEFERRED_START, run.path).start(attempt.number)
                 except (LaunchError, OSError):
                     continue  # whoever looks next tries again, and sees meanwhile that nobody carries it
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from launcher.copies.memory.tier import close_tier
 from launcher.errors import BadInput, Refused
-from launcher.places.local.shared_zygote import keeper_of
+from launcher.places.local.shared_zygote import supervisor_of
 from launcher.plan.model import Plan
 from launcher.run.attempts import new_attempt, read_intent, read_plan
 from launcher.run.durable import read_record, readable
@@ -36,7 +36,7 @@ def carry_on(run: RunDir, attempt: AttemptDir) -> None:
         if plan is None:
             return
         if not attempt.started.exists():
-            keeper_of(run.path).start(attempt.number)
+            supervisor_of(run.path).start(attempt.number)
             return
         text = "the supervisor and the agents were killed"
         end = write_known_end(run, attempt, plan) or write_failure(run, attempt, plan, Cause.NODE_LOST, text)
@@ -47,7 +47,7 @@ def carry_on(run: RunDir, attempt: AttemptDir) -> None:
             following, _ = new_attempt(run, plan.cluster, "requeue", end.cause, after=attempt.number)
         except Refused:
             return  # a person has resumed it meanwhile
-        keeper_of(run.path).start(following.number)
+        supervisor_of(run.path).start(following.number)
 
 
 def finish(run: RunDir, attempt: AttemptDir) -> None:

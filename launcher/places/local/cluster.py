@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.copies.memory.tier import close_tier
 from launcher.errors import LaunchError
 from launcher.node.machine import this_machine
-from launcher.places.local.shared_zygote import expect, keeper_of, warm_up
+from launcher.places.local.shared_zygote import expect, supervisor_of, warm_up
 from launcher.places.place import CancelReport, HostNow, Place
 from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun, Plan
@@ -26,7 +26,7 @@ from launcher.run.records import AgentRecord, ClusterWord, Handle, ProcessId, Ru
 from launcher.spec.model import JobSpec
 from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.supervisor.slots.table import CPU, GPU, occupancy
-from launcher.supervisor.standby import StandbyKeeper
+from launcher.supervisor.standby import StandbySupervisor
 
 if TYPE_CHECKING:
     from launcher.remote.running import Running
@@ -78,8 +78,8 @@ class LocalCluster(Place):
     def expect(self, run_dir: Path) -> None:
         expect(run_dir)
 
-    def prepare(self, plan: Plan) -> StandbyKeeper:
-        return keeper_of(Path(plan.run_dir))
+    def prepare(self, plan: Plan) -> StandbySupervisor:
+        return supervisor_of(Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
         self.prepare(plan).start(attempt)

@@ -28,7 +28,7 @@ from launcher.node.standing_by import tell
 from launcher.plan.model import Plan
 from launcher.run.patience import say
 from launcher.run.processes import TAG
-from launcher.supervisor.standby import StandbyKeeper
+from launcher.supervisor.standby import StandbySupervisor
 from launcher.wire.interfaces import interface_of
 
 _ROOM, _ROOM_BYTES = "LAUNCH_TAG_ROOM", 4200  # for the longest path, where the kernel shows it
@@ -79,7 +79,7 @@ class SharedZygote:
             say(f"the shared zygote has not imported all within {_IMPORT_S:g} s: runs start without it")
             self.close()
 
-    def start_keeper(
+    def start_supervisor(
         self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
     ) -> bool:
         """Start the supervisor as a fork of the zygote; return False if it was not started and will not be."""
@@ -140,7 +140,7 @@ class _Lending:
     """The zygote that this process shares, and the supervisor that waits for the next expected run."""
 
     zygote: SharedZygote | None = None
-    expected: tuple[Path, StandbyKeeper] | None = None
+    expected: tuple[Path, StandbySupervisor] | None = None
     started: int = 0
     hopeless: bool = False
 
@@ -171,10 +171,10 @@ def warm_up(plan: Plan, folder: Path) -> bool:
 def expect(run_dir: Path) -> None:
     """Boot a supervisor and an agent for a run of this folder, which is sure to be submitted."""
     if _lending.expected is None or _lending.expected[0] != run_dir:
-        _lending.expected = run_dir, keeper_of(run_dir)
+        _lending.expected = run_dir, supervisor_of(run_dir)
 
 
-def keeper_of(run_dir: Path) -> StandbyKeeper:
+def supervisor_of(run_dir: Path) -> StandbySupervisor:
     """Return a supervisor for the run, the expected one if it was for this folder; any other expected one is closed."""
     before, _lending.expected = _lending.expected, None
     if before is not None and before[0] == run_dir:
@@ -182,5 +182,5 @@ def keeper_of(run_dir: Path) -> StandbyKeeper:
     if before is not None:
         before[1].close()
     zygote = _lending.zygote
-    start = zygote.start_keeper if zygote is not None and zygote.ready else None
-    return StandbyKeeper(_SUPERVISOR, run_dir, start=start)
+    start = zygote.start_supervisor if zygote is not None and zygote.ready else None
+    return StandbySupervisor(_SUPERVISOR, run_dir, start=start)

@@ -214,7 +214,7 @@ class Tidied(msgspec.Struct, frozen=True):
     live: tuple[RunId, ...] = ()
 
 
-class Pardon(OfRun, frozen=True, tag="pardon"):
+class IncludeHosts(OfRun, frozen=True, tag="pardon"):
     """Include these hosts again, or all if none is named. → None"""
 
     hosts: tuple[str, ...]
@@ -222,5 +222,5 @@ class Pardon(OfRun, frozen=True, tag="pardon"):
 
 Request = (
     Open | CodeTree | Keepers | GoAhead | AskReport | AskSubmitted | ListRuns | AskTails | Release | Cancel
-    | PassOnCancel | ComeBack | Pardon | Tidy | ListCheckpoints | SendFile | TakeFile
+    | PassOnCancel | ComeBack | IncludeHosts | Tidy | ListCheckpoints | SendFile | TakeFile
 )  # fmt: skip

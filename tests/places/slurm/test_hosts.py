@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.places.batch.job.nodes import seated
+from launcher.places.batch.job.nodes import with_allocated_hosts
 from launcher.places.slurm.hosts import addresses_of, hosts_of
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -57,7 +57,7 @@ def seats(made):
     ],
 )
 def test_the_first_hosts_are_the_runs_own_and_the_rest_spares(fewest, most, spares, hosts, spare):
-    made = seated(plan(fewest, most, spares), of(HOSTS[:hosts]))
+    made = with_allocated_hosts(plan(fewest, most, spares), of(HOSTS[:hosts]))
     assert seats(made) == [
         (index, host, ADDRESSES[host], spare[index]) for index, host in enumerate(HOSTS[:hosts])
     ]  # in Slurm's order, which is not that of the names
@@ -65,13 +65,13 @@ def test_the_first_hosts_are_the_runs_own_and_the_rest_spares(fewest, most, spar
 
 
 def test_an_interface_leaves_the_address_to_the_host_itself():
-    made = seated(plan(2, 2, interface="ib0"), of(HOSTS[:2]))
+    made = with_allocated_hosts(plan(2, 2, interface="ib0"), of(HOSTS[:2]))
     assert [(node.host, node.address) for node in made.nodes] == [("gpu07", ""), ("gpu02", "")]
 
 
 def test_nothing_else_of_the_plan_changes():
     before = plan(2, 2, 1)
-    after = seated(before, of(HOSTS[:3]))
+    after = with_allocated_hosts(before, of(HOSTS[:3]))
     assert msgspec.structs.replace(after, nodes=before.nodes) == before
 
 

@@ -11,7 +11,7 @@ from launcher.errors import LaunchError, NotStarted, Refused, Unreachable
 from launcher.places.local import cluster as local
 from launcher.places.place import CancelReport
 from launcher.places.ssh import host_clients, run_hosts
-from launcher.places.ssh.host import courier
+from launcher.places.ssh.host import late_messages
 from launcher.places.ssh.host_client import HostClient
 from launcher.places.ssh.results import fetch
 from launcher.places.ssh.results.checkpoints import holders_of
@@ -111,7 +111,7 @@ def test_one_host_that_has_ended_it_does_not_speak_for_another_that_has_not(host
 def test_hosts_that_were_reached_tell_those_that_were_not(hosts, run, monkeypatch):
     """A host that was cut off held its slots until it gave the run up by itself."""
     told = []
-    monkeypatch.setattr(courier, "send", lambda there, _, names: told.append((there.path, [*names])))
+    monkeypatch.setattr(late_messages, "send", lambda there, _, names: told.append((there.path, [*names])))
     hosts.on("node1").attempt(keeper=dead_process())
     hosts.cut.add("node0")
     with pytest.raises(Unreachable):

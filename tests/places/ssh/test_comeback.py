@@ -9,7 +9,7 @@ from run_folder import RunFolder
 
 from launcher.places.ssh.comeback.ask import ask_lost
 from launcher.places.ssh.host import presence
-from launcher.places.ssh.host.presence import Seat
+from launcher.places.ssh.host.presence import HostIndex
 from launcher.run.durable import make_dir, write_record
 from launcher.run.records import NodeState
 from launcher.states import Cause, State
@@ -55,7 +55,7 @@ def test_on_one_disk_each_host_finds_its_own_place_again(tmp_path, monkeypatch):
     for index, name in enumerate(("gpu01", "gpu02/b")):
         monkeypatch.setattr(os, "uname", lambda name=name: SimpleNamespace(nodename=name))
         assert presence.taken(attempt) is None
-        write_record(presence.seat_of(attempt, apart=False), Seat(index, (), "python"))
+        write_record(presence.host_index_file(attempt, apart=False), HostIndex(index, (), "python"))
     assert presence.taken(attempt).node == 1
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="gpu01"))
     assert presence.taken(attempt).node == 0

@@ -71,7 +71,7 @@ def test_how_long_the_coordinator_has_been_silent_is_told(hosts):
     hosts.on("node0").attempt().state(State.RUNNING, step=7, monotonic_s=boottime() - 60)
     hosts.on("node1").attempt().state(State.RUNNING, step=7, boot_id="node0's")
     shown = status(hosts)
-    assert (shown.state, shown.message) == (State.RUNNING, "the coordinator's last word is 60 s old")
+    assert (shown.state, shown.message) == (State.RUNNING, "the coordinator's last report is 60 s old")
     assert hosts.asked() == {"node0", "node1"}
     hosts.on("node1").attempt(2).state(State.RUNNING, 2, step=50)
     hosts.look()

@@ -74,7 +74,7 @@ def test_a_host_tells_of_its_own_processes_where_it_has_its_own_disk(folder):
     attempt = folder.attempt(keeper=dead_process()).state(State.RUNNING).run.attempt(1)
     folder.write(attempt.endpoint, Endpoint("node0", 1, of_another_machine()))
     assert server._report(folder.run, 0).value.state is State.UNKNOWN, "on one disk for all nobody here can tell"
-    folder.write(attempt.seat, presence.Seat(1, (), "python"))
+    folder.write(attempt.host_index, presence.HostIndex(1, (), "python"))
     assert server._report(folder.run, 0).value.state is State.LOST
     with presence.held(folder.run):
         assert server._report(folder.run, 0).value.state is State.UNKNOWN, "a supervisor that has written nothing yet"

@@ -44,7 +44,7 @@ def test_it_is_told_once(lost, web):
     assert tell(lost) == []
     (said,) = web.taken
     assert (said["title"], said["state"], said["key"], said["step"]) == ("job-abcd is lost", "lost", "ended/1", 7)
-    assert said["summary"] == "the run's processes are gone and left no last word"
+    assert said["summary"] == "the run's processes are gone and left no record of its end"
     assert notes(lost) == [TOLD]
 
 

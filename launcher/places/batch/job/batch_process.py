@@ -27,7 +27,7 @@ from launcher.places.batch.job.claims import claim
 from launcher.places.batch.job.drains import watched_for_drains
 from launcher.places.batch.job.guard import HEARD
 from launcher.places.batch.job.next_job import NextJob
-from launcher.places.batch.job.nodes import seated
+from launcher.places.batch.job.nodes import with_allocated_hosts
 from launcher.places.batch.job.wishes import BatchWishes
 from launcher.places.other_runs import OtherRuns
 from launcher.plan.model import Plan
@@ -84,7 +84,7 @@ class BatchSupervisor(Strategy):
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
         """Run the attempt's agents on the nodes of this job until its end is written, and return that end."""
         run, queue, wakeup = self.run, self._queue, self._wakeup
-        self._plan = plan = seated(read_plan(run, attempt.number), self._hosts)
+        self._plan = plan = with_allocated_hosts(read_plan(run, attempt.number), self._hosts)
         write_record(attempt.plan, plan)
         wishes = BatchWishes(queue, wakeup, attempt, plan, self._job)
         agents = queue.processes(plan, attempt)

@@ -20,7 +20,7 @@ _SIGN_S = 2.0  # an agent leaves when its lease runs out, which is when it is lo
 _STEP_S = 0.1
 
 
-def seated(plan: Plan, hosts: Mapping[str, str]) -> Plan:
+def with_allocated_hosts(plan: Plan, hosts: Mapping[str, str]) -> Plan:
     """Return the plan with its nodes on these hosts: first those that the run needs, the rest as spares.
 
     If the spec names a network interface, only the host knows its address, which is left open.
@@ -42,7 +42,7 @@ def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cau
 
     `host` was the attempt's first node, `since` its start.
     """
-    taken = f"{queue.called} took {host or 'the nodes'} back without leaving time for a last word"
+    taken = f"{queue.called} took {host or 'the nodes'} back without time to write how the attempt ended"
     if not host:
         return Cause.PREEMPTED, taken
     try:

@@ -30,15 +30,15 @@ class ReturningSupervisor(Strategy):
         """Return where this supervisor listens, which is where it did before."""
         number = int(self.words[0])
         attempt = self.run.attempt(number)
-        seat, peers = presence.taken(attempt), read_record(attempt.keepers, tuple[Peer, ...])
-        if seat is None or peers is None:
+        mine, peers = presence.taken(attempt), read_record(attempt.keepers, tuple[Peer, ...])
+        if mine is None or peers is None:
             raise LaunchError(f"{attempt.path}: does not say as whom this host takes part")
-        self._keeper, self._wakeup, self._gpus = KeeperState(self.run, number, seat.node), Wakeup(), seat.gpus
+        self._keeper, self._wakeup, self._gpus = KeeperState(self.run, number, mine.node), Wakeup(), mine.gpus
         self._keeper.returning = True
         key = wire_key(self._keeper.secret, WIRE, self._keeper.plan.run_id, number)
-        me = peers[seat.node]
+        me = peers[mine.node]
         self._keeper.rpc = KeeperRpc(me.address, key, self._keeper.answering(self._wakeup), me.port)
-        self._keeper.rpc.join(peers, seat.node)
+        self._keeper.rpc.join(peers, mine.node)
         return encoded(Opened(self._keeper.rpc.port))
 
     def supervise(self, go: BinaryIO) -> int:
@@ -76,6 +76,6 @@ def what_goes_on(keeper: KeeperState) -> OpenAttempt | None:
 
 
 def _take_part(keeper: KeeperState, wakeup: Wakeup) -> int:
-    keeper.ready.told = keeper.ready.pledged = keeper.ready.began = True
+    keeper.ready.told = keeper.ready.prepared = keeper.ready.began = True
     keeper.returning = False
     return carry_on(keeper, wakeup, again=True)

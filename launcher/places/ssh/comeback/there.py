@@ -38,10 +38,10 @@ def main() -> int:
 def _brought_back(run: RunDir) -> bool:
     """Return True if the run's supervisor was started, or nothing needs one."""
     found = presence.begun(run)
-    seat = presence.taken(found[0]) if found is not None else None
-    if seat is None:
+    mine = presence.taken(found[0]) if found is not None else None
+    if mine is None:
         return True
-    words = [seat.python, "-P", "-m", _ME, str(run.path.parent.parent), run.id]
+    words = [mine.python, "-P", "-m", _ME, str(run.path.parent.parent), run.id]
     return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == Exit.OK
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from launcher.clock import boottime
 from launcher.errors import Exit
-from launcher.places.ssh.host.courier import GIVE_UP_WAITS
 from launcher.places.ssh.host.keeper_messages import Ask, KeeperStatus, statuses
 from launcher.places.ssh.host.keeper_state import KeeperState
+from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
 from launcher.places.ssh.host.leader import elect, enough, open_next, tell_others, too_few
 from launcher.run.attempts import newest
 from launcher.run.avoided import avoid

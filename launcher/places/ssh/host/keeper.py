@@ -19,7 +19,7 @@ import msgspec
 from launcher.clock import boottime
 from launcher.copies.memory.tier import close_tier
 from launcher.errors import Exit, Fenced, LaunchError
-from launcher.places.ssh.host import courier
+from launcher.places.ssh.host import late_messages
 from launcher.places.ssh.host.disk.runs_here import RunsOnHost
 from launcher.places.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.places.ssh.host.keeper_messages import Ask, Begin, Begun, KeeperStatus, granted, statuses
@@ -79,7 +79,7 @@ def to_its_end(keeper: KeeperState, work: Callable[[], int]) -> int:
         return _done(keeper, work)
     finally:
         keeper.rpc.close()
-        courier.send(keeper.run, "end", [keeper.rpc.peer(number).host for number in keeper.to_be_told])
+        late_messages.send(keeper.run, "end", [keeper.rpc.peer(number).host for number in keeper.to_be_told])
 
 
 def _done(keeper: KeeperState, work: Callable[[], int]) -> int:
@@ -264,17 +264,17 @@ class QueueWatch:
             if keeper.ready.gpus is None:  # else it is looked at before all begin
                 keeper.check_lead(statuses(keeper.rpc.ask(Ask(), limit_s=_LEADER_ASK_S)))
             return
-        pledge = keeper.ready.pledges
+        preparation = keeper.ready.preparations
         leader = keeper.rpc.ask_one(Ask(), leader_of(keeper), _LEADER_ASK_S)
         if isinstance(leader, KeeperStatus):
             self._heard_at = boottime()
-            self._follow(leader, pledge)
+            self._follow(leader, preparation)
         elif boottime() > self._heard_at + keeper.patience_s + keeper.plan.spec.recovery.lease_s:
             self._take_over.open()
         if keeper.ballot.leaderless and (number := self._take_over.look()) is not None:
             self._move(number)
 
-    def _follow(self, leader: KeeperStatus, pledge: int) -> None:
+    def _follow(self, leader: KeeperStatus, preparation: int) -> None:
         keeper = self._keeper
         keeper.check_part_in(leader.attempt)
         if leader.attempt != keeper.attempt.number:
@@ -283,8 +283,8 @@ class QueueWatch:
         keeper.ready.held_back = leader.held_back
         if leader.began:
             keeper.ready.begin_late(keeper.attempt.number)
-        elif not leader.pledged:
-            keeper.ready.take_back(pledge)
+        elif not leader.prepared:
+            keeper.ready.take_back(preparation)
 
 
 def _all_begin(keeper: KeeperState) -> bool:
@@ -302,10 +302,10 @@ def _all_begin(keeper: KeeperState) -> bool:
         _open_anew(keeper, there)
         return False
     ready = keeper.ready
-    ready.pledged = True
-    pledged = granted(keeper.rpc.ask(Begin(keeper.attempt.number), there))
-    ready.began = ready.pledged = len(pledged) == len(there)
-    keeper.rpc.ask(Begun(keeper.attempt.number, by_all=ready.began), pledged)  # who misses it asks us
+    ready.prepared = True
+    prepared = granted(keeper.rpc.ask(Begin(keeper.attempt.number), there))
+    ready.began = ready.prepared = len(prepared) == len(there)
+    keeper.rpc.ask(Begun(keeper.attempt.number, by_all=ready.began), prepared)  # who misses it asks us
     return ready.began
 
 

@@ -39,7 +39,7 @@ class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
     has_vote: bool = True  # it is a voter of that attempt
     history: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0  # bytes
     waits_for: Text = ""
-    pledged: bool = False  # it keeps what it has; the leader: it asks whether all do
+    prepared: bool = False  # it keeps what it has; the leader: it asks whether all do
     promised: Number = 0  # the newest attempt that had its vote
     led_by: Text = ""  # the host that leads its attempt
     held_back: bool = False  # by something that comes before any host is wanted

@@ -58,8 +58,8 @@ class Readiness:
         self.fds: tuple[int, ...] = ()  # that hold them
         self.waits_for = ""
         self.held_back = False  # the run waits for what comes before any host is wanted
-        self.pledged = False
-        self.pledges = 0  # how often it has
+        self.prepared = False
+        self.preparations = 0  # how often it has
         self.began = False
         self._slots: Slots | None = None
 
@@ -69,20 +69,20 @@ class Readiness:
         self.gpus, self.fds = slots.try_take(), slots.fds
         self.waits_for = "" if self.gpus is not None else slots.ahead()
 
-    def pledge(self) -> str:
+    def prepare(self) -> str:
         """Prepare to begin; return why it cannot, or ""."""
         if self.gpus is None:
             return "it has not what it needs"
-        self.pledged = True
-        self.pledges += 1
+        self.prepared = True
+        self.preparations += 1
         return ""
 
     def begin(self, *, by_all: bool) -> str:
         """Begin if all hosts are prepared, else be free again; return why it can do neither, or ""."""
-        if not self.pledged:
-            return "it has not pledged itself"
+        if not self.prepared:
+            return "it has not prepared"
         self.began = self.began or by_all
-        self.pledged = self.began
+        self.prepared = self.began
         return ""
 
     def begin_late(self, attempt: int) -> None:
@@ -90,15 +90,15 @@ class Readiness:
         without it.
         """
         with self._lock:
-            if not self.pledged:
+            if not self.prepared:
                 raise Fenced(f"attempt {attempt} has begun without {self._host}")
             self.began = True
 
-    def take_back(self, pledge: int) -> None:
+    def take_back(self, preparation: int) -> None:
         """Become free again: the leader no longer asks for it and has not begun, so its message was lost."""
         with self._lock:
-            if self.pledges == pledge and not self.began:
-                self.pledged = False
+            if self.preparations == preparation and not self.began:
+                self.prepared = False
 
     def give_back(self) -> None:
         """Release the slots, because nothing of the run is left here, without waiting until all others know."""
@@ -106,9 +106,9 @@ class Readiness:
             self._slots.release()
 
     def let_go(self, slots: Slots) -> bool:
-        """Give the slots back, unless we have pledged ourselves to keep them."""
+        """Give the slots back, unless this host has prepared to begin."""
         with self._lock:
-            if self.pledged or self.began:
+            if self.prepared or self.began:
                 return False
             self.gpus = None
             slots.release()
@@ -175,7 +175,7 @@ class KeeperState:
         with self._lock, self._shown:
             self.here.move(number)
             self.ballot.move()
-            self.ready.pledged = False
+            self.ready.prepared = False
             self._alone.clear()
 
     def rejoin(self, said: OpenAttempt) -> None:
@@ -258,7 +258,7 @@ class KeeperState:
             has_vote=self._has_vote() or not apart,
             history=self.ballot.records().length if apart else 0,
             waits_for=self.ready.waits_for,
-            pledged=self.ready.pledged,
+            prepared=self.ready.prepared,
             promised=self.ballot.voted[0] if apart else 0,
             led_by=self.leader,
             held_back=self.ready.held_back,
@@ -324,7 +324,7 @@ class KeeperState:
         """Do what we are asked to, or say why not."""
         match question:
             case Begin(attempt=attempt):
-                return self._against_leader_of(attempt) or self.ready.pledge()
+                return self._against_leader_of(attempt) or self.ready.prepare()
             case Begun(attempt=attempt, by_all=by_all):
                 return self._against_leader_of(attempt) or self.ready.begin(by_all=by_all)
             case Vote():

@@ -9,7 +9,6 @@ from math import inf
 from launcher.clock import WakingClock, boottime
 from launcher.errors import Exit
 from launcher.places.ssh.host.attempt_on_host import reseated
-from launcher.places.ssh.host.courier import GIVE_UP_WAITS
 from launcher.places.ssh.host.keeper_messages import (
     Ask,
     KeeperStatus,
@@ -20,6 +19,7 @@ from launcher.places.ssh.host.keeper_messages import (
     statuses,
 )
 from launcher.places.ssh.host.keeper_state import KeeperState
+from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
 from launcher.places.ssh.host.record_copies import RecordReplicator, copy_records
 from launcher.places.ssh.quorum.core import may_start_from
 from launcher.run.attempts import attempts, new_attempt

@@ -25,7 +25,7 @@ _DECIDES_S = 5.0
 _AGAIN_S = 0.05
 
 
-class Seat(msgspec.Struct, frozen=True):
+class HostIndex(msgspec.Struct, frozen=True):
     """This host's place in an attempt, for a supervisor that is started here again."""
 
     node: int
@@ -54,14 +54,16 @@ def is_held(run: RunDir) -> bool:
         return asker.connect_ex(_name(run)) == 0
 
 
-def seat_of(attempt: AttemptDir, *, apart: bool) -> Path:
+def host_index_file(attempt: AttemptDir, *, apart: bool) -> Path:
     """Return the path of this host's place record; on a shared disk it has the host's name in it."""
-    return attempt.seat if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
+    return attempt.host_index if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
 
 
-def taken(attempt: AttemptDir) -> Seat | None:
+def taken(attempt: AttemptDir) -> HostIndex | None:
     """Return this host's place in the attempt, or None if that cannot be read."""
-    return readable(seat_of(attempt, apart=True), Seat) or readable(seat_of(attempt, apart=False), Seat)
+    return readable(host_index_file(attempt, apart=True), HostIndex) or readable(
+        host_index_file(attempt, apart=False), HostIndex
+    )
 
 
 def is_here(address: str) -> bool:

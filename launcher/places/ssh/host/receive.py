@@ -10,7 +10,7 @@ import msgspec
 from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
 from launcher.places.ssh.host import presence
-from launcher.places.ssh.host.presence import Seat
+from launcher.places.ssh.host.presence import HostIndex
 from launcher.places.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened
 from launcher.remote.rpc.server import Body
 from launcher.remote.rpc.wire import encoded
@@ -24,21 +24,21 @@ from launcher.run.fence import raise_fence
 from launcher.run.layout import RunDir
 from launcher.run.records import Event
 from launcher.supervisor.attempt_end import has_ended
-from launcher.supervisor.standby import StandbyKeeper
+from launcher.supervisor.standby import StandbySupervisor
 
 _SUPERVISOR = "launcher.places.ssh.host.keeper:HostSupervisor"
 _RETURNS = "launcher.places.ssh.comeback.keeper:ReturningSupervisor"
 _STARTS_S = 30.0
 
 
-class _Seat(msgspec.Struct, frozen=True):
+class _PlanNode(msgspec.Struct, frozen=True):
     host: str
 
 
 class _Disks(msgspec.Struct, frozen=True):
     """The part of a plan that tells which hosts should see which disk."""
 
-    nodes: tuple[_Seat, ...]
+    nodes: tuple[_PlanNode, ...]
     disks_apart: bool
 
 
@@ -50,7 +50,7 @@ class AttemptReceiver:
     """The host's side of a submit, from Open to GoAhead."""
 
     def __init__(self) -> None:
-        self._keeper: StandbyKeeper | None = None
+        self._keeper: StandbySupervisor | None = None
 
     def open(self, run: RunDir, opening: Open, body: Body) -> Opened:
         records = {one.name: body.exactly(one.size) for one in opening.records}
@@ -68,9 +68,9 @@ class AttemptReceiver:
             if _on_one_disk(run, opening):
                 return Opened(None, on_one_disk=True)
             words = [str(_add_attempt(run, opening)), str(opening.node), ",".join(opening.gpus)]
-            seat = presence.seat_of(run.attempt(opening.intent.attempt), apart=_disks(opening).disks_apart)
-            write_record(seat, Seat(opening.node, opening.gpus, sys.executable))
-            self._keeper = StandbyKeeper(_SUPERVISOR, run.path, words, keep=[lock.fileno()])
+            mine = presence.host_index_file(run.attempt(opening.intent.attempt), apart=_disks(opening).disks_apart)
+            write_record(mine, HostIndex(opening.node, opening.gpus, sys.executable))
+            self._keeper = StandbySupervisor(_SUPERVISOR, run.path, words, keep=[lock.fileno()])
         return decoder_of(Opened).decode(self._keeper.report())
 
     def pass_on(self, word: Keepers | GoAhead) -> None:
@@ -84,13 +84,13 @@ def come_back(run: RunDir) -> str:
     if presence.is_held(run):
         return "its supervisor is there"
     found, last = presence.begun(run), newest(run)
-    seat = presence.taken(found[0]) if found is not None else None
-    if found is None or last is None or seat is None or has_ended(run, last):
+    mine = presence.taken(found[0]) if found is not None else None
+    if found is None or last is None or mine is None or has_ended(run, last):
         return "nothing of it goes on here, as far as this host knows"
-    if not presence.is_here(found[1][seat.node].address):
-        return "the seat is another host's, which calls itself as this one does"
+    if not presence.is_here(found[1][mine.node].address):
+        return "this host's place in the run is another host's of the same name"
     with presence.held(run) as lock:
-        keeper = StandbyKeeper(_RETURNS, run.path, [str(found[0].number)], keep=[lock.fileno()])
+        keeper = StandbySupervisor(_RETURNS, run.path, [str(found[0].number)], keep=[lock.fileno()])
         keeper.report(_STARTS_S)
         keeper.close()
     return ""

@@ -27,6 +27,7 @@ from launcher.places.ssh.messages import (
     CodeTree,
     ComeBack,
     GoAhead,
+    IncludeHosts,
     Keepers,
     ListCheckpoints,
     ListRuns,
@@ -34,7 +35,6 @@ from launcher.places.ssh.messages import (
     Open,
     Opened,
     OpenedByHosts,
-    Pardon,
     PassOnCancel,
     Release,
     Request,
@@ -64,14 +64,14 @@ MOST_OF_EVENTS, _MOST_OF_A_LOG = 8 << 20, 1 << 20
 _MOST_OF_LOGS = MOST_OF_A_REPORT - MOST_OF_EVENTS
 
 
-class _Seat(msgspec.Struct, frozen=True):
+class _PlanNode(msgspec.Struct, frozen=True):
     host: str
 
 
-class _Seats(msgspec.Struct, frozen=True):
+class _PlanHead(msgspec.Struct, frozen=True):
     """The part of a plan that its hosts alone may know; `launch status` must not wait to load the whole."""
 
-    nodes: tuple[_Seat, ...]
+    nodes: tuple[_PlanNode, ...]
     overrides: tuple[str, ...]
     submitted_at: float
 
@@ -107,14 +107,14 @@ class HostServer:
             case Cancel():
                 return _cancel(_run(request))
             case PassOnCancel():
-                from launcher.places.ssh.host import courier  # late: only a host that is cut off needs it
+                from launcher.places.ssh.host import late_messages  # late: only a host that is cut off needs it
 
-                courier.send(_run(request), "cancel", request.hosts)
+                late_messages.send(_run(request), "cancel", request.hosts)
             case ComeBack():
                 from launcher.places.ssh.host import receive  # late: `launch status` needs none of it
 
                 return receive.come_back(_run(request))
-            case Pardon():
+            case IncludeHosts():
                 pardon(_run(request), request.hosts)
             case Tidy():
                 from launcher.places.ssh.host.disk import tidying  # late: `launch status` needs none of it
@@ -157,7 +157,7 @@ def _report(run: RunDir, events_from: int) -> object:
     if attempt is None:
         return RunReport(None)
     facts = read_facts(run.path)
-    if attempt.seat.exists():
+    if attempt.host_index.exists():
         facts = _of_this_host(run, facts)
     status = derive(facts)
     end = readable(attempt.end, AttemptEnd) if not facts.settling else None
@@ -198,7 +198,7 @@ def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
     """Return what this host knows of an attempt that hosts opened, or None if it cannot be read."""
     with contextlib.suppress(LaunchError):
         intent = read_intent(attempt)
-        return OpenedByHosts(plan_as(run, attempt.number, _Seats).hosts, intent.cause, intent.created_at)
+        return OpenedByHosts(plan_as(run, attempt.number, _PlanHead).hosts, intent.cause, intent.created_at)
     return None
 
 
@@ -229,7 +229,7 @@ def _submitted(run: RunDir) -> Submitted:
     attempt = newest(run)
     if attempt is None:
         raise LaunchError("there is no such run")
-    plan = plan_as(run, attempt.number, _Seats)
+    plan = plan_as(run, attempt.number, _PlanHead)
     return Submitted(run.spec.read_text(encoding="utf-8"), plan.overrides, plan.submitted_at, plan.hosts)
 
 

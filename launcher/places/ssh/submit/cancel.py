@@ -9,7 +9,7 @@ from launcher.places.place import CancelReport
 from launcher.places.ssh import run_hosts
 from launcher.places.ssh.host_client import HostClient
 from launcher.places.ssh.host_clients import ask_all
-from launcher.places.ssh.messages import AskSubmitted, Cancel, ListRuns, Pardon, PassOnCancel, Submitted
+from launcher.places.ssh.messages import AskSubmitted, Cancel, IncludeHosts, ListRuns, PassOnCancel, Submitted
 from launcher.places.ssh.run_hosts import places_of
 from launcher.places.ssh.submit.look import judge
 from launcher.plan.model import Plan
@@ -146,7 +146,7 @@ def pardon(run: RunDir, hosts: Collection[str]) -> None:
     """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
 
     def forget(client: HostClient) -> None:
-        client.ask(Pardon(run.id, client.place.workdir, tuple(hosts)), type(None), limit_s=client.limits.soon_s)
+        client.ask(IncludeHosts(run.id, client.place.workdir, tuple(hosts)), type(None), limit_s=client.limits.soon_s)
 
     troubles = failures(ask_all(places_of(run), forget))
     # Who was ever blamed may well be gone, whether or not that still counts.

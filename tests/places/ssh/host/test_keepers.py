@@ -672,7 +672,7 @@ def test_who_has_not_heard_how_it_ended_is_to_be_told_when_the_keeper_has_left(t
     said, sent = table.said, []
     monkeypatch.setattr(table, "said", lambda number, question: None if number == 1 else said(number, question))
     monkeypatch.setattr(leader, "Allocation", lambda *_: SimpleNamespace(carry_out=ends))
-    monkeypatch.setattr(keeper.courier, "send", lambda run, word, hosts: sent.append((run, word, hosts)))
+    monkeypatch.setattr(keeper.late_messages, "send", lambda run, word, hosts: sent.append((run, word, hosts)))
     member = table.keepers[0]
     member.rpc.close = lambda: None
 
@@ -884,7 +884,7 @@ def test_a_host_that_missed_the_word_to_begin_asks_for_it(table):
 
 
 @pytest.mark.parametrize("lost", [(), (Begun,)])
-def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, lost):
+def test_who_has_prepared_lets_go_where_not_all_have(table, monkeypatch, lost):
     """Else it holds what an older run waits for, which holds what we wait for."""
     watch, slots, said = table.watches()[1], Slots(), table.said
     table.deafen(1, *lost)
@@ -896,7 +896,7 @@ def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, l
     assert isinstance(table.said(1, Begin(1)), Agreed)
     assert not table.keepers[1].ready.let_go(slots)
     assert not keeper._all_begin(table.keepers[0])
-    assert table.keepers[1].ready.pledged == (Begun in lost)
+    assert table.keepers[1].ready.prepared == (Begun in lost)
     assert watch.look() and not table.keepers[1].ready.began
     assert table.keepers[1].ready.let_go(slots) and slots.released
 

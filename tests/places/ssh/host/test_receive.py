@@ -8,10 +8,10 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.places.ssh.host import presence
-from launcher.places.ssh.host.presence import Seat
+from launcher.places.ssh.host.presence import HostIndex
 from launcher.places.ssh.host.receive import bring_up_to_date, come_back, take_code
 from launcher.places.ssh.host.server import HostServer
-from launcher.places.ssh.messages import CodeTree, ListRuns, Pardon, Peer, Request
+from launcher.places.ssh.messages import CodeTree, IncludeHosts, ListRuns, Peer, Request
 from launcher.remote.rpc.server import Body, answer_all
 from launcher.remote.rpc.wire import Incoming, Reply, encoded
 from launcher.remote.shipping.tree import FileEntry, contents, digest_of, entries
@@ -67,11 +67,11 @@ def test_what_a_person_forgave_is_not_held_against_anybody_there(run):
     assert [blame.host for blame in avoided(run)] == ["node2"]
 
 
-def test_nobody_comes_back_in_the_seat_of_a_host_that_calls_itself_the_same(tmp_path):
+def test_nobody_comes_back_in_the_place_of_a_host_that_calls_itself_the_same(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "job-1a2b").plan(2).attempt()
     attempt = folder.run.attempt(1)
     folder.write(attempt.keepers, (Peer("host0", "127.0.0.1", 1), Peer("host1", NOWHERE, 1)))
-    folder.write(presence.seat_of(attempt, apart=False), Seat(1, (), sys.executable))
+    folder.write(presence.host_index_file(attempt, apart=False), HostIndex(1, (), sys.executable))
     assert "another host's" in come_back(folder.run)
     assert presence.is_here("127.0.0.1") and not presence.is_here(NOWHERE)
 
@@ -126,7 +126,7 @@ def test_after_refused_code_its_contents_are_not_taken_for_requests(tmp_path):
     """They are passed over, and the next request is answered."""
     folder = RunFolder(tmp_path / "runs" / "job-1a2b")
     RunFolder.write(None, folder.run.avoided, [Blame("node1", "lost", 1, 1.0, 1e12)])
-    pardon = encoded(Pardon("job-1a2b", str(tmp_path), ()))
+    pardon = encoded(IncludeHosts("job-1a2b", str(tmp_path), ()))
     code = CodeTree(str(tmp_path), "0" * 64, (FileEntry("../out", len(pardon), False),))
     told = io.BytesIO()
     heard = encoded(code) + pardon + encoded(ListRuns(str(tmp_path)))

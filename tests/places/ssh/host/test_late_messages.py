@@ -9,7 +9,7 @@ import pytest
 from run_folder import plan_of
 
 from launcher.errors import Exit
-from launcher.places.ssh.host import courier
+from launcher.places.ssh.host import late_messages
 from launcher.places.ssh.host.keeper_messages import Agreed, Cancelled, Declined
 from launcher.places.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.places.ssh.messages import Peer
@@ -24,7 +24,8 @@ from launcher.supervisor.attempt_end import write_end
 from launcher.wire.frames import wire_key
 
 SECRET = "5e" * 32
-PATIENT = courier.Patience(again_s=0.01, ask_s=150.0, quiet_s=0.0)  # an answer that comes too late is asked for again
+# An answer that comes too late is asked for again.
+PATIENT = late_messages.Patience(again_s=0.01, ask_s=150.0, quiet_s=0.0)
 NOWHERE = "192.0.2.1"  # an address that this machine has not
 
 
@@ -50,7 +51,7 @@ def told(run):
         heard.append((question, asker))
         return Agreed() if len(heard) > 1 else Declined("not now")
 
-    intent = courier.read_intent(run.attempt(1))
+    intent = late_messages.read_intent(run.attempt(1))
     keeper = KeeperRpc("127.0.0.3", wire_key(intent.token, WIRE, run.path.name, 1), answer)
     peers = (
         Peer("host0", NOWHERE, 20_001),
@@ -63,14 +64,14 @@ def told(run):
 
 
 def test_it_is_said_again_until_it_has_been_understood(run, told):
-    courier.deliver(run, "cancel", ["host2", "host9"], PATIENT)
+    late_messages.deliver(run, "cancel", ["host2", "host9"], PATIENT)
     assert told == [(Cancelled(1), "127.0.0.2")] * 2
 
 
 def test_a_host_that_was_cut_off_when_the_run_ended_is_given_all_records_of_that(run, told):
     end = AttemptEnd(State.SUCCEEDED, None, Exit.OK, 1.0)
     write_end(run, run.attempt(2), end, plan_of(run.path))
-    courier.deliver(run, "end", ["host2"], PATIENT)
+    late_messages.deliver(run, "end", ["host2"], PATIENT)
     taken = [question for question, _ in told if question.name == "end"]
     assert (taken[-1].node, taken[-1].attempt, json.loads(taken[-1].data)["state"]) == (1, 2, "succeeded")
     assert {question.name for question, _ in told} >= {"end", "events", "state"}
@@ -78,24 +79,24 @@ def test_a_host_that_was_cut_off_when_the_run_ended_is_given_all_records_of_that
 
 def test_a_host_that_has_no_keeper_any_more_is_told_nothing(run, told):
     """It was started anew: it refuses every connection, and nobody waits there."""
-    peers = courier.presence.begun(run)[1]
+    peers = late_messages.presence.begun(run)[1]
     with socket.create_server(("127.0.0.3", 0)) as free:
         gone = Peer("host2", "127.0.0.3", free.getsockname()[1])
     write_record(run.attempt(1).keepers, (*peers[:2], gone))
-    courier.deliver(run, "cancel", ["host2"], replace(PATIENT, nobody_s=-Recovery().lease_s))
+    late_messages.deliver(run, "cancel", ["host2"], replace(PATIENT, nobody_s=-Recovery().lease_s))
     assert told == []
 
 
 def test_nobody_is_looked_for_longer_than_a_keeper_waits_by_itself(run, told, monkeypatch):
     recovery = Recovery()
-    assert courier.gives_up_s(recovery) > recovery.lease_s + courier.GIVE_UP_WAITS * recovery.wait_s
-    monkeypatch.setattr(courier, "gives_up_s", lambda _: 0.0)
-    courier.deliver(run, "cancel", ["host2"], PATIENT)
+    assert late_messages.gives_up_s(recovery) > recovery.lease_s + late_messages.GIVE_UP_WAITS * recovery.wait_s
+    monkeypatch.setattr(late_messages, "gives_up_s", lambda _: 0.0)
+    late_messages.deliver(run, "cancel", ["host2"], PATIENT)
     assert told == []
 
 
 def test_where_no_keepers_were_told_of_each_other_there_is_nobody_to_tell(run, monkeypatch):
     started = []
-    monkeypatch.setattr(courier.subprocess, "Popen", lambda *words, **_: started.append(words))
-    courier.send(run, "end", ["host2"])
+    monkeypatch.setattr(late_messages.subprocess, "Popen", lambda *words, **_: started.append(words))
+    late_messages.send(run, "end", ["host2"])
     assert started == []

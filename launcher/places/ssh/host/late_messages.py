@@ -45,7 +45,7 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
     if not hosts or presence.begun(run) is None:
         return
     subprocess.Popen(
-        supervisor_command(f"{__name__}:Courier", run.path, word, *hosts),
+        supervisor_command(f"{__name__}:LateMessages", run.path, word, *hosts),
         env={**cleaned(os.environ), TAG: str(run.path)},
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -55,7 +55,7 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
     )
 
 
-class Courier(Strategy):
+class LateMessages(Strategy):
     """The process that tells other hosts; its arguments are cancel|end HOST..."""
 
     stands_by = False
