@@ -52,7 +52,7 @@ class Arguments(argparse.ArgumentParser):
             options = super().parse_args(ours, **more)
             options.command = command
         if getattr(options, "clusters", None) is not None:
-            os.environ["LAUNCH_CLUSTERS"] = str(options.clusters)  # whoever needs the file reads it there
+            os.environ["LAUNCH_CLUSTERS"] = str(options.clusters)  # code that needs the file reads it there
         return options
 
     @property

@@ -87,7 +87,7 @@ class Attempt:
         self.closing: Closing | None = None
         self.joining: Joining | None = None
         self._numbered = 0  # the newest generation that was given a number, whatever has become of it
-        self.stop: str | None = None  # cancel, preempt or limit, once somebody asked
+        self.stop: str | None = None  # cancel, preempt or limit, once requested
         self.lost: Verdict | None = None  # why places of the open generation are to be taken by other nodes
         self.leaving: set[int] = set()  # members that end their ranks before others take the places
         self.warm_because = ""  # recovery.mode hot: why all ranks have to be started anew this time

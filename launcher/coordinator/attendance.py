@@ -8,7 +8,7 @@ from launcher.coordinator.nodes import KnownNode, NodeTable, Presence
 from launcher.states import Cause
 from launcher.wire.messages import Join, Welcome
 
-RETURN_S = 10.0  # for an agent that has died, and its machine has not: whoever started it starts another one at once
+RETURN_S = 10.0  # an agent that died, on a machine that did not: its supervisor starts another at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from launcher.run.records import AttemptEnd, Event
 from launcher.states import Action, Cause, State, exit_of
 from launcher.wire.messages import End, Stop
 
-CLOSE_S = 30.0  # from Stop with no grace to Stopped, of a node that is heard all the while
+CLOSE_S = 30.0  # from Stop without grace to Stopped, for a node that reports all the while
 AFTER_GRACE_S = 10.0  # beyond the grace
 _MOST_IN_A_ROW = 4  # kills without a step in between that are gone through in place
 
@@ -263,7 +263,7 @@ class Closer:
                     self.exclude(node, "it did not end its ranks in time")
                     closing.waits.discard(node.index)
             if closing.graceful:
-                closing.waits.clear()  # the attempt ends: whoever is left hears End, or reaches the end of its lease
+                closing.waits.clear()  # the attempt ends: remaining agents get End, or their leases run out
         if not closing.waits:
             self._closed(closing)
 

@@ -58,7 +58,7 @@ class Gathering:
         if mono < self._open_at or plan.nodes[0].index not in nodes.usable or not self._suffice(nodes.usable):
             return False
         if not self._first or not self._awaited:
-            return True  # after a failure whoever is left goes on at once
+            return True  # after a failure the remaining nodes go on at once
         if len(nodes.usable) < plan.nodes_max:
             self._full_at = None
             return mono >= self._wait_until

@@ -19,7 +19,7 @@ class Rank:
     active_at: float = 0.0  # its last report or output, by the coordinator's clock
     reported: bool = False
     frozen: bool = False
-    idle: bool = False  # for longer than the spec allows, as of its last pulse
+    idle: bool = False  # for longer than the spec allows, as of its last heartbeat
     breakpoint: str = ""  # where it waits for a debugger
     address: str = ""  # where it answers requests
     malformed: int = 0  # lines on its progress wire that were no reports
@@ -27,7 +27,7 @@ class Rank:
     resizes: bool = False  # and among fewer or more ranks, too
     goes_back: bool = False  # to what was saved, among fewer ranks too
     joins: bool = False  # it was started anew, to meet others that have the state of the training
-    waits: bool = False  # to meet ranks that are in the middle of the training, and are to be told of it
+    waits: bool = False  # to meet ranks in the middle of the training, which are then asked to
     exit: RankExit | None = None
     lost: bool = False  # went with its node
 
@@ -64,7 +64,7 @@ class Generation:
         self._silence = silence
         self._finished = 0
         self._idle = 0
-        self._debugged_at = -inf  # when a rank was last in a breakpoint: nobody hangs that waits for it
+        self._debugged_at = -inf  # when a rank was last in a breakpoint: ranks that wait for it do not count as hung
         self._live = len(self.ranks)
         self.starting = set(self.members)
         self.led = False  # rank 0 has been forked

@@ -103,7 +103,7 @@ class Links:
             return True
         for pair in asked:
             node = attempt.nodes[pair[0]]
-            if node.heard_at >= attempt.mono - FRESH_S:  # else its lease tells: nobody knows of what it is about to say
+            if node.heard_at >= attempt.mono - FRESH_S:  # else its lease decides: its answer may still be on the way
                 self._take(MeasuredLink(pair, problem=f"no word within {MEASURE_S + _WORD_S:g} s"))
         self._asked.clear()
         self._until = inf

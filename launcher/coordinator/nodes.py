@@ -31,23 +31,23 @@ class KnownNode:
     preparing_since: float = 0.0
     fault: str = ""  # why no ranks are given to it any more
     unfit: bool = False  # that is what was seen of its devices, or of its links
-    drained: bool = False  # somebody wants no ranks on it any more
-    failing: str = ""  # what its kernel tells of a device
+    drained: bool = False  # it is to have no ranks any more
+    failing: str = ""  # what its kernel reports of a device
     leaves: str = ""  # what tells that its host is about to go: it has no ranks then
     leaves_by: float = 0.0  # when its ranks are to save at the latest
     slow: str = ""  # which of its ranks all others waited for
     moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
-    wanted: bool = False  # somebody wants them here
+    wanted: bool = False  # ranks are to move here
     could_not_join: ProcessId | None = None  # the agent whose ranks failed, or were late, as they were to join others
     suspected_at: float = 0.0  # when a generation last ended for its disk, or as a rank could not be started there
     port: int = 0
     replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none
     link_port: int = 0  # where the link to it is measured; 0: nowhere
     heard_at: float = 0.0
-    follows_from: float = 0.0  # it counts its lease from then, or later: a pulse may have been long on its way
-    answers: dict[int, float] = field(default_factory=dict)  # when each of its newest pulses was answered
+    follows_from: float = 0.0  # it counts its lease from then or later: a heartbeat may have been delayed
+    answers: dict[int, float] = field(default_factory=dict)  # when each of its newest heartbeats was answered
     lost_at: float = 0.0
-    returns_by: float = 0.0  # whoever started its agent, which has died, surely starts another one before that
+    returns_by: float = 0.0  # its dead agent's supervisor surely starts another before that
     holds: int = 0  # the generation whose ranks may still live there; 0: surely none
     given_up: int = 0  # the newest generation whose ranks there were given up
     stale_agent: ProcessId | None = None  # the agent before this one, which has ranks and may still live

@@ -12,7 +12,7 @@ from launcher.coordinator.nodes import KnownNode, Presence
 from launcher.plan.model import Plan
 from launcher.wire.messages import ReplicaAddress, Start
 
-START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to Started, of a node that is heard
+START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to Started, for a node that reports
 
 
 @dataclass(frozen=True, slots=True)

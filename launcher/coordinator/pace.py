@@ -84,7 +84,7 @@ class Pace:
         self.step = step
         self.moves = self.moves or step != self._began_at
         if self._samples and self._samples[-1][0] == mono:
-            self._samples.pop()  # two ranks of one node in one pulse
+            self._samples.pop()  # two ranks of one node in one heartbeat
         self._samples.append((mono, step))
         self._forget(mono)
 

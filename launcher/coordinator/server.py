@@ -75,7 +75,7 @@ class CoordinatorServer:
     async def start(self) -> None:
         port = await self._listener.start(self._address)
         here = Endpoint(self._address, port, this_process())
-        with waiting_for_disks():  # nobody can have found us yet
+        with waiting_for_disks():  # no agent can have found us yet
             write_record(self._attempt.endpoint, here)
         self._write_state()
         self._wind()

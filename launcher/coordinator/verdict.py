@@ -48,7 +48,7 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
     end = culprit(generation.failures)
     cause = classify(end)
     if preempting and (end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME):
-        cause = Cause.PREEMPTED  # the cluster's signal reached this rank before the word of it reached us
+        cause = Cause.PREEMPTED  # the cluster's signal reached this rank before our own
     exited = end.error is None and end.code is not None
     return Verdict(
         cause,

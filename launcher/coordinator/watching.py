@@ -19,7 +19,7 @@ from launcher.states import Cause, State
 from launcher.wire import messages
 
 BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who that was
-FRESH_S = 3.0  # nobody is called hung while some node has not been heard for longer than that
+FRESH_S = 3.0  # no rank is called hung while a node has been silent for longer than this
 _LOOK_S = 0.5
 
 OfRanks = (
@@ -208,7 +208,7 @@ class Watch:
             return
         self._look_for_hang_at = mono + _LOOK_S
         if not all(self._is_fresh(attempt.nodes[index]) for index in attempt.current.members):
-            return  # whoever is silent there may be the reason; its lease will tell
+            return  # a silent node may be the reason; its lease will show
         if attempt.current.suspects(mono):
             self._inquiry.end()
 

@@ -302,7 +302,9 @@ class _ByKind(Struct, frozen=True):
         named = node.entries.get("kind")
         if named is None:
             raise Wrong(Problem(node.mark, "missing", f"write kind: {' or '.join(_kinds_with_entries())}", ("kind",)))
-        is_ours = isinstance(named.value, Scalar) and named.value.text in ours  # then nobody looks what is installed
+        is_ours = (
+            isinstance(named.value, Scalar) and named.value.text in ours
+        )  # then the installed plug-ins are not searched
         try:
             kind = Choice(tuple(ours if is_ours else _kinds_with_entries())).parse(named.value)
         except Wrong as error:

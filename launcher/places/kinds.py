@@ -30,7 +30,7 @@ class ClusterKind:
     names: tuple[str, ...] = ()  # options that an entry of the clusters file has to name, in the entry itself
 
 
-DEFERRED = "carried"  # an attempt that waits here for runs of other clusters; nobody names it as a cluster
+DEFERRED = "carried"  # an attempt that waits here for runs of other clusters; no spec can name this kind
 LOGIN_KIND = "login"  # where a run goes whose cluster has a login node
 OURS = {
     LOCAL: ClusterKind("launcher.places.local.cluster:LocalCluster", asked=False),

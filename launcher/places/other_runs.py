@@ -13,7 +13,7 @@ from launcher.status.derive import derive, state_text
 from launcher.status.facts import RunFacts, read_facts
 from launcher.supervisor.waiting import OtherRun
 
-_ASK_S = 15.0  # how old the word of a cluster may be
+_ASK_S = 15.0  # how old the cluster's answer may be
 
 
 class OtherRuns:
@@ -57,7 +57,7 @@ def _mend_here(facts: RunFacts) -> None:
 def _asked(facts: RunFacts) -> ClusterWord | None:
     try:
         place = of_kind(facts.asks)
-        place.mend([facts.attempt_dir])  # whoever submitted it may be gone, and nobody else look
+        place.mend([facts.attempt_dir])  # its submitter may be gone, and no other command may look
         return place.look([facts.attempt_dir])[0]
     except LaunchError as error:
         return ClusterWord("unknown", "", 0.0, silent=str(error))

@@ -33,7 +33,7 @@ class CancelReport:
 
     ended: tuple[str, ...]
     already: bool  # nothing was left to end
-    cut_off: tuple[str, ...] = ()  # a line per machine that nobody can ask, and what may still live there until when
+    cut_off: tuple[str, ...] = ()  # a line per unreachable machine: what may still live there, and until when
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class KeptRemote:
     """What another machine keeps of runs, or why it could not be asked."""
 
     where: str
-    runs: dict[RunId, int]  # bytes of each, as far as it is there; of who is silent: 0, for nobody knows
+    runs: dict[RunId, int]  # bytes of each that is there; 0 for a machine that does not answer
     code: int = 0  # bytes of frozen code that no other run there needs
     live: tuple[RunId, ...] = ()  # of which processes are there: nothing of these goes
     silent: str = ""
@@ -95,7 +95,7 @@ class Place(ABC):
     """A place where runs go. An object may be used for one command only, and each method alone on a fresh one."""
 
     kind: str
-    doctor = ""  # the module that looks for what is in the way of runs, a Doctor: nobody else pays for it
+    doctor = ""  # the module with the checks, a Doctor; imported only for `launch doctor`
     remote = False  # runs have their folders on other machines; the one here holds what was brought
     checks_first = False  # nothing is asked there while something is wrong that can be seen here
     takes_roles = False  # a run may be of several programs
@@ -103,7 +103,7 @@ class Place(ABC):
     supports_tunnel = False  # a node is reached over a connection that can carry others: `line_to`
     lists_checkpoints = False  # it says which checkpoints there are where the run is: `checkpoints`
     most_in_order = 1  # runs of one submit that it knows to belong together, without taking them as one job
-    most_files_at_once: int | None = None  # of code that a submit copies itself: more the keeper copies; None: all
+    most_files_at_once: int | None = None  # of code that a submit copies itself: the supervisor copies more; None: all
 
     # -- to be filled in
 

@@ -55,7 +55,7 @@ def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about:
             data = file.read(_MAX_BYTES + 1)
         text = data.decode().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        # Without the error's own words: for a text that is not UTF-8 they would show some of it.
+        # Without the error's own text, which would show some of a value that is not UTF-8.
         raise BadInput(f"{about}: {secret.name}: cannot read {path}") from (
             error if isinstance(error, OSError) else None
         )

@@ -85,7 +85,7 @@ class Budget(Struct, frozen=True):
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
     refill_s: float | None = 3600.0  # `refill:`; None: off
-    explicit: bool = False  # somebody wrote the number of restarts: no rule but the budget ends the run before it
+    explicit: bool = False  # the user set the number of restarts: no other rule ends the run before
 
 
 class Recovery(Struct, frozen=True):
@@ -141,7 +141,7 @@ class Notice(Struct, frozen=True):
     file: str | None = None
     command: tuple[str, ...] = ()
     signal: str | None = None
-    lead_s: float = 120.0  # `lead:` how long before the host goes that is told
+    lead_s: float = 120.0  # `lead:` how long before the host leaves the notice comes
 
     @property
     def is_given(self) -> bool:

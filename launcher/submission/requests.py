@@ -89,7 +89,7 @@ class Request:
     roles: Mapping[str, Project] = field(
         default_factory=dict
     )  # of a run of several programs: its code, as each uses it
-    live: Sequence[str] = ()  # words about what the interpreter here would import from where it is edited
+    live: Sequence[str] = ()  # warnings about modules imported from where they are edited
 
 
 def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -> None:

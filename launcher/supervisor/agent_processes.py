@@ -60,7 +60,7 @@ class AgentProcess:
     slept: Slept | None = None  # what its lease is worth after a suspend; None: it has no lease that we can see
     lease: "SupervisedLease | None" = None  # that of the process which runs now
     leads: bool = False  # its end is that of its attempt: it is not brought back
-    gate: socket.socket | None = None  # where its zygote's standby hears that it is to be the next agent
+    gate: socket.socket | None = None  # where its zygote's standby is told to become the next agent
 
     def start(self) -> int:
         """Start the process and return its pid."""
@@ -254,7 +254,7 @@ def _last_sender(gate: socket.socket) -> int | None:
         except BlockingIOError:
             return pid
         if not data:
-            return None  # nobody has the other end any more
+            return None  # no process has the other end any more
         for _, kind, words in told:
             if kind == socket.SCM_CREDENTIALS:
                 pid = int(struct.unpack("3i", words[:room])[0])

@@ -25,7 +25,7 @@ from launcher.run.records import AttemptEnd, Intent
 from launcher.states import Cause, State
 from launcher.supervisor.attempt_end import cancelled, write_end
 
-_GIVEN_UP_S = 60.0  # a submitter on another machine, of which nobody here can tell whether it lives, is done by then
+_GIVEN_UP_S = 60.0  # a submitter on another machine, whose state is unknown here, is done by then
 
 
 def is_open(run: RunDir, attempt: AttemptDir) -> bool:
@@ -47,7 +47,7 @@ class Handover:
     intent: Intent  # of the attempt by which it was found
     members: tuple[tuple[RunDir, AttemptDir], ...]
 
-    lock = NamedFile(".job-lock")  # held as long as somebody may be handing it over
+    lock = NamedFile(".job-lock")  # held while a process may be handing it over
     site = NamedFile("site.json")  # which of the clusters of its kind it is handed to
     script = NamedFile("job.sh")  # what a batch system is given
 

@@ -44,7 +44,7 @@ class Messenger:
                 poll.poll(wait_s * 1000)
             finally:
                 os.close(handle)
-        child.returncode = 0  # a keeper reaps whoever ends
+        child.returncode = 0  # a supervisor reaps all children
 
 
 def _started(folder: Path, attempt: AttemptDir, linger_s: float) -> "subprocess.Popen[bytes]":

@@ -18,9 +18,9 @@ class Strategy:
     has yet to detach.
     """
 
-    stands_by = True  # it is started before it is needed, and told by its starter when to begin
+    stands_by = True  # it is started before it is needed, and begins when its starter says so
     leaves_with = int(Exit.OK)  # where the run goes on without it
-    detached = False  # whoever started it has detached it already
+    detached = False  # its starter has detached it already
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
         """Take the run's folder, and the words that follow it on the command line."""

@@ -45,7 +45,7 @@ class HotOpener:
             return False
         for index in attempt.current.members:
             if attempt.nodes[index].link is Presence.LOST:
-                attempt.current.lose(index)  # several at once: that of the others is told right after this one
+                attempt.current.lose(index)  # several at once: the other losses follow right after this one
         lost = attempt.current.lost
         members = self._members(attempt.current, lost)
         attempt.warm_because = self._obstacle(members, lost)

@@ -35,7 +35,7 @@ _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+@=-]*")  # of others clients make host
 _LONGEST = 2000
 _MARK = "launch:"
 _SOONEST_S = 10.0
-_WARNED_S = 120.0  # before its limit a run is told
+_WARNED_S = 120.0  # before its limit a run is warned
 _REACHED_S = 5.0  # before its limit a job may be ended for that
 
 
@@ -376,7 +376,7 @@ def meanings(table: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
 
 def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], called: str) -> str:
     """Return what a batch system's message means, or the message itself as a quotation."""
-    message = message.strip()[:_LONGEST]  # a longer one takes some signs minutes, and nobody reads it
+    message = message.strip()[:_LONGEST]  # the patterns would take minutes for a longer one
     found = ((sign.search(message), words) for sign, words in table)
     return next((fit.expand(words) for fit, words in found if fit), f"{called} says: {message}" if message else "")
 

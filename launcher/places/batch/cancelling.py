@@ -58,7 +58,7 @@ class Cancelling:
     def _end_all(self) -> CancelReport:
         job, ticket = self._job()
         others = self._others(job)
-        for one in others:  # of older attempts: left over, or put back when nobody waited for that any more
+        for one in others:  # of older attempts: left over, or requeued late
             self._queue.cancel(one.id)
         report = self._end_newest(job, ticket)
         for one in others:
@@ -76,7 +76,7 @@ class Cancelling:
             write_cancelled(self._run, self._attempt, self._plan)
             return CancelReport((), already=already)
         ours = ticket in job.tickets
-        if job.phase is Phase.RUNNING and not job.suspended:  # nobody is awake there to be asked
+        if job.phase is Phase.RUNNING and not job.suspended:  # the processes of a suspended job cannot answer
             if ours:
                 self._queue.warn(job.id)
             self._wait_for_the_end(grace_s_of(self._plan) + _SURE_S)

@@ -65,7 +65,7 @@ def main() -> None:
     if command[0] == "--packed":
         os.environ[FILE], os.environ[HOST], *command = json.loads(bytes.fromhex(command[1]))
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)  # the batch process hears them, too, and decides
+            signal.signal(number, signal.SIG_IGN)  # the batch process gets them too, and decides
     if command[0] == "--warn-after":
         signal.alarm(int(command[1]))  # which the command gets
         command = command[2:]

@@ -51,7 +51,7 @@ class DeferredCluster(Place):
         self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-        return [None for _ in attempts]  # the process of this machine is looked at by whoever asks
+        return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Have each wait carried on whose process was killed."""
@@ -60,7 +60,7 @@ class DeferredCluster(Place):
                 try:
                     StandbySupervisor(_DEFERRED_START, run.path).start(attempt.number)
                 except (LaunchError, OSError):
-                    continue  # whoever looks next tries again, and sees meanwhile that nobody carries it
+                    continue  # the next look tries again; until then status shows that no process waits
 
     def release(self, _run: RunDir, attempt: AttemptDir) -> None:
         if not attempt.released.exists():

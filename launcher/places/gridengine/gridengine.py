@@ -129,7 +129,7 @@ class GridEngineSystem(BatchSystem):
         """
         if any(one.last is None or not os.WIFEXITED(one.last) for one in self.started):
             return f"what job {job} started on other hosts had to be killed"
-        with contextlib.suppress(Unreachable):  # then it is put back, for which nobody has to answer
+        with contextlib.suppress(Unreachable):  # then it is put back, for which no answer is needed
             return "it would not get its hosts again" if self.started and self.may_submit() else ""
         return ""
 

@@ -70,11 +70,11 @@ def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
         return
     with locked(attempt.job_lock) as alone:
         if alone is None or not _is_lost(run, attempt):
-            yield None  # somebody else was quicker
+            yield None  # another process was quicker
             return
         if not is_ours_alone(run.path.resolve()):
             raise BadInput(f"{run.path}: other users own it or can write to it: the code in it may be theirs")
-        read_record(attempt.end, AttemptEnd)  # a damaged one tells of an end that nobody knows
+        read_record(attempt.end, AttemptEnd)  # if it is damaged, the run has ended in an unknown way
         plan = read_plan(run, attempt.number)
         ours = plan.cluster_kind == LOCAL and not plan.is_beside_main  # else: a part of a run that others lead
         yield plan if ours else None

@@ -85,7 +85,7 @@ class LocalCluster(Place):
         self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-        return [None for _ in attempts]  # the processes of this machine are looked at by whoever asks
+        return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         from launcher.places.local.carrying_on import carry_on  # late: a run is rarely lost
@@ -117,7 +117,7 @@ def end_here(
     before = _processes_of(run, attempt)
     names = _names(run, attempt)
     if not before and has_ended(run, attempt):
-        close_tier(run.path, attempt.number)  # nobody else may have been left to do it
+        close_tier(run.path, attempt.number)  # no other process may be left to do it
         return CancelReport((), already=True)
     ask_to_stop(attempt, "cancel")
     _stop(_keepers(attempt) or _topmost(before), grace_s_of(plan) + _SURE_S)

@@ -130,7 +130,7 @@ class LoginCluster(Place):
             try:
                 if (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
                     asked.setdefault(address_of(run, attempt), []).append((there, run, attempt))
-            except (LaunchError, OSError) as error:  # one damaged run keeps nobody else's from being looked at
+            except (LaunchError, OSError) as error:  # one damaged run must not hide the others
                 words[attempt.path] = last_seen(attempt, str(error))
         questions = {
             address: LookAtRuns(tuple(records.known_of(run, attempt, there) for there, run, attempt in runs))

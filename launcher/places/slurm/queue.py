@@ -98,7 +98,7 @@ class SlurmSystem(BatchSystem):
         threading.Thread(target=self._get_ready).start()
 
     def _get_ready(self) -> None:
-        with contextlib.suppress(Unreachable):  # whoever needs the answer asks again, and is told
+        with contextlib.suppress(Unreachable):  # the next caller that needs the answer asks again
             _ = self.config
         import_module(_EXECUTOR)
 

@@ -16,7 +16,7 @@ _CLIENT_PREFIXES = (
 )  # fmt: skip
 # Of the indices of an array that wait squeue would show the first 64 characters alone, and leave out the rest.
 _FOR_ANSWERS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-# What a client says where nobody took its question, or where it cannot tell whether somebody did.
+# What a client prints if its question was not received, or if it cannot tell.
 _NO_ANSWER = (
     "munge encode failed",
     "unable to contact slurm controller",

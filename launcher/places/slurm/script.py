@@ -17,7 +17,7 @@ from launcher.plan.model import Plan
 # What becomes of a value with one of these is sbatch's guess, and a new line would be shell.
 _UNQUOTABLE = ("\n", "\r", "\0")
 _LIMIT_SIGNAL = "USR1"
-# A warning would end the guard while its Python starts.
+# A warning signal would end the watchdog while its Python starts.
 _DEAF = "trap '' USR1 USR2"
 
 

@@ -12,7 +12,7 @@ from launcher.run.layout import AttemptDir
 from launcher.supervisor.agent_processes import AgentProcess, agent_process, starter_process
 
 _NO_INPUT = "--input=none"
-# A warning would end a keeper, or an agent, while its Python starts: it hears none until it can.
+# A warning signal would end a supervisor or agent while its Python starts, so it stays blocked until then.
 _UNWARNED = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 
 

@@ -78,7 +78,7 @@ class SshCluster(Place):
     def prepare(self, plan: Plan) -> PreparedStart:
         from launcher.places.ssh.submit.handover import PoolHandover  # late: `launch status` needs none of it
 
-        self.machine(plan.spec)  # whoever asked this object before has made it known already
+        self.machine(plan.spec)  # already known if this object was asked before
         return PoolHandover(Path(plan.run_dir), self._found, agent=plan.spec.ssh.agent)
 
     def start(self, plan: Plan, attempt: int) -> None:

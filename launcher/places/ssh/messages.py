@@ -63,8 +63,8 @@ class Open(OfRun, frozen=True, tag="open"):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    port: Port | None  # of the keeper, which stands by; None: the code is not there
-    on_one_disk: bool = False  # with another host of the attempt, against what the plan says: there is no keeper
+    port: Port | None  # of the waiting supervisor; None: the code is not there
+    on_one_disk: bool = False  # it shares its disk with another host, unlike the plan says; no supervisor was started
 
 
 class CodeTree(msgspec.Struct, frozen=True, tag="code"):
@@ -116,7 +116,7 @@ class RunReport(msgspec.Struct, frozen=True):
     message: str = ""
     cause: Cause | None = None
     attempt: Attempt = 0  # the newest
-    began: bool = False  # its keeper has been told to go
+    began: bool = False  # its supervisor was told to go
     begun: OpenedByHosts | None = None
     last: RunState | None = None  # its state.json
     avoided: tuple[Blame, ...] | None = None

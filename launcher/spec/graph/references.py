@@ -19,7 +19,7 @@ class StepOutputs(Struct, frozen=True):
 
     run: str  # the id of its run
     run_dir: str
-    checkpoints: str  # a folder, of which whoever loads weights takes the newest
+    checkpoints: str  # a folder, from which the newest is loaded
     best_checkpoint: str  # a name in it that stands for the best one that is there by then
 
 

@@ -26,7 +26,7 @@ from launcher.supervisor.notify.record import MailServer, Notifying, Recipient
 _ANSWER_S = 10.0
 _COMMAND_S = 30.0
 _MOST_BYTES = 1 << 16
-_LATER = (408, 425, 429)  # of the answers that blame whoever asks, those that pass
+_LATER = (408, 425, 429)  # client errors that may pass
 _LONGEST = 200
 
 

@@ -11,7 +11,7 @@ from launcher.supervisor.notify import message
 from launcher.supervisor.notify.message import Message
 from launcher.supervisor.notify.record import Notifying, Recipient
 
-_OPENED = ("submitted", "resumed")  # by a person: what was told before that is of another life
+_OPENED = ("submitted", "resumed")  # by a user: notifications before that do not count
 _WAITS = (State.QUEUED, State.STARTING, State.REGROUPING)
 
 
@@ -22,7 +22,7 @@ class Glance(msgspec.Struct, frozen=True):
     state: RunState | None
     end: AttemptEnd | None  # of the newest attempt
     still_s: float = 0.0  # for how long nothing has changed that `mark` looks at
-    over: bool = False  # whoever carries the run has left: nothing will be written any more
+    over: bool = False  # the run's supervisor has exited: nothing will be written any more
 
 
 def due(what: Notifying, glance: Glance, at: float) -> list[Message]:

@@ -39,7 +39,7 @@ def tell_end(run: RunDir, status: RunStatus) -> Iterator[Told]:
         return
     with locked(run.notify_lock, optional=True) as lock:
         if lock is None:
-            return  # somebody is telling now
+            return  # another process is sending now
         events = read_lines(run.events, Event)
         message = end_of(what, status, events, time.time())
         if message is None:

@@ -25,7 +25,7 @@ _ENDED = {
 class Message(msgspec.Struct, frozen=True):
     """One thing to tell; this, with `title` and `text`, is what plain JSON has."""
 
-    key: str  # of this run: what is told once
+    key: str  # unique in this run; each is sent once
     kind: str  # started, restarted, stalled, ended; test
     run: str
     name: str

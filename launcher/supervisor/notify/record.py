@@ -23,7 +23,7 @@ class MailServer(msgspec.Struct, frozen=True):
 class Recipient(msgspec.Struct, frozen=True):
     """One recipient of notifications and how to reach it."""
 
-    id: str  # of this run, such as slack-1: what was told is noted under it
+    id: str  # in this run, such as slack-1; deliveries are recorded under it
     kind: str
     address: str = ""
     argv: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ GIVE_UP_S = 6 * 3600.0  # a message this old is no news any more
 LONGEST_PAUSE_S = 300.0
 _FIRST_PAUSE_S, _DOUBLINGS = 2.0, 10
 _LOOK_S = 1.0
-_TURN_S = 15.0  # how long a process that came after its keeper had left waits for the one before
+_TURN_S = 15.0  # how long a process whose supervisor has exited waits for an earlier sender
 _FOLLOWED_S = 5.0  # where another attempt follows, whose process sends what this one has not
 
 Send = Callable[[Message], None]

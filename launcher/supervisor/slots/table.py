@@ -72,7 +72,7 @@ class Occupancy:
 
     held: tuple[SlotHolder, ...]
     waiting: tuple[SlotWaiter, ...]
-    alone: frozenset[str] = frozenset()  # runs that hear none of their other hosts
+    alone: frozenset[str] = frozenset()  # runs whose other hosts are all silent
 
     def taken(self, kind: str) -> tuple[SlotHolder, ...]:
         return tuple(holder for holder in self.held if holder.kind == kind)

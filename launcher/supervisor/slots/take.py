@@ -34,7 +34,7 @@ __all__ = ["Demand", "Occupancy", "SlotHolder", "SlotWaiter", "Slots", "occupanc
 
 _MOST_NAMED = 3
 _LATE_S = 60.0  # all hosts of a run are told to go within that
-_KEEPS_S = 20.0, 40.0  # what is held for a run that cannot begin yet, against a word that is not believed
+_KEEPS_S = 20.0, 40.0  # how long slots are held for a run that cannot begin, against an untrusted waiter
 
 
 class Slots:

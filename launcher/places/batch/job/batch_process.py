@@ -47,7 +47,7 @@ from launcher.supervisor.wakeup import Wakeup
 # What a scheduler sets for the batch process alone, and would take to the other hosts: they are not this one.
 _OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
 _LOOK_S = 5.0
-_TOLD_WITHIN_S = 30.0  # so long the job of a run that has ended stays for those who are to hear of it
+_TOLD_WITHIN_S = 30.0  # time for notifications before the job of an ended run exits
 
 
 class BatchSupervisor(Strategy):
@@ -58,7 +58,7 @@ class BatchSupervisor(Strategy):
     def supervise(self, go: BinaryIO) -> int:
         """Return the run's exit code; the scheduler's records then say what ours do."""
         go.close()
-        die_with(os.getppid())  # else Slurm's end of a job without its guard would seem to be a person's
+        die_with(os.getppid())  # else Slurm's end of a job whose parent died would look like a user's
         for name in _OF_THIS_HOST:
             os.environ.pop(name, None)
         queue = queue_of(self.words[0])

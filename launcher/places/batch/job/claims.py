@@ -39,7 +39,7 @@ def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = Non
         return _leave("the run was cancelled")
     if end is None and not attempt.started.exists() and _take(queue, attempt, job, ticket_of(attempt)):
         return attempt
-    if end is None:  # an earlier start of this job, or batch process of this start, which left no last word
+    if end is None:  # an earlier start of this job, or batch process of this start, which wrote no end
         end = _speak_for_the_one_before(queue, run, attempt, killed_by)
     if end.state is not State.QUEUED:
         return _leave(end.message)

@@ -75,11 +75,11 @@ class NextJob:
             fate = self._fate_once_put_back(attempt, fate)
         latest = newest(self._run)
         if latest is not None and latest.number > attempt.number:
-            return False  # while we heard nothing another start of the job, or another job, has gone on
+            return False  # another start of the job, or another job, has gone on meanwhile
         if unfit:
             avoid(self._run, unfit)
         if lost and fate is Fate.RUNS:
-            avoid(self._run, self._gone(attempt, lost))  # it took time to hear that: who was cut off may be back
+            avoid(self._run, self._gone(attempt, lost))  # the answer took time: a node that was cut off may be back
         end = self._explained(attempt, end, fate, lost)
         match fate:
             case Fate.CANCELLED:

@@ -40,7 +40,7 @@ from launcher.run.durable import make_dir
 _SPARE_S = 10.0  # of the job's time, for what is around the program
 _MINUTES = 3  # that a job asks for, at most
 _WORD_S = 40.0  # a node that has just died seems to run the job; file systems that cache may show a file that late
-_FOR_TALKING = 0.4  # of the time that there is, at most, for a word, and as much again for another
+_FOR_TALKING = 0.4  # the part of the remaining time in which a node must answer, twice
 _ON_NODE = "launcher.places.batch.trial.on_node"
 
 

@@ -45,7 +45,7 @@ def main() -> int:
     places = [place for place in places_of(run) if place.host.name in hosts]
 
     def come_back(client: HostClient) -> str:
-        limit_s = 2 * client.limits.soon_s  # a keeper has to start there
+        limit_s = 2 * client.limits.soon_s  # a supervisor has to start there
         return client.ask(ComeBack(run.id, client.place.workdir), str, limit_s=limit_s)
 
     ask_all(places, come_back)
@@ -64,7 +64,7 @@ def _is_time(run: RunDir) -> bool:
         os.close(os.open(run.asked_back, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         os.utime(run.asked_back)
     except OSError:
-        return False  # a disk that takes nothing now: whoever asks for a status gets it all the same
+        return False  # a full or failing disk must not prevent a status command
     return True
 
 

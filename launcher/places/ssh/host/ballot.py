@@ -41,9 +41,9 @@ class Ballot:
             self.voter = kept.voter
         else:
             self.voter = Voter(me, (begun, 0), (Opening(begun, 0, frozenset(range(len(hosts)))),))
-        self.leaderless = False  # the leader was not heard for a whole lease
+        self.leaderless = False  # the leader was silent for a whole lease
         self.accepted: OpenAttempt | None = None  # the next attempt, which this host has not gone on to yet
-        self.outrun_by = 0  # the newest attempt of which somebody has records for us
+        self.outrun_by = 0  # the newest attempt of which a host sent us records
         self._measured: tuple[tuple[int, int, int] | None, int, str] = (None, 0, hashlib.sha256().hexdigest())
         self._joined: tuple[int, int] | None = None  # an attempt that this host came back to, and who leads it
 

@@ -58,13 +58,13 @@ class Follower:
                 self._take_over.open()
             keeper.check_part_in(keeper.ballot.outrun_by)
             if self._is_over() and self._sure_at is None:
-                self._wind_up()  # its agent may have no line to hear it on
+                self._wind_up()  # its agent may have no connection to be told by
             if self._sure_at is not None and (self._is_left() or time.monotonic() >= self._sure_at):
                 self._stopped()
                 return None
             if self._is_deserted():
                 if self._agent.last == Exit.OK:
-                    return None  # it was told that the attempt is over, and nobody will say what follows
+                    return None  # the attempt is over, and no leader is left to open another
                 self._take_over.open()  # it left for a newer attempt, and does not miss the coordinator any more
             if keeper.ballot.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
@@ -106,7 +106,7 @@ class Follower:
         keeper = self._keeper
         leader = keeper.rpc.ask_one(Ask(), self._leader, _ASK_S)
         if isinstance(leader, KeeperStatus):
-            if not leader.leaderless:  # else it waits for whoever may lead
+            if not leader.leaderless:  # else it waits for another leader
                 self._leader_heard_at = boottime()
             keeper.check_part_in(leader.attempt)
         return boottime() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
@@ -151,7 +151,7 @@ class TakeOver:
         answers = {number: one for number, one in answers.items() if one.has_vote}
         without = {number: one for number, one in answers.items() if one.leaderless}
         if not keeper.ballot.is_next_in_line(without) or len(without) < len(answers):
-            return None  # theirs to do, or there are some that hear a leader
+            return None  # another host's turn, or some still hear a leader
         if keeper.status().has_vote and enough(keeper, without, leads=False):
             return self._take_over(without)
         if keeper.rpc.all_gone(rules.lease_s + keeper.patience_s) or time.monotonic() > self._give_up_at:

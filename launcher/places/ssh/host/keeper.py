@@ -41,8 +41,8 @@ from launcher.wire.frames import wire_key
 _WORDS = msgspec.json.Decoder(Keepers | GoAhead)
 _TURN_S = 0.5
 _SOON_S, _SOON_FOR_S = 0.03, 3.0
-_OTHERS_S = 30.0  # how long one that was left without a word looks for another that had it
-_NOBODY_TIMES = 3  # so often in a row must nobody answer before that is taken for nobody being there
+_OTHERS_S = 30.0  # how long one that was not told to go looks for another that was
+_NOBODY_TIMES = 3  # rounds without any answer after which no other supervisor is assumed
 _LEADER_EVERY_S, _LEADER_ASK_S = 2.0, 1.0
 
 
@@ -202,7 +202,7 @@ def _wait_for_slots(keeper: KeeperState, wakeup: Wakeup, slots: Slots) -> bool:
     soon_until = time.monotonic() + _SOON_FOR_S  # the usual case: all is free, and hosts differ by moments
     watch, ready = QueueWatch(keeper), keeper.ready
     while True:
-        if wakeup.stop_asked:  # looked at right after it was woken by that: nobody is, twice
+        if wakeup.stop_asked:  # checked right after waking, because the signal wakes only once
             _stopped(keeper)
             return False
         ready.take(slots)
@@ -213,7 +213,7 @@ def _wait_for_slots(keeper: KeeperState, wakeup: Wakeup, slots: Slots) -> bool:
         if not watch.look():
             return False
         if ready.gpus is not None and slots.contested() and ready.let_go(slots):
-            slots.enqueue()  # somebody who came before us waits here, and may hold what we wait for elsewhere
+            slots.enqueue()  # an older run waits here, and may hold elsewhere what this one needs
         wakeup.sleep(_SOON_S if time.monotonic() < soon_until else _TURN_S)
 
 
@@ -221,7 +221,7 @@ def _stopped(keeper: KeeperState) -> None:
     keeper.here.pass_on_stop()
     keeper.here.end(cut_short(keeper.attempt, "it waited for its hosts", time.time()))
     if keeper.leads:
-        tell(keeper)  # nobody may have asked them
+        tell(keeper)  # the others may not have been asked
 
 
 class QueueWatch:

@@ -27,13 +27,13 @@ Text = Annotated[str, msgspec.Meta(max_length=1000)]
 class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
     """The state of a supervisor."""
 
-    node: Number  # of the plan that the keepers were started with
+    node: Number  # in the plan that the supervisors were started with
     attempt: Number  # the one it carries out, or waits to
     has_slots: bool
     told: bool  # to go on, by the submitter
     began: bool
     leads: bool
-    leaderless: bool  # it has not heard the leader for a whole lease
+    leaderless: bool  # its leader was silent for a whole lease
     accepted: Number = 0  # the newest attempt that it has accepted, with its leader's history
     settled: bool = True  # and knows that enough voters have
     has_vote: bool = True  # it is a voter of that attempt

@@ -52,7 +52,7 @@ class KeeperRpc:
         self._peers: Mapping[int, Peer] = {}
         self._me = -1
         self._telling = ThreadPoolExecutor(1, "keeper status")  # others wait for a disk: an Ask does not wait for them
-        self._gone_since: dict[Peer, float] = {}  # their hosts answer, and say that nobody listens there
+        self._gone_since: dict[Peer, float] = {}  # since when their hosts refuse connections
         started: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
         work = self._work(started, port)
         self._thread = threading.Thread(target=asyncio.run, args=(work,), name="keeper rpc", daemon=True)

@@ -121,19 +121,19 @@ class KeeperState:
     rpc: KeeperRpc
 
     def __init__(self, run: RunDir, number: int, node: int) -> None:
-        self._lock = threading.RLock()  # held while a word is made durable, however long the disk takes
+        self._lock = threading.RLock()  # held while an answer is written to disk, however long that takes
         self._shown = threading.Lock()  # held while what `status` tells changes together, and no longer
         self._copying = threading.Lock()
         self._kept: dict[str, Replica] = {}  # what this process has made durable last of each record
         self.secret = read_intent(run.attempt(number)).token  # came over SSH; later tokens are made of it
         self.here = AttemptOnHost(run, number, node)
-        self.node = node  # our number among the keepers, for good
-        self.first_nodes = {one.host: one for one in self.plan.nodes}  # all hosts that keepers were started on
+        self.node = node  # our number among the supervisors, for good
+        self.first_nodes = {one.host: one for one in self.plan.nodes}  # all hosts that supervisors were started on
         self.ready = Readiness(self._lock, self.host)
         self.ballot = Ballot(run, node, [*self.first_nodes], number, on_disk=self.plan.disks_apart)
         self.returning = False  # it was started again, and does not know yet what goes on
         self.since = time.monotonic()
-        self.to_be_told: Sequence[int] = ()  # who has not heard how the run has ended, when this keeper leaves
+        self.to_be_told: Sequence[int] = ()  # hosts without the record of the end when this supervisor leaves
         self.coordinator_due_at = inf  # `boottime` from when on our coordinator should speak
         self.starts_from = 0.0  # `boottime` from when on no ranks of the last attempt run anywhere
         self._alone = Alone(self.plan.run_id)
@@ -289,7 +289,7 @@ class KeeperState:
                         return self.goes_on() or Declined("it does not lead")
                     why = why or self._against(question)
                     wakeup.stop_asked |= isinstance(question, Cancelled) and not why
-            except OSError as error:  # the peer asks again; here nobody may wait, or this host would seem to be gone
+            except OSError as error:  # the peer asks again; waiting here would make this host seem gone
                 why = said_by_the_system(error)
             except LaunchError as error:  # such as a damaged record of ours
                 why = str(error)

@@ -26,7 +26,7 @@ from launcher.supervisor.standby import supervisor_command
 from launcher.supervisor.strategy import Strategy
 from launcher.wire.frames import wire_key
 
-GIVE_UP_WAITS = 5  # so many times `recovery.wait` a keeper that hears no leader waits for more hosts
+GIVE_UP_WAITS = 5  # a leaderless supervisor waits this many times `recovery.wait` for more hosts
 _SURE_S = 60.0
 
 
@@ -34,9 +34,9 @@ _SURE_S = 60.0
 class Patience:
     """The limits, in seconds, for telling other supervisors."""
 
-    again_s: float = 0.5  # until those that have not heard it are told again
+    again_s: float = 0.5  # between two tries to tell the rest
     ask_s: float = 2.0
-    nobody_s: float = 8.0  # beyond the lease: a host that refuses all connections for so long has no keeper
+    nobody_s: float = 8.0  # beyond the lease: a host that refuses connections this long has no supervisor
     quiet_s: float = QUIET_S
 
 

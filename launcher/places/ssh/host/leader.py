@@ -117,7 +117,7 @@ class Leader:
             blame_hosts(keeper)
             if end.state.ended:
                 keeper.ready.give_back()
-            over = end.state.ended and not self._wakeup.stop_asked  # whoever asks for a stop tells all hosts
+            over = end.state.ended and not self._wakeup.stop_asked  # a stop is sent to all hosts by its sender
             if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:
                 return None
         finally:
@@ -146,7 +146,7 @@ class Leader:
                 following = propose(keeper, there, end.cause)
                 if following is not None:
                     return following
-            keeper.ballot.leaderless = True  # whoever has newer records may lead
+            keeper.ballot.leaderless = True  # a host with newer records may lead
             if time.monotonic() > give_up_at:
                 keeper.here.end(too_few(keeper, there, end.ended_at, leads=True))
                 tell_others(keeper)
@@ -260,7 +260,7 @@ def open_next(keeper: KeeperState, elected: Elected, cause: Cause | None, *, lea
     keeper.starts_from = ranks_end(keeper, took, leads=leads)
     if keeper.plan.disks_apart:
         keeper.settle(attempt.number)
-        keeper.rpc.ask(Settled(attempt.number, keeper.node), took)  # who misses it is told again
+        keeper.rpc.ask(Settled(attempt.number, keeper.node), took)  # a host that misses it is told again
     missing = [keeper.rpc.peer(number).host for number in elected.others if number not in took]
     if missing:
         text = f"attempt {attempt.number} goes on without {', '.join(missing)}"

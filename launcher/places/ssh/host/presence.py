@@ -20,7 +20,7 @@ from launcher.run.attempts import attempts, newest
 from launcher.run.durable import read_record, readable
 from launcher.run.layout import AttemptDir, RunDir
 
-_LEAVES_S = 45.0  # a keeper that was left without a word asks the others for 30 s, and leaves after their answers
+_LEAVES_S = 45.0  # a supervisor that was not told to go asks the others for 30 s, then leaves
 _DECIDES_S = 5.0
 _AGAIN_S = 0.05
 
@@ -30,7 +30,7 @@ class HostIndex(msgspec.Struct, frozen=True):
 
     node: int
     gpus: tuple[str, ...]
-    python: str  # of our environment that keepers were started with
+    python: str  # the launcher's interpreter that supervisors were started with
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ def decided(run: RunDir) -> AttemptDir | None:
     """
     deadline = time.monotonic() + _DECIDES_S
     while True:
-        waits = is_held(run)  # looked at first: who is gone has done all that it ever will
+        waits = is_held(run)  # checked first: a supervisor that is gone writes nothing later
         attempt = newest(run)
         if not waits or (attempt is not None and began(attempt)):
             return attempt

@@ -162,7 +162,7 @@ def _report(run: RunDir, events_from: int) -> object:
     status = derive(facts)
     end = readable(attempt.end, AttemptEnd) if not facts.settling else None
     last = readable(run.state, RunState)
-    events = [*_new_events(run, events_from)]  # after the end was looked for: it is not told without its events
+    events = [*_new_events(run, events_from)]  # after the end was read, which must not be sent without its events
     files = [*events, *_logs(attempt)]
     report = RunReport(
         state=status.state,

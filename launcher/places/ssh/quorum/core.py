@@ -66,7 +66,7 @@ class Open:
     """The attempt that an elected candidate opens, with all openings that are not known to be settled before it."""
 
     openings: tuple[Opening, ...]
-    records: Records  # the candidate's: whoever accepts has the same
+    records: Records  # the candidate's; a host that accepts has the same
 
     @property
     def newest(self) -> Opening:

@@ -152,6 +152,6 @@ def pardon(run: RunDir, hosts: Collection[str]) -> None:
     # Who was ever blamed may well be gone, whether or not that still counts.
     silent = sorted(troubles.keys() - {blame.host for blame in read_record(run.avoided, list[Blame]) or []})
     if silent:
-        avoided.pardon(run, hosts)  # what holds here does not wait for who is gone
+        avoided.pardon(run, hosts)  # applies here at once, without waiting for hosts that are gone
         hint = f"hint: launch nodes include {run.path.name} again, once {', '.join(silent)} can be reached"
         raise Unreachable(f"could not tell {', '.join(silent)}", troubles[silent[0]].lines[0], hint)

@@ -104,7 +104,7 @@ def _mirrored(found: FoundRun) -> Path | None:
             drafts.remove(path)  # else it would stay as it is, whatever the clusters file says by then
             raise
     if found.id in dict(registry.gone()):
-        registry.forget(found.id)  # somebody took its folder away
+        registry.forget(found.id)  # its folder was removed
     if not registry.is_registered(found.id):
         registry.register(found.id, path)
     return path

@@ -102,7 +102,7 @@ class PoolHandover:
             failed = self._told_to_go(there, plan, intent, ready, clients)
         finally:
             for one in clients.values():
-                one.close()  # who stands by without the word goes home
+                one.close()  # a supervisor that waits and was not told to go exits
         if not failed:
             write_record(there.handle, Handle("ssh", ticket=intent.ticket))
         return failed
@@ -140,7 +140,7 @@ class PoolHandover:
         if failed := failures(for_all(clients, lambda _, one: one.ask(keepers, type(None)))):
             return failed
         clients[first].ask(GoAhead(), type(None))
-        # Who does not hear it asks the first.
+        # A host that misses it asks the first one.
         for_all({name: clients[name] for name in rest}, lambda _, one: one.ask(GoAhead(), type(None)))
         return {}
 

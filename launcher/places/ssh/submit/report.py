@@ -75,7 +75,7 @@ def knowing(said: Mapping[str, HostReport | LaunchError]) -> list[HostReport]:
 
 def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | None:
     """Return the report of the newest attempt that knows most, the first of equals, or None."""
-    # On a disk that all share nobody but the leader's host can tell whether its keeper lives; else each knows its own.
+    # On a shared disk only the leader's host can tell whether its supervisor lives; else each host knows its own.
     order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
 
     def worth(one: HostReport) -> tuple[int, bool, bool, int]:
@@ -156,7 +156,7 @@ def keep(run: RunDir, told: HostReport) -> None:
         last = msgspec.structs.replace(head.last, attempt=min(head.last.attempt, head.attempt))
         keep_state(run, attempt, last)
     if told.lives:
-        attempt.end.unlink(missing_ok=True)  # somebody who could not know better was believed
+        attempt.end.unlink(missing_ok=True)  # an end by a host that did not know better
     elif not head.more:
         keep_end(attempt, head.end)
 

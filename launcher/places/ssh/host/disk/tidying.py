@@ -25,7 +25,7 @@ def tidy(workdir: Path, wanted: Tidy) -> Tidied:
     freed = sum(map(size_of, code))
     if wanted.remove:
         for run in over.values():
-            with presence.held(run):  # no keeper of it can begin
+            with presence.held(run):  # no supervisor of it can begin
                 _take_away(run.path)
         for tree in code:
             _take_away(tree)
