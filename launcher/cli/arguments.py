@@ -1,4 +1,4 @@
-"""argparse, with our manners: errors in our words and exit code, help that ends with examples."""
+"""Extend argparse: our own error messages and exit code, and help that ends with examples."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""The commands: the module of each and one line of help; how `launch --help` groups them; and other words for them."""
+"""List the commands: the module and help line of each, their groups in `launch --help`, and older names."""
 
 COMMANDS = {
     "run": ("launcher.cli.starting.run", "run a script without a spec, in the words of torchrun; shows its log"),

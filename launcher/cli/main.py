@@ -1,6 +1,6 @@
-"""`launch`: finds the command, runs it, and turns what it raises into words and exit codes.
+"""Run `launch`: find the command, run it, and turn what it raises into messages and exit codes.
 
-Only the module of the command that was asked for is imported.
+Only the module of the requested command is imported.
 """
 
 import errno
@@ -161,7 +161,7 @@ def _is_command(words: list[str]) -> bool:
 
 
 def _verb(group: str, argv: list[str]) -> int:
-    """Run a command of two words."""
+    """Run a command named by two words."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_group_help(group), end="", file=sys.stdout if argv else sys.stderr)
         return Exit.OK if argv else Exit.BAD_INPUT

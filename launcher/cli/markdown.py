@@ -34,7 +34,7 @@ def for_terminal(text: str, width: int, name_of: NameOf, *, colour: bool) -> lis
 
 
 def _named(tokens: Sequence[Token], name_of: NameOf) -> list[Token]:
-    """Have each link show what a reader types, and drop those that lead nowhere or say it already."""
+    """Show for each link what a reader types, and drop links that lead nowhere or already say it."""
     kept, shown = [], True
     for token, text in zip_longest(tokens, tokens[1:]):
         if token.type == "link_open":

@@ -1,6 +1,6 @@
-"""`launch help PAGE`: the pages that come with the launcher, as text for a terminal.
+"""Run `launch help PAGE`: show a shipped page as text for a terminal.
 
-Pages for users lie in launcher/docs; those for who wants to know how it works lie beside the code.
+Pages for users are in launcher/docs; those for contributors lie beside the code.
 """
 
 import difflib

@@ -95,7 +95,7 @@ class KeepHang:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last effect of an attempt: its end, which is the record that decides, and then the event that tells of it."""
+    """The last effect of an attempt: first its end record, which decides, then the event about it."""
 
     end: AttemptEnd
     event: Event

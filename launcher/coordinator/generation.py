@@ -141,7 +141,7 @@ class Generation:
         return [rank for rank in self.of_node(pulse.node) if rank.live and rank.number not in named]
 
     def end(self, exit: RankExit, tail: tuple[str, ...]) -> bool:
-        """Note how a rank ended; False where that was known, or is not this node's to say."""
+        """Note how a rank ended; return False if that was known, or the rank is not on this node."""
         rank = self.rank_of(exit.node, exit.rank)
         if rank is None or rank.exit is not None:
             return False
@@ -207,7 +207,7 @@ class Generation:
         return sorted(found, key=_blame)
 
     def silent(self, mono: float, limit_s: float) -> list[Rank]:
-        """Return who has reported, and is silent for longer than that; the likeliest culprit first."""
+        """Return the ranks that have reported but are silent for longer than this, the likeliest culprit first."""
         found = [rank for rank in self.ranks if rank.live and rank.reported and mono - rank.active_at > limit_s]
         return sorted(found, key=_blame)
 

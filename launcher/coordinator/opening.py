@@ -1,4 +1,4 @@
-"""The beginning of a generation: when it can be opened, and who gets which ranks."""
+"""Open a generation: decide when it can be, and which node gets which ranks."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass

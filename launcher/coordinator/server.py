@@ -237,7 +237,7 @@ class CoordinatorServer:
 
 
 def keep_written(path: Path, record: Endpoint) -> None:
-    """Write a record again where its file does not say it any more."""
+    """Write a record again if its file is damaged or differs."""
     if readable(path, Endpoint) != record:
         write_record(path, record)
 

@@ -83,7 +83,7 @@ def _bare(line: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The end of a log, cut in two where faulthandler began to write: `stack` is empty where it did not."""
+    """The end of a log, divided where faulthandler began to write; `stack` is empty if it did not."""
 
     before: Sequence[str]
     stack: Sequence[str]

@@ -68,7 +68,7 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
 
 
 def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float, found: HangVerdict | None = None) -> Verdict:
-    """Return who keeps the others waiting, as `found`; where that is not known, the likeliest of those silent."""
+    """Return the verdict on a hang that names the ranks in `found`, or if there are none, the likeliest silent rank."""
     if found is not None and found.kind is not HangKind.UNKNOWN:
         return _of_found(generation, suspects, found)
     first = suspects[0]

@@ -180,7 +180,9 @@ class Watch:
             self._note_way_back(went_back)
 
     def _note_way_back(self, told: messages.WentBack) -> None:
-        """Record once in a generation from where it continued, and show that until all lost steps are done again."""
+        """Record, once per generation, from which step ranks went back, and show that until the lost steps are
+        done again.
+        """
         attempt, generation = self._attempt, self._attempt.current
         if not generation.went_back:
             generation.went_back = f"{told.why}; " if told.why else ""

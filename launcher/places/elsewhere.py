@@ -16,7 +16,7 @@ def kept_elsewhere(runs: Sequence[RunDir]) -> list[KeptRemote]:
 
 
 def remove_elsewhere(runs: Sequence[RunDir]) -> list[KeptRemote]:
-    """Take it away there, but for what lives; gives what was there, and who did not answer."""
+    """Delete there what does not live; return what was there, and which machines did not answer."""
     return _tidy(runs, remove=True)
 
 

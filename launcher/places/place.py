@@ -72,7 +72,7 @@ class PreparedStart(Protocol):
     """An attempt that can be started as soon as its intent is on disk."""
 
     def start(self, attempt: int) -> None:
-        """Start the attempt, whose intent is on disk; returns at once."""
+        """Start the attempt, whose intent is on disk; return at once."""
 
     def drop(self) -> None:
         """Undo the preparation, because there will be no attempt."""
@@ -117,7 +117,7 @@ class Place(ABC):
 
     @abstractmethod
     def start(self, plan: "Plan", attempt: int) -> None:
-        """Start the attempt of the run in `plan.run_dir`, whose intent is on disk, once; returns at once."""
+        """Start the attempt of the run in `plan.run_dir`, whose intent is on disk, once; return at once."""
 
     @abstractmethod
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
@@ -128,9 +128,9 @@ class Place(ABC):
 
     @abstractmethod
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan | None") -> CancelReport:
-        """End the attempt for good: first by asking, then surely; returns when nothing of it is left.
+        """End the attempt for good: ask first, then kill; return when nothing of it is left.
 
-        Any of its records may be damaged, or gone; no plan: it cannot be read.
+        Any of its records may be damaged or gone; `plan` is None if it cannot be read.
         """
 
     # -- before a start
@@ -143,7 +143,9 @@ class Place(ABC):
         """Raise BadInput for code that cannot go there. By default all can."""
 
     def queue_problems(self, spec: "JobSpec", awaited: "Sequence[AwaitedRun]") -> "list[Misfit]":
-        """Return what of its `queue` options cannot be had there, nor of following these runs; by default all of it."""
+        """Return a problem for each `queue` option, and each run to follow, that the place does not support; by
+        default for all.
+        """
         from launcher.plan.queueing import not_taken  # late: our own kinds have more
 
         return not_taken(spec.queue, (), self.kind)
@@ -190,7 +192,7 @@ class Place(ABC):
         """
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-        """End the attempt without the word of these hosts, if they are silent."""
+        """End the attempt without an answer of these hosts, if they are silent."""
         raise self.not_supported("giving up hosts", "hint: only a pool needs it; cancel without --gone")
 
     def discover(self, ref: str) -> Path | None:
@@ -231,7 +233,9 @@ class Place(ABC):
         return []
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> "list[Checkpoint]":
-        """Return those of a run whose newest attempt is there; with `verify` every byte is read there and compared."""
+        """Return the checkpoints of a run whose newest attempt is elsewhere; with `verify` every byte is
+        compared there.
+        """
         raise self.not_supported("a list of checkpoints on other machines")
 
     def not_supported(self, what: str, *hints: str) -> NotSupported:

@@ -1,4 +1,4 @@
-"""A plan once it is known which machines carry the run out, and as one of them reads it."""
+"""Change a plan once its machines are known, and for each of them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Taking the values of secrets at submit, from the environment or a file. They are never put in words."""
+"""Take the values of secrets at submit, from the environment or a file; they never appear in messages."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Bytes in words for people."""
+"""Format numbers of bytes."""
 
 
 def size(amount: float) -> str:

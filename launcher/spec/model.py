@@ -43,7 +43,7 @@ class Resources(Struct, frozen=True):
 
 
 class Secret(Struct, frozen=True):
-    """A variable whose value is taken at submit, from the submitting environment or from a file."""
+    """A secret variable, whose value is taken at submit from the environment or from a file."""
 
     name: str
     file: str | None = None
@@ -247,7 +247,7 @@ class SshHost(Struct, frozen=True):
 
 
 class Ssh(Struct, frozen=True):
-    """A pool of hosts, and what holds for those that do not say otherwise."""
+    """A pool of hosts, with options for those that have none of their own."""
 
     hosts: tuple[SshHost, ...] = ()
     shared: bool = False
@@ -262,7 +262,7 @@ class Ssh(Struct, frozen=True):
 
 
 class Login(Struct, frozen=True):
-    """A machine whose `launch` takes runs to a cluster that is there."""
+    """A login node, whose `launch` takes runs to its cluster."""
 
     node: str | None = None
     launch: str = "launch"

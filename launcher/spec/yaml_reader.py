@@ -21,7 +21,7 @@ LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 class _Open(Struct):
-    """A list or mapping whose end has not come."""
+    """A list or mapping that is still open."""
 
     node: Sequence | Mapping
     key: Scalar | Unusable | None = None

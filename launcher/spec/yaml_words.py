@@ -1,4 +1,4 @@
-"""PyYAML's errors in our words. Both its parsers are covered: libyaml's C one and the one in Python."""
+"""Translate PyYAML's errors, from libyaml's parser in C and from the one in Python."""
 
 import yaml
 

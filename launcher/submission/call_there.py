@@ -24,7 +24,7 @@ class NotPlain(Exception):
 
 
 def main(module: str, name: str, folders: list[str], python: tuple[int, int]) -> None:
-    """Call the function; `module` is empty where it was frozen with its arguments, by a Python of version `python`."""
+    """Call the function; `module` is empty if it was frozen with its arguments, by a Python of version `python`."""
     rank = int(os.environ.get("RANK", "0"))
     path = os.path.join(HERE, RESULTS, f"rank-{rank:05d}.pkl")
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -55,7 +55,7 @@ def loaded(module: str, python: tuple[int, int]) -> Any:
 
 
 def returned(name: str, value: Any) -> dict[str, Any]:
-    """Return what is written of a value: as plain data where it is some, else pickled."""
+    """Return what to write about a returned value: the value itself if it is plain data, else pickled."""
     try:
         return {"kind": "value", "value": plain(value)}
     except (NotPlain, RecursionError):

@@ -1,4 +1,4 @@
-"""The name by which a process of an older version, which still runs, has a deferred start carried on."""
+"""Keep the old module name under which a running process of an older version continues a deferred start."""
 
 import sys
 

@@ -53,10 +53,10 @@ def look_at(wish: Wish) -> None:
 
 
 def export(run: RunDir, wish: Wish) -> Exported:
-    """Write the weights of the checkpoint that is meant, every byte of which is compared first.
+    """Write the weights of the chosen checkpoint, after comparing every byte of it.
 
-    Raises Refused where there is none, and LaunchError with exit code 6 where it is damaged; where the newest is meant,
-    a damaged one is passed over.
+    Raises Refused if there is none, and LaunchError with exit code 6 if it is damaged; a damaged newest one is passed
+    over.
     """
     look_at(wish)
     passed_over: list[str] = []

@@ -197,8 +197,10 @@ def _made_again(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | Non
 
 
 def _module_of(function: Callable[..., Any], project: Path) -> str:
-    """Return the module that ranks can import the function from: the project's or an installed one. "": there is none,
-    as for a function of the program itself, of another function, or of a file beside the project."""
+    """Return the project's or installed module from which ranks can import the function, or "".
+
+    There is none for a function of the program itself, of another function, or of a file beside the project.
+    """
     name = getattr(function, "__module__", None) or ""
     module = sys.modules.get(name)
     found: Any = module
@@ -260,7 +262,9 @@ def _cloudpickle() -> dict[str, Path]:
 
 
 def _script(function: Callable[..., Any], module: str, folders: Sequence[str]) -> str:
-    """Return the script of the ranks; what it imports in vain tells what the function needs, as to preload torch."""
+    """Return the ranks' script; its imports, which are never run, show what the function needs, so that torch
+    is preloaded.
+    """
     there = Path(call_there.__file__).read_text(encoding="utf-8")
     used = getattr(inspect.unwrap(function), "__globals__", {}).values()
     names = {one.__name__ if isinstance(one, types.ModuleType) else getattr(one, "__module__", None) for one in used}

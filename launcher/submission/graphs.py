@@ -57,7 +57,7 @@ from launcher.submission.requests import (
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A file whose steps can all run, and the first ids for them that were free."""
+    """A file whose steps can all run, with a free id."""
 
     graph: GraphSpec
     id: RunId

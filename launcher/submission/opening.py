@@ -75,11 +75,10 @@ def open_runs(
 
 
 def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) -> Path:
-    """Start the run that has this id, and no other. Nobody else may make it meanwhile: the caller sees to that.
+    """Start the run with this id; the caller makes sure that no other process creates it meanwhile.
 
-    `checkpoint`: one that it has from the beginning, wherever it runs.
-
-    Killed in the middle, it leaves the run or nothing of it, but perhaps a name that leads nowhere.
+    `checkpoint` is one that the run has from the beginning. If this is killed, the run exists or not, but a registered
+    name may be left that leads nowhere.
     """
     root = registry.runs_root(Path(wish.project.path), create=True)
     if not (root / run_id).exists():

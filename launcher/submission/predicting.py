@@ -1,4 +1,4 @@
-"""A run of a run: its code as it was frozen, with its own arguments, predicts by a checkpoint of it."""
+"""Predict with a run's frozen code, its own arguments and one of its checkpoints, in a run of its own."""
 
 import json
 import posixpath

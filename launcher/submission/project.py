@@ -20,7 +20,7 @@ _OURS = frozenset(("launcher", "trainer"))
 
 @dataclass(frozen=True, slots=True)
 class ProjectCode:
-    """The files of a project that are frozen, and from which folders of it Python imports its own packages."""
+    """The frozen files of a project, and the folders from which Python imports the project's own packages."""
 
     listed: CodeList
     own_folders: tuple[str, ...]

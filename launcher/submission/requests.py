@@ -229,7 +229,7 @@ def queue_problems(wish: Request) -> list[Misfit]:
 
 
 def _warn(wish: Request, machine: Machine) -> None:
-    """Say what may work, and not as it is meant."""
+    """Warn about what may work, but not as intended."""
     words = [] if machine.own_python else [*wish.live]
     if machine.apart and not machine.own_python and _is_everywhere(wish):
         words += map(_worded, wish.project.lacking)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Boot, report, wait for the word, supervise; return the exit code."""
+    """Boot, report, wait for the message to begin, supervise, and return the exit code."""
     name_this("launch-super")
     path, folder, *words = argv
     module, _, name = path.partition(":")

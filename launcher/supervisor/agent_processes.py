@@ -175,7 +175,7 @@ class SupervisedLease:
         return Due(end=True, kill=True, look_s=None)
 
     def end(self, find: Callable[[], list[int]]) -> None:
-        """End these processes, and say so where the watchdog had not."""
+        """End these processes, and log it if the watchdog had not done it first."""
         self._lease.break_off()
         ended, _ = end_all(find)
         if ended:
@@ -185,9 +185,9 @@ class SupervisedLease:
 
 @dataclass(frozen=True, slots=True)
 class AgentPlace:
-    """A child that becomes an agent at a word.
+    """A prepared child process that becomes an agent when it gets a message.
 
-    `warm`: it has a zygote for a child then whose imports are through (`become_agent` in zygote.py).
+    `warm` is set if it then has a zygote with finished imports (`become_agent` in zygote.py).
     """
 
     socket: socket.socket

@@ -30,7 +30,9 @@ def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
 
 
 class StandbySupervisor:
-    """A supervisor as its starter has it. `keep`: descriptors that it inherits; `start`: who may start it for us."""
+    """A started supervisor, as seen by its starter; `keep` are descriptors it inherits, `start` is a function
+    that starts it.
+    """
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class StandbySupervisor:
         os.write(self._go, word)
 
     def start(self, attempt: int) -> None:
-        """Have it carry out this attempt. Raises LaunchError where it did not start."""
+        """Have the supervisor run this attempt. Raises LaunchError if it did not start."""
         self.report(_BOOT_S)
         self.tell(f"{attempt}\n".encode())
         self.close()
@@ -125,6 +127,6 @@ def detach(*, already: bool = False) -> None:
 
 
 def report(up_fd: int, line: bytes) -> None:
-    """Say that it is up; where the other side has died meanwhile, what that left on disk decides."""
+    """Report that this process is up; if the starter is dead, its records on disk decide what follows."""
     with contextlib.suppress(BrokenPipeError), os.fdopen(up_fd, "wb") as up:
         up.write(line)

@@ -23,11 +23,11 @@ class Strategy:
     detached = False  # its starter has detached it already
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
-        """Take the run's folder, and the words that follow it on the command line."""
+        """Take the run's folder, and the arguments that follow it on the command line."""
         self.run, self.words = RunDir(folder), words
 
     def boot(self) -> bytes:
-        """Get ready, and return the line that tells the starter how this process is reached."""
+        """Get ready, and return the line that tells the starter how to reach this process."""
         return b"up\n"
 
     def supervise(self, go: BinaryIO) -> int:
@@ -38,7 +38,7 @@ class Strategy:
         raise NotImplementedError
 
     def carry(self, attempt: AttemptDir | None) -> int:
-        """Carry out this attempt and those that follow it here; return the exit code of the last, or `leaves_with`."""
+        """Run this attempt and those that follow it here; return the exit code of the last, or `leaves_with`."""
         while attempt is not None:
             log_to(attempt.keeper_log)
             raise_fence(self.run, attempt.number)
@@ -50,7 +50,7 @@ class Strategy:
         return self.leaves_with
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
-        """Carry out one attempt, and return how it ended."""
+        """Run one attempt and return how it ended."""
         raise NotImplementedError
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:

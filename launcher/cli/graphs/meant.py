@@ -19,7 +19,7 @@ def runs_called(ref: str) -> list[api.Run]:
 
 
 def refuse_missing(graph: Graph) -> None:
-    """Raise Refused where a step has no run: who waits for all of them would not know when."""
+    """Raise Refused if a step has no run, because a wait for all of them could not end."""
     missing = [step.name for step in graph.steps(api.WATCH_S) if step.status is None]
     if missing:
         text = f"{graph.id}: there is no run of {', '.join(missing)}"

@@ -1,4 +1,4 @@
-"""`launch cancel`: end runs for good, and say what was ended."""
+"""Run `launch cancel`: end runs for good, and print what was ended."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`launch edit`: change what people say of a run: tags, note, name."""
+"""Run `launch edit`: change a run's tags, note and name."""
 
 import argparse
 

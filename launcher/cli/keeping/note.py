@@ -1,4 +1,4 @@
-"""`launch note`: what there is to say of a run."""
+"""Run `launch note`: show or set a run's note."""
 
 import argparse
 

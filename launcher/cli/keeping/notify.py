@@ -61,7 +61,7 @@ class NotifiedOf(msgspec.Struct, frozen=True):
 
 
 class SentNotice(msgspec.Struct, frozen=True):
-    """A message that was sent now; `problem` is empty where it was delivered. A test is of no run."""
+    """A message sent now; `problem` is empty if it was delivered. A test message belongs to no run."""
 
     run: str
     recipient: str

@@ -41,7 +41,7 @@ _USABLE = (Condition.OK, Condition.VERIFIED, Condition.PARTIAL)
 
 
 class PrunedRun(msgspec.Struct, frozen=True):
-    """A run of which something goes: all of it, or some of its checkpoints."""
+    """A run of which all, or some checkpoints, are deleted."""
 
     run: str
     state: State

@@ -29,7 +29,7 @@ known here, and the same command finishes the work later.
 
 
 class RemovedRun(msgspec.Struct, frozen=True):
-    """A run that was to go; it is still there where another machine keeps a part of it."""
+    """A deleted run; it still exists if another machine keeps a part of it."""
 
     run: str
     gone: bool

@@ -1,4 +1,4 @@
-"""`launch tag`: words by which runs are found again."""
+"""Run `launch tag`: label runs so that they can be found again."""
 
 import argparse
 import re

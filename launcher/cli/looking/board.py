@@ -130,9 +130,9 @@ def _this_machine() -> str:
 
 
 def _open(address: str) -> Path | None:
-    """Show it in the browser of this desktop. None where there is none.
+    """Open the address in the desktop's browser, by way of a file; return that file, or None without a browser.
 
-    By a file that leads there, which only its user can read: a command line is for everybody to see.
+    Only its user can read the file, while other users could read a command line.
     """
     opener = next((found for name in _OPENERS if (found := shutil.which(name))), None)
     here = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

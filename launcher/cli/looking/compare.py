@@ -1,5 +1,7 @@
-"""`launch compare`: what is other between runs: spec, arguments, environment, code, results; of one, what of its code
-was not committed."""
+"""Run `launch compare`: show how runs differ in spec, arguments, environment, code and results.
+
+For a single run it shows how its code differs from the commit.
+"""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Curves as text: two by four dots of Braille to a character, or a letter for each curve where there are no colours."""
+"""Draw curves as text: two by four Braille dots in each character, or one letter per curve without colours."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -93,9 +93,9 @@ def cell(row: RunRow, column: str, now: float) -> str:
 
 
 def refuse_unknown(rows: list[RunRow], columns: Iterable[str]) -> None:
-    """Raise BadInput for columns that are no word of ours and that no run has, as a metric or as an argument.
+    """Raise BadInput for columns that are neither ours nor a metric or argument of any run.
 
-    A run that has not reported yet may still bring such a metric: while one is active, only a near miss is refused.
+    A run that has not reported yet may still bring such a metric, so while one is active only near misses are refused.
     """
     missing = [name for name in columns if name not in OURS and all(_measured(row, name) is None for row in rows)]
     if not missing or not rows:

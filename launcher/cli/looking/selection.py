@@ -50,12 +50,12 @@ def runs_like(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]
 
 
 def everywhere() -> list[api.Run]:
-    """Return all runs whose folder is there."""
+    """Return all runs whose folder exists."""
     return [one for one in api.runs() if one.path.is_dir()]
 
 
 def runs_named(globs: Sequence[str]) -> list[api.Run]:
-    """Return the runs whose id, job or name is like one of `globs`, as --name means it; raises NoSuchRun for none."""
+    """Return the runs whose id, job or name matches one of `globs`. Raises NoSuchRun if none does."""
     there = everywhere()
     rows = [with_about(RunRow(status)) for status in api.statuses(there)]
     wanted = {row.status.run for row in rows if any(_named(row, glob) for glob in globs)}

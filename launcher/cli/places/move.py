@@ -19,7 +19,7 @@ _LOOK_S = 0.2
 
 
 class MovedNode(msgspec.Struct, frozen=True):
-    """A node that is a spare now, and what has moved, in words."""
+    """A node that is a spare now, and what was moved off it."""
 
     run: str
     node: int

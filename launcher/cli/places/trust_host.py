@@ -1,4 +1,4 @@
-"""`launch nodes trust`: add the keys of SSH hosts to the known ones, once a person has said that they are right."""
+"""Run `launch nodes trust`: add keys of SSH hosts to the known ones, once the user has confirmed them."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`launch run`: a script without a spec, in the words of torchrun; the spec that they stand for is shown."""
+"""Run `launch run`: start a script without a spec, by torchrun's options, and show the spec that they stand for."""
 
 import argparse
 import os

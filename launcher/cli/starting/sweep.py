@@ -64,7 +64,7 @@ class SweepPicture(msgspec.Struct, frozen=True):
 
 
 class WrittenPicture(msgspec.Struct, frozen=True):
-    """The file that was written, and what it lacks, in words."""
+    """The picture file that was written, and what is missing in it."""
 
     sweep: str
     file: str
@@ -162,7 +162,7 @@ def _begin(options: argparse.Namespace) -> int:
 
 
 def _refuse_no_spec(what: str) -> None:
-    """Raise BadInput for a word that names neither a file nor a verb, with the verb that was meant."""
+    """Raise BadInput for a word that is neither a file nor a verb, with the similar verb as a hint."""
     if os.path.lexists(what):
         return
     verbs = ", ".join(VERBS)

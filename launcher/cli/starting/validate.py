@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _checked(file: str, overrides: Sequence[str], *, shown: bool) -> CheckedFile:
-    """Check a file; `shown`: what came of it is printed at once."""
+    """Check a file and return the result; with `shown`, print it at once."""
     try:
         if is_graph(file):
             validate_graph(file, overrides=overrides)

@@ -178,7 +178,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _as_job(options: argparse.Namespace) -> int:
-    """Start a run that serves it, and say where its address will be."""
+    """Start a run that serves the model, and print where its address will be shown."""
     from launcher.apps.serving import how_to_ask  # late: only for --on
     from launcher.apps.serving.as_job import open_server  # late: with it
     from launcher.apps.serving.what_is_served import served  # late: with it
@@ -234,7 +234,7 @@ def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
 
 
 def _say_risks(host: str, *, public: bool, tls: bool) -> None:
-    """Say whom it lets in without a token, and where a token is read on its way."""
+    """Print a warning about who may ask without a token, and where a token could be read in transit."""
     from launcher.apps.web.listening import is_loopback  # late: sockets, for this command alone
 
     if public:

@@ -1,9 +1,9 @@
-"""recovery.mode hot, or auto: ranks were killed, and those that live keep their processes in the next generation.
+"""Keep surviving ranks in their processes after others were killed (`recovery.mode` hot or auto).
 
-Only what died is started anew, and who was yet to meet the others when another one died: on its node, or, where that is
-lost or drained, on a spare. Without a spare the others go on as fewer ranks, where the spec's range and all of them
-allow that. The ranks themselves see to it that no step is lost; where one of them cannot, it fails, and then all are
-replaced, as after any other failure.
+Only dead ranks start anew, and those that had yet to meet the others: on their node, or if that is lost or drained, on
+a spare. Without a spare the others go on as fewer ranks, if the spec's range and all of them allow it. The ranks
+themselves make sure that no step is lost; if one cannot, it fails, and then all are replaced, as after any other
+failure.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -130,7 +130,7 @@ class Joiner:
         return ""
 
     def _abandon(self, joining: Joining, why: str) -> None:
-        """End their ranks; who closes a generation waits for that, too."""
+        """Stop the new ranks; if a generation is being closed, that waits for them too."""
         attempt = self._attempt
         attempt.joining = None
         nodes = [attempt.nodes[index] for index in sorted(joining.newcomers)]

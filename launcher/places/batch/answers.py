@@ -40,8 +40,11 @@ def read_xml(called: str, text: str) -> ET.Element:
 
 
 def read_json(called: str, text: str) -> dict[str, Any]:
-    """Return the object behind a site's banners. Raises Unreachable where it is damaged: what is left out would seem
-    gone. Signs that JSON does not allow in a text are taken as they are: batch systems write them."""
+    """Return the JSON object behind a site's banners. Raises Unreachable if it is damaged, as jobs missing from it
+    would seem gone.
+
+    Control characters, which JSON does not allow in text, are accepted, because batch systems write them.
+    """
     try:
         found = json.loads(text[max(0, text.find("{")) :], strict=False)
         if isinstance(found, dict):

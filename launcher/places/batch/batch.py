@@ -1,6 +1,7 @@
-"""The base class of a batch system, and what is said of its jobs. All else that a batch cluster does is in this folder.
+"""Define the base class of a batch system, and the states of its jobs.
 
-A kind fills in one `BatchSystem`, in one file: command lines, and how their answers are read.
+Everything else that a batch cluster does is in this folder. A kind fills in one `BatchSystem` in one file: command
+lines, and how to parse their answers.
 """
 
 import os
@@ -138,7 +139,7 @@ class NodeWord(msgspec.Struct, frozen=True):
 
 
 class ExecHost(msgspec.Struct, frozen=True):
-    """An execution host; None: the batch system does not say how many there are."""
+    """An execution host and what it has; None means that the batch system does not say."""
 
     name: str
     cpus: int
@@ -233,7 +234,9 @@ class BatchSystem(ABC):
         return f"{job}[{element}]"
 
     def site(self) -> str:
-        """Return the name of the cluster that answers here; "" where it has none. Several may share one home."""
+        """Return the name of the cluster that answers here, or "" if it has none; several may share one home
+        directory.
+        """
         return ""
 
     # -- how jobs are asked about, and ended
@@ -360,12 +363,12 @@ def directives(sign: str, options: Mapping[str, str | None]) -> list[str]:
 
 
 def output_file(where: Path, name: str) -> str:
-    """Return where the batch process's own words go before it has a log; nowhere if clients may misread the path."""
+    """Return the file for the batch process's output before it has a log; /dev/null if clients may misread the path."""
     return f"{where}/{name}" if _PLAIN_PATH.fullmatch(str(where)) else os.devnull
 
 
 def job_name(run_id: str) -> str:
-    """Return what the job of a run is called: it has to begin with a letter."""
+    """Return the name of a run's job, which has to begin with a letter."""
     return run_id if run_id[0].isalpha() else f"run-{run_id}"
 
 
@@ -392,7 +395,7 @@ def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float 
 
 
 def resolved(name: str, hint: str) -> str:
-    """Return the address that a host's name, or address, resolves to. `hint`: what to do where there is none."""
+    """Return the address of a host's name or address. Raises LaunchError with `hint` if there is none."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:

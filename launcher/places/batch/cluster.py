@@ -1,4 +1,4 @@
-"""A cluster whose jobs wait in a queue: what is common to all of them, whichever scheduler they have."""
+"""Share what clusters with a queue have in common, whichever scheduler they use."""
 
 import os
 from collections.abc import Collection, Sequence

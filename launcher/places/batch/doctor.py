@@ -25,7 +25,7 @@ _BY_WORDS = """$start /bin/sh -c "NODE=$host; "{program}"""
 
 
 class BatchDoctor(ABC):
-    """A doctor of one batch system, whose `check_up` its module offers."""
+    """The checks of one batch system; its module offers them as `check_up`."""
 
     system: type[BatchSystem]
     words: QueueWords
@@ -41,7 +41,7 @@ class BatchDoctor(ABC):
         """Return the command that takes the trial's script on its stdin, for so many nodes."""
 
     def findings(self) -> Iterable[Finding]:
-        """Return what else there is to say of the site."""
+        """Yield further findings about the site; by default none."""
         return ()
 
     def most_nodes(self, chosen: Mapping[str, str]) -> int | None:  # noqa: ARG002 - of those that know one
@@ -49,7 +49,7 @@ class BatchDoctor(ABC):
         return None
 
     def check_up(self, wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
-        """Return everything about the site, as it is found. `tell` is called with what goes on meanwhile."""
+        """Yield findings about the site; `tell` gets a line about what takes long."""
         wish.refuse_all_but("try", "nodes", "within")
         return looked_over(self._site(wish), self.words, wish, tell)
 

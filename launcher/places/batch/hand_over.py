@@ -129,7 +129,7 @@ def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
 
 
 class ThisCluster:
-    """The cluster that answers here; asked for its name at most once, and only where it matters."""
+    """The cluster that answers here; its name is asked for at most once, when it matters."""
 
     def __init__(self, queue: BatchSystem) -> None:
         self._queue = queue

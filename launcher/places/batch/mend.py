@@ -112,7 +112,7 @@ def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> No
 
 
 def _remember(attempt: AttemptDir, word: ClusterWord) -> None:
-    """Keep the word for the day on which the scheduler is silent, or has forgotten how the job ended."""
+    """Keep the scheduler's answer for a time when it is silent or has forgotten how the job ended."""
     before = readable(attempt.seen, ClusterWord)
     if before is None or before.phase != word.phase or before.word != word.word or word.at - before.at > _SEEN_AGAIN_S:
         write_record(attempt.seen, word)

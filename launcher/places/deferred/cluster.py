@@ -54,7 +54,7 @@ class DeferredCluster(Place):
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Have each wait carried on whose process was killed."""
+        """Start the waiting process again of each deferred start that lacks one."""
         for run, attempt in attempts:
             if newest(run) == attempt and not has_ended(run, attempt) and _is_left_lying(attempt):
                 try:

@@ -26,7 +26,7 @@ _RIGHTS = (("create", "jobsets"), ("list", "jobsets"), ("delete", "jobsets"), ("
 
 
 def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Return everything about the cluster, as it is found. `tell` is called with what goes on meanwhile."""
+    """Yield findings about the cluster; `tell` gets a line about what takes long."""
     wish.refuse_all_but()
     return looked_over(_site(wish), WORDS, wish, tell)
 

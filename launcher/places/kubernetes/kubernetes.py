@@ -1,6 +1,6 @@
-"""Kubernetes: a run is a JobSet whose pods are its nodes, on a volume that they share with the machine that submits.
+"""Run on Kubernetes: a run is a JobSet whose pods are its nodes, on a volume shared with the submitting machine.
 
-By kubectl, in the namespace of its current context. Not run on a real cluster by us.
+It uses kubectl, in the namespace of its current context. It has not been run on a real cluster.
 """
 
 import json

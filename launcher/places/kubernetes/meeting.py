@@ -24,7 +24,7 @@ class PodRecord(msgspec.Struct, frozen=True):
 
 
 def stand_by(folder: Path, index: int) -> None:
-    """Say that this pod is there; to be repeated as long as it waits."""
+    """Write this pod's file, which has to be repeated as long as the pod waits."""
     make_dir(folder)
     record = PodRecord(os.environ["JOB_LAUNCH_POD"], os.environ["JOB_LAUNCH_POD_ADDRESS"])
     write_record(folder / f"{index}.json", record)

@@ -47,7 +47,7 @@ class LocalSupervisor(Strategy):
         self._turn: TurnHere | None = None  # it holds the run's slots as long as it is there
 
     def supervise(self, go: BinaryIO) -> int:
-        """Carry the attempt that is named, or that a submitter which died left behind, and those that follow it."""
+        """Run the named attempt, or the one that a dead submitter left, and those that follow it."""
         self._place = AgentPlace.booting(self.run.path, os.environ, self._place)
         with go:
             attempt = _named(self.run, go.read()) or _left_behind(self.run)

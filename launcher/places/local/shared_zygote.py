@@ -70,7 +70,7 @@ class SharedZygote:
         self._say({"op": "preload", "modules": list(plan.entry.preload)})
 
     def look(self) -> None:
-        """Take note of what it has said, and of its end."""
+        """Read whether the zygote is ready or gone; give it up if its imports take too long."""
         if self._child.poll() is not None:
             self.close()
         while not (self.ready or self.gone) and self._heard(0.0) is not None:

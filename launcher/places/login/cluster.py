@@ -1,4 +1,4 @@
-"""A cluster whose programs are on another machine: the `launch` there carries the runs out, and is asked about them."""
+"""Use a cluster whose programs are on another machine, through the `launch` there, which runs and reports the runs."""
 
 import atexit
 import time
@@ -81,7 +81,7 @@ class LoginCluster(Place):
         return self._offered[1]
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return what its cluster tells the login node. A run has its id there too, where that was free."""
+        """Return the hosts as the login node reports them, with those runs that are known here."""
         address = at(spec.login)
         hosts = ask(address, AskHosts(address.on, spec), list[HostNow], timeout_s=LIMIT_S)
         return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]

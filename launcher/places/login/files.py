@@ -51,7 +51,7 @@ _passed_over: dict[tuple[Path, Address, RunId], dict[str, int]] = {}  # files th
 
 @dataclass(frozen=True, slots=True)
 class RemoteRun:
-    """A run of a login node, whose attempts are some of those of a run here."""
+    """A run on a login node, which has some of the attempts of a run here."""
 
     run: RunDir
     address: Address
@@ -150,7 +150,7 @@ def _is_of(remote: RemoteRun, name: str) -> bool:
 
 
 def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
-    """Copy it below `draft`; return the folder of each login node, which tells code from outputs itself."""
+    """Copy the outputs below `draft`; return the folder of each login node, which tells code from outputs itself."""
     folders = []
     for number, remote in enumerate(remote_runs(run)):
         folder = draft / f"{number:03d}" / remote.address.login.replace("/", "_")

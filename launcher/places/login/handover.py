@@ -118,7 +118,7 @@ def _carry_out(handover: Handover, patience: _Patience) -> None:
 
 
 def _settle(handover: Handover, outcome: Outcome) -> None:
-    """Write down what came of it. Raises what went wrong there."""
+    """Record what the login node started. Raises what went wrong there."""
     for (_, attempt), made in zip(handover.members, outcome.runs, strict=False):
         write_record(attempt.handle, Handle(KIND, ticket=handover.intent.ticket, run=made.run, path=made.path))
     if outcome.runs and not outcome.error:

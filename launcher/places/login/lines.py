@@ -54,7 +54,7 @@ def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) 
 
 
 def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without: Collection[str]) -> T:
-    """Return what `work` does; where the connection breaks on the way, all of it is done anew."""
+    """Return what `work` does; if the connection breaks, it is done again from the beginning."""
     pauses = iter(_PAUSES_S)
     was_there = address in _open
     while True:
@@ -71,7 +71,9 @@ def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without
 
 
 def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float) -> dict[Address, T | LaunchError]:
-    """Ask each login node its own question, all at the same time; return the answers, or why there is none in time."""
+    """Ask each login node its own question, all at the same time; return each answer, or the error if there is
+    none in time.
+    """
     deadline = time.monotonic() + limit_s
     # A connection that is slow to come keeps none of the others waiting.
     begun = for_all({str(index): pair for index, pair in enumerate(questions.items())}, lambda _, pair: _begun(*pair))

@@ -92,7 +92,7 @@ def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str 
 
 
 def _keep_avoided(run: RunDir, news: RunNews) -> None:
-    """Keep which nodes are excluded there. What attempts elsewhere say of nodes is not a login node's to change."""
+    """Keep which nodes are excluded there; records of attempts elsewhere are not changed by a login node."""
     before = read_record(run.avoided, list[Blame]) or []
     theirs = {number for number in {blame.attempt for blame in (*before, *news.avoided)} if _was_there(run, number)}
     blames = [blame for blame in before if blame.attempt not in theirs]

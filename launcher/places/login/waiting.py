@@ -1,4 +1,4 @@
-"""Say what runs on a login node's cluster wait for: that cluster waits, for runs under the names they have there."""
+"""Have a run wait on its login node's cluster, for runs under the names that they have there."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _USUAL = QueueOptions()
 
 
 def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Return what of these options, and of following these runs, the cluster there cannot do."""
+    """Return a problem for each of these options, and each run to follow, that the remote cluster does not support."""
     if queue == _USUAL:
         return []
     follows, problems = list[Predecessor](), list[Misfit]()

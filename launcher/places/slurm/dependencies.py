@@ -1,4 +1,4 @@
-"""Runs that a job is to follow, in Slurm's words."""
+"""Translate the runs that a job waits for into options of Slurm."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
-"""The batch script of a run: what of its plan is an option of sbatch, and the one command that is run. Pure.
+"""Build a run's batch script: options of sbatch from its plan, and the one command to run. Pure functions.
 
-submitit renders it; of submitit nothing else goes into the job: no pickle, no handler, no state.
+submitit renders it; nothing else of submitit goes into the job: no pickle, no handler, no state.
 """
 
 import math
@@ -30,8 +30,11 @@ def options(
     *,
     expedites: bool = False,
 ) -> dict[str, str | bool]:
-    """Return the long options of sbatch, without their dashes. `output`: where the batch process's own words go;
-    `expedites`: the site puts jobs that ask for it back at once, and first, after they lose a node."""
+    """Return the long options of sbatch, without their dashes.
+
+    `output` is the file for the batch process's output; `expedites` is whether the site requeues jobs at once and first
+    after they lose a node.
+    """
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
     fewest, most = plan.nodes_min, plan.nodes_max
     found: dict[str, str | bool | None] = {

@@ -1,4 +1,4 @@
-"""Plain hosts over SSH as a cluster: no scheduler, no daemon of ours, no root."""
+"""Use plain hosts over SSH as a cluster, without a scheduler, a daemon of ours, or root."""
 
 import threading
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""`launch doctor POOL`: every host of a pool, and the ways between them. Nothing of ours is left there."""
+"""Check every host of a pool and the links between them, for `launch doctor POOL`; nothing of ours stays there."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

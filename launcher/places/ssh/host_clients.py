@@ -1,4 +1,4 @@
-"""Whom this process asks: one client to each host, kept open; silent ones are left alone for a while."""
+"""Keep one client to each host that this process asks; a host that was silent is left alone for a while."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The host that a node of a run is, the connection to it, and a visit there by our own version of it."""
+"""Find the host that is a node of a run, and reach into it with our own version of the launcher."""
 
 from launcher.errors import LaunchError, Refused
 from launcher.node.inside.visit import host_words, machine_of

@@ -47,8 +47,7 @@ class OfCheckpoints(OfRun, frozen=True):
 
 
 class Open(OfRun, frozen=True, tag="open"):
-    """An attempt is to be carried out: what it needs to be there, with records that follow. Nothing starts before
-    GoAhead. → Opened"""
+    """Prepare an attempt on the host; its records follow. Nothing starts before GoAhead. → Opened"""
 
     node: int
     plan: msgspec.Raw

@@ -1,6 +1,6 @@
-"""Run on a host as text, by whatever Python it has (`python -I -c TEXT ARGUMENTS`): tells what the host offers.
+"""Print what a host has; sent to it as text and run by any Python there (`python -I -c TEXT ARGUMENTS`).
 
-The standard library alone, and nothing newer than Python 3.8 until the version has been looked at.
+It uses only the standard library, and nothing newer than Python 3.8 until the version was checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kinds that hold other kinds: lists, mappings with free keys, one of several shapes, a command line's words."""
+"""Define kinds that contain other kinds: lists, mappings with free keys, one of several shapes, command lines."""
 
 import re
 from collections.abc import Callable
@@ -69,7 +69,7 @@ class ListOf(Struct, frozen=True):
 
 
 class TableOf(Struct, frozen=True):
-    """A mapping whose keys are the user's, as a dict. A value that is read as None is left out."""
+    """A mapping with keys of the user's, as a dict; a value that is read as None is left out."""
 
     key: Leaf
     value: Kind

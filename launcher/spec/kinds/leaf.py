@@ -22,7 +22,7 @@ class Kind(Protocol):
 
 
 class Unfit(Exception):
-    """The text is not of this kind. With a reason where "expected ..., got ..." does not tell enough."""
+    """The text is not of this kind; `reason` is given if "expected ..., got ..." is not enough."""
 
     def __init__(self, hint: str = "", reason: str = "") -> None:
         super().__init__(hint, reason)

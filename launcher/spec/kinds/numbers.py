@@ -1,4 +1,4 @@
-"""Numbers in plain digits, how many nodes, sizes whose unit is written."""
+"""Define kinds of numbers: plain digits, numbers of nodes, and sizes with a unit."""
 
 import re
 

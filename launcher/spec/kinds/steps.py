@@ -1,4 +1,4 @@
-"""`steps:`: a name for each of several jobs, what it needs, and what of its spec is its own."""
+"""Read `steps:`: for each of several jobs its name, what it needs, and what differs in its spec."""
 
 from msgspec import Struct
 

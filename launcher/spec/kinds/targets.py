@@ -1,4 +1,4 @@
-"""Whom messages go to: one word for the kind of place, and its address, or where that is kept."""
+"""Read recipients of notifications: the kind of service, and its address or where that is kept."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Handing one message to one recipient, within a limit. What went wrong is said without the address."""
+"""Deliver one message to one recipient within a time limit; errors never contain the address."""
 
 import base64
 import contextlib
@@ -210,7 +210,7 @@ def _by_command(argv: tuple[str, ...], message: Message, folder: Path, limit_s: 
 
 
 def _run(argv: tuple[str, ...], data: bytes, folder: Path, words: dict[str, str], limit_s: float) -> None:
-    """Run a command in a session of its own, so that all of it ends where it takes too long."""
+    """Run a command in a session of its own, so that all its processes end if it takes too long."""
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
         told.write(data)
         told.seek(0)

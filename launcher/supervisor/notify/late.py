@@ -33,7 +33,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def tell_end(run: RunDir, status: RunStatus) -> Iterator[Told]:
-    """Send what of the run's end is due and was not sent. Raises what keeps its records from being read."""
+    """Send the notification of the run's end that is due and was not sent. Raises if its records cannot be read."""
     what = readable(run.notify, Notifying)
     if what is None or not _is_late(run, status, time.time()):
         return

@@ -23,7 +23,7 @@ _ENDED = {
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One thing to tell; this, with `title` and `text`, is what plain JSON has."""
+    """One notification; with `title` and `text` these are the fields of its JSON form."""
 
     key: str  # unique in this run; each is sent once
     kind: str  # started, restarted, stalled, ended; test
@@ -81,7 +81,7 @@ def counted(restarts: Mapping[str, int]) -> str:
 
 
 def started(key: str, state: RunState, opened: Event) -> Message:
-    """Tell of the moment at which the first generation was opened; `state` may be of a later one."""
+    """Return the message that the run has started, of the time its first generation opened; `state` may be later."""
     state = msgspec.structs.replace(
         _going_on(state), step=opened.step, checkpoint=opened.checkpoint, metrics={}, not_finite={}, restarts={}
     )

@@ -1,4 +1,4 @@
-"""A message in the words of each kind of recipient: pure."""
+"""Format a message for each kind of recipient. Pure functions."""
 
 from email.message import EmailMessage
 from typing import Any

@@ -1,8 +1,8 @@
-"""The process that tells people of one attempt: it reads the run's records and sends what is due.
+"""Send the notifications of one attempt: read the run's records and send what is due.
 
-Each recipient has a thread, so that one that hangs delays no other. A delivery is noted in events.jsonl right after
-it, and the host that coordinates next has that record too. A crash between the two sends the message a second time;
-it never loses one.
+Each recipient has a thread, so that one that hangs delays no other. A delivery is recorded in events.jsonl right after
+it, and the next leader has that record too. A crash between the two sends the message a second time, but never loses
+one.
 """
 
 import contextlib

@@ -95,7 +95,7 @@ class Slots:
             return self._take(occupancy())
 
     def release(self) -> None:
-        """Let go of the slots, or of the place in the queue."""
+        """Release the slots, or the place in the queue."""
         for one in (*self._held, *([self._queued] if self._queued else [])):
             one.close()
         self._held, self._queued, self._taken = (), None, ()
@@ -169,7 +169,7 @@ class Slots:
 
 
 class Alone:
-    """A mark for those who wait here: a run that has slots has lost its leader. It goes with this process."""
+    """A mark for other runs that wait here: this run has slots but has lost its leader. It ends with the process."""
 
     def __init__(self, run: str) -> None:
         self._name = alone_name(_user(), run)

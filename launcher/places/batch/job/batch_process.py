@@ -56,7 +56,7 @@ class BatchSupervisor(Strategy):
     stands_by = False
 
     def supervise(self, go: BinaryIO) -> int:
-        """Return the run's exit code; the scheduler's records then say what ours do."""
+        """Run the attempts of this job's run, and return the exit code for the scheduler's records."""
         go.close()
         die_with(os.getppid())  # else Slurm's end of a job whose parent died would look like a user's
         for name in _OF_THIS_HOST:
@@ -72,7 +72,7 @@ class BatchSupervisor(Strategy):
         return self.keep(queue, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
 
     def keep(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
-        """Carry out one attempt after the other, as long as this allocation can."""
+        """Run one attempt after the other for as long as this allocation can, and return the exit code."""
         if killed_by is not None:
             end_all(lambda: tagged(str(self.run.path), os.getuid()))
         if (put_back := _wait_for_others(queue, self.run, start.job, wakeup)) is not None:
@@ -126,7 +126,7 @@ def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) 
 
 
 def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
-    """Have the job start again, whose nodes are taken from it while it waits on them."""
+    """Requeue a job that waits for others on its nodes and is losing them; return the exit code to leave with."""
     if queue.fate(job) is Fate.CANCELLED:
         write_end(run, attempt, cancelled(f"its {queue.called} job was cancelled"), plan)
         return Exit.OK

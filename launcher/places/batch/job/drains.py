@@ -1,7 +1,7 @@
-"""Nodes of a running job that an administrator drains: their ranks move to a spare, as after `launch nodes drain`.
+"""Move ranks off nodes that an administrator drains under a running job, as after `launch nodes drain`.
 
-A scheduler tells a job nothing of that, and lets it end where it is. So the batch process asks, once in half a minute,
-about all nodes at once, and only where the run keeps a spare: else nothing would come of it.
+A scheduler does not tell a job about that and lets it end where it is. So the batch process asks twice a minute about
+all nodes at once, and only if the run has a spare to move to.
 """
 
 import threading

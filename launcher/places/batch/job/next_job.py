@@ -35,7 +35,7 @@ _LAST_S = 120.0  # how long a requeued job waits for the scheduler to end it
 
 
 class NextJob:
-    """The batch process of a job, whose run goes on."""
+    """The batch process of a job whose run goes on."""
 
     def __init__(self, queue: BatchSystem, run: RunDir, plan: Plan, job: str, wakeup: Wakeup) -> None:
         self._queue, self._run, self._plan, self._job, self._wakeup = queue, run, plan, job, wakeup

@@ -58,8 +58,9 @@ def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
 
 
 def keep(queue: BatchSystem, plan: Plan, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
-    """Have the agent here, as long as it is wanted: who cannot hear the coordinator sees in the folder whether the
-    attempt has ended meanwhile."""
+    """Keep the agent running as long as it is wanted; if it cannot hear the coordinator, look in the folder for
+    the attempt's end.
+    """
     agent = agent_process(plan, attempt, index)
     agents = AgentProcesses([agent], wakeup, leads=False)
     agents.start()

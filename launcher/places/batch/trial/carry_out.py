@@ -79,7 +79,9 @@ def tried(
 
 
 def try_nodes(queue: TrialJobs, wish: DoctorWish, limit_minutes: int, tell: Callable[[str], None]) -> Trial:
-    """Have a job look at nodes; `tell`: what goes on meanwhile. Raises NoTrial, and Unreachable."""
+    """Have a job examine nodes and return the trial; `tell` gets a line about what takes long. Raises NoTrial,
+    Unreachable.
+    """
     limit_s = limit_minutes * 60.0 - _SPARE_S
     with _folder(wish.runs_root) as folder:
         (folder / AT_WORK).write_text(wish.chosen.get("interface", ""))

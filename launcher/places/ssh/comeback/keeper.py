@@ -27,7 +27,7 @@ class ReturningSupervisor(Strategy):
     """The supervisor that returns to a run; its argument is ATTEMPT, with which the run's supervisors were started."""
 
     def boot(self) -> bytes:
-        """Return where this supervisor listens, which is where it did before."""
+        """Return where this supervisor listens: the address that it had before."""
         number = int(self.words[0])
         attempt = self.run.attempt(number)
         mine, peers = presence.taken(attempt), read_record(attempt.keepers, tuple[Peer, ...])

@@ -1,4 +1,4 @@
-"""The attempt at hand as one host carries it: its plan, its records on this disk, its agent, the way to the next."""
+"""Hold one host's part in an attempt: its plan, its records on this disk, its agent, and the change to the next."""
 
 import shutil
 import time

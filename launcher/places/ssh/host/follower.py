@@ -1,4 +1,4 @@
-"""A host's part where it does not lead: its agent, and readiness to take the run over when the leader is gone."""
+"""Run the part of a host that does not lead: its agent, and taking the run over if the leader is lost."""
 
 import time
 from collections.abc import Mapping

@@ -129,7 +129,7 @@ def _others_were_told(keeper: KeeperState, turn_s: float = _TURN_S) -> bool:
 
 
 def keep(keeper: KeeperState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Wait for what the host has to give, and then carry out one attempt after the other."""
+    """Wait for slots, then run one attempt after the other; return the exit code."""
     keeper.here.register()
     if waits_first(keeper.plan) and not wait_for_turn(keeper, wakeup):
         return _exit_code(keeper, Exit.CANCELLED)

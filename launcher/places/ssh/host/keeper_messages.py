@@ -77,7 +77,7 @@ class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpeningSaid(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt, who leads it, and its voters: see `Opening` of the quorum."""
+    """An attempt with its leader and its voters: see `Opening` of the quorum."""
 
     attempt: Number
     leader: Number

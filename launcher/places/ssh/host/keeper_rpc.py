@@ -81,7 +81,7 @@ class KeeperRpc:
     def ask(
         self, question: KeeperQuestion, whom: Collection[int] | None = None, limit_s: float | None = None
     ) -> dict[int, KeeperReply]:
-        """Ask these, or all others, at the same time; who does not answer in time is not among the answers."""
+        """Ask these hosts, or all others, at the same time, and return the answers that came in time."""
         chosen = [number for number in (self._peers if whom is None else whom) if number in self._peers]
         asking = self._ask_all(question, chosen, self._ask_s if limit_s is None else limit_s)
         future: Future[dict[int, KeeperReply]] = asyncio.run_coroutine_threadsafe(asking, self._loop)

@@ -321,7 +321,7 @@ class KeeperState:
         return f"{asker} does not speak for {name[:100] or 'nobody'}"
 
     def _against(self, question: _ToBeDone) -> str:
-        """Do what we are asked to, or say why not."""
+        """Do what was asked, and return why not, or ""."""
         match question:
             case Begin(attempt=attempt):
                 return self._against_leader_of(attempt) or self.ready.prepare()

@@ -144,7 +144,7 @@ class RecordReplicator:
         self._thread.start()
 
     def close(self) -> list[int]:
-        """Send the last of it; gives those that do not know how the attempt has ended."""
+        """Send what is left, stop, and return the hosts that lack the record of the end."""
         self._over.set()
         self._thread.join()
         self._quiet_until.clear()

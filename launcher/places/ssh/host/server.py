@@ -183,7 +183,7 @@ def _report(run: RunDir, events_from: int) -> object:
 
 
 def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
-    """Leave out other hosts' processes, of which the records here are copies: each of those hosts tells of its own."""
+    """Return the facts without processes of other hosts, whose records are copied here: each host reports its own."""
     supervisor = facts.living.keeper or (None if presence.is_held(run) else False)
     living = replace(
         facts.living,

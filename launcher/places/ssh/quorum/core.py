@@ -40,7 +40,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The first entry of an attempt: who leads it, and which hosts vote until the next one."""
+    """The first entry of an attempt: its leader, and which hosts vote until the next one."""
 
     attempt: int
     leader: Host

@@ -143,7 +143,7 @@ def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bo
 
 
 def pardon(run: RunDir, hosts: Collection[str]) -> None:
-    """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
+    """Have the supervisors of an active run include these hosts again, or all."""
 
     def forget(client: HostClient) -> None:
         client.ask(IncludeHosts(run.id, client.place.workdir, tuple(hosts)), type(None), limit_s=client.limits.soon_s)

@@ -37,7 +37,7 @@ _LONGEST_GRACE_S = 3600.0  # that a cancel waits
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run on a pool, and the hosts that say that they have it."""
+    """A run on a pool, and the hosts that have it."""
 
     id: RunId
     pool: str

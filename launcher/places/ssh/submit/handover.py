@@ -115,7 +115,9 @@ class PoolHandover:
         ready: Mapping[str, Surveyed],
         clients: Mapping[str, HostClient],
     ) -> dict[str, LaunchError]:
-        """Open on all, the keepers to all, GoAhead to the first, then to the rest; gives those that failed before."""
+        """Send Open to all, then all supervisors to all, then GoAhead to the first and the rest; return errors
+        before GoAhead.
+        """
 
         def opened(name: str, one: HostClient) -> int:
             return _open(one, *openings[name], self._run.code)

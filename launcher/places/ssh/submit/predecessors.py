@@ -55,7 +55,7 @@ def is_waiting(plan: Plan) -> bool:
 
 
 def release(run: RunDir, attempt: AttemptDir) -> None:
-    """Tell its hosts, of which one keeps it. Raises Refused where it is in the hands of none, Unreachable."""
+    """Release the run on its hosts. Raises Refused if it was not handed to any, and Unreachable."""
     places = run_hosts.handed_to(run, attempt)
     if not places:
         raise Refused(f"{run.id} is being handed to its hosts", f"hint: launch status {run.id}")

@@ -125,7 +125,7 @@ def _end_of_events(run: RunDir) -> tuple[int, bytes]:
 
 
 def begin(run: RunDir, told: HostReport) -> AttemptDir:
-    """Have the attempt here that the host tells of: that there is one, and nothing of what has become of it."""
+    """Return the reported attempt, recorded here if it is new: only that it exists, not what became of it."""
     attempt = run.attempt(told.head.attempt)
     if not attempt.intent.exists():
         _keep_beginning(run, attempt, told)

@@ -1,4 +1,4 @@
-"""A host tells what runs and code take of its disk, and takes away what is over."""
+"""Report what runs and code take of a host's disk, and delete what is over."""
 
 import contextlib
 import os
