@@ -213,7 +213,9 @@ def _refuse_unknown_secrets(run: RunDir) -> None:
 
 
 def _facts(status: RunStatus) -> Iterator[_Part]:
-    """What no file of the run holds: versions, today's status, what the doctor found last."""
+    """Yield facts that no file of the run has: versions, the present status, and the last findings of `launch
+    doctor`.
+    """
     versions = {"launch": VERSION, "python": platform.python_version(), "system": platform.platform()}
     yield _Part("versions.json", {**versions, "packages": dict(_packages())})
     yield _Part("status.json", msgspec.to_builtins(status))
@@ -232,7 +234,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _files(run: RunDir, status: RunStatus, left_out: list[str]) -> Iterator[_Part]:
-    """The run's records, launch's own logs of its attempts, and the last lines of ranks, the failed one first."""
+    """Yield the run's records, launch's own logs of its attempts, and the last lines of ranks, the failed one first."""
     logs = _rank_logs(run, status)
     own = [path for pattern in _RECORDS for path in sorted(run.path.glob(pattern))]
     own += [

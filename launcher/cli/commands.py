@@ -40,7 +40,7 @@ COMMANDS = {
     "nodes trust": ("launcher.cli.places.trust_host", "add the key of an SSH host to the known ones"),
     "nodes drain": ("launcher.cli.places.drain", "move the ranks off a node before it goes"),
     "nodes move": ("launcher.cli.places.move", "move the ranks of a node to a spare; the node is a spare then"),
-    "nodes include": ("launcher.cli.keeping.pardon", "include nodes again that a run excludes because it lost them"),
+    "nodes include": ("launcher.cli.keeping.include", "include nodes again that a run excludes because it lost them"),
     "report": (
         "launcher.cli.looking.report",
         "write runs as one page to send: curves, differences, environment, notes",

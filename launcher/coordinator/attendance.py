@@ -13,7 +13,7 @@ RETURN_S = 10.0  # an agent that died, on a machine that did not: its supervisor
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An agent is gone for good, and with it whatever it ran."""
+    """The loss of an agent, which is gone for good with all its ranks."""
 
     node: int
     held: int  # the generation of its ranks; 0: none

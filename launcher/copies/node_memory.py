@@ -48,7 +48,7 @@ class NodeMemory(ReplicaFiles):
 
 
 class Snapshots(ReplicaFiles):
-    """One folder of them."""
+    """The snapshots in one folder of a node's memory."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -57,7 +57,7 @@ def borrow_packages(python: str) -> None:
 
 
 def has_store(run: RunDir) -> bool:
-    """Whether the newest attempt copies checkpoints to a store."""
+    """Return whether the newest attempt copies checkpoints to an object store."""
     return read_plan(run, attempts(run)[-1].number).spec.checkpoint.copy_to is not None
 
 

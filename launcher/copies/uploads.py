@@ -60,7 +60,7 @@ class Uploads:
         self._noted: int | None = None
 
     def follow(self, start: Start) -> None:
-        """From now on this node's files are those of these ranks; what an earlier generation left is looked at."""
+        """Upload the files of these ranks from now on, after looking at what an earlier generation left."""
         self.close()
         if start.group_rank == 0 or self._rules.apart:
             names = {data_name(start.first_rank + local) for local in range(start.local_world_size)}
@@ -71,7 +71,7 @@ class Uploads:
             threading.Thread(target=self._work.run, name="uploads", daemon=True).start()
 
     def note(self, step: int) -> None:
-        """A rank has reported the commit of this step."""
+        """Wake the upload, because a rank reported that this step is committed."""
         if self._work is not None and step != self._noted:
             self._noted = step
             self._work.more.set()

@@ -150,7 +150,7 @@ def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[st
 
 
 def role_words(plan: Plan, environment: Mapping[str, str], rank: int) -> dict[str, str]:
-    """What a rank is told of its place in its role; `environment`: what its node's processes share."""
+    """Return the variables for a rank's place in its role; `environment` is shared by its node's processes."""
     if not plan.role:
         return {}
     number = plan.role_rank + rank

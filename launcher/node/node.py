@@ -304,7 +304,7 @@ class NodeAgent:
         await self._begin(start, group.begin())
 
     async def _continue_in_place(self, word: messages.ContinueInPlace) -> None:
-        """A new generation in which ranks that run here keep their processes."""
+        """Begin a new generation in which ranks that run here keep their processes."""
         group = self._group
         if group is None or group.generation >= word.start.generation:
             return  # it was stopped meanwhile
@@ -343,12 +343,12 @@ class NodeAgent:
 
     @property
     def _not_of_ranks(self) -> tuple[tuple[int, ...], Pids]:
-        """Of the processes below this one: what to keep, and who waits to be a rank."""
+        """Return the processes below this one that are no ranks: those to keep, and a function for those in reserve."""
         return (*self._preparation.own_pids, self._watchdog.pid), lambda: self._preparation.reserve.pids
 
     @property
     def _generation(self) -> int:
-        """That of the ranks that run here, or are about to; 0: none."""
+        """Return the generation of the ranks that run here or are about to; 0 if there are none."""
         return self._group.generation if self._group is not None else self._opens
 
     async def _stop(self, stop: messages.Stop) -> None:

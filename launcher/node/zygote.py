@@ -110,7 +110,7 @@ Frame = tuple[str, int, str]  # file, line, name of the function
 
 
 class Worker(NamedTuple):
-    """How the traceback of another process ends, and its frames, the outermost first."""
+    """The exception of another process: the last line of its traceback, and its frames, outermost first."""
 
     line: str
     frames: Sequence[Frame]
@@ -293,9 +293,9 @@ def redirect(source: int, *targets: int) -> None:
 
 
 def leaves_where_asked_as_a_rank(encode: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """What is called with each name that is looked up: in reserve the process ends with one that only a rank knows.
+    """Return an `encode` for os.environ that ends a process in reserve which asks for a variable only a rank has.
 
-    With none, or one of its own for it, the program would be another rank later than it believes.
+    Without a value, or with one of its own, the program would be another rank later than it assumes.
     """
 
     def encoded(name: str) -> bytes:
@@ -343,7 +343,9 @@ class EndOfRank:
         self._pid, self._imported = os.getpid(), dict(sys.modules)
 
     def left_by(self, code: object) -> None:
-        """What the program gave to sys.exit; words, and numbers too large, are the interpreter's to deal with."""
+        """Keep what the program gave to sys.exit, unless it is text or a number too large, which the
+        interpreter handles.
+        """
         if code is None or (type(code) in (int, bool) and abs(int(code)) < 1 << 31):  # type: ignore[call-overload]
             self.code = int(code or 0)  # type: ignore[call-overload]
 
@@ -390,9 +392,9 @@ def needs_interpreters_end() -> bool:
 
 
 def has_last_words() -> bool:
-    """Whether a library may have something to do at the end of the process, as a profiler or a file format has.
+    """Return whether a library may have work to do at the process's exit, as a profiler or a file format has.
 
-    Torch has not, and takes half a second of CPU time to find that out. False only where each one is known.
+    Torch has none, and takes half a second of CPU time to find that out. False only if every library is known.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.__file__ or "LD_PRELOAD" in AT_START or "LD_AUDIT" in AT_START:
@@ -403,7 +405,7 @@ def has_last_words() -> bool:
 
 
 def is_silent(path: str, packages: str) -> bool:
-    """A library that is known to do nothing at the end but to free what it has."""
+    """Return whether the library is known to do nothing at exit but free memory."""
     if path.startswith(packages):
         return path[len(packages) :].partition(os.sep)[0] in SILENT_PACKAGES
     folder, name = os.path.split(path)
@@ -440,7 +442,7 @@ def empty(names: Sequence[str]) -> None:
 
 
 def flush_files() -> None:
-    """What is freed in circles may lose its file before its buffer, and of what was imported nothing is freed."""
+    """Flush all open files, because the exit skips the collection that would do it."""
     for one in gc.get_objects():
         if type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with contextlib.suppress(OSError, ValueError):
@@ -486,7 +488,7 @@ PROGRAMS = {"script": script, "module": module, "command": command}
 
 
 def set_argv(start: Sequence[str], args: Sequence[str], folder: str) -> None:
-    """What the user's program sees of its command line, and where it imports from first."""
+    """Set the command line that the user's program sees, and the folder from which it imports first."""
     if sys.version_info >= (3, 10):
         interpreter_and_options = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
         sys.orig_argv[:] = [*interpreter_and_options, *start, *args]
@@ -497,7 +499,7 @@ def set_argv(start: Sequence[str], args: Sequence[str], folder: str) -> None:
 
 
 def make_way(folder: str) -> None:
-    """What is loaded already must not hide a module of the user's with the same name: `code.py` beside the script."""
+    """Forget loaded modules that would hide the user's own of the same name, such as `code.py` beside the script."""
     for name in {entry.partition(".")[0] for entry in os.listdir(folder)} & set(sys.modules) - {"__main__"}:
         loaded = getattr(sys.modules[name], "__spec__", None)
         beside = importlib.machinery.PathFinder.find_spec(name, [folder])
@@ -508,7 +510,7 @@ def make_way(folder: str) -> None:
 
 
 def fresh_main(loader: Any, **more: str) -> dict[str, Any]:
-    """The globals of a new __main__, with the names that this version of Python itself puts there."""
+    """Return the globals of a new __main__, with the names that this Python version itself puts there."""
     main = types.ModuleType("__main__")
     own = {name: value for name, value in globals().items() if name.startswith("__")}
     main.__dict__.update({**own, "__doc__": None, "__loader__": loader, **more})
@@ -545,7 +547,7 @@ class Breakpoints:
 
     @property
     def here(self) -> bool:
-        """False in a child that the script has forked: the socket is the rank's."""
+        """Return whether this is the rank, not a child that the script forked: only the rank has the socket."""
         return os.getpid() == self._pid
 
     def debugger(self) -> Any:
@@ -574,12 +576,12 @@ class Breakpoints:
         return os.path.splitext(fifo_of(self._order))[0] + os.path.splitext(self._order.debug)[1]
 
     def stops(self, place: str) -> None:
-        """It is at a prompt there; "": it goes on."""
+        """Report that the debugger is at a prompt at this place, or with "" that the program goes on."""
         self.place = place
         tell(self._order, json.dumps({"breakpoint": place[:500]}).encode() + b"\n")
 
     def readline(self) -> str:
-        """What somebody types: an end of theirs is none of the debugger's."""
+        """Return the next line that a visitor types; when one leaves, the debugger waits for another."""
         while b"\n" not in self._unread:
             if self._visitor is None:
                 self._let_in()
@@ -682,7 +684,7 @@ def tell(order: Order, line: bytes) -> None:
 
 
 def fifo_of(order: Order) -> str:
-    """A process that was in reserve has that of the rank which it has become."""
+    """Return the rank's pipe for reports; a process that was in reserve keeps the one that it had."""
     if RESERVE in order.env and RESERVE not in os.environ:
         return os.environ.get(PROGRESS, "")
     return order.progress or ""
@@ -923,7 +925,7 @@ def stacks_now() -> dict[str, Any]:
 
 
 def frames_in(frame: Optional[types.FrameType]) -> list[Frame]:
-    """Of a stack, the innermost first, without ours."""
+    """Return the frames of a stack, innermost first, without those of this file."""
     found: list[Frame] = []
     while frame is not None:
         if frame.f_code.co_filename != __file__:
@@ -1047,9 +1049,9 @@ class Keeper(NamedTuple):
 
 
 def become_keeper(words: Keeper, fds: Sequence[int], room: "TagRoom") -> NoReturn:
-    """A child waits for the word to become its agent, and has a zygote for a child then: exec leaves children alone.
+    """Become a run's supervisor by exec, with a child that waits to become its agent and has a zygote as its child.
 
-    So each of them has the parent that it would have had without all this.
+    An exec keeps children, so each process has the parent that it would have had without the shared zygote.
     """
     os.setsid()
     keepers_end, agents_end = (one.detach() for one in socket.socketpair())
@@ -1333,7 +1335,7 @@ class Zygote:
         become_keeper(words, fds, room)
 
     def _import(self, name: str) -> Optional[str]:
-        """Why it cannot be imported."""
+        """Import a module; return why it cannot be imported, or None."""
         threads = len(os.listdir("/proc/self/task"))
         try:
             importlib.import_module(name)
@@ -1429,7 +1431,7 @@ class Zygote:
             self._end()
 
     def _end(self) -> NoReturn:
-        """The agent has let go. Ranks are its children, and end with it."""
+        """Exit because the agent has closed the connection; ranks are our children and end too."""
         os._exit(0)
 
 

@@ -19,7 +19,7 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 class Channel(Protocol):
-    """A command that a transport has started. Nothing of it is done but in the caller's thread."""
+    """A command that a transport has started; all its work is done in the thread that calls a method."""
 
     @property
     def ready_fd(self) -> int:

@@ -6,7 +6,7 @@ from launcher.apps.serving.batching import Key
 
 
 class AnswerCache:
-    """Forgets what is older than `keep_s`, and beyond `size` what was not asked for longest."""
+    """The newest answers: those older than `keep_s` are dropped, and beyond `size` those not used for longest."""
 
     def __init__(self, size: int, keep_s: float) -> None:
         self._size, self._keep_s = size, keep_s

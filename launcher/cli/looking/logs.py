@@ -7,7 +7,7 @@ import time
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.graphs.meant import runs_called
+from launcher.cli.graphs.named import runs_called
 from launcher.cli.looking.follow import follow
 from launcher.cli.looking.log_lines import PlainLine, Prefix, json_line, with_restarts
 from launcher.errors import BadInput, Exit

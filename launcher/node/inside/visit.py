@@ -127,7 +127,7 @@ class Visit(ClosedAtTheEnd):
         return found
 
     def kill(self, question: KillHere) -> int:
-        """Return how many processes the host has ended."""
+        """Have the host end the processes of the question; return how many it ended."""
         self.ask(question)
         word = self._next(_KILL_S)
         if not isinstance(word, KilledHere):

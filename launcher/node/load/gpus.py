@@ -85,7 +85,7 @@ class Gpus:
 
 
 def _driver() -> Any:
-    """Return the initialised library, or None if there is none."""
+    """Return NVIDIA's management library, initialised, or None if there is none."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

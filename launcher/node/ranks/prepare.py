@@ -248,7 +248,7 @@ class Preparation:
 
 
 async def _last_words(zygote: ZygoteLink, log: Path) -> str:
-    """Return the last line of a zygote that failed to start, or "" if it was ended from outside."""
+    """Return the last line of a zygote that failed to start, or "" if a signal ended it or it still lives."""
     try:
         death = await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)
     except TimeoutError:  # it lives, and talks nonsense: nobody knows more than that no rank comes of it

@@ -252,8 +252,10 @@ class BatchSystem(ABC):
         return []
 
     def warn(self, job: str) -> None:  # noqa: B027 - doing nothing is the default
-        """Have the batch process leave (SIGTERM), where that can be sent to it and to nothing else. By default it looks
-        for the wish in its folder every two seconds."""
+        """Send SIGTERM to the batch process, if the system can send it to nothing else.
+
+        By default nothing is sent: the batch process reads requests to stop from its folder every two seconds.
+        """
 
     def cancel(self, job: str) -> None:
         """End the job for good, whatever it is at."""

@@ -56,7 +56,7 @@ class DeferredCluster(Place):
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Start the waiting process again of each deferred start that lacks one."""
         for run, attempt in attempts:
-            if newest(run) == attempt and not has_ended(run, attempt) and _is_left_lying(attempt):
+            if newest(run) == attempt and not has_ended(run, attempt) and _is_abandoned(attempt):
                 try:
                     StandbySupervisor(_DEFERRED_START, run.path).start(attempt.number)
                 except (LaunchError, OSError):
@@ -70,7 +70,7 @@ class DeferredCluster(Place):
         return end_here(run, attempt, plan)
 
 
-def _is_left_lying(attempt: AttemptDir) -> bool:
+def _is_abandoned(attempt: AttemptDir) -> bool:
     """Return whether no process has the attempt in hand: neither its submitter nor one that waits for it."""
     if not attempt.handle.exists() and alive(read_intent(attempt).created_by):
         return False
