@@ -237,8 +237,10 @@ class Closer:
         attempt.standing.message = text + stop
 
     def free(self, nodes: Collection[KnownNode], found: Verdict) -> None:
-        """Have the ranks of these members alone ended, before others take their places: of each there is one at a
-        time. Once they are `Stopped`, it is asked how the others go on."""
+        """End the ranks of these members only, so that no rank runs twice when others take their places.
+
+        Once they are `Stopped`, the coordinator chooses how the others go on.
+        """
         attempt = self._attempt
         attempt.leaving |= {node.index for node in nodes}
         attempt.lost, attempt.blame_at = found, attempt.mono + CLOSE_S

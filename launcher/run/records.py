@@ -117,7 +117,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """metrics/environment.n000.a0001.jsonl: what the ranks of a node found there, for who compares runs."""
+    """The environment that a node's ranks found, for comparing runs: metrics/environment.n000.a0001.jsonl."""
 
     host: str
     python: str  # its path

@@ -38,7 +38,7 @@ def window_here() -> Window | None:
 
 
 def converse(visit: Visit, question: Question, window: Window | None) -> int:
-    """Ask, and be its terminal, or its stdin and stdout, until it has ended; gives its exit code."""
+    """Run a remote command with this terminal, or with stdin and stdout, and return its exit code."""
     visit.ask(question)
     sys.stdout.flush()
     with _Alarms() as alarms, _raw(window):

@@ -62,7 +62,7 @@ def machine_of(run: RunDir, node: int) -> str:
 
 
 def relay(running: Running, source: int, sink: int) -> None:
-    """Pass on what comes from either side, until the host has said all or nobody asks any more."""
+    """Forward bytes in both directions, until the host closes its side or the reader is gone."""
     while True:
         ready = select.select([source, running.ready_fd], [], [])[0]
         if source in ready:

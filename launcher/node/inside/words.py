@@ -43,7 +43,7 @@ class AskStacks(msgspec.Struct, frozen=True, tag="stacks"):
 
 
 class AttachDebugger(msgspec.Struct, frozen=True, tag="attach"):
-    """To a rank that waits in a breakpoint."""
+    """A request to connect this terminal to the debugger of a rank that waits in a breakpoint."""
 
     rank: _RankNumber
 

@@ -157,5 +157,5 @@ class KeeperRpc:
 
 @functools.cache
 def addresses_of(host: str) -> frozenset[str]:
-    """Return the addresses of the host as its connections show them."""
+    """Return the addresses that a host's name has, which are those its connections come from."""
     return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))

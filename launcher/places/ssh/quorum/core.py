@@ -10,7 +10,7 @@ sends the answer. A method that begins with `against` returns the reason for a r
     open(2, ...)   ─ Open ───────────► against_open, accept         after the history was copied there
     carries(...)   ◄──── accepted ────
     settle(2)      ─ Settle ─────────► settle                       ranks may start
-    leads_until    ◄─ pulse, answer ─► may_vote_from, ranks_until   as long as it leads
+    leads_until    ◄─ heartbeat ─────► may_vote_from, ranks_until   as long as it leads
 """
 
 from collections.abc import Collection, Iterable, Mapping
