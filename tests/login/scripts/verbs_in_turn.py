@@ -17,7 +17,7 @@ import launcher.submission.opening
 import launcher.submission.reopening  # noqa: F401
 from launcher import api  # noqa: F401
 from launcher.cli import main
-from launcher.cli.keeping import cancel, fetch, pardon, wait  # noqa: F401
+from launcher.cli.keeping import cancel, fetch, include, wait  # noqa: F401
 from launcher.cli.looking import checkpoints, logs, status  # noqa: F401
 from launcher.cli.starting import resume, submit  # noqa: F401
 from launcher.places.login import cluster, files, handover, lines

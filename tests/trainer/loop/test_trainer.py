@@ -429,7 +429,7 @@ def test_too_many_of_them_in_a_row_end_it_with_their_steps(tmp_path, log_every):
 
 def train_heard(folder, settings):
     """Every word of progress gets through, however soon it comes after the last one."""
-    os.environ["LAUNCH_PROGRESS"], wire._LEAST_S = str(folder / "progress"), 0.0
+    os.environ["LAUNCH_PROGRESS"], wire._REPORT_EVERY_S = str(folder / "progress"), 0.0
     return run_tiny(folder, settings, schedule=None, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
 
 
