@@ -28,7 +28,7 @@ from launcher.ids import LAST, RunId, parse_run_id
 from launcher.places.kinds import kind_named, of_kind
 from launcher.places.place import CancelReport, KeptRemote, Place, Preview
 from launcher.run import registry
-from launcher.run.attempts import attempts, newest, read_intent, read_plan, remains
+from launcher.run.attempts import attempts, last_attempt, newest, read_intent, read_plan, remains
 from launcher.run.draining import ask_to_drain, ask_to_move
 from launcher.run.durable import read_lines, readable, write_record
 from launcher.run.hangs import HangReport
@@ -200,7 +200,7 @@ class Run:
         from launcher.submission.functions import is_call, result_of  # late: of no use to `status`
 
         run = RunDir(self.path)
-        if not is_call(run, attempts(run)[-1].number):
+        if not is_call(run, last_attempt(run).number):
             raise Refused(f"{self.id} is of no function: there is no result", "hint: submit(FUNCTION, ...) starts one")
         status = self.wait(timeout_s)
         self.fetch_outputs()
@@ -240,7 +240,7 @@ class Run:
 
         self.status()
         run = RunDir(self.path)
-        plan = read_plan(run, attempts(run)[-1].number)
+        plan = read_plan(run, last_attempt(run).number)
         frozen = outputs.frozen_names(run, plan)
         draft = new_draft(run.path)
         try:

@@ -64,7 +64,7 @@ from launcher.remote.rpc.server import folder_of, projects_in, serve, take_stdio
 from launcher.remote.rpc.wire import Outcome, encoded, greeting
 from launcher.remote.shipping import kept_trees
 from launcher.run import registry
-from launcher.run.attempts import attempts, read_intent, read_plan
+from launcher.run.attempts import attempts, last_attempt, read_intent, read_plan
 from launcher.run.code import outputs
 from launcher.run.durable import make_dir, readable, write_all, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
@@ -318,7 +318,7 @@ def _outputs(request: AskOutputs) -> LogNews:
     once.
     """
     run = RunDir(_run(request.run).path)
-    last = attempts(run)[-1]
+    last = last_attempt(run)
     if of_kind(read_intent(last).cluster_kind).remote:
         hint = f"hint: on the login node: launch fetch {run.id} --outputs"
         raise Refused("what ranks have written is on other machines behind the login node", hint)

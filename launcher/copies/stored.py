@@ -15,7 +15,7 @@ from launcher.copies.protocol import Save
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.plan.model import Plan
 from launcher.plan.secret_values import credentials_in, without_secrets
-from launcher.run.attempts import attempts, read_plan
+from launcher.run.attempts import last_attempt, read_plan
 from launcher.run.durable import read_record
 from launcher.run.layout import RunDir
 from trainer.checkpoint_files import partial
@@ -58,7 +58,7 @@ def borrow_packages(python: str) -> None:
 
 def has_store(run: RunDir) -> bool:
     """Return whether the newest attempt copies checkpoints to an object store."""
-    return read_plan(run, attempts(run)[-1].number).spec.checkpoint.copy_to is not None
+    return read_plan(run, last_attempt(run).number).spec.checkpoint.copy_to is not None
 
 
 def whole_here(run: RunDir) -> list[int]:
@@ -109,13 +109,13 @@ def _bring(store: ObjectStore, held: Held, folder: Path) -> None:
 
 
 def _folder(run: RunDir) -> Path:
-    return run.path / read_plan(run, attempts(run)[-1].number).spec.checkpoint.dir
+    return run.path / read_plan(run, last_attempt(run).number).spec.checkpoint.dir
 
 
 @contextlib.contextmanager
 def _store(run: RunDir) -> Iterator[ObjectStore]:
     """Open the store in the environment that the run's ranks have, which is as it was afterwards."""
-    plan, before = read_plan(run, attempts(run)[-1].number), dict(os.environ)
+    plan, before = read_plan(run, last_attempt(run).number), dict(os.environ)
     given = variables_for_store(plan, read_record(run.secrets, dict[str, str]) or {})
     os.environ.update(given)
     try:

@@ -32,6 +32,13 @@ def attempts(run: RunDir) -> list[AttemptDir]:
     return [run.attempt(number) for number in _numbers(run)]
 
 
+def last_attempt(run: RunDir) -> AttemptDir:
+    """Return the last attempt. Raises Damaged where the run's folder has none that can be read."""
+    if not (numbers := _numbers(run)):
+        raise Damaged(f"{run.attempts}: has no attempt")
+    return run.attempt(numbers[-1])
+
+
 def _numbers(run: RunDir) -> list[int]:
     try:
         names = os.listdir(run.attempts)

@@ -8,7 +8,7 @@ from launcher.copies.mirror.holders import Holders, NotTransferred, first_that_c
 from launcher.copies.mirror.logs import Theirs
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.remote.parallel import reasons
-from launcher.run.attempts import attempts, read_plan
+from launcher.run.attempts import last_attempt, read_plan
 from launcher.run.durable import read_lines, read_record
 from launcher.run.layout import RunDir
 from launcher.run.records import ANEW, Event, RunState
@@ -23,7 +23,7 @@ _AGAIN = 3  # a run that lets its checkpoints go faster than they can be fetched
 
 def checkpoint_folder(run: RunDir) -> str:
     """Return the checkpoint directory relative to the run's folder, the same on every machine."""
-    return read_plan(run, attempts(run)[-1].number).spec.checkpoint.dir
+    return read_plan(run, last_attempt(run).number).spec.checkpoint.dir
 
 
 def fetch(
@@ -41,7 +41,7 @@ def fetch(
     troubles = bring_logs()
     lines = [f"logs and metrics, {logs.size(run) - before:,} new bytes"]
     passed_over: list[LaunchError] = []
-    moved_on = not theirs(attempts(run)[-1])
+    moved_on = not theirs(last_attempt(run))
     if checkpoint == "newest" and moved_on:
         lines.append(f"checkpoints are written here: {run.path / checkpoint_folder(run)}")
     elif checkpoint == "newest":
@@ -153,7 +153,7 @@ def settle_for(run: RunDir, wanted: Held | None, holders: Holders) -> None:
 
 def _may_begin_anew(run: RunDir) -> bool:
     """Return whether a person has allowed the newest attempt to begin anew."""
-    last = attempts(run)[-1].number
+    last = last_attempt(run).number
     return any(event.kind == ANEW and event.attempt == last for event in read_lines(run.events, Event))
 
 

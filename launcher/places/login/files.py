@@ -28,7 +28,7 @@ from launcher.places.login.messages import (
     LogNews,
 )
 from launcher.remote.parallel import failures
-from launcher.run.attempts import attempts
+from launcher.run.attempts import attempts, last_attempt
 from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir, parse_log_folder
 from launcher.run.records import AttemptEnd, Handle, Intent
@@ -80,7 +80,7 @@ def is_there(attempt: AttemptDir) -> bool:
 
 def bring_logs(run: RunDir) -> None:
     """Copy what is new, until the run has ended and all is here. Raises LaunchError where nothing can be shown."""
-    end = read_record(attempts(run)[-1].end, AttemptEnd)
+    end = read_record(last_attempt(run).end, AttemptEnd)
     now = time.monotonic()
     if end is None and now - _asked_at.get(run.path, -_STEP_S) < _STEP_S:
         return

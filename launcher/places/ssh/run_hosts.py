@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from launcher.places.ssh.host_client import Place
-from launcher.run.attempts import attempts
+from launcher.run.attempts import attempts, last_attempt
 from launcher.run.durable import read_record, write_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import Gone, Intent
@@ -45,7 +45,7 @@ def is_there(attempt: AttemptDir) -> bool:
 
 def give_up(run: RunDir, hosts: Collection[str]) -> None:
     """Record that these hosts are gone for good, as far as the present attempts are concerned."""
-    last = attempts(run)[-1].number
+    last = last_attempt(run).number
     kept = [one for one in _records(run) if one.host not in hosts]
     write_record(run.gone, [*kept, *(Gone(host, last) for host in hosts)])
 

@@ -14,7 +14,7 @@ from launcher.places.ssh.submit.report import HostReport, ask_reports, best_of, 
 from launcher.plan.model import Plan
 from launcher.remote.parallel import AT_ONCE, answers, failures, for_all, reasons
 from launcher.run import registry
-from launcher.run.attempts import attempts, last_seen, read_plan
+from launcher.run.attempts import last_attempt, last_seen, read_plan
 from launcher.run.durable import write_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import ClusterWord
@@ -70,7 +70,7 @@ def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> Cl
 
 def judge(run: RunDir, attempt: AttemptDir) -> ClusterWord:
     """Return the run's state: the first host's word if no other can know better, else that of all."""
-    plan = read_plan(run, attempts(run)[-1].number)
+    plan = read_plan(run, last_attempt(run).number)
     places = _leader_first(plan, places_of(run))
     said = ask_reports(run, places[:1])
     if not any(one.lives and one.is_of(attempt) and not one.head.stale for one in knowing(said)):
