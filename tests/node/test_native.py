@@ -102,5 +102,6 @@ def test_all_ranks_share_the_time_and_those_that_do_not_answer_come_first(rank: 
     looks = with_native([*answered, rank], bound_s=0.5)
     assert time.monotonic() - began < 30
     assert [look.rank for look in looks] == [*range(1, 40), 0]
-    assert looks[-1].native == ("py-spy: took longer than 0.5 s",)
+    [said] = looks[-1].native  # of which time starting it takes a part
+    assert said.startswith("py-spy: took longer than 0.")
     assert looks[-2].native == ()
