@@ -6,12 +6,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection
 from typing import IO
 
 from msgspec import Struct
 
 from launcher.errors import BadInput, Unreachable
+from launcher.run.processes import ends_in_time
 from launcher.spec.cluster_fields import SSH
 from launcher.spec.kinds.groups import WORD, ListOf
 from launcher.spec.kinds.sections import Field, Section
@@ -24,7 +24,6 @@ _FRESH_S = 10.0  # one `launch` asks several times, as for each spec of a submit
 _MOST_BYTES = 1 << 20
 _MOST_HOSTS = 1000  # the clusters file may have 10 000 values, and a host with all that may be said of it has 20
 _LINES_SHOWN, _LONGEST_LINE = 3, 200  # of what it says on stderr
-_POLL_S = 0.01
 
 _answers: dict["HostsCommand", tuple[float, Sequence]] = {}
 
@@ -100,14 +99,11 @@ def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
         except (OSError, ValueError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise BadInput(f"{about}: {reason[:1].lower()}{reason[1:]}", "hint: chmod +x it, if it is there") from None
-        try:
-            _wait(child, (out, err), about, limit_s)
-        except Unreachable as error:
-            raise Unreachable(*error.lines, *_last_lines(err)) from None
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)  # our own child, not reaped yet: the number cannot be another's
-                child.wait()
+        ended = ends_in_time(child, limit_s, lambda: _is_too_much(out, err))
+        if _is_too_much(out, err):
+            raise BadInput(f"{about}: printed more than {_MOST_BYTES:,} bytes")
+        if not ended:
+            raise Unreachable(f"{about}: still running after {limit_s:g} s", *_last_lines(err))
         if child.returncode:
             code = child.returncode
             how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
@@ -116,18 +112,8 @@ def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
         return out.read()
 
 
-def _wait(child: subprocess.Popen[bytes], files: Collection[IO[bytes]], about: str, limit_s: float) -> None:
-    """Return once it has ended. Raise Unreachable after `limit_s`, and BadInput if it prints too much."""
-    until = time.monotonic() + limit_s
-    while True:
-        ended = child.poll() is not None  # before the sizes, which may grow until then
-        if any(os.fstat(file.fileno()).st_size > _MOST_BYTES for file in files):
-            raise BadInput(f"{about}: printed more than {_MOST_BYTES:,} bytes")
-        if ended:
-            return
-        if time.monotonic() >= until:
-            raise Unreachable(f"{about}: still running after {limit_s:g} s")
-        time.sleep(_POLL_S)
+def _is_too_much(*files: IO[bytes]) -> bool:
+    return any(os.fstat(file.fileno()).st_size > _MOST_BYTES for file in files)
 
 
 def _last_lines(err: IO[bytes]) -> list[str]:

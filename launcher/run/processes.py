@@ -15,9 +15,13 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.run.identity import alive, process_id, stat_fields
 from launcher.run.records import ProcessId
+
+if TYPE_CHECKING:
+    import subprocess
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -26,6 +30,8 @@ TAG = "LAUNCH_RUN_DIR"
 _MOST_DESCRIPTORS = 65536
 _EXEC_S = 1.0
 _EXEC_LOOK_S = 0.001
+_DEAD_WITHIN_S = 2.0
+_LOOK_EVERY_S = 0.02  # at how much a program has written: enough for some megabytes
 _CODE_TO, _ENVIRON_FROM, _ENVIRON_TO = 24, 47, 48  # of the words in /proc/PID/stat after the name
 _GIVEN_UP_FIRST = "1000"
 _before: dict[int, int] = {}  # soft limits as they were when this process was started
@@ -302,3 +308,28 @@ def pids() -> Iterator[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)
+
+
+def ends_in_time(child: "subprocess.Popen[bytes]", limit_s: float, is_too_much: Callable[[], bool]) -> bool:
+    """Return whether a child that leads a session ends by itself, in time and before it has written too much; if not,
+    kill its process group.
+    """
+    end = os.pidfd_open(child.pid)  # readable when it ends: no step of a polling loop is lost on a quick one
+    deadline = time.monotonic() + limit_s
+    try:
+        while not (ended := _readable(end, max(0.0, min(_LOOK_EVERY_S, deadline - time.monotonic())))):
+            if is_too_much() or time.monotonic() >= deadline:
+                break
+        return ended and child.poll() is not None
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            if _readable(end, _DEAD_WITHIN_S):
+                child.wait()
+        os.close(end)
+
+
+def _readable(handle: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))

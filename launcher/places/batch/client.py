@@ -3,20 +3,16 @@
 import contextlib
 import os
 import re
-import select
-import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from launcher.errors import Unreachable
 from launcher.node.environment import cleaned
+from launcher.run.processes import ends_in_time
 
-_DEAD_WITHIN_S = 2.0
 _NOT_FOUND = 127  # how a shell leaves that was to become a program which is missing
-_LOOK_EVERY_S = 0.02  # at how much a program has written: enough for some megabytes
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -94,7 +90,7 @@ class Programs(msgspec.Struct, frozen=True):
                 )
             except OSError as error:
                 raise _no_client(argv[0], self.called, error) from error
-            ended = _ends(client, limit_s, lambda: self._is_too_much(out, err))
+            ended = ends_in_time(client, limit_s, lambda: self._is_too_much(out, err))
             if self._is_too_much(out, err):
                 name = os.path.basename(argv[0])
                 raise Unreachable(f"{name} writes more than {self.most_bytes >> 20} MB, which is no answer")
@@ -125,23 +121,6 @@ def said_by(program: str, text: str) -> list[str]:
     return [line.strip()[:200] for line in said.splitlines() if line.strip()]
 
 
-def _ends(client: subprocess.Popen[bytes], limit_s: float, is_too_much: Callable[[], bool]) -> bool:
-    """Return whether it ends by itself, in time and before it has written too much; if not, kill its process group."""
-    end = os.pidfd_open(client.pid)  # readable when it ends: no step of a polling loop is lost on a quick client
-    deadline = time.monotonic() + limit_s
-    try:
-        while not (ended := _readable(end, max(0.0, min(_LOOK_EVERY_S, deadline - time.monotonic())))):
-            if is_too_much() or time.monotonic() >= deadline:
-                break
-        return ended and client.poll() is not None
-    finally:
-        if client.poll() is None:
-            os.killpg(client.pid, signal.SIGKILL)
-            if _readable(end, _DEAD_WITHIN_S):
-                client.wait()
-        os.close(end)
-
-
 def _no_client(program: str, called: str, error: OSError) -> Unreachable:
     hint = f"hint: this needs {called}'s programs: run it on a login node of the cluster, or load their module"
     if isinstance(error, FileNotFoundError):
@@ -163,9 +142,3 @@ def _memory(content: bytes = b"") -> Iterator[int]:
 
 def _text(file: int) -> str:
     return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
-
-
-def _readable(handle: int, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
