@@ -49,6 +49,25 @@ class NoticedRun:
         state = self._desk.until(f"all to wait without node {node}", waits)
         assert state["checkpoint"] == self._last_before(state["generation"] + 1), "the last step is saved"
 
+    def moves_at_each_notice(self, notices, goes):
+        """Have node 1 and the spare, node 2, go by turns: `goes(node)` is the file that tells of it."""
+        generation, leaves, comes = self.trains_on(0, 1, after=0)["generation"], 1, 2
+        for _ in range(notices):
+            self._desk.until("a spare", lambda node=comes: self._state()["nodes"][node]["state"] == "spare")
+            goes(leaves).touch()
+            generation = self.trains_on(0, comes, after=generation)["generation"]
+            goes(leaves).unlink()
+            leaves, comes = comes, leaves
+
+    def waits_at_each_notice(self, notices, goes):
+        """Have node 1 go, and stay once all ranks have left it, so many times."""
+        generation = self.trains_on(0, 1, after=0)["generation"]
+        for _ in range(notices):
+            goes(1).touch()
+            self.waits_without(1)
+            goes(1).unlink()
+            generation = self.trains_on(0, 1, after=generation)["generation"]
+
     def _updates(self):
         if not self._audit.exists():
             return []

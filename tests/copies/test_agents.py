@@ -58,7 +58,7 @@ def test_every_commit_has_a_second_copy_on_the_next_node(hosts):
 def test_the_last_commit_has_its_second_copy_before_the_run_is_over(hosts):
     lab = hosts(2, checkpoint=CheckpointOptions(copy_limit_bytes=1_000_000), steps=10, pause=0, size=5_000_000)
     lab.start(0, 1)
-    told = until("word of the copies", lambda: "second copies" in (told := lab.state()).get("message", "") and told)
+    told = until("word of the copies", lambda: "gets its copies" in (told := lab.state()).get("message", "") and told)
     assert told["state"] == "running"
     assert lab.end() == {0: 0, 1: 0}
     assert lab.state()["safe_checkpoint"] == 10

@@ -1,6 +1,7 @@
 """`notice` of a pool in the clusters file: ranks leave hosts that are about to go, and no step is lost."""
 
 import sys
+from functools import partial
 
 import pytest
 
@@ -29,13 +30,7 @@ def goes(desk, index):
 def test_ranks_move_to_a_spare_and_back_at_each_notice(desk, noticed, notices):
     made = noticed(spares=1, notices=notices)
     desk.run = desk.submit(made.spec, "--on", "pool")
-    generation, leaves, comes = made.trains_on(0, 1, after=0)["generation"], 1, 2
-    for _ in range(notices):
-        desk.until("a spare", lambda node=comes: desk.state_there(0, desk.run)["nodes"][node]["state"] == "spare")
-        goes(desk, leaves).touch()
-        generation = made.trains_on(0, comes, after=generation)["generation"]
-        goes(desk, leaves).unlink()
-        leaves, comes = comes, leaves
+    made.moves_at_each_notice(notices, partial(goes, desk))
     desk.brake.unlink()
     made.none_is_lost(desk.wait(desk.run), again=notices)
 
@@ -44,11 +39,6 @@ def test_ranks_move_to_a_spare_and_back_at_each_notice(desk, noticed, notices):
 def test_without_a_spare_all_save_and_go_on_from_there_once_the_host_stays(desk, noticed, notices):
     made = noticed(mode="warm", notices=notices)
     desk.run = desk.submit(made.spec, "--on", "pool")
-    generation = made.trains_on(0, 1, after=0)["generation"]
-    for _ in range(notices):
-        goes(desk, 1).touch()
-        made.waits_without(1)
-        goes(desk, 1).unlink()
-        generation = made.trains_on(0, 1, after=generation)["generation"]
+    made.waits_at_each_notice(notices, partial(goes, desk))
     desk.brake.unlink()
     made.none_is_lost(desk.wait(desk.run))
