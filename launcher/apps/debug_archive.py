@@ -1,4 +1,4 @@
-"""What a maintainer needs of a run for a bug report, as one small archive without secrets and names of hosts."""
+"""Collect a run's records for a bug report in one small archive, without secrets and names of hosts."""
 
 import getpass
 import io
@@ -58,7 +58,7 @@ _IP_ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One file of the archive."""
+    """A file of the archive."""
 
     name: str
     data: bytes
@@ -67,7 +67,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class DebugArchive:
-    """What the archive of a run holds, and one line for each thing that it does not."""
+    """The files of a run's archive, and one line for each thing that is left out."""
 
     members: tuple[Member, ...]
     left_out: tuple[str, ...]

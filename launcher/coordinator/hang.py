@@ -1,4 +1,4 @@
-"""From what every rank was doing in a hang to the rank that keeps the others waiting. Pure.
+"""Find the rank that keeps the others waiting, by what every rank was doing in a hang. Pure.
 
 A group's collectives have numbers, which are the same on all its ranks. A rank waits in one that it has entered and not
 left. Of the ranks that have not entered it, those that wait nowhere else are at fault; where all of them wait
@@ -272,7 +272,7 @@ def _all_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdi
 
 
 def _by_stacks(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """By their stacks alone, where no rank has a Flight Recorder, or they wait in what it does not know."""
+    """Judge by stacks alone, where no rank has a Flight Recorder or ranks wait in what it does not record."""
     living = _living(ranks)
     outside = _in_no_collective(living)
     if waits or not outside or len(outside) == len(living) or not all(one.stack for one in living):
@@ -315,7 +315,7 @@ def _groups(ranks: Iterable[RankLook]) -> Mapping[tuple[str, tuple[int, ...]], l
 
 
 def _waits(ranks: Sequence[RankLook]) -> list[_Wait]:
-    """Of each group the first collective in which somebody waits; those that most ranks wait in first."""
+    """Return for each group the first collective that a rank waits in, the one with most waiting ranks first."""
     found = list[_Wait]()
     for (name, numbers), members in _groups(ranks).items():
         pending = {rank.rank: _first_pending(group) for rank, group in members}
@@ -487,7 +487,7 @@ def _activity(look: RankLook) -> str:
 
 
 def _hint_of(look: RankLook) -> str:
-    """What to do about where a rank is."""
+    """Return a hint for the place at which a rank is."""
     hints = {
         "data loading": "its data do not come: see the file system, the network and the workers of its DataLoader",
         "a checkpoint": "only this rank saves or loads: all ranks must take part, or wait for it in a barrier",

@@ -32,7 +32,7 @@ _FROZEN_S = 60.0  # in which whoever stopped a process may let it go on
 
 
 class StepTimes:
-    """How long the steps of a generation take, and how long a silence is that they do not explain."""
+    """The step times of a generation, from which follows how long a silence is usual."""
 
     def __init__(self) -> None:
         self._gaps: deque[float] = deque(maxlen=_STEPS)

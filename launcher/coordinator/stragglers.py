@@ -23,7 +23,7 @@ Times = Mapping[tuple[int, int], Sequence[GroupTimes]]  # by rank and its node
 
 
 class NodeClock(NamedTuple):
-    """How far a node's clock is ahead of the coordinator's, and the largest error of that."""
+    """The seconds by which a node's clock is ahead of the coordinator's, and the largest error of that."""
 
     ahead_s: float
     error_s: float

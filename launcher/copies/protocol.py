@@ -86,13 +86,13 @@ class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
 
 
 class Decide(msgspec.Struct, frozen=True, tag="decide", tag_field="t"):
-    """To the first member of a generation: what is loaded?"""
+    """Ask the first member of a generation which checkpoint is loaded."""
 
     generation: int
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", tag_field="t"):
-    """To the first member: this one has all that its ranks load; the answer comes when everybody has."""
+    """Tell the first member that this one has all that its ranks load; it answers when all members have."""
 
     generation: int
     node: int

@@ -1,4 +1,4 @@
-"""What a run has in its object store (`checkpoint.copy_to`), and bringing it here when nothing nearer has it."""
+"""Find a run's checkpoints in its object store (`checkpoint.copy_to`), and fetch them when nothing nearer has them."""
 
 import contextlib
 import importlib

@@ -166,7 +166,7 @@ class NodeAgent:
         self._line.say(messages.Ready(self._home.node.index))
 
     async def _is_still_fit(self, suspects: list[int]) -> bool:
-        """After these ranks have failed; says so where it is not."""
+        """Check the node again after these ranks have failed, and report the result to the coordinator."""
         try:
             await self._preparation.check_again(suspects)
         except NodeUnfit as unfit:

@@ -1,4 +1,4 @@
-"""What tells that this host is about to go, as `notice` of a spec names it: a file, a command, or a signal."""
+"""Watch for the notice that this host is about to go: the file, command or signal that `notice` of a spec names."""
 
 import asyncio
 import os

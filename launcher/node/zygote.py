@@ -312,7 +312,7 @@ def leaves_where_asked_as_a_rank(encode: Callable[[str], bytes]) -> Callable[[st
 
 
 def place_that_asks(name: str) -> str:
-    """In the user's code. "": it is a package that does, for what it logs above all, or the trainer, which knows."""
+    """Return the line of the user's code that asks, or "" if a package does, mostly for its logs, or the trainer."""
     frame = sys._getframe(2)  # noqa: SLF001 - as pdb itself does
     while frame.f_back is not None and is_standard(frame.f_code.co_filename):
         frame = frame.f_back
@@ -339,7 +339,7 @@ class EndOfRank:
         self.code: Optional[int] = None  # that the program ends with; None: the interpreter has to say
 
     def born(self) -> None:
-        """In a rank: whatever is imported by now is none of its own."""
+        """Note in a new rank what is imported already, which is none of its own."""
         self._pid, self._imported = os.getpid(), dict(sys.modules)
 
     def left_by(self, code: object) -> None:
@@ -1420,7 +1420,7 @@ class Zygote:
         return called + (f", started by importing {', '.join(self._thread_starters)}" if self._thread_starters else "")
 
     def _leave(self) -> None:
-        """In the newborn: nothing of the zygote's own stays."""
+        """Close in the newborn what belongs to the zygote alone."""
         self._agent.detach()
         close(self._not_for_ranks)
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a connection. None of it says that a run has failed: it is not seen.
+"""Errors of a connection. None of them says that a run has failed: it cannot be seen.
 
 Unreachable
   Dropped     the host hung up before it said a word

@@ -1,4 +1,4 @@
-"""For a rank of a run of several programs: where the others are."""
+"""Find the addresses of the other programs of a run, from within one of its ranks."""
 
 import os
 

@@ -43,8 +43,8 @@ def unlisted(run: RunDir) -> set[str]:
 
 
 class Replacement:
-    """What a command that waits for a run does when the run has lost hosts: it resumes the run once the pool's command
-    names others. `resume` opens the next attempt."""
+    """Resumes a run that has lost hosts, while a command waits for it, once the pool's command names others. `resume`
+    opens the next attempt."""
 
     def __init__(self, run: RunDir, resume: Callable[[], object], every_s: float = ASK_EVERY_S) -> None:
         self._run, self._resume, self._every_s = run, resume, every_s

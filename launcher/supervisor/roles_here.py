@@ -68,7 +68,7 @@ class RolesHere:
         self.has_begun = False
 
     def _environment(self, role: str) -> Mapping[str, str]:
-        """What all ranks of this role are told of the others; of a run of one program nothing."""
+        """Return the variables that tell ranks of this role where the others are; none in a run of one program."""
         if not role:
             return {}
         addresses = {f"LAUNCH_ADDR_{name.upper()}": ",".join(some) for name, some in self._addresses.items()}

@@ -4,7 +4,7 @@ import msgspec
 
 
 class CollectiveLine(msgspec.Struct, frozen=True):
-    """One operation with one size on so many ranks."""
+    """The times of one operation with one size on a number of ranks."""
 
     operation: str
     ranks: int

@@ -29,7 +29,7 @@ _LESS = ("CODE", "LOGS", "CHECKPOINTS", "STATE")  # what goes first where a term
 
 
 class KeptElsewhere(msgspec.Struct, frozen=True):
-    """What another machine keeps of a run; if it did not answer, the size is None and `silent` is the reason."""
+    """The bytes that another machine keeps of a run; if it did not answer, `total` is None and `silent` the reason."""
 
     on: str
     total: int | None

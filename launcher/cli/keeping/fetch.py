@@ -18,7 +18,7 @@ EXAMPLES = """
 
 
 class FetchedRun(msgspec.Struct, frozen=True):
-    """What was fetched of a run."""
+    """The result of `launch fetch`: one line for each thing that was brought."""
 
     run: str
     run_dir: str

@@ -51,7 +51,7 @@ class PrunedRun(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What `launch prune` deletes, and whether it has done so."""
+    """The runs that `launch prune` deletes, and whether it has done so."""
 
     done: bool
     runs: tuple[PrunedRun, ...]
@@ -60,7 +60,7 @@ class Pruned(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """What would be deleted of one run."""
+    """The parts of one run that would be deleted."""
 
     run: api.Run
     status: RunStatus

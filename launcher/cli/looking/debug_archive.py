@@ -33,7 +33,7 @@ class ListedMember(msgspec.Struct, frozen=True):
 
 
 class ListedArchive(msgspec.Struct, frozen=True):
-    """What an archive contains, and one line for each thing left out."""
+    """The names of an archive's files, and one line for each thing left out."""
 
     file: str | None  # None: only listed
     members: tuple[ListedMember, ...]
