@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from tests.inner_pytest import run_tests
+from tests.inner_pytest import assert_can_be_made, assert_noticed, run_tests
 
 pytestmark = pytest.mark.nightly
 
@@ -98,27 +98,13 @@ SABOTAGES = {
 @pytest.mark.daily
 @pytest.mark.parametrize("name", sorted(SABOTAGES))
 def test_it_can_be_made(name):
-    """What is broken is there once, and so are the tests that are to notice."""
-    file, sound, _, tests, _ = SABOTAGES[name]
-    assert (Path(launcher.__file__).parent / file).read_text().count(sound) == 1
-    assert (TESTS / tests).exists()
+    assert_can_be_made(SABOTAGES[name], Path(launcher.__file__).parent)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(SABOTAGES))
 def test_it_is_noticed(name, tmp_path):
-    file, sound, broken, tests, which = SABOTAGES[name]
-    copy = tmp_path / "launcher"
-    shutil.copytree(Path(launcher.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    text = (copy / file).read_text()
-    assert text.count(sound) == 1, f"{file} has changed: {sound!r}"
-    (copy / file).write_text(text.replace(sound, broken))
-    for kind in ("templates", "jobs"):
-        (tmp_path / kind).symlink_to(TESTS.parent / kind)
-    words = ("-x", "--timeout", "60", str(TESTS / tests), "-k", which)
-    done = run_tests(*words, path=[tmp_path], LAUNCH_TEST_BOUND_S="15")
-    assert done.returncode == 1, done.stdout
-    assert " failed" in done.stdout, done.stdout
+    assert_noticed(SABOTAGES[name], tmp_path)
 
 
 def test_without_sabotage_they_pass(tmp_path):
