@@ -83,19 +83,19 @@ class RunFolder:
         record = Intent(attempt, "0" * 64, kind, reason, None, time.time(), by or dead_process(), kind)
         return self.write(self.run.attempt(attempt).intent, record)
 
-    def keeper(self, process, attempt=1):
+    def supervisor(self, process, attempt=1):
         self.write(self.run.attempt(attempt).started, process)
-        return self.write(self.run.attempt(attempt).handle, Handle("local", keeper=process))
+        return self.write(self.run.attempt(attempt).handle, Handle("local", supervisor=process))
 
     def agent(self, process, node=0, attempt=1):
         if node == 0:
             self.write(self.run.attempt(attempt).endpoint, Endpoint("127.0.0.1", 1, process))
         return self.write(self.run.attempt(attempt).agent(node), AgentRecord(node, "127.0.0.1", process))
 
-    def attempt(self, number=1, keeper=None):
-        """An attempt whose keeper, and agent, is this process: alive; or the one that is given."""
-        keeper = keeper or this_process()
-        return self.intent(number).keeper(keeper, number).agent(keeper, 0, number)
+    def attempt(self, number=1, supervisor=None):
+        """An attempt whose supervisor, and agent, is this process: alive; or the one that is given."""
+        supervisor = supervisor or this_process()
+        return self.intent(number).supervisor(supervisor, number).agent(supervisor, 0, number)
 
     def state(self, state=State.RUNNING, attempt=1, **more):
         return self.write(self.run.state, state_of(self.path.name, state, attempt, **more))
@@ -133,11 +133,11 @@ class RunFolder:
         """A whole run that ended well."""
         now = time.time()
         values = {"exit_code": 0, "step": 100, "total_steps": 100, "ended_at": now, **more}
-        run = self.plan().attempt(keeper=dead_process()).state(State.SUCCEEDED, **values)
+        run = self.plan().attempt(supervisor=dead_process()).state(State.SUCCEEDED, **values)
         return run.end(State.SUCCEEDED, ended_at=now)
 
     def running(self, **more):
-        """A run whose keeper, this process, lives."""
+        """A run whose supervisor, this process, lives."""
         values = {"step": 40, "total_steps": 100, "rate": 2.0, "started_at": time.time() - 20, "world_size": 2}
         values["monotonic_s"] = boottime() + 120  # it is no old word yet when a slow machine comes to read it
         return self.plan().attempt().state(State.RUNNING, **values | more)
@@ -145,7 +145,7 @@ class RunFolder:
     def failed(self, failure=None, **more):
         now = time.time()
         values = {"cause": Cause.USER_ERROR, "exit_code": 10, "failure": failure, "ended_at": now, **more}
-        run = self.plan().attempt(keeper=dead_process()).state(State.FAILED, **values)
+        run = self.plan().attempt(supervisor=dead_process()).state(State.FAILED, **values)
         return run.end(State.FAILED, Cause.USER_ERROR, 10, ended_at=now)
 
     def _append(self, path, record):

@@ -115,7 +115,7 @@ class Agent:
 
     index: int
     process: ProcessId
-    buried: ProcessId | None = None  # the agent before, which its keeper has seen die
+    buried: ProcessId | None = None  # the agent before, which its supervisor has seen die
     alive: bool = True
     connected: bool = False
     introduced: bool = False  # the Join of this connection has arrived: what is sent to the node reaches this agent
@@ -291,7 +291,7 @@ class Cluster:
             return
         process = self.stale_agents.get(event.node, self.spoke[event.node])
         if isinstance(self.event, Join) and process == self.event.buried:
-            return  # its own keeper has seen it die
+            return  # its own supervisor has seen it die
         if isinstance(self.event, Join) and self.event.process.boot_id != process.boot_id:
             return  # the machine was started anew since
         silent_s = self.mono - self.heard_at[process]

@@ -19,7 +19,7 @@ class _Found:
     save: Save
     order: tuple[int, int, float, str]
     committed: bool = False
-    keepers: list[int] = field(default_factory=list)
+    with_manifest: list[int] = field(default_factory=list)
     holders: dict[str, list[int]] = field(default_factory=dict)
 
     @property
@@ -60,11 +60,11 @@ def choose(
         return SaveChoice(hopeless=hopeless, passed_over=passed_over)
     return SaveChoice(
         save=chosen.save,
-        keepers=tuple(chosen.keepers),
+        with_manifest=tuple(chosen.with_manifest),
         holders={name: tuple(nodes) for name, nodes in chosen.holders.items()},
         hopeless=hopeless,
         passed_over=passed_over,
-        fetches=not set(members) <= set(chosen.keepers).intersection(*chosen.holders.values()),
+        fetches=not set(members) <= set(chosen.with_manifest).intersection(*chosen.holders.values()),
     )
 
 
@@ -101,7 +101,7 @@ def _saves(inventories: Inventories, kind: Kind) -> list[_Found]:
             save = Save(held.kind, held.step, held.digest)
             found = saves.setdefault(save, _Found(save, order(held)))
             found.committed = found.committed or held.committed
-            found.keepers.append(node)
+            found.with_manifest.append(node)
             for name in (*held.present, *held.missing):
                 found.holders.setdefault(name, [])
             for name in held.present:

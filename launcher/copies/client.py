@@ -45,7 +45,7 @@ async def inventory(link: ReplicaLink) -> list[Held]:
 
 async def decision(link: ReplicaLink, generation: int) -> words.LoadDecision:
     decided = await _record(link, words.Decide(generation), words.LoadDecision)
-    if any(choice.save is not None and not choice.keepers for choice in (decided.load, decided.best)):
+    if any(choice.save is not None and not choice.with_manifest for choice in (decided.load, decided.best)):
         raise WireError("it chose a checkpoint that nobody has")
     return decided
 

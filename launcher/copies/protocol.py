@@ -44,7 +44,7 @@ class SaveChoice(msgspec.Struct, frozen=True):
     """The checkpoint that every member must have, and the nodes that have it."""
 
     save: Save | None = None  # None: there is none
-    keepers: tuple[int, ...] = ()  # nodes that have its manifest
+    with_manifest: tuple[int, ...] = ()  # nodes that have its manifest
     holders: dict[str, tuple[int, ...]] = {}  # by file: nodes that have it
     hopeless: tuple[Save, ...] = ()  # newer ones that nobody who is here can complete
     passed_over: tuple[Save, ...] = ()  # newer ones that somebody who is away may complete

@@ -208,7 +208,7 @@ class Replication:
             if self._files.set_aside(save)
         ]
         for choice in (decision.load, decision.best):
-            if choice.save is not None and self._node in choice.keepers:
+            if choice.save is not None and self._node in choice.with_manifest:
                 if self._files.make_room_for_draft(choice.save):
                     said.append(_gave_way(choice.save, self._node))
                 self._files.settle(choice.save)
@@ -237,7 +237,7 @@ class Replication:
         async def bring(file: FileEntry, place: int) -> None:
             holders = [servers[node] for node in holders_of[file] if node in servers]
             if not holders:
-                raise SaveGone(f"{file.name} of {save}, which node {choice.keepers[0]} has, is on no node")
+                raise SaveGone(f"{file.name} of {save}, which node {choice.with_manifest[0]} has, is on no node")
             turn = (place + start.group_rank) % max(1, len(holders))
             async with turns:
                 await self._bring(whole, Get(save, file.name), file, holders[turn:] + holders[:turn])
@@ -249,7 +249,7 @@ class Replication:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         if await asyncio.to_thread(self._files.move_in, save):
-            self._say(Noted(self._node, "checkpoint_set_aside", _gave_way(save, choice.keepers[0])))
+            self._say(Noted(self._node, "checkpoint_set_aside", _gave_way(save, choice.with_manifest[0])))
         if lacking:
             megabytes = sum(file.size for file in lacking) / 1e6
             text = f"node {self._node} fetched {megabytes:.1f} MB of {save} from other nodes"
@@ -259,18 +259,18 @@ class Replication:
         self, save: Save, choice: SaveChoice, servers: dict[int, ReplicaAddress]
     ) -> tuple[bytes, Manifest]:
         """Return the manifest's bytes and content."""
-        if self._node in choice.keepers:
+        if self._node in choice.with_manifest:
             here = await asyncio.to_thread(self._files.manifest, save)
             return here, await asyncio.to_thread(decode, here)
-        keepers = [servers[node] for node in choice.keepers if node in servers]
+        with_manifest = [servers[node] for node in choice.with_manifest if node in servers]
         problem = ""
-        for server in keepers:
+        for server in with_manifest:
             try:
                 async with asyncio.timeout(self._patience.give_up_s), self._reach(server) as link:
                     return await peer.manifest(link, save)
             except (WireError, TimeoutError) as error:
                 problem = _said(server, error)
-        if not keepers:
+        if not with_manifest:
             raise SaveGone(f"no node has the manifest of {save}")
         raise NotBrought(f"the manifest of {save}: {problem}")
 
@@ -331,8 +331,8 @@ def _told_by(start: Start, text: str) -> str:
     return f"node {start.replicas[0].node} says: {text}"
 
 
-def _gave_way(save: Save, keeper: int) -> str:
-    return f"another {save} is set aside for that of node {keeper}"
+def _gave_way(save: Save, holder: int) -> str:
+    return f"another {save} is set aside for that of node {holder}"
 
 
 def _passed_over(choice: SaveChoice) -> str:

@@ -86,7 +86,7 @@ async def live(
         code, goes_on = await work(home, intent.token, watchdog, buried)
         return code
     finally:
-        # On this machine alone the next attempt is sure to find it, and its keeper sure to take it away in the end.
+        # On this machine alone the next attempt is sure to find it, and its supervisor sure to take it away in the end.
         if not (goes_on and plan.one_machine):
             close_tier(Path(plan.run_dir), number, index)
 

@@ -54,7 +54,7 @@ TAG, ROOM = "LAUNCH_RUN_DIR", "LAUNCH_TAG_ROOM"
 # What of an environment has nothing to do with imports. CUDA reads its variable when it is first used.
 OF_A_RUN = ("LAUNCH_", "TORCHELASTIC_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
 PROGRESS, RESERVE = "LAUNCH_PROGRESS", "LAUNCH_RESERVE"
-PLACE, OFFERED = "LAUNCH_AGENT_PLACE", "LAUNCH_ZYGOTE"  # what a keeper and an agent are told of theirs
+PLACE, OFFERED = "LAUNCH_AGENT_PLACE", "LAUNCH_ZYGOTE"  # what a supervisor and an agent are told of theirs
 REPORT_BYTES = 4000  # below PIPE_BUF, so that a report reaches the FIFO whole or not at all
 CANNOT_START = 125  # exit code of a rank whose log, folder or environment could not be had
 # The agent decides what ends. Blocked, not ignored: a signal that comes while a newborn rank is still getting ready
@@ -1039,8 +1039,8 @@ def collective_of(entry: dict[str, Any]) -> dict[str, Any]:
 # --- one zygote for many runs ---
 
 
-class Keeper(NamedTuple):
-    """What the owner of a zygote wants started: the keeper of a run, with room for an agent that has a warm zygote."""
+class Supervisor(NamedTuple):
+    """The supervisor that the owner of a zygote wants started, with room for an agent that has a warm zygote."""
 
     argv: Sequence[str]
     env: dict[str, str]
@@ -1048,35 +1048,35 @@ class Keeper(NamedTuple):
     fds: Sequence[int]  # the numbers that the descriptors have in it which come with this word
 
 
-def become_keeper(words: Keeper, fds: Sequence[int], room: "TagRoom") -> NoReturn:
+def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") -> NoReturn:
     """Become a run's supervisor by exec, with a child that waits to become its agent and has a zygote as its child.
 
     An exec keeps children, so each process has the parent that it would have had without the shared zygote.
     """
     os.setsid()
-    keepers_end, agents_end = (one.detach() for one in socket.socketpair())
-    keeper = os.getpid()
+    supervisors_end, agents_end = (one.detach() for one in socket.socketpair())
+    supervisor = os.getpid()
     place = os.fork()
     if place == 0:
-        die_with(keeper)
+        die_with(supervisor)
         close([fd for fd in open_fds() if fd != agents_end])
         room.name(words.run_dir)
         become_agent(agents_end)
-    gate = give(words.fds, fds, keepers_end)
+    gate = give(words.fds, fds, supervisors_end)
     replace_program(words.argv, {**words.env, PLACE: f"{gate} {place}"})
 
 
-def become_agent(keepers_end: int) -> NoReturn:
-    """Once the keeper says what its agent is to be. Raise Standby in the zygote of that agent."""
-    keeper, data, fds = socket.socket(fileno=keepers_end), b"", []
+def become_agent(supervisors_end: int) -> NoReturn:
+    """Once the supervisor says what its agent is to be. Raise Standby in the zygote of that agent."""
+    supervisor, data, fds = socket.socket(fileno=supervisors_end), b"", []
     with contextlib.suppress(ConnectionError):  # it ended without having read what this process said
-        data, fds, _, _ = socket.recv_fds(keeper, MAX_LINE_BYTES, MAX_HANDED)
+        data, fds, _, _ = socket.recv_fds(supervisor, MAX_LINE_BYTES, MAX_HANDED)
     while data and not data.endswith(b"\n"):
-        more = keeper.recv(1 << 16)
+        more = supervisor.recv(1 << 16)
         data = data + more if more else b""
-    keeper.detach()
+    supervisor.detach()
     if not data:
-        os._exit(0)  # the keeper has no use for it
+        os._exit(0)  # the supervisor has no use for it
     words = json.loads(data)
     os.setsid()
     agents_end, ours = (one.detach() for one in socket.socketpair())
@@ -1085,7 +1085,7 @@ def become_agent(keepers_end: int) -> NoReturn:
         os.setsid()
         close([fd for fd in open_fds() if fd != ours])
         raise Standby(ours, agent, -1)
-    signal_at_death_of_parent(0)  # an agent that has lost its keeper finds out by itself
+    signal_at_death_of_parent(0)  # an agent that has lost its supervisor finds out by itself
     offered = give(words["fds"], fds, agents_end)
     replace_program(words["argv"], {**words["env"], OFFERED: f"{offered} {sys.executable}"})
 
@@ -1235,8 +1235,8 @@ class Zygote:
             op = error
         if op == "fork":
             return self._fork(words)
-        if op == "keeper":
-            self._start_keeper(words)
+        if op == "supervisor":
+            self._start_supervisor(words)
         elif op == "preload" and isinstance(words.get("modules"), list):
             if "home" in words:
                 self._settle_in(words["home"], words["modules"])
@@ -1302,14 +1302,14 @@ class Zygote:
             print(f"launch: this zygote cannot be shared: {error}", file=sys.stderr, flush=True)
             self._end()
 
-    def _start_keeper(self, words: dict[str, Any]) -> None:
-        """Fork what becomes the keeper of a run: nobody's child, because a process between the two ends at once."""
+    def _start_supervisor(self, words: dict[str, Any]) -> None:
+        """Fork what becomes the supervisor of a run: nobody's child, because a process between the two ends at once."""
         fds, self._handed = self._handed, []
         del words["op"]
         try:
-            keeper, room = Keeper(**words), self._room
+            supervisor, room = Supervisor(**words), self._room
             self._check_fitness()
-            if room is None or not room.fits(keeper.run_dir):
+            if room is None or not room.fits(supervisor.run_dir):
                 raise NoFork("there is no room for the name of the run")
             between = os.fork()
         except (TypeError, NoFork, OSError) as error:
@@ -1317,7 +1317,7 @@ class Zygote:
             close(fds)
             return
         if between == 0:
-            self._become_keeper(keeper, fds, room)
+            self._become_supervisor(supervisor, fds, room)
         _, status = os.waitpid(between, 0)
         close(fds)
         if status == 0:
@@ -1325,14 +1325,14 @@ class Zygote:
         else:
             self._say(op="refused", id=0, reason="it cannot fork")
 
-    def _become_keeper(self, words: Keeper, fds: Sequence[int], room: TagRoom) -> NoReturn:
+    def _become_supervisor(self, words: Supervisor, fds: Sequence[int], room: TagRoom) -> NoReturn:
         try:
             if os.fork():
                 os._exit(0)
         except OSError:
             os._exit(1)
         self._agent.detach()
-        become_keeper(words, fds, room)
+        become_supervisor(words, fds, room)
 
     def _import(self, name: str) -> Optional[str]:
         """Import a module; return why it cannot be imported, or None."""

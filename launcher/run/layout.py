@@ -54,9 +54,9 @@ class AttemptDir:
     site = NamedFile("site.json")  # which of the clusters of its kind the attempt was handed to
     job_lock = NamedFile(".job-lock")  # held as long as somebody may be handing the attempt over
     others_log = NamedFile("others.log")  # what the program that starts agents on other machines says
-    keeper_log = NamedFile("keeper.log")
+    supervisor_log = NamedFile("keeper.log")
     messenger_log = NamedFile("messenger.log")
-    keepers = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
+    supervisors = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
     host_index = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
     fetched = NamedFile("fetched")  # there once all that its ranks wrote on other machines has been copied here
     opened_on = NamedFile(
@@ -84,7 +84,7 @@ class AttemptDir:
     def agent_log(self, index: int) -> Path:
         return self.node(index) / "agent.log"
 
-    def node_keeper_log(self, index: int) -> Path:
+    def node_supervisor_log(self, index: int) -> Path:
         return self.node(index) / "keeper.log"
 
     def zygote_log(self, index: int) -> Path:

@@ -49,10 +49,10 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """attempts/0001/handle.json: how to ask the cluster about this attempt: the keeper's process, Slurm's job."""
+    """attempts/0001/handle.json: how to ask the cluster about this attempt: the supervisor's process, Slurm's job."""
 
     cluster_kind: str
-    keeper: ProcessId | None = None
+    supervisor: ProcessId | None = msgspec.field(default=None, name="keeper")
     job_id: str | None = None
     ticket: str = ""  # in that job's comment: ids are given again by a controller that lost its memory
     run: str | None = None  # what the run is called where it is, if another machine has taken it over; once "" if not
@@ -259,7 +259,7 @@ class NodeLoad(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """state.json: the coordinator's last word, or the keeper's where the coordinator could not have one."""
+    """state.json: the coordinator's last word, or the supervisor's where the coordinator could not have one."""
 
     run: str
     name: str

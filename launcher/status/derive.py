@@ -219,13 +219,13 @@ def _verdict(facts: RunFacts) -> _Verdict:
         return _cluster_verdict(facts, facts.word)
     if facts.attempt == 0:
         return _unknown(_joined(*facts.trouble) or f"there is no attempt in {facts.run_dir}")
-    if facts.living.keeper:
+    if facts.living.supervisor:
         return _recorded_verdict(own)
     if facts.submitter:
         reason = facts.intent.reason if facts.intent is not None else ""
         return _Verdict(State.STARTING, f"about to start ({reason})")
     if facts.living.anything:
-        return _without_keeper(facts, own)
+        return _without_supervisor(facts, own)
     if facts.trouble:
         return _unknown(_joined(*facts.trouble))
     if facts.living.anything is None or facts.submitter is None:
@@ -242,7 +242,7 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
     wait = f"the next attempt starts after {end.delay_s:g} s" if end.delay_s else "the next attempt is about to start"
     if facts.word is not None:
         return _cluster_verdict(facts, facts.word)
-    match facts.living.keeper:
+    match facts.living.supervisor:
         case True:
             return _Verdict(State.QUEUED, _joined(end.message, wait), end.cause)
         case False:
@@ -313,7 +313,7 @@ def _recorded_verdict(own: RunState | None) -> _Verdict:
     return _Verdict(own.state, own.message, own.cause, own.exit_code)
 
 
-def _without_keeper(facts: RunFacts, own: RunState | None) -> _Verdict:
+def _without_supervisor(facts: RunFacts, own: RunState | None) -> _Verdict:
     """Return the verdict on a run whose supervisor is dead while other processes of it are not."""
     if facts.living.coordinator:
         said = _recorded_verdict(own)
@@ -322,15 +322,17 @@ def _without_keeper(facts: RunFacts, own: RunState | None) -> _Verdict:
     if facts.living.agents:
         return _unknown("its coordinator is gone; the agents that are left will leave when their lease runs out")
     if facts.handle is None:
-        return _Verdict(State.STARTING, "starting agents")  # a keeper that has not made itself known yet
+        return _Verdict(State.STARTING, "starting agents")  # a supervisor that has not made itself known yet
     pids = ", ".join(map(str, facts.living.others))
     return _unknown(f"its agents are gone, but these processes of it are left: {pids}", next_=_cancel(facts))
 
 
 def _elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
     """Return the verdict on a run whose processes are on another machine, where this one cannot check them."""
-    keeper = facts.handle.keeper if facts.handle is not None else None
-    host = keeper.host if keeper is not None else facts.intent.created_by.host if facts.intent is not None else "?"
+    supervisor = facts.handle.supervisor if facts.handle is not None else None
+    host = (
+        supervisor.host if supervisor is not None else facts.intent.created_by.host if facts.intent is not None else "?"
+    )
     if own is None:
         return _unknown(f"opened on {host}; whether it lives can only be told there")
     seen = f"last seen {own.state.upper()} at {_clock(own.updated_at)}"

@@ -51,14 +51,14 @@ class PlanHead(msgspec.Struct, frozen=True):
 class Living:
     """Which processes of the newest attempt live: True, False, or None where this machine cannot tell."""
 
-    keeper: bool | None = False  # it watches the agents and starts the attempt that follows
+    supervisor: bool | None = False  # it watches the agents and starts the attempt that follows
     coordinator: bool | None = False
     agents: bool | None = False  # any of them
     others: tuple[int, ...] = ()  # whatever else carries the run's tag; looked for only where all the above are dead
 
     @property
     def anything(self) -> bool | None:
-        return any_of((self.keeper, self.coordinator, self.agents, bool(self.others)))
+        return any_of((self.supervisor, self.coordinator, self.agents, bool(self.others)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RunFacts:
     stop: StopRequest | None = None
     end: AttemptEnd | None = None
     living: Living = Living()
-    submitter: bool | None = False  # the process that opened the attempt; looked for only where no keeper is known
+    submitter: bool | None = False  # the process that opened the attempt; looked for only where no supervisor is known
     trouble: tuple[str, ...] = ()  # what is there but could not be read
     word: ClusterWord | None = None  # what the cluster says, where one was asked
     avoided: tuple[Blame, ...] = ()
@@ -114,7 +114,7 @@ class RunFacts:
         """
         if self.end is None or self.state is None or self.state.attempt != self.attempt:
             return False
-        return self.end.state.ended and not self.state.state.ended and self.living.keeper is True
+        return self.end.state.ended and not self.state.state.ended and self.living.supervisor is True
 
     @property
     def attempt_dir(self) -> tuple[RunDir, AttemptDir]:
@@ -194,9 +194,9 @@ class _Look:
     def at_attempt(self, attempt: AttemptDir) -> RunFacts:
         intent = self.read(attempt.intent, Intent)
         handle = self.read(attempt.handle, Handle)
-        keeper = handle.keeper if handle is not None else self.read(attempt.started, ProcessId)
+        supervisor = handle.supervisor if handle is not None else self.read(attempt.started, ProcessId)
         # First who lives, then what was written: a process that is seen dead has written all that it ever will.
-        living, submitter = self._living(attempt, handle, keeper, intent)
+        living, submitter = self._living(attempt, handle, supervisor, intent)
         stop = self.read(attempt.stop, StopRequest)
         end = self.read(attempt.end, AttemptEnd)
         state = self.read(self.run.state, RunState)
@@ -228,18 +228,18 @@ class _Look:
         return RunFacts(self.run.path, _moment(), state=state, head=head, trouble=tuple(self._trouble))
 
     def _living(
-        self, attempt: AttemptDir, handle: Handle | None, keeper: ProcessId | None, intent: Intent | None
+        self, attempt: AttemptDir, handle: Handle | None, supervisor: ProcessId | None, intent: Intent | None
     ) -> tuple[Living, bool | None]:
-        if keeper is None and handle is not None:
-            return Living(keeper=None, coordinator=None, agents=None), False
-        submitter = alive(intent.created_by) if keeper is None and intent is not None else False
-        kept = alive(keeper) if keeper is not None else False
+        if supervisor is None and handle is not None:
+            return Living(supervisor=None, coordinator=None, agents=None), False
+        submitter = alive(intent.created_by) if supervisor is None and intent is not None else False
+        kept = alive(supervisor) if supervisor is not None else False
         if kept is not False or submitter:
-            return Living(keeper=kept, coordinator=kept, agents=kept), submitter
+            return Living(supervisor=kept, coordinator=kept, agents=kept), submitter
         endpoint = self.read(attempt.endpoint, Endpoint)
         coordinator = alive(endpoint.process) if endpoint is not None else False
         agents = any_of(alive(agent) for agent in self._agents(attempt))
-        owner = keeper or (intent.created_by if intent is not None else None)
+        owner = supervisor or (intent.created_by if intent is not None else None)
         last = () if coordinator or agents else self._tagged(owner)
         return Living(kept, coordinator, agents, last), submitter
 

@@ -43,8 +43,8 @@ class DeferredStart(Strategy):
             return Exit.OK
         with locked(attempt.job_lock) as alone:
             if alone is not None and newest(self.run) == attempt and not attempt.end.exists():
-                log_to(attempt.keeper_log)
-                write_record(attempt.handle, Handle(DEFERRED, keeper=this_process()))
+                log_to(attempt.supervisor_log)
+                write_record(attempt.handle, Handle(DEFERRED, supervisor=this_process()))
                 self._wait(attempt, read_plan(self.run, attempt.number))
         return Exit.OK
 

@@ -137,7 +137,7 @@ class RolesHere:
         attempt, _ = new_attempt(run, plan.cluster, "submit" if before is None else "requeue", None)
         raise_fence(run, attempt.number)
         create_record(attempt.started, this_process())
-        write_record(attempt.handle, Handle(LOCAL, keeper=this_process()))
+        write_record(attempt.handle, Handle(LOCAL, supervisor=this_process()))
         if before is None:
             write_record(run.state, first_state(plan, attempt.number))
         part.attempt = attempt

@@ -40,7 +40,7 @@ class Strategy:
     def carry(self, attempt: AttemptDir | None) -> int:
         """Run this attempt and those that follow it here; return the exit code of the last, or `leaves_with`."""
         while attempt is not None:
-            log_to(attempt.keeper_log)
+            log_to(attempt.supervisor_log)
             raise_fence(self.run, attempt.number)
             end = self.carry_out(attempt)
             if end.state is not State.QUEUED:

@@ -1,4 +1,4 @@
-"""A proved TCP connection between two of our processes: agents and coordinator, replica servers, keepers of a run.
+"""A proved TCP connection between two of our processes: agents and coordinator, replica servers, supervisors of a run.
 
     server → client   {"v":4,"nonce":S}
     client → server   {"v":4,"nonce":C,"mac":HMAC(key, client|CLIENT|SERVER|S|C)}

@@ -47,7 +47,7 @@ def run_on(kind, folder):
     made = RunFolder(folder).plan()
     attempt = made.run.attempt(1)
     made.write(attempt.intent, Intent(1, "0" * 64, kind, "submit", None, 1000.0, of_another_machine(), kind, "t"))
-    made.write(attempt.handle, Handle(kind, keeper=of_another_machine(), job_id="7"))
+    made.write(attempt.handle, Handle(kind, supervisor=of_another_machine(), job_id="7"))
     return api.Run(folder.name, folder)
 
 

@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
     run.write(run.run.notify, Notifying((Recipient("slack-1", "slack", address),), ("failed",)))
     run.event(said, "failure", rank=0, cause=Cause.USER_ERROR)
     attempt = run.run.attempt(1)
-    for path in (attempt.agent_log(0), attempt.zygote_log(0), attempt.keeper_log, attempt.messenger_log,
+    for path in (attempt.agent_log(0), attempt.zygote_log(0), attempt.supervisor_log, attempt.messenger_log,
                  attempt.error_file(0, 0), attempt.hang(1), run.path / "metrics" / "environment.n000.a0001.jsonl",
                  run.path / "spec.yaml", run.path / "checkpoints" / "step-00000001" / "MANIFEST.json"):  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def test_it_is_listed_before_it_is_written(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    run = RunFolder(tmp_path / "runs" / "job-abcd").plan().attempt(keeper=dead_process())
+    run = RunFolder(tmp_path / "runs" / "job-abcd").plan().attempt(supervisor=dead_process())
     run.state(State.SUCCEEDED).end(State.SUCCEEDED).log(0, "one\n")
     run.write(run.run.secrets, {"TOKEN": "of-the-plan"})
     registry.register("job-abcd", run.path, fsync=False)

@@ -4,10 +4,10 @@
 
 `nodes: 1..2` of this machine, a rank each, ddp. The power of a node is cut: its agent, and all that runs below it, are
 killed at once. The rank that is left goes on alone; with warm that is a new process, which begins with the newest
-checkpoint. Then the node comes back, as its keeper starts its agent again. With hot its rank joins while the other one
-trains; with warm it waits for the next failure. How long the other one stands still for it is told from its steps: the
-longest time between two new ones from when that rank is started until it has been there for a while, less what a step
-takes that nothing disturbs. Every loss has a run of its own, and the modes take turns.
+checkpoint. Then the node comes back, as its supervisor starts its agent again. With hot its rank joins while the other
+one trains; with warm it waits for the next failure. How long the other one stands still for it is told from its steps:
+the longest time between two new ones from when that rank is started until it has been there for a while, less what a
+step takes that nothing disturbs. Every loss has a run of its own, and the modes take turns.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     uv run python tests/benchmarks/memory.py [--write]
 
 PSS: a page that n processes share counts 1/n for each, so sums are honest. Shown for the ranks, and for what
-supervises them: launch's keeper, agent and zygote; torchrun's agent.
+supervises them: launch's supervisor, agent and zygote; torchrun's agent.
 """
 
 import argparse

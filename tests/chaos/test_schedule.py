@@ -19,7 +19,7 @@ def test_no_more_than_a_run_can_stand_and_some_at_once():
 
 
 def test_of_a_group_no_more_than_of_one():
-    kinds = {"kill": Kind(), "power": Kind(most=1, group="host"), "keeper": Kind(most=1, group="host")}
+    kinds = {"kill": Kind(), "power": Kind(most=1, group="host"), "supervisor": Kind(most=1, group="host")}
     for seed in range(50):
         assert sum(one.fault != "kill" for one in drawn(seed, kinds, 12, (1.0, 5.0))) <= 1
 

@@ -294,7 +294,7 @@ class Local(World):
         "kill-zygote": Kind(2),
         "kill-standby": Kind(1),
         "freeze-zygote": Kind(1, lasts_s=(1.0, 12.0)),
-        "freeze-keeper": Kind(1, lasts_s=(1.0, 12.0)),
+        "freeze-supervisor": Kind(1, lasts_s=(1.0, 12.0)),
         "full-disk": Kind(1, lasts_s=(0.5, 6.0)),
         "starve": Kind(1, lasts_s=(1.0, 12.0)),
         "clock": Kind(1, lasts_s=(2.0, 20.0)),
@@ -310,13 +310,13 @@ class Local(World):
         "kill-zygote": killed("zygote"),
         "kill-standby": killed("standby"),
         "freeze-zygote": frozen("zygote"),
-        "freeze-keeper": frozen("keeper"),
+        "freeze-supervisor": frozen("supervisor"),
         "full-disk": full_disk,
         "starve": starved,
         "clock": wrong_clock,
         "record": harmed_record,
     }
-    own: ClassVar = {"agent": b"launcher.node\0", "zygote": b"zygote.py", "keeper": b"local_supervisor:"}
+    own: ClassVar = {"agent": b"launcher.node\0", "zygote": b"zygote.py", "supervisor": b"local_supervisor:"}
     clock_names = ("0", "1")
     preload = "[decimal]"  # with nothing to import a zygote leaves no standby
 
@@ -506,8 +506,8 @@ class Pool(World):
         "kill-guard": Kind(1),
         "freeze-agent": Kind(3, lasts_s=(1.0, 40.0)),
         "freeze-both": Kind(2, lasts_s=(1.0, 40.0)),
-        "freeze-keeper": Kind(2, lasts_s=(1.0, 40.0)),
-        "kill-keeper": Kind(1, most=1, group="host"),
+        "freeze-supervisor": Kind(2, lasts_s=(1.0, 40.0)),
+        "kill-supervisor": Kind(1, most=1, group="host"),
         "power": Kind(1, most=1, group="host", lasts_s=(5.0, 20.0)),
         "clock": Kind(1, lasts_s=(2.0, 20.0)),
         "damage": Kind(1, most=1, group="host"),
@@ -521,15 +521,15 @@ class Pool(World):
         "kill-guard": killed("guard"),
         "freeze-agent": frozen("agent"),
         "freeze-both": frozen_with_guard,
-        "freeze-keeper": frozen("keeper"),
+        "freeze-supervisor": frozen("supervisor"),
         "damage": damaged_file,
-        "kill-keeper": killed("keeper"),
+        "kill-supervisor": killed("supervisor"),
         "power": no_power,
         "clock": wrong_clock,
         "record": harmed_record,
         **CUTS,
     }
-    own: ClassVar = {"agent": b"launcher.node\0", "zygote": b"zygote.py", "keeper": b"ssh.host.keeper"}
+    own: ClassVar = {"agent": b"launcher.node\0", "zygote": b"zygote.py", "supervisor": b"ssh.host.host_supervisor"}
     script = APART
     ranks = 1
     more = ", spares: 1"

@@ -133,7 +133,7 @@ def test_a_thousand_runs_at_once(desk):
     """By the processor's time of the command alone; the plan and the labels of each are read."""
     dead = dead_process()
     for number in range(1000):
-        folder = desk.run(f"job-{number:04d}").plan().attempt(keeper=dead)
+        folder = desk.run(f"job-{number:04d}").plan().attempt(supervisor=dead)
         folder.state(State.SUCCEEDED, submitted_at=1000.0 + number, metrics={"val_loss": number / 7})
     folder.run.labels.write_bytes(msgspec.json.encode({"tags": ["x"]}))
     assert min(sum(used(desk)) for _ in range(3)) < 1.0

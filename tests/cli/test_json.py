@@ -103,7 +103,7 @@ def test_what_is_changed_of_runs(three):
     assert (over["state"], over["already_ended"], over["ended"]) == ("succeeded", True, [])
     assert answer(three, "notify", "good", "--json") == []
     blame = Blame("gpu07", "it burns", 1, time.time(), time.time() + 900)
-    three.run("lost-dddd").plan().attempt(keeper=before_this_boot()).state().write(
+    three.run("lost-dddd").plan().attempt(supervisor=before_this_boot()).state().write(
         (three.root / "runs" / "lost-dddd" / "avoided.json"), [blame]
     )
     assert answer(three, "nodes", "include", "lost", "--json")["included"][0]["host"] == "gpu07"

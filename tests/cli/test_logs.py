@@ -89,7 +89,7 @@ def test_of_a_failure_each_traceback_is_shown_once_and_why_the_run_was_given_up(
 
 
 def test_following_a_lost_run(desk):
-    desk.run().plan().attempt(keeper=before_this_boot()).state().log(0, "last words")
+    desk.run().plan().attempt(supervisor=before_this_boot()).state().log(0, "last words")
     done = desk.launch("logs", "last", "-f", check=21)
     assert "last words" in done.stdout
     assert "lost" in done.stderr

@@ -312,7 +312,9 @@ def test_a_disk_without_space(desk, tmp_path):
     assert done.returncode == 4
     assert done.stderr.startswith(f"launch: {small}")
     assert done.stderr.endswith(": no space left on device\nhint: free some space there\n")
-    until("the keeper that stood by to leave", lambda: not any(str(small).encode() in one for one in environments()))
+    until(
+        "the supervisor that stood by to leave", lambda: not any(str(small).encode() in one for one in environments())
+    )
 
 
 def environments():

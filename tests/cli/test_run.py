@@ -90,7 +90,7 @@ def test_a_script_of_a_project_that_lies_elsewhere_is_run_as_that_project(projec
     done = project.launch("run", "lone/scripts/train.py", cwd=above)
     assert f"\nthe script's project is {lone}: ranks begin there\n" in done.stderr
     assert [(lone / ".launch/runs").is_dir(), (above / ".launch").exists()] == [True, False]
-    until("its keeper to leave", lambda: not any(str(lone) in tag for tag in tagged_processes().values()))
+    until("its supervisor to leave", lambda: not any(str(lone) in tag for tag in tagged_processes().values()))
     (project.root / "pyproject.toml").touch()
     (nested / "pyproject.toml").touch()
     assert spec_of(project, "nested/train.py").run.script == "nested/train.py", "it is of the project one stands in"
@@ -147,7 +147,7 @@ def test_a_run_without_a_spec(project):
     assert f"ranks run with the project's own Python: {venv}\n" in in_venv.stderr
     detached = in_venv.stdout.strip()
     assert project.launch("wait", detached).stdout == f"{detached} succeeded: all ranks have finished\n"
-    until("its keeper to leave", lambda: not any(str(project.root) in tag for tag in tagged_processes().values()))
+    until("its supervisor to leave", lambda: not any(str(project.root) in tag for tag in tagged_processes().values()))
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,14 @@ def test_wait_shows_no_control_that_a_record_holds(desk):
 def test_wait_for_several_gives_the_exit_code_of_the_first_that_failed(desk):
     desk.run("good-aaaa").succeeded()
     desk.run("bad-bbbb").failed()
-    desk.run("lost-cccc").plan().attempt(keeper=before_this_boot()).state()
+    desk.run("lost-cccc").plan().attempt(supervisor=before_this_boot()).state()
     done = desk.launch("wait", "good", "bad", "lost", "good-aaaa", check=10)
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["good-aaaa", "bad-bbbb", "lost-cccc"]
     assert desk.launch("wait", "good", "none", check=3).stdout == ""
 
 
 def test_wait_of_a_lost_run(desk):
-    desk.run().plan().attempt(keeper=before_this_boot()).state()
+    desk.run().plan().attempt(supervisor=before_this_boot()).state()
     assert desk.launch("wait", "last", check=21).stdout.startswith("job-abcd lost: ")
 
 
@@ -57,14 +57,16 @@ def test_wait_gives_up_after_its_time(desk):
 @pytest.mark.parametrize("state", [State.SUCCEEDED, State.CANCELLED])
 def test_cancel_of_an_ended_run_says_so(desk, state):
     run = desk.run()
-    run.plan().attempt(keeper=dead_process()).end(state, exit_code=0).state(state)
+    run.plan().attempt(supervisor=dead_process()).end(state, exit_code=0).state(state)
     assert "already ended" in desk.launch("cancel", "last").stdout
     assert not run.run.attempt(1).stop.exists()
 
 
 def test_cancel_of_several_begins_with_none_where_one_is_unknown(desk):
     for name in ("one-aaaa", "two-bbbb"):
-        desk.run(name).plan().attempt(keeper=dead_process()).end(State.SUCCEEDED, exit_code=0).state(State.SUCCEEDED)
+        desk.run(name).plan().attempt(supervisor=dead_process()).end(State.SUCCEEDED, exit_code=0).state(
+            State.SUCCEEDED
+        )
     said = desk.launch("cancel", "one", "two", "one-aaaa").stdout
     assert [line.split()[0] for line in said.splitlines()] == ["one-aaaa", "two-bbbb"]
     assert desk.launch("cancel", "one", "none", check=3).stdout == ""
@@ -78,7 +80,7 @@ def test_resume_of_a_live_run_is_refused(desk):
 
 
 def test_a_cause_that_says_the_same_is_said_once(desk):
-    desk.run().plan().attempt(keeper=dead_process()).end(State.CANCELLED, Cause.CANCELLED, 20)
+    desk.run().plan().attempt(supervisor=dead_process()).end(State.CANCELLED, Cause.CANCELLED, 20)
     assert desk.launch("wait", "last", check=20).stdout == "job-abcd cancelled\n"
 
 

@@ -195,7 +195,7 @@ def test_a_metrics_file_that_is_a_link_to_itself_stops_no_page(desk, name):
 
 
 def test_a_run_on_another_machine(desk):
-    desk.run().plan().attempt(keeper=of_another_machine()).state()
+    desk.run().plan().attempt(supervisor=of_another_machine()).state()
     page = desk.launch("status", "last").stdout
     assert page.startswith("job-abcd unknown: last seen RUNNING at ")
     assert "another-machine" in page
@@ -234,7 +234,7 @@ def test_watch_draws_until_the_run_has_ended(desk):
 
 def test_watching_the_table_ends_with_the_last_run(desk):
     desk.run("one-aaaa").succeeded()
-    desk.run("two-bbbb").plan().attempt(keeper=before_this_boot()).state()
+    desk.run("two-bbbb").plan().attempt(supervisor=before_this_boot()).state()
     code, shown = desk.on_terminal("status", "--watch")
     assert code == 0
     assert "lost" in shown
@@ -242,7 +242,7 @@ def test_watching_the_table_ends_with_the_last_run(desk):
 
 def test_status_writes_nothing(desk):
     run = desk.run().running()
-    desk.run("dead-bbbb").plan().attempt(keeper=before_this_boot()).state()
+    desk.run("dead-bbbb").plan().attempt(supervisor=before_this_boot()).state()
     before = {path: os.stat(path).st_mtime_ns for path in desk.root.rglob("*")}
     desk.launch("status")
     desk.launch("status", run.path.name)

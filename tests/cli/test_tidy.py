@@ -147,7 +147,7 @@ def test_what_runs_take(many):
 def test_the_plan_for_a_thousand_runs_is_there_at_once(desk):
     dead = dead_process()
     for number in range(1000):
-        folder = desk.run(f"job-{number:04d}").plan().attempt(keeper=dead).log(0, "x")
+        folder = desk.run(f"job-{number:04d}").plan().attempt(supervisor=dead).log(0, "x")
         folder.state(State.SUCCEEDED, ended_at=1000.0, submitted_at=900.0)
     took = []
     for _ in range(3):

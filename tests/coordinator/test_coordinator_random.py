@@ -94,7 +94,7 @@ class Storm(RuleBasedStateMachine):
         agent = self.cluster.agents.get(index)
         if not self.over and (agent is None or not agent.alive):
             if agent is not None and agent.process.pid in self.cluster.zombies:
-                return  # its keeper sees that it still lives
+                return  # its supervisor sees that it still lives
             same = agent is None or not anew
             machine = "boot" if agent is None else agent.process.boot_id
             self.cluster.boot(index, ready=ready, machine=machine if same else f"{machine}+")

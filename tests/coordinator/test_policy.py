@@ -313,7 +313,7 @@ def test_restarts_are_failures_after_which_the_run_went_on() -> None:
     history = [
         failure(), event("regroup"), event("generation_opened"),
         failure(Cause.HANG), event("requeue"),
-        failure(Cause.NODE_LOST, 2), event("ended", 2),  # its coordinator died: the keeper spoke for it
+        failure(Cause.NODE_LOST, 2), event("ended", 2),  # its coordinator died: the supervisor spoke for it
         event("agent_joined", 3), failure(Cause.KILLED, 3), event("ended", 3),
     ]  # fmt: skip
     assert restarts_by_cause(history) == {"killed": 1, "hang": 1, "node_lost": 1}

@@ -44,7 +44,7 @@ def test_the_newest_that_is_whole_over_all_nodes_together():
     choice = choose({0: [held(10, 0, 1, 2), held(20, 0)], 1: [held(20, 1)], 2: [held(20, 2)]}, [0, 1])
     assert (choice.save, choice.fetches) == (save_of(20), True)
     assert choice.holders == {ALL[0]: (0,), ALL[1]: (1,), ALL[2]: (2,)}
-    assert choice.keepers == (0, 1, 2)
+    assert choice.with_manifest == (0, 1, 2)
 
 
 def test_a_newer_one_that_nobody_can_complete_is_hopeless():
@@ -87,7 +87,7 @@ def test_an_older_one_that_is_not_whole_is_left_alone():
 
 def test_a_draft_counts_where_another_node_has_committed_the_same():
     choice = choose({0: [held(10, 0, 1)], 1: [held(10, 2, committed=False)]}, [0, 1])
-    assert (step_of(choice), choice.keepers) == (10, (0, 1))
+    assert (step_of(choice), choice.with_manifest) == (10, (0, 1))
 
 
 def test_what_nobody_has_committed_does_not_exist():
@@ -103,7 +103,7 @@ def test_files_of_two_saves_of_one_step_are_never_mixed():
 def test_of_two_whole_saves_of_one_step_the_later_attempts_is_the_newer():
     inventories = {0: [held(10, 0, 1, 2, save="z")], 1: [held(10, 0, 1, 2, save="b", attempt=2)]}
     choice = choose(inventories, [0, 1])
-    assert (choice.save, choice.keepers, choice.fetches) == (save_of(10, "b"), (1,), True)
+    assert (choice.save, choice.with_manifest, choice.fetches) == (save_of(10, "b"), (1,), True)
 
 
 def test_the_best_ones_are_another_matter():

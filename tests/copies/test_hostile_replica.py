@@ -154,7 +154,13 @@ def test_a_first_member_that_lies_takes_no_good_checkpoint_away(tmp_path, lie):
             digest = save_apart([pool.folders[0], tmp_path / "node-1"], 20)
             told = {"hopeless": [["step", 20, digest]], "another": []}[lie]
             other = {"another": ["step", 20, "0" * 32], "hopeless": None}[lie]
-            forgery = {"save": other, "keepers": [1], "holders": {}, "hopeless": told, "fetches": other is not None}
+            forgery = {
+                "save": other,
+                "with_manifest": [1],
+                "holders": {},
+                "hopeless": told,
+                "fetches": other is not None,
+            }
             liar = LyingServer(tmp_path / "node-1", ("decide", (), {"load": forgery, "best": {}}))
             replicas = (ReplicaAddress(1, address(1), await liar.open()), pool.server(0))
             start = Start(1, 1, 1, 2, 1, 2, address(1), 1, 0, replicas)
@@ -194,7 +200,7 @@ def test_a_server_that_lies_keeps_a_member_from_its_checkpoint_and_does_no_more(
     drawn = random.Random(SEED).sample(cases, min(len(cases), 150 * SCALE))
     missing = {**words["decide"]["load"]["holders"]}
     missing.popitem()
-    drawn += [("decide", ("load", "holders"), missing), ("decide", ("load", "keepers"), []), ("cut", (), 0)]
+    drawn += [("decide", ("load", "holders"), missing), ("decide", ("load", "with_manifest"), []), ("cut", (), 0)]
     drawn += [("list", (0, "step"), 2**63 - 1), ("list", (0, "digest"), "../../x")]
     failed = 0
     for number, lie in enumerate(drawn):

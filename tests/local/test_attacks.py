@@ -85,9 +85,9 @@ def test_we_listen_on_the_nodes_own_address_only(lab):
     run = lab.submit(lab.chain(args="steps: 5000", resources="nodes: 2\nranks_per_node: 1"))
     lab.until_step(run, 2)
     agents = [lab.agent_pid(run, 0), lab.agent_pid(run, 1)]
-    keeper = json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
+    supervisor = json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
     zygotes = [pid for agent in agents for pid in lab.zygotes(agent)]
-    found = listeners_of([keeper, *agents, *zygotes])
+    found = listeners_of([supervisor, *agents, *zygotes])
     assert len(found) == 1
     assert found[0].split(":")[0] == "0100007F"
     lab.launch("cancel", run)

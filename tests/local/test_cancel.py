@@ -63,8 +63,8 @@ while True:
         lab.spec("name: stay\nrun:\n  script: stay.py\nresources:\n  ranks_per_node: 2\nrecovery:\n  grace: 1s\n")
     )
     lab.until_step(run, 3)
-    keeper = json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
-    everyone = [keeper, *descendants(keeper)]
+    supervisor = json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
+    everyone = [supervisor, *descendants(supervisor)]
     assert len(everyone) >= 5
     stranger = subprocess.Popen(["sleep", "600"])
     began = time.monotonic()
@@ -122,7 +122,7 @@ def test_while_the_agents_are_still_starting(lab):
     assert lab.processes() == []
 
 
-def test_with_the_keeper_killed_before(lab):
+def test_with_the_supervisor_killed_before(lab):
     run = lab.submit(lab.chain(args="steps: 5000"))
     lab.until_step(run, 2)
     assert kill(json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"])

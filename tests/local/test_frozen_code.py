@@ -68,11 +68,11 @@ def of_many_files(lab):
     return run
 
 
-def begun_by_a_keeper(lab, run):
-    """Its next attempt, by a keeper that nobody has asked a thing before."""
-    keeper = supervisor_of(lab.run_dir(run))
+def begun_by_a_supervisor(lab, run):
+    """Its next attempt, by a supervisor that nobody has asked a thing before."""
+    supervisor = supervisor_of(lab.run_dir(run))
     attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
-    keeper.start(attempt.number)
+    supervisor.start(attempt.number)
     found = lab.until(
         "its end", lambda: (now := lab.status(run))["attempt"] == 2 and now["exit_code"] is not None and now
     )
@@ -84,7 +84,7 @@ def test_the_code_of_many_files_is_copied_before_the_ranks_start_and_is_that_of_
     run = of_many_files(lab)
     assert lab.wait(run)["state"] == "succeeded"
     shutil.rmtree(lab.run_dir(run) / "code")
-    assert begun_by_a_keeper(lab, run)["state"] == "succeeded"
+    assert begun_by_a_supervisor(lab, run)["state"] == "succeeded"
     assert lab.rank_logs(run).count("says 7 2001") == 2, lab.rank_logs(run)
 
 
@@ -95,7 +95,7 @@ def test_a_run_whose_code_was_tampered_with_before_it_was_copied_ends_before_its
     [stored] = lab.run_dir(run).parent.glob(".code/*/lib/f7.py")
     stored.chmod(0o600)
     stored.write_text("value = 'bad'\n")
-    found = begun_by_a_keeper(lab, run)
+    found = begun_by_a_supervisor(lab, run)
     assert (found["state"], found["cause"]) == ("failed", "launcher_fault")
     assert "is not the code any more that was frozen for" in found["message"]
     assert lab.rank_logs(run).count("says") == 1

@@ -76,7 +76,7 @@ def until_said(lab, run):
     return lab.until("the word of it", lambda: "records wait" in (said := lab.status(run))["message"] and said)
 
 
-def keeper_pid(lab, run):
+def supervisor_pid(lab, run):
     return int(lab.run_dir(run).joinpath("attempts/0001/handle.json").read_bytes().split(b'"pid":')[1].split(b",")[0])
 
 
@@ -119,17 +119,17 @@ def test_ranks_are_started_again_once_there_is_room(lab, disk, go_on):
     assert {event["cause"] for event in lab.events(run, "failure")} == {"killed", "disk"}
 
 
-def test_the_keeper_waits_and_opens_the_next_attempt_once_there_is_room(lab, disk, go_on):
+def test_the_supervisor_waits_and_opens_the_next_attempt_once_there_is_room(lab, disk, go_on):
     run = lab.submit(stepping(lab, go_on))
     lab.until_step(run, 5)
     disk.fill()
     until_said(lab, run)
     go_on.touch()
     assert kill(lab.agent_pid(run, 0))
-    lab.until("the end of the agent", lambda: not lab.children(keeper_pid(lab, run), b"launcher.node"))
+    lab.until("the end of the agent", lambda: not lab.children(supervisor_pid(lab, run), b"launcher.node"))
     said = until_said(lab, run)
-    assert said["state"] == "running"  # its last word, and its keeper lives
-    assert read(keeper_pid(lab, run), "cmdline")
+    assert said["state"] == "running"  # its last word, and its supervisor lives
+    assert read(supervisor_pid(lab, run), "cmdline")
     disk.clear()
     status = lab.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 2)

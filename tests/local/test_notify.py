@@ -135,7 +135,7 @@ def test_an_agent_that_is_killed_takes_no_messenger_along(lab, web, messengers):
     assert [(one["kind"], one["state"]) for one in web.taken][1:] == [("ended", "cancelled")]
 
 
-def test_a_killed_keeper_leaves_no_messenger(lab, web, messengers):
+def test_a_killed_supervisor_leaves_no_messenger(lab, web, messengers):
     spec = lab.chain(args="steps: 400", more="notify: {to: {json: HOOK}}\n", hold=399)
     run = lab.submit(spec, env={"HOOK": web.address})
     lab.until_step(run, 1)

@@ -50,7 +50,7 @@ def spans(desk, runs):
     return sorted((status["started_at"], status["ended_at"], run) for run in runs for status in [desk.wait(run)])
 
 
-def keeper(desk, run):
+def supervisor(desk, run):
     return int(next(pid for pid in desk.processes(desk.run_dir(run)) if b"local_supervisor:" in command(pid)))
 
 
@@ -93,7 +93,7 @@ def test_a_waiting_run_is_cancelled_and_one_whose_supervisor_is_killed_waits_on(
     queued(desk, killed, "waits for")
     desk.launch("cancel", gone)
     assert desk.status(gone)["state"] == "cancelled"
-    assert kill(keeper(desk, killed))
+    assert kill(supervisor(desk, killed))
     desk.until("it is seen", lambda: desk.status(killed)["attempt"] == 2)
     queued(desk, killed, f"{first} (")
     desk.let_go()

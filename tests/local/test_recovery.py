@@ -273,7 +273,7 @@ def test_the_time_limit_is_of_all_attempts_since_somebody_asked_for_the_run(lab)
     lab.launch("cancel", run)
 
 
-def test_a_frozen_keeper_or_a_dead_one_does_not_disturb_the_ranks(lab, undisturbed):
+def test_a_frozen_supervisor_or_a_dead_one_does_not_disturb_the_ranks(lab, undisturbed):
     wanted = undisturbed()
     run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
     lab.until_step(run, 5)

@@ -74,12 +74,12 @@ SABOTAGES = {
         "node/ranks/zygote_link.py", "while self._wishes:", "while False:",
         "node/test_ranks.py", "late_fork",
     ),
-    "two keepers carry out one attempt": (
+    "two supervisors carry out one attempt": (
         "supervisor/allocation.py",
         "FileExistsError:\n        return False", "FileExistsError:\n        return True",
-        "local/test_submit_kills.py", "two_keepers",
+        "local/test_submit_kills.py", "two_supervisors",
     ),
-    "the keeper forgets a dead submitter": (
+    "the supervisor forgets a dead submitter": (
         "places/local/local_supervisor.py", "or _left_behind(self.run)", "or None",
         "local/test_submit_kills.py", "intent_whose",
     ),

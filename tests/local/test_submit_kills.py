@@ -93,13 +93,13 @@ def test_the_check_bites(lab, tmp_path):
 
 
 @pytest.mark.daily
-def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
-    """The moment between the rename and the word, held still: the keeper sees the pipe end and goes on alone."""
+def test_an_intent_whose_submitter_died_is_carried_out_by_the_supervisor(lab):
+    """The moment between the rename and the word, held still: the supervisor sees the pipe end and goes on alone."""
     run = lab.submit(lab.chain(args="steps: 5"))
     lab.wait(run)
-    keeper = supervisor_of(lab.run_dir(run))
+    supervisor = supervisor_of(lab.run_dir(run))
     new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
-    keeper.drop()
+    supervisor.drop()
     status = lab.until(
         "attempt 2", lambda: (found := lab.status(run))["attempt"] == 2 and found["state"] == "succeeded" and found
     )
@@ -108,13 +108,13 @@ def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
 
 
 @pytest.mark.daily
-def test_two_keepers_carry_one_attempt_out_once(lab):
+def test_two_supervisors_carry_one_attempt_out_once(lab):
     run = lab.submit(lab.chain(args="steps: 5"))
     lab.wait(run)
-    keepers = [supervisor_of(lab.run_dir(run)) for _ in range(2)]
+    supervisors = [supervisor_of(lab.run_dir(run)) for _ in range(2)]
     attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
-    for keeper in keepers:
-        keeper.start(attempt.number)
+    for supervisor in supervisors:
+        supervisor.start(attempt.number)
     lab.until("the end", lambda: not lab.processes())
     assert lab.status(run)["state"] == "succeeded"
     assert len([event for event in lab.events(run, "generation_opened") if event["attempt"] == 2]) == 1

@@ -92,7 +92,7 @@ class Hosts:
         shutil.rmtree(self.run_dir(node))
 
     def come_back(self, node):
-        """An agent that leaves is followed by another one, as its keeper would have it."""
+        """An agent that leaves is followed by another one, as its supervisor would have it."""
         self._agents[node].wait(BOUND_S)
         self.start(node)
 

@@ -11,8 +11,8 @@ import pytest
 from replication_lab import OTHER
 from separate_hosts import Hosts, until
 
-from launcher.places.ssh.host.keeper_messages import Agreed, Begin
-from launcher.places.ssh.host.keeper_rpc import KeeperRpc
+from launcher.places.ssh.host.supervisor_messages import Agreed, Begin
+from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
 from launcher.places.ssh.messages import Peer
 from launcher.run.processes import descendants
 from tests.other_users import MALLORY
@@ -105,35 +105,35 @@ def test_a_run_goes_on_among_strangers(tmp_path, count, a_second):
         hosts.tidy()
 
 
-KEEPER = """
+SUPERVISOR = """
 import sys
 from launcher.run.processes import forbid_core_dumps
-from launcher.places.ssh.host.keeper_messages import Agreed
-from launcher.places.ssh.host.keeper_rpc import KeeperRpc
-rpc = KeeperRpc("127.0.0.1", bytes.fromhex(sys.argv[1]), lambda *_: Agreed())
+from launcher.places.ssh.host.supervisor_messages import Agreed
+from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
+rpc = SupervisorRpc("127.0.0.1", bytes.fromhex(sys.argv[1]), lambda *_: Agreed())
 print(rpc.port, flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_keeper_answers_among_strangers(tmp_path):
+def test_a_supervisor_answers_among_strangers(tmp_path):
     """Of which many more come than it has descriptors."""
-    words = ["/bin/sh", "-c", 'ulimit -n 400; exec "$0" "$@"', sys.executable, "-c", KEEPER, OTHER.hex()]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as keeper:
+    words = ["/bin/sh", "-c", 'ulimit -n 400; exec "$0" "$@"', sys.executable, "-c", SUPERVISOR, OTHER.hex()]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as supervisor:
         try:
-            port = int(keeper.stdout.readline())
-            asker = KeeperRpc("127.0.0.1", OTHER, lambda *_: Agreed())
+            port = int(supervisor.stdout.readline())
+            asker = SupervisorRpc("127.0.0.1", OTHER, lambda *_: Agreed())
             asker.join([Peer("host0", "127.0.0.1", port), Peer("host1", "127.0.0.1", asker.port)], 1)
             assert asker.ask_one(Begin(1), 0) == Agreed()
-            before = memory_kb(keeper.pid)
+            before = memory_kb(supervisor.pid)
             with crowd([("127.0.0.1", port)], CONNECTIONS) as strangers:
                 assert strangers.stdout.readline() == DONE
                 assert asker.ask_one(Begin(1), 0, limit_s=60.0) == Agreed()
                 strangers.kill()
-            assert memory_kb(keeper.pid) - before < MOST_MORE_KB
+            assert memory_kb(supervisor.pid) - before < MOST_MORE_KB
             asker.close()
         finally:
-            keeper.kill()
+            supervisor.kill()
 
 
 def limits_of(pid):

@@ -27,7 +27,7 @@ def test_a_resume_begins_the_time_anew_even_where_its_first_attempt_dies_at_once
     assert time_used(run, third) == used_s
 
 
-def test_a_failure_that_its_keeper_tells_of_says_how_long_the_generation_had_run(tmp_path):
+def test_a_failure_that_its_supervisor_tells_of_says_how_long_the_generation_had_run(tmp_path):
     """Else no progress would ever refill the budget of a run whose coordinators die."""
     run, plan = RunDir(tmp_path), plan_of(tmp_path)
     first, _ = new_attempt(run, "local", "submit", None)
@@ -54,7 +54,7 @@ def test_a_wish_to_end_is_written_where_its_folder_is_gone_and_raises_nowhere(tm
 
 
 def test_a_failure_is_told_where_the_state_before_it_is_damaged(tmp_path):
-    """The keeper ended by that, and the run was lost."""
+    """The supervisor ended by that, and the run was lost."""
     run, plan = RunDir(tmp_path), plan_of(tmp_path)
     attempt, _ = new_attempt(run, "local", "submit", None)
     run.state.write_bytes(b"\0" * 100)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BOUND_S = 150.0
-KEEPER = """
+SUPERVISOR = """
 import os, signal, sys
 log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -50,7 +50,7 @@ def guard(tmp_path):
     supervisor = tmp_path / "launcher" / "supervisor"
     supervisor.mkdir()
     (supervisor / "__init__.py").touch()
-    (supervisor / "__main__.py").write_text(KEEPER)
+    (supervisor / "__main__.py").write_text(SUPERVISOR)
     made = []
 
     def begin(kind, *ends):

@@ -56,7 +56,7 @@ def run(tmp_path):
     run.path.mkdir()
     write_record(run.plan, plan_of(run.path, ranks=1))
     attempt, _ = new_attempt(run, "local", "submit", None)
-    write_record(attempt.handle, Handle("local", keeper=dead_process()))
+    write_record(attempt.handle, Handle("local", supervisor=dead_process()))
     return run
 
 
@@ -137,5 +137,5 @@ def test_disks_of_their_own_prove_no_end_without_the_coordinator(run):
 def test_nobody_hears_of_an_end_while_what_follows_from_it_is_being_written(run, monkeypatch):
     """Who hears that a run has ended reads its records, and does not ask again."""
     finished(run, 2, monkeypatch)
-    write_record(run.attempt(1).handle, Handle("local", keeper=allocation.this_process()))
+    write_record(run.attempt(1).handle, Handle("local", supervisor=allocation.this_process()))
     assert derive(read_facts(run.path)).state is State.RUNNING

@@ -302,7 +302,7 @@ class OnHost:
         for path in run.attempts.iterdir():
             if path.name != "0001":
                 shutil.rmtree(path)
-        for path in (run.attempt(1).end, run.attempt(1).seen, run.attempt(1).keeper_log):
+        for path in (run.attempt(1).end, run.attempt(1).seen, run.attempt(1).supervisor_log):
             path.unlink(missing_ok=True)
 
 

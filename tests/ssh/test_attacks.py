@@ -227,7 +227,7 @@ def test_a_secret_is_nowhere_but_in_its_files_and_in_the_ranks(desk, hosts, tmp_
         seen = others_see(*places)
         desk.launch("cancel", run)
     assert CANARY not in heard_
-    assert any(b"launcher.places.ssh.host.keeper" in line for line in lines)
+    assert any(b"launcher.places.ssh.host.host_supervisor" in line for line in lines)
     assert not [line for line in lines if CANARY.encode() in line]
     assert CANARY.encode() not in seen
     holds = files_with(CANARY, tmp_path, hosts.folder)
@@ -258,14 +258,14 @@ def knock(address, port, *lines):
 
 @pytest.mark.daily
 def test_who_listens_and_whom_they_let_in(desk, hosts):
-    """Keepers, the coordinator, the replica servers: at their address alone, for those who prove the token."""
+    """Supervisors, the coordinator, the replica servers: at their address alone, for those who prove the token."""
     run = desk.submit(desk.job(100_000), "--on", "pool")
     desk.until_step_there(0, run, 3)
     found = [(node, *one) for node in hosts.nodes[:2] for one in listeners(node)]
     assert not [one for one in found if one[1] not in (one[0].address, "127.0.0.1", "[::1]")]
     doors = [(address, port) for node, address, port in found if address == node.address]
     print(f"{len(doors)} listeners")
-    assert len(doors) >= 5  # two keepers, two replica servers, the coordinator
+    assert len(doors) >= 5  # two supervisors, two replica servers, the coordinator
     knocks = [(door, lines) for door in doors for lines in strangers()]
     with ThreadPoolExecutor(len(knocks)) as crowd:
         assert [*crowd.map(lambda one: knock(*one[0], *one[1]), knocks)] == [b""] * len(knocks)

@@ -49,10 +49,10 @@ def test_nothing_is_left_of_stubborn_ranks(desk):
     desk.launch("wait", run, check=20)
 
 
-def test_the_keeper_killed_first(desk):
+def test_the_supervisor_killed_first(desk):
     run = desk.submit(desk.job(100_000), "--on", "pool")
     desk.until_step_there(0, run, 5)
-    for pid in desk.own("ssh.host.keeper"):
+    for pid in desk.own("ssh.host.host_supervisor"):
         desk.kill(pid)
     desk.launch("cancel", run)
     assert desk.left() == []

@@ -1,4 +1,4 @@
-"""A host that was lost takes part again, and nobody resumes the run: after a boot, and after its keeper's death."""
+"""A host that was lost takes part again, and nobody resumes the run: after a boot, and after its supervisor's death."""
 
 import contextlib
 
@@ -38,14 +38,14 @@ def until_it_grows(desk, leader, run, world):
     desk.until("a larger world", lambda: desk.state_there(leader, run).get("world_size") == world)
 
 
-@pytest.mark.parametrize("lost", ["machine", "keeper and agent"])
+@pytest.mark.parametrize("lost", ["machine", "supervisor and agent"])
 def test_a_host_that_was_lost_is_in_the_next_generation(desk, lost):
     run = growing(desk, least=1)
     node = desk.hosts.nodes[2]
     if lost == "machine":
         node.power_off()
     else:
-        for pid in [*desk.own("ssh.host.keeper", 2), *desk.own("launcher.node", 2)]:
+        for pid in [*desk.own("ssh.host.host_supervisor", 2), *desk.own("launcher.node", 2)]:
             with contextlib.suppress(ProcessLookupError):  # what an agent has goes with it
                 strike(pid)
     desk.until("a smaller world", lambda: desk.state_there(0, run).get("world_size") == 4)

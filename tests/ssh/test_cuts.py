@@ -165,9 +165,9 @@ def test_a_host_that_was_cut_off_hears_of_a_cancel_from_the_others(desk):
     assert said.code == 5 and "could not ask node1" in said.err
     shown = desk.status(run)
     assert shown["state"] == "unknown" and "node1" in shown["message"] and "CANCELLED" in shown["message"]
-    assert desk.own("ssh.host.keeper", 1), "it knows nothing of that"
+    assert desk.own("ssh.host.host_supervisor", 1), "it knows nothing of that"
     cut.mend()
-    desk.until("the end of its keeper", lambda: not desk.own("ssh.host.keeper", 1))
+    desk.until("the end of its supervisor", lambda: not desk.own("ssh.host.host_supervisor", 1))
     assert desk.record_there(1, run, "attempts/0001/exit.json")["state"] == "cancelled"
     assert desk.until("its word", lambda: desk.status(run)["state"] == "cancelled")
     desk.until("that nobody is left to be told", lambda: not desk.left())
@@ -195,11 +195,11 @@ def test_a_host_that_was_cut_off_hears_how_the_run_has_ended_from_who_led_it(des
     for index in (0, 1):
         desk.there(index, run, "enough").touch()
     assert desk.wait(run)["state"] == "succeeded"
-    desk.until("the end of the other keepers", lambda: not desk.own("ssh.host.keeper", 0))
-    assert desk.own("ssh.host.keeper", 2) and desk.own("ssh.host.late_messages", 0)
+    desk.until("the end of the other supervisors", lambda: not desk.own("ssh.host.host_supervisor", 0))
+    assert desk.own("ssh.host.host_supervisor", 2) and desk.own("ssh.host.late_messages", 0)
     assert desk.record_there(2, run, "attempts/0001/exit.json") is None
     cut.mend()
-    desk.until("the end of its keeper", lambda: not desk.own("ssh.host.keeper", 2))
+    desk.until("the end of its supervisor", lambda: not desk.own("ssh.host.host_supervisor", 2))
     assert desk.record_there(2, run, "attempts/0001/exit.json")["state"] == "succeeded"
     desk.until("that nobody is left to be told", lambda: not desk.left())
 

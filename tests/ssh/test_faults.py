@@ -1,4 +1,4 @@
-"""Ranks, agents, keepers and hosts are lost: the run goes on without anybody at the submitter, to the same weights."""
+"""Ranks, agents, supervisors and hosts are lost: the run goes on with nobody at the submitter, to the same weights."""
 
 import signal
 
@@ -143,10 +143,10 @@ def test_cut_off_from_the_others_the_first_host_stops(desk):
     assert desk.left() == []
 
 
-def test_the_leader_s_keeper_killed(desk):
+def test_the_leader_s_supervisor_killed(desk):
     """Its agent goes on; the run is only without somebody who would start it anew."""
     steps = 250  # of which what is left takes longer than a lease
     run, _ = at_work(desk, steps, "recovery: {lease: 10s}\n", pause=0.05)
-    strike(desk.own("ssh.host.keeper", 0)[0], signal.SIGKILL)
+    strike(desk.own("ssh.host.host_supervisor", 0)[0], signal.SIGKILL)
     desk.let_go()
     assert desk.wait(run)["fingerprint"] == desk.fingerprint_here(steps)

@@ -31,7 +31,7 @@ def disk_of_node1(desk):
     disk = SmallDisk(desk.hosts, 1)
     disk.lay()
     yield disk
-    desk.until("the end of its keeper, which needs it", lambda: not desk.own("ssh.host.keeper", 1))
+    desk.until("the end of its supervisor, which needs it", lambda: not desk.own("ssh.host.host_supervisor", 1))
     disk.do("umount", "--lazy", str(disk.folder))
 
 

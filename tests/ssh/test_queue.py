@@ -40,7 +40,7 @@ def test_a_waiting_run_is_cancelled(desk):
     desk.until("the queue", lambda: desk.status(second)["state"] == "queued")
     desk.launch("cancel", second)
     assert desk.status(second)["state"] == "cancelled"
-    assert not [pid for pid in desk.own("ssh.host.keeper") if second.encode() in command_line(pid)]
+    assert not [pid for pid in desk.own("ssh.host.host_supervisor") if second.encode() in command_line(pid)]
     desk.launch("cancel", first)
 
 

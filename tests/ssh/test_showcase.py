@@ -95,7 +95,7 @@ def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
     """The rest of the pool has nothing yet."""
     spec, run = lessons_with_copies(desk)
     desk.hosts.nodes[1].power_off()
-    strike(desk.own("ssh.host.keeper", 0)[0])
+    strike(desk.own("ssh.host.host_supervisor", 0)[0])
     strike(next(pid for pid in desk.own("launcher.node", 0)))
     desk.until("word of who may know better", lambda: "node1" in desk.status(run)["message"])
     assert f"launch resume {run} --without HOST" in desk.launch("resume", run, check=4).stderr

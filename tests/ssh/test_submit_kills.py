@@ -78,12 +78,12 @@ class Pool:
             for folder in folders
         ]
 
-    def keepers(self, run):
-        """How many of its keepers live on each host."""
+    def supervisors(self, run):
+        """How many of its supervisors live on each host."""
         return [self.of(run, index) for index in range(len(self.hosts.nodes))]
 
     def of(self, run, index):
-        pids = self.desk.own("ssh.host.keeper", index)
+        pids = self.desk.own("ssh.host.host_supervisor", index)
         pids = [pid for pid in pids if parent(pid) not in pids]  # what one has just forked is no second one
         lines = [command_line(pid).split(b"\0") for pid in pids]
         return sum(any(word.endswith(f"/{run}".encode()) for word in line) for line in lines)
@@ -96,8 +96,8 @@ class Pool:
         shown = self.statuses()
         for run in shown:
             assert run["state"] in ALIVE, (point, run["state"], run["message"])
-            keepers = self.keepers(run["run"])
-            assert max(keepers) <= 1 and sum(keepers) <= 2, (point, keepers)
+            supervisors = self.supervisors(run["run"])
+            assert max(supervisors) <= 1 and sum(supervisors) <= 2, (point, supervisors)
             record = self.desk.run_dir(run["run"]) / "attempts" / "0001" / "handle.json"
             assert record.exists(), (point, run["run"])
         return shown
@@ -204,7 +204,7 @@ def test_killed_at_any_instant(pool, draw):
 STAGES = {
     "before anything is opened": "kind == 'Open' and not told",
     "one host is open": "kind == 'Open' and nth == 2 and told",
-    "one host knows the others": "kind == 'Keepers' and nth == 1 and told",
+    "one host knows the others": "kind == 'Supervisors' and nth == 1 and told",
     "no host has the word": "kind == 'GoAhead' and not told",
     "the first has the word": "kind == 'GoAhead' and nth == 1 and told",
     "all have it and nobody knows": "kind == 'GoAhead' and nth == 2 and told",

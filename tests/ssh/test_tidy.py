@@ -11,7 +11,7 @@ pytestmark = pytest.mark.nightly
 
 @pytest.fixture
 def over(desk):
-    """A run on two hosts that has ended, its keepers too."""
+    """A run on two hosts that has ended, its supervisors too."""
     run = desk.submit(desk.job(5), "--on", "pool")
     desk.wait(run)
     desk.until("the end of all its processes", lambda: not desk.left())

@@ -14,7 +14,7 @@ GREETINGS = ["launch-there", f'launch-far {{"wire":{WIRE - 1},"launch":"0.0.1"}}
 
 
 def replace_by_older(desk, run, greeting):
-    """Have the program that the run was handed over with greet as an older one did; its keepers go on."""
+    """Have the program that the run was handed over with greet as an older one did; its supervisors go on."""
     (record,) = desk.run_dir(run).glob("attempts/0001/hosts.json")
     places = json.loads(record.read_text())
     for index, place in enumerate(places):

@@ -16,8 +16,8 @@ from launcher.status.derive import derive, exit_code_of
 from launcher.status.facts import Living, Moment, PlanHead, RunFacts
 
 NOW = Moment(now=2000.0, monotonic_s=500.0, boot_id=boot_id())
-ALL = Living(keeper=True, coordinator=True, agents=True)
-UNKNOWN = Living(keeper=None, coordinator=None, agents=None)
+ALL = Living(supervisor=True, coordinator=True, agents=True)
+UNKNOWN = Living(supervisor=None, coordinator=None, agents=None)
 
 
 def state(state=State.RUNNING, **more):
@@ -33,7 +33,13 @@ def intent(by=None):
 
 
 def facts(**more):
-    values = {"attempt": 1, "intent": intent(), "handle": Handle("local", keeper=this_process()), "living": ALL, **more}
+    values = {
+        "attempt": 1,
+        "intent": intent(),
+        "handle": Handle("local", supervisor=this_process()),
+        "living": ALL,
+        **more,
+    }
     return RunFacts(Path("/runs/job-abcd"), NOW, **values)
 
 
@@ -46,11 +52,11 @@ SITUATIONS = {
     "succeeded, as its state alone says": (facts(state=state(State.SUCCEEDED), living=Living()), State.SUCCEEDED),
     "failed": (facts(state=state(), living=Living(), end=end(State.FAILED, Cause.KILLED, 12)), State.FAILED),
     "cancelled": (facts(state=state(), living=Living(), end=CANCELLED), State.CANCELLED),
-    "ended, while its keeper still tidies up": (
+    "ended, while its supervisor still tidies up": (
         facts(state=state(State.SUCCEEDED), end=end(State.SUCCEEDED)), State.SUCCEEDED),
-    "has its end record, and its keeper writes what follows": (
+    "has its end record, and its supervisor writes what follows": (
         facts(state=state(), end=end(State.SUCCEEDED)), State.RUNNING),
-    "has its end record, and its keeper died": (
+    "has its end record, and its supervisor died": (
         facts(state=state(), living=Living(), end=end(State.SUCCEEDED)), State.SUCCEEDED),
     "waits for its next attempt": (facts(state=state(), end=end(State.QUEUED, Cause.NODE_LOST, 15)), State.QUEUED),
     "nobody will start its next attempt": (facts(state=state(), living=Living(), end=end(State.QUEUED)), State.LOST),
@@ -58,12 +64,12 @@ SITUATIONS = {
     "ended in no end": (facts(state=state(), end=end(State.RUNNING)), State.UNKNOWN),
     "everything died": (facts(state=state(), living=Living()), State.LOST),
     "everything died before a word": (facts(head=PlanHead("job", "local", 5.0), living=Living()), State.LOST),
-    "the keeper died, the rest goes on": (facts(state=state(), living=Living(False, True, True)), State.RUNNING),
-    "keeper and coordinator died": (facts(state=state(), living=Living(False, False, True)), State.UNKNOWN),
+    "the supervisor died, the rest goes on": (facts(state=state(), living=Living(False, True, True)), State.RUNNING),
+    "supervisor and coordinator died": (facts(state=state(), living=Living(False, False, True)), State.UNKNOWN),
     "only a stray is left": (facts(state=state(), living=Living(others=(77,))), State.UNKNOWN),
     "lives elsewhere": (facts(state=state(), living=UNKNOWN), State.UNKNOWN),
     "is being submitted": (facts(handle=None, living=Living(), submitter=True), State.STARTING),
-    "its keeper is about to report": (facts(handle=None, living=Living(others=(77,))), State.STARTING),
+    "its supervisor is about to report": (facts(handle=None, living=Living(others=(77,))), State.STARTING),
     "its submitter died first": (facts(handle=None, living=Living(), submitter=False), State.LOST),
     "was submitted elsewhere": (facts(handle=None, living=Living(), submitter=None), State.UNKNOWN),
     "was resumed, and the state is the old attempt's": (facts(state=state(State.FAILED), attempt=2), State.STARTING),
@@ -74,7 +80,7 @@ SITUATIONS = {
 
 
 def on_slurm(phase, word="", **more):
-    """What Slurm says of a run whose keeper is another machine's."""
+    """What Slurm says of a run whose supervisor is another machine's."""
     said = {name: more.pop(name) for name in ("text", "starts_at", "ended_as", "cause", "silent") if name in more}
     asked = ClusterWord(phase, word, 1999.0, "12", **said)
     return facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), word=asked, **more)
@@ -179,7 +185,7 @@ def test_an_older_attempts_state_keeps_the_runs_history_and_nothing_of_the_prese
 
 
 def test_elsewhere_says_when_and_where_it_was_last_seen():
-    handle = Handle("local", keeper=of_another_machine())
+    handle = Handle("local", supervisor=of_another_machine())
     status = derive(facts(state=state(), handle=handle, living=UNKNOWN))
     assert "last seen RUNNING at" in status.message
     assert "another-machine" in status.message
@@ -239,7 +245,7 @@ anything = st.builds(
     state=states,
     attempt=st.integers(0, 3),
     intent=st.none() | st.sampled_from([intent(), intent(of_another_machine())]),
-    handle=st.none() | st.sampled_from([Handle("slurm", job_id="1"), Handle("local", keeper=dead_process())]),
+    handle=st.none() | st.sampled_from([Handle("slurm", job_id="1"), Handle("local", supervisor=dead_process())]),
     end=st.none() | st.builds(end, st.sampled_from(State)),
     stop=st.none() | st.sampled_from([StopRequest(kind, 1.0, this_process()) for kind in ("cancel", "preempt")]),
     living=st.builds(Living, liveness, liveness, liveness, st.sampled_from([(), (5,)])),
@@ -257,7 +263,7 @@ def test_every_combination_has_a_status(given_facts):
         nobody_else = given_facts.living.anything is False or given_facts.end is not None
         assert nobody_else, "a run is lost only where all of it is known to be dead"
     if status.state is State.UNKNOWN and given_facts.state is not None:
-        assert status.message or given_facts.living.keeper or given_facts.living.coordinator
+        assert status.message or given_facts.living.supervisor or given_facts.living.coordinator
 
 
 def test_a_silent_controller_is_said_with_what_was_last_seen():

@@ -57,42 +57,42 @@ def test_a_new_attempt_takes_the_word_from_an_ended_one(folder):
     assert (status(folder).state, status(folder).attempt, status(folder).cause) == (State.STARTING, 2, None)
 
 
-def test_a_dead_keeper_with_a_living_coordinator_is_no_loss(folder):
-    folder.plan().intent().keeper(dead_process()).agent(this_process()).state()
+def test_a_dead_supervisor_with_a_living_coordinator_is_no_loss(folder):
+    folder.plan().intent().supervisor(dead_process()).agent(this_process()).state()
     assert status(folder).state is State.RUNNING
     assert "supervisor is gone" in status(folder).message
 
 
 def test_everything_dead_is_lost(folder):
-    folder.plan().attempt(keeper=dead_process()).state()
+    folder.plan().attempt(supervisor=dead_process()).state()
     assert (status(folder).state, status(folder).exit_code) == (State.LOST, 21)
 
 
 def test_everything_dead_after_the_last_word_is_that_word(folder):
-    folder.plan().attempt(keeper=dead_process()).state().end(State.CANCELLED, Cause.CANCELLED, 20)
+    folder.plan().attempt(supervisor=dead_process()).state().end(State.CANCELLED, Cause.CANCELLED, 20)
     assert (status(folder).state, status(folder).cause) == (State.CANCELLED, Cause.CANCELLED)
 
 
-def test_the_pid_of_a_dead_keeper_that_a_stranger_has_now(folder):
+def test_the_pid_of_a_dead_supervisor_that_a_stranger_has_now(folder):
     stranger = this_process()
-    folder.plan().attempt(keeper=ProcessId(stranger.host, stranger.boot_id, stranger.pid, 1)).state()
+    folder.plan().attempt(supervisor=ProcessId(stranger.host, stranger.boot_id, stranger.pid, 1)).state()
     assert status(folder).state is State.LOST
 
 
 def test_after_a_reboot_nothing_is_alive(folder):
     mine = this_process()
-    folder.plan().attempt(keeper=ProcessId(mine.host, "the boot before", mine.pid, mine.start_ticks)).state()
+    folder.plan().attempt(supervisor=ProcessId(mine.host, "the boot before", mine.pid, mine.start_ticks)).state()
     assert status(folder).state is State.LOST
 
 
 def test_another_machines_run_is_unknown(folder):
-    folder.plan().attempt(keeper=of_another_machine()).state()
+    folder.plan().attempt(supervisor=of_another_machine()).state()
     assert status(folder).state is State.UNKNOWN
     assert "last seen RUNNING" in status(folder).message
 
 
 def test_a_stray_process_of_a_dead_run_keeps_it_from_being_lost(folder):
-    folder.plan().attempt(keeper=dead_process()).state()
+    folder.plan().attempt(supervisor=dead_process()).state()
     stray = subprocess.Popen(["sleep", "60"], env={**os.environ, TAG: str(folder.path)})
     try:
         while b"sleep" not in Path(f"/proc/{stray.pid}/cmdline").read_bytes():
@@ -105,7 +105,7 @@ def test_a_stray_process_of_a_dead_run_keeps_it_from_being_lost(folder):
     assert status(folder).state is State.LOST
 
 
-def test_between_submit_and_the_keepers_word(folder):
+def test_between_submit_and_the_supervisors_word(folder):
     folder.plan().intent(by=this_process()).state(State.STARTING, generation=0)
     assert status(folder).state is State.STARTING
 

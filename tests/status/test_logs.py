@@ -144,7 +144,7 @@ def test_following_ends_with_the_run_and_misses_nothing(folder):
 
 
 def test_following_a_run_that_is_lost_ends(folder):
-    folder.plan().attempt(keeper=dead_process()).state().log(0, "last words")
+    folder.plan().attempt(supervisor=dead_process()).state().log(0, "last words")
     assert [line.text for line in merged_logs(folder.run, follow=True)] == ["last words"]
 
 

@@ -14,7 +14,7 @@ def test_a_restart_is_told_between_two_generations(folder):
     assert list(restarts.all()) == []
 
 
-def test_one_that_a_keeper_wrote_is_told_by_its_text_after_all_of_its_attempt(folder):
+def test_one_that_a_supervisor_wrote_is_told_by_its_text_after_all_of_its_attempt(folder):
     restarts = RestartReader(folder.run)
     folder.event("the agents\x1b[2J are gone", kind="requeue")
     restarts.read()

@@ -95,12 +95,12 @@ def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[
 def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement, start: str) -> None:
     """Send the state that was lost with its node to its rank, from the rank that keeps a copy."""
     world = loop.training.world
-    for keeper, rank in agreed.copies_sent:
-        if world.rank == keeper and snapshots.copies is not None:
+    for holder, rank in agreed.copies_sent:
+        if world.rank == holder and snapshots.copies is not None:
             dist.send_object_list([snapshots.copies.kept[agreed.step]], dst=rank, group=world.control)
         elif world.rank == rank:
             received: list[Any] = [None]
-            dist.recv_object_list(received, src=keeper, group=world.control)
+            dist.recv_object_list(received, src=holder, group=world.control)
             if not snapshots.keep_copied_state(loop, start, agreed.step, received[0]):
                 raise cannot(f"there is no memory for the note of step {agreed.step}")
 

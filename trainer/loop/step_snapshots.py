@@ -121,7 +121,7 @@ class StepSnapshots:
             self.copies.finish()
 
     def copy_in_new_groups(self, loop: Loop, step: int) -> None:
-        """Copy the step's state in new groups, whose keepers may be new too."""
+        """Copy the step's state in new groups, whose holders may be new too."""
         if not self.copies_rank_states:
             return
         world = loop.training.world

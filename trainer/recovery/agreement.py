@@ -44,7 +44,7 @@ class Agreement:
     resized: bool = False  # the step was done by other ranks, or by more of them
 
 
-def keeper_of(rank: int, ranks_per_node: int) -> int | None:
+def holder_of(rank: int, ranks_per_node: int) -> int | None:
     """Return the rank of the node before that keeps a copy of this rank's state, or None on the first node."""
     return rank - ranks_per_node if rank >= ranks_per_node else None
 
@@ -60,10 +60,10 @@ def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> A
     for rank, one in enumerate(reports):
         if one.start == start and step in one.state_steps:
             continue
-        keeper = keeper_of(rank, ranks_per_node or len(reports))
-        has_copy = keeper is not None and reports[keeper].start == start and step in reports[keeper].copy_steps
-        if keeper is not None and has_copy and (one.step is None or one.start == start):
-            copies_sent.append((keeper, rank))
+        holder = holder_of(rank, ranks_per_node or len(reports))
+        has_copy = holder is not None and reports[holder].start == start and step in reports[holder].copy_steps
+        if holder is not None and has_copy and (one.step is None or one.start == start):
+            copies_sent.append((holder, rank))
         elif one.start not in ("", start):
             return f"what rank {rank} has noted is of another start of the training"
         elif one.start:
@@ -88,8 +88,8 @@ def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreem
     for rank in range(size):
         if rank in there and found.step not in there[rank].state_steps:
             return f"rank {rank} of {size} has not noted what was its own after step {found.step}"
-        keeper = there.get(rank - ranks_per_node)
-        if rank not in there and (keeper is None or found.step not in keeper.copy_steps):
+        holder = there.get(rank - ranks_per_node)
+        if rank not in there and (holder is None or found.step not in holder.copy_steps):
             return f"what rank {rank} of {size} noted after step {found.step} is lost, and nobody has a copy"
     return replace(found, resized=True)
 

@@ -1,9 +1,9 @@
 """Keep copies of ranks' states in the memory of another node, as those of a lost node are lost with it.
 
     a rank of node g    state(k) ─ send it ────► backward ─ has all of it been sent? ─ update
-    its keeper, of g-1  state(k) ─ receive it ─► backward ─ has all of it come? ───── update
+    its holder, of g-1  state(k) ─ receive it ─► backward ─ has all of it come? ───── update
 
-A keeper that has done a step therefore has its charge's state of it. Ranks of the first node have no keeper: launch's
+A holder that has done a step therefore has its charge's state of it. Ranks of the first node have no holder: launch's
 coordinator runs there, and no rank continues in place without it.
 """
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.recovery.agreement import keeper_of
+from trainer.recovery.agreement import holder_of
 from trainer.recovery.rank_states import KEPT
 from trainer.world import World
 
@@ -25,7 +25,7 @@ _TAG = 1
 
 @dataclass(slots=True)
 class Copies:
-    """The copies that one rank keeps, and the transfer of its own state to its keeper."""
+    """The copies that one rank keeps, and the transfer of its own state to its holder."""
 
     world: World
     kept: dict[int, bytes] = field(default_factory=dict)  # by step, the states of its charge
@@ -42,12 +42,12 @@ class Copies:
         if charge < world.size:
             frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
             self._coming = _begun(dist.irecv(frame, src=charge, group=world.control, tag=_TAG)), frame
-        keeper = keeper_of(world.rank, each)
-        if keeper is not None:
+        holder = holder_of(world.rank, each)
+        if holder is not None:
             data = _HEAD.pack(step, len(state)) + state
-            self._send(data[:_FRAME_BYTES].ljust(_FRAME_BYTES, b"\0"), keeper)
+            self._send(data[:_FRAME_BYTES].ljust(_FRAME_BYTES, b"\0"), holder)
             if len(data) > _FRAME_BYTES:
-                self._send(data[_FRAME_BYTES:], keeper)
+                self._send(data[_FRAME_BYTES:], holder)
 
     def finish(self) -> None:
         """Wait until both transfers are done. Raises RuntimeError if the other rank is gone."""
@@ -77,9 +77,9 @@ class Copies:
         for old in sorted(self.kept)[:-KEPT]:
             del self.kept[old]
 
-    def _send(self, data: bytes, keeper: int) -> None:
+    def _send(self, data: bytes, holder: int) -> None:
         message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self._going.append((_begun(dist.isend(message, dst=keeper, group=self.world.control, tag=_TAG)), message))
+        self._going.append((_begun(dist.isend(message, dst=holder, group=self.world.control, tag=_TAG)), message))
 
 
 def _begun(work: dist.Work | None) -> dist.Work:

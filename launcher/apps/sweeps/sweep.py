@@ -147,9 +147,9 @@ class Sweep:
         if said is not None and said.state != "running":
             with locked(sweep.lock, wait=True):  # of one that has said its last word, and is about to leave
                 write_record(sweep.state, msgspec.structs.replace(said, state="running", message="it goes on"))
-        keeper = StandbySupervisor(_CONDUCTOR, sweep.path)
-        keeper.report()
-        keeper.close()
+        supervisor = StandbySupervisor(_CONDUCTOR, sweep.path)
+        supervisor.report()
+        supervisor.close()
 
     @property
     def _folder(self) -> SweepDir:

@@ -1,7 +1,8 @@
 """Folders in this node's memory that nobody will give back any more: their run is over, and their agent was killed.
 
-An agent gives its folder back as it ends, else its keeper does. Where both were killed for good, whoever starts on the
-node next does, of any run of the user. It is left alone where its agent may live, or may have a successor by itself.
+An agent gives its folder back as it ends, else its supervisor does. Where both were killed for good, whoever starts on
+the node next does, of any run of the user. It is left alone where its agent may live, or may have a successor by
+itself.
 """
 
 from pathlib import Path
@@ -33,5 +34,5 @@ def _is_abandoned(owner: Owner) -> bool:
     if last is None:
         return run.path.parent.is_dir()  # it was removed; else a disk may only be away
     end, handle = readable(last.end, AttemptEnd), readable(last.handle, Handle)
-    keeper = handle.keeper if handle is not None else None
-    return (end is not None and end.state.ended) or (keeper is not None and alive(keeper) is False)
+    supervisor = handle.supervisor if handle is not None else None
+    return (end is not None and end.state.ended) or (supervisor is not None and alive(supervisor) is False)

@@ -392,8 +392,8 @@ def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float 
     A clock of its own warns the job when its limit is near.
     """
     words = shlex.join(environment.with_it(None if limit_s is None else limit_s - warn_s))
-    keeper = batch_command(kind, where).removeprefix("exec ")
-    return "\n".join(["#!/bin/sh", *directives, f"exec {words} {keeper}", ""])
+    supervisor = batch_command(kind, where).removeprefix("exec ")
+    return "\n".join(["#!/bin/sh", *directives, f"exec {words} {supervisor}", ""])
 
 
 def resolved(name: str, hint: str) -> str:

@@ -83,8 +83,8 @@ def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
 def _was_kept_here(attempt: AttemptDir) -> bool:
     """Return whether its supervisor, or its submitter if none had begun, ran here since this machine booted."""
     handle = readable(attempt.handle, Handle)
-    keeper = handle.keeper if handle is not None else readable(attempt.started, ProcessId)
-    process = keeper or read_intent(attempt).created_by
+    supervisor = handle.supervisor if handle is not None else readable(attempt.started, ProcessId)
+    process = supervisor or read_intent(attempt).created_by
     return (process.host, process.boot_id) == (host(), boot_id())
 
 

@@ -120,7 +120,7 @@ def end_here(
         close_tier(run.path, attempt.number)  # no other process may be left to do it
         return CancelReport((), already=True)
     ask_to_stop(attempt, "cancel")
-    _stop(_keepers(attempt) or _topmost(before), grace_s_of(plan) + _SURE_S)
+    _stop(_supervisors(attempt) or _topmost(before), grace_s_of(plan) + _SURE_S)
     _, stubborn = end_all(lambda: _processes_of(run, attempt))
     if stubborn:
         pids = ", ".join(str(one.pid) for one in stubborn)
@@ -131,12 +131,12 @@ def end_here(
     return CancelReport(tuple(f"{names.get(pid, 'process')} {pid}" for pid in before), already=False)
 
 
-def _stop(keepers: Sequence[ProcessId], timeout_s: float) -> None:
+def _stop(supervisors: Sequence[ProcessId], timeout_s: float) -> None:
     """Send SIGTERM to those that live here and wait until they are gone; each gives its ranks their grace."""
-    asked = [keeper for keeper in keepers if signal_process(keeper, signal.SIGTERM)]
+    asked = [supervisor for supervisor in supervisors if signal_process(supervisor, signal.SIGTERM)]
     deadline = time.monotonic() + timeout_s
-    for keeper in asked:
-        _wait_until_gone(keeper, max(0.0, deadline - time.monotonic()))
+    for supervisor in asked:
+        _wait_until_gone(supervisor, max(0.0, deadline - time.monotonic()))
 
 
 def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
@@ -160,7 +160,7 @@ def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
     for record in _agents(attempt):  # where several hosts share a disk, of another host's a pid means nothing here
         if alive(record.process):
             names[record.process.pid] = f"agent of node {record.node}, process"
-    return names | {keeper.pid: "supervisor, process" for keeper in _keepers(attempt) if alive(keeper)}
+    return names | {supervisor.pid: "supervisor, process" for supervisor in _supervisors(attempt) if alive(supervisor)}
 
 
 def _agents(attempt: AttemptDir) -> list[AgentRecord]:
@@ -169,13 +169,13 @@ def _agents(attempt: AttemptDir) -> list[AgentRecord]:
 
 
 def _roots(attempt: AttemptDir) -> list[ProcessId]:
-    return _keepers(attempt) + [record.process for record in _agents(attempt)]
+    return _supervisors(attempt) + [record.process for record in _agents(attempt)]
 
 
-def _keepers(attempt: AttemptDir) -> list[ProcessId]:
+def _supervisors(attempt: AttemptDir) -> list[ProcessId]:
     """Return the supervisor that leads, and on a disk shared by several hosts those of the others."""
     handle = readable(attempt.handle, Handle)
-    leads = handle.keeper if handle is not None else readable(attempt.started, ProcessId)
+    leads = handle.supervisor if handle is not None else readable(attempt.started, ProcessId)
     others = (readable(path, ProcessId) for path in sorted(attempt.path.glob("node-*/started")))
     return [one for one in dict.fromkeys([leads, *others]) if one is not None]
 

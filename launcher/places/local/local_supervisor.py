@@ -57,7 +57,7 @@ class LocalSupervisor(Strategy):
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
         """Wait for the run's turn at its first attempt here, then run the attempt until its end is written."""
         run, place, self._place = self.run, self._place, None
-        write_record(attempt.handle, Handle("local", keeper=this_process()))
+        write_record(attempt.handle, Handle("local", supervisor=this_process()))
         plan = read_plan(run, attempt.number)
         if self._before is None and may_wait_here(plan):
             from launcher.places.local.queue import TurnHere  # late: 20 ms that most runs without GPUs do not need

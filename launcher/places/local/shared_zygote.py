@@ -86,7 +86,7 @@ class SharedZygote:
         null = os.open(os.devnull, os.O_RDWR)
         words = {"argv": list(argv), "env": dict(env), "run_dir": str(run_dir), "fds": [0, 1, 2, *fds]}
         try:
-            self._say({"op": "keeper", **words}, [null, null, stderr, *fds])
+            self._say({"op": "supervisor", **words}, [null, null, stderr, *fds])
         finally:
             os.close(null)
         answer = self._heard(_ANSWER_S)
@@ -94,7 +94,7 @@ class SharedZygote:
             self.close()
             return False
         if answer != "forked":
-            say(f"the shared zygote starts no keeper: {answer}")
+            say(f"the shared zygote starts no supervisor: {answer}")
         return answer == "forked"
 
     def close(self) -> None:

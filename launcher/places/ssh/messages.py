@@ -1,6 +1,6 @@
 """Define what a submitter asks of a host over one SSH connection (hostlink.rpc), and the answers.
 
-Open ─► Opened: the code is wanted ─► CodeTree ─► Open ─► Opened: its supervisor listens ─► Keepers ─► GoAhead
+Open ─► Opened: the code is wanted ─► CodeTree ─► Open ─► Opened: its supervisor listens ─► Supervisors ─► GoAhead
 
 Hosts send only data of these types. None of it becomes a path, a command, a kind of cluster, or a decision that our own
 records could make.
@@ -78,7 +78,7 @@ class CodeTree(msgspec.Struct, frozen=True, tag="code"):
         return bytes_of(self.files)
 
 
-class Keepers(msgspec.Struct, frozen=True, tag="roster"):
+class Supervisors(msgspec.Struct, frozen=True, tag="roster"):
     """Send all supervisors, by node of the plan. → None"""
 
     peers: tuple[Peer, ...]
@@ -220,6 +220,6 @@ class IncludeHosts(OfRun, frozen=True, tag="pardon"):
 
 
 Request = (
-    Open | CodeTree | Keepers | GoAhead | AskReport | AskSubmitted | ListRuns | AskTails | Release | Cancel
+    Open | CodeTree | Supervisors | GoAhead | AskReport | AskSubmitted | ListRuns | AskTails | Release | Cancel
     | PassOnCancel | ComeBack | IncludeHosts | Tidy | ListCheckpoints | SendFile | TakeFile
 )  # fmt: skip

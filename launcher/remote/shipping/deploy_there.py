@@ -90,7 +90,7 @@ def unpack(packages: str) -> None:
 
 
 def check(python: str) -> None:
-    on_host = [f"launcher.places.ssh.host.{part}" for part in ("keeper", "server", "receive")]
+    on_host = [f"launcher.places.ssh.host.{part}" for part in ("host_supervisor", "server", "receive")]
     names = ["launcher.node.node", "launcher.supervisor.__main__", *on_host, "msgspec", "xxhash"]
     words = [python, "-P", "-c", "import " + ", ".join(names)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

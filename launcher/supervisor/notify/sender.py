@@ -196,24 +196,24 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
     """Send an attempt's notifications until standard input ends, as it does when the supervisor exits, and up
     to `linger_s` longer.
     """
-    keeper = select.poll()
-    keeper.register(0, select.POLLIN)
+    stdin = select.poll()
+    stdin.register(0, select.POLLIN)
     what = readable(run.notify, Notifying)
     with ExitStack() as stack:
-        if what is None or not _has_turn(run, keeper, stack):
+        if what is None or not _has_turn(run, stdin, stack):
             return
         sender = Sender(run, number, what)
         sender.look()
-        while not keeper.poll(_LOOK_S * 1000) and not sender.fenced:
+        while not stdin.poll(_LOOK_S * 1000) and not sender.fenced:
             sender.look()
         sender.finish(linger_s)
 
 
-def _has_turn(run: RunDir, keeper: "select.poll", stack: ExitStack) -> bool:
+def _has_turn(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
     """Wait for the lock of the attempt before, which sees that there is a newer one; return whether it came free."""
     until: float | None = None
     while stack.enter_context(locked(run.notify_lock, optional=True)) is None:
-        if keeper.poll(_LOOK_S * 1000) and until is None:
+        if stdin.poll(_LOOK_S * 1000) and until is None:
             until = boottime() + _TURN_S
         if until is not None and boottime() >= until:
             return False

@@ -165,7 +165,7 @@ def test_jobs_are_told_as_the_runs_that_they_are(board, house, survey, monkeypat
     monkeypatch.setattr(local.LocalCluster, "hosts_now", lambda *_: nodes)
     house.run().running()
     folder = house.run("other-bbbb").running()
-    folder.write(folder.run.attempt(1).handle, Handle("local", keeper=this_process(), job_id="9"))
+    folder.write(folder.run.attempt(1).handle, Handle("local", supervisor=this_process(), job_id="9"))
     board.rows(lambda rows: {row["id"]: row["job"] for row in rows} == {"job-abcd": None, "other-bbbb": "9"})
     bound = time.monotonic() + BOUND_S
     while not (one := board.get("/api/clusters").json()["clusters"][0])["hosts"]:

@@ -82,7 +82,7 @@ def words_of(pid):
 
 
 def chain(lab, run):
-    """A rank that runs, its zygote, its agent, and the keeper."""
+    """A rank that runs, its zygote, its agent, and the supervisor."""
     rank = lab.status(run)["ranks"][0]["pid"]
     agent = parent(rank)
     return rank, lab.zygotes(agent)[0], agent, parent(agent)
@@ -126,9 +126,9 @@ def test_whoever_is_killed_takes_its_own_along_and_nobody_elses(warm):
     first, second, third = (f"{sweep}-t{number:04d}" for number in range(3))
     lab.until("two runs", lambda: running(lab, first) and running(lab, second))
     (shared,) = warm.importers()
-    rank, zygote, agent, keeper = chain(lab, first)
-    assert words_of(agent)[3:4] == ["launcher.node"] and words_of(keeper)[3:4] == ["launcher.supervisor"]
-    assert {rank, zygote, agent, keeper} <= set(tagged(str(lab.run_dir(first)), os.getuid()))
+    rank, zygote, agent, supervisor = chain(lab, first)
+    assert words_of(agent)[3:4] == ["launcher.node"] and words_of(supervisor)[3:4] == ["launcher.supervisor"]
+    assert {rank, zygote, agent, supervisor} <= set(tagged(str(lab.run_dir(first)), os.getuid()))
     assert shared not in tagged(str(lab.run_dir(first)), os.getuid())
 
     os.kill(agent, signal.SIGKILL)

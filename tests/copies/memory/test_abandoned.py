@@ -36,8 +36,8 @@ class Left:
     def end(self, state: State) -> None:
         write_record(self.run.attempt(1).end, AttemptEnd(state, None, 0, 1.0))
 
-    def keep(self, keeper: ProcessId | None) -> None:
-        write_record(self.run.attempt(1).handle, Handle("local", keeper=keeper))
+    def keep(self, supervisor: ProcessId | None) -> None:
+        write_record(self.run.attempt(1).handle, Handle("local", supervisor=supervisor))
 
     @property
     def is_swept(self) -> bool:
@@ -66,7 +66,7 @@ def test_of_a_run_that_has_ended(left: Left, state: State) -> None:
     assert left.is_swept
 
 
-def test_of_a_run_whose_keeper_was_killed_too(left: Left) -> None:
+def test_of_a_run_whose_supervisor_was_killed_too(left: Left) -> None:
     left.keep(dead())
     assert left.is_swept
 

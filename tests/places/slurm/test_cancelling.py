@@ -67,11 +67,11 @@ def test_a_run_whose_job_has_lost_its_comment_ends_by_its_folder(clients, submit
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "RUNNING", "site:billing=x"))
 
-    def its_keeper_reads_the_wish(_seconds):
+    def its_supervisor_reads_the_wish(_seconds):
         assert is_cancelled(attempt)
         write_record(attempt.end, AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time()))
 
-    monkeypatch.setattr(cancelling.time, "sleep", its_keeper_reads_the_wish)
+    monkeypatch.setattr(cancelling.time, "sleep", its_supervisor_reads_the_wish)
     assert Cancelling(SlurmSystem(), run, attempt, plan).carry_out().ended == ("job 7 (running on n0)",)
     assert clients.ended == []
 

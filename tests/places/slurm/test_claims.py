@@ -36,7 +36,7 @@ def test_a_lost_first_node_is_asked_for_by_slurms_name_of_it(begun, slurm_progra
     slurm_programs(scontrol=DOWN)
     itself = ProcessId("node0.hpc.example.org", "its-boot", 1, 1)
     handle = read_record(begun.attempt.handle, Handle)
-    write_record(begun.attempt.handle, msgspec.structs.replace(handle, keeper=itself))
+    write_record(begun.attempt.handle, msgspec.structs.replace(handle, supervisor=itself))
     if not written:
         begun.attempt.plan.unlink()
     assert claim(SlurmSystem(), begun.run, begun.job).number == 2
@@ -46,7 +46,7 @@ def test_a_lost_first_node_is_asked_for_by_slurms_name_of_it(begun, slurm_progra
 
 
 def test_who_did_not_see_that_another_has_gone_on_opens_no_further_attempt(begun, capsys):
-    """A keeper that was cut off for a while: the job was started again meanwhile, or a new one was."""
+    """A supervisor that was cut off for a while: the job was started again meanwhile, or a new one was."""
     new_attempt(begun.run, "slurm", "requeue", Cause.NODE_LOST, kind="slurm")
     assert next_attempt(SlurmSystem(), begun.run, begun.attempt, Cause.NODE_LOST, "7") is None
     assert [one.number for one in attempts(begun.run)] == [1, 2]

@@ -283,7 +283,7 @@ def test_a_node_is_blamed_where_nothing_else_explains_its_silence(begun, moves, 
 
 @pytest.fixture
 def lose_node_1(begun):
-    """It is not heard for as long as its lease is; `back`: its keeper had begun another agent by then, or not."""
+    """It is not heard for as long as its lease is; `back`: its supervisor had begun another agent by then, or not."""
 
     def lose(back, address="127.0.0.1"):
         agent = begun.attempt.agent(1)

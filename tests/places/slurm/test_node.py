@@ -1,4 +1,4 @@
-"""The keeper of a node that is not the first one, and what the batch process hears of nodes."""
+"""The supervisor of a node that is not the first one, and what the batch process hears of nodes."""
 
 import threading
 import time

@@ -73,7 +73,7 @@ def test_a_host_may_take_as_long_as_its_ranks_have(hosts, run):
     plan = plan_of(hosts.run.path, 2)
     spec = replace(plan.spec, recovery=Recovery(grace_s=300.0))
     hosts.mirror.write(hosts.run.plan, msgspec.structs.replace(plan, cluster_kind="ssh", spec=spec))
-    hosts.on("node1").attempt(keeper=dead_process())
+    hosts.on("node1").attempt(supervisor=dead_process())
     run.cancel()
     assert min(max(line.limits) for line in hosts.lines.values()) > 300.0 + local._SURE_S
 
@@ -95,14 +95,14 @@ def test_who_cannot_be_reached_is_told_from_who_says_nothing(hosts, run):
 def test_one_host_that_has_ended_it_does_not_speak_for_another_that_has_not(hosts, run, silent):
     """The run was noted as cancelled by a cancel that said itself that something may be left of it."""
     answers = {"node0": "node1", "node1": "node0"}[silent]
-    hosts.on(answers).attempt(keeper=dead_process())
+    hosts.on(answers).attempt(supervisor=dead_process())
     hosts.lines[silent].hangs = True
     with pytest.raises(Unreachable, match=f"^asked {silent} in vain"):
         run.cancel()
     assert not hosts.run.attempt(1).end.exists()
     assert run.status().state is State.UNKNOWN
     hosts.lines[silent].hangs = False
-    hosts.on(silent).attempt(keeper=dead_process())
+    hosts.on(silent).attempt(supervisor=dead_process())
     host_clients._silent._found.clear()
     run.cancel()
     assert run.status().state is State.CANCELLED
@@ -112,7 +112,7 @@ def test_hosts_that_were_reached_tell_those_that_were_not(hosts, run, monkeypatc
     """A host that was cut off held its slots until it gave the run up by itself."""
     told = []
     monkeypatch.setattr(late_messages, "send", lambda there, _, names: told.append((there.path, [*names])))
-    hosts.on("node1").attempt(keeper=dead_process())
+    hosts.on("node1").attempt(supervisor=dead_process())
     hosts.cut.add("node0")
     with pytest.raises(Unreachable):
         run.cancel()
@@ -124,7 +124,7 @@ def test_hosts_of_a_found_run_that_no_pool_here_has_are_named(hosts, run):
     plan = read_plan(hosts.run, 1)
     hosts.mirror.write(hosts.run.plan, msgspec.structs.replace(plan, project=""))
     for name in ("node0", "node1"):
-        there = hosts.on(name).attempt(keeper=dead_process()).run
+        there = hosts.on(name).attempt(supervisor=dead_process()).run
         there.spec.write_text("name: job\nrun: {command: 'true'}\n")
         hosts.mirror.write(there.plan, on_hosts(plan_of(there.path, 3), "node0", "node1", "gpu9"))
     with pytest.raises(Unreachable, match=r"is also on hosts that pool has not here, and may be left there: gpu9\n"):
@@ -139,7 +139,7 @@ def test_hosts_of_a_found_run_that_no_pool_here_has_are_named(hosts, run):
 
 def test_one_that_lets_us_in_and_says_nothing_is_given_up_at_a_person_s_word_alone(hosts, run, said):
     """Its disk hangs, say, and with it all that starts there: the run could never be ended, nor resumed."""
-    hosts.on("node1").attempt(keeper=dead_process())
+    hosts.on("node1").attempt(supervisor=dead_process())
     hosts.lines["node0"].hangs = True
     with pytest.raises(Unreachable, match=r"^asked node0 in vain"):
         run.cancel()
@@ -154,7 +154,7 @@ def test_one_that_lets_us_in_and_says_nothing_is_given_up_at_a_person_s_word_alo
 
 def test_one_that_is_said_to_be_gone_has_its_time_to_end_ranks_where_it_says_anything(hosts, run):
     for name in ("node0", "node1"):
-        hosts.on(name).attempt(keeper=dead_process())
+        hosts.on(name).attempt(supervisor=dead_process())
     run.cancel(gone=["node0"])
     assert run_hosts.gone(hosts.run) == set()
     assert GREETING_S in hosts.lines["node0"].limits
@@ -163,14 +163,14 @@ def test_one_that_is_said_to_be_gone_has_its_time_to_end_ranks_where_it_says_any
 
 
 def test_what_the_others_say_counts(hosts, run):
-    hosts.on("node1").attempt(keeper=dead_process()).end(State.SUCCEEDED)
+    hosts.on("node1").attempt(supervisor=dead_process()).end(State.SUCCEEDED)
     hosts.cut.add("node0")
     run.cancel(gone=["node0"])
     assert run.status().state is State.SUCCEEDED
 
 
 def test_how_it_ended_is_asked_before_anybody_decides(hosts, run, monkeypatch):
-    hosts.on("node1").attempt(keeper=dead_process())
+    hosts.on("node1").attempt(supervisor=dead_process())
     hosts.cut.add("node0")
     fell_silent = ClusterWord("unknown", "", 0.0, silent="node1 does not answer")
     monkeypatch.setattr(cancel, "judge", lambda *_: fell_silent)
@@ -180,7 +180,7 @@ def test_how_it_ended_is_asked_before_anybody_decides(hosts, run, monkeypatch):
 
 
 def test_nobody_waits_for_it_any_more(hosts, run):
-    hosts.on("node1").attempt(keeper=dead_process()).log(0, "a line\n")
+    hosts.on("node1").attempt(supervisor=dead_process()).log(0, "a line\n")
     hosts.cut.add("node0")
     run.cancel(gone=["node0"])
     assert set(places_ever(hosts.run)) == {"node1"} == {place.host.name for place in places_of(hosts.run)}
@@ -203,7 +203,7 @@ def test_a_word_holds_for_the_attempts_that_there_were(hosts, run):
 
 def test_one_that_answers_is_not_gone(hosts, run):
     for name in ("node0", "node1"):
-        hosts.on(name).attempt(keeper=dead_process())
+        hosts.on(name).attempt(supervisor=dead_process())
     hosts.cut.add("node0")
     run.cancel(gone=["node0"])
     hosts.run.attempt(1).fetched.touch()

@@ -215,7 +215,7 @@ def test_any_request(requests, behind):
     """Whoever is connected is the user of the host; still every request has an answer, or ends the connection."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) / "launch"
-        RunFolder(workdir / "runs" / RUN).plan().attempt(keeper=dead_process()).state()
+        RunFolder(workdir / "runs" / RUN).plan().attempt(supervisor=dead_process()).state()
         lines = []
         for one in requests:
             whole = one | {"workdir": str(workdir)} if isinstance(one, dict) and "type" in one else one

@@ -77,10 +77,10 @@ class HostileHost:
         self.folder, self.run = folder, self.near.run
         plan = on_hosts(plan_of(self.run.path, 2), "node0", "node1")
         self.near.mirror.write(self.run.plan, msgspec.structs.replace(plan, cluster="pool", cluster_kind="ssh"))
-        there = self.near.on("node0").attempt(2, keeper=dead_process()).state(State.RUNNING, 2, step=7)
+        there = self.near.on("node0").attempt(2, supervisor=dead_process()).state(State.RUNNING, 2, step=7)
         there.event("begun").log(0, "a line\n", attempt=2).end(State.FAILED, attempt=2, exit_code=10)
         there.write(there.run.avoided, [Blame("node1", "lost", 2, 1.0, 1e12)]).stop(attempt=2)
-        there.run.attempt(2).keeper_log.write_text("kept\n")
+        there.run.attempt(2).supervisor_log.write_text("kept\n")
         there.run.spec.write_text(SPEC)
         save_part(there.path / "checkpoints", 5, range(2))
         self.there = folder / "node0"

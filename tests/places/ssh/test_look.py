@@ -41,11 +41,11 @@ def needs(hosts, nodes):
 
 
 def rebooted(folder, attempt=1):
-    return folder.attempt(attempt, keeper=dead_process()).state(State.RUNNING, attempt)
+    return folder.attempt(attempt, supervisor=dead_process()).state(State.RUNNING, attempt)
 
 
 def cut_off(folder, attempt=1):
-    folder.attempt(attempt, keeper=dead_process()).end(State.FAILED, Cause.NODE_LOST, 15, attempt)
+    folder.attempt(attempt, supervisor=dead_process()).end(State.FAILED, Cause.NODE_LOST, 15, attempt)
     return folder.state(State.FAILED, attempt, cause=Cause.NODE_LOST, exit_code=15)
 
 
@@ -81,7 +81,7 @@ def test_how_long_the_coordinator_has_been_silent_is_told(hosts):
 @pytest.mark.parametrize("first", [rebooted, cut_off, deposed])
 def test_the_host_that_took_over_is_believed_and_not_the_one_that_led(hosts, first):
     first(hosts.on("node0"))
-    hosts.on("node1").attempt(1, keeper=dead_process()).attempt(2).state(State.RUNNING, 2, step=50)
+    hosts.on("node1").attempt(1, supervisor=dead_process()).attempt(2).state(State.RUNNING, 2, step=50)
     hosts.look()  # the first word of a new attempt
     assert (status(hosts).state, status(hosts).attempt) == (State.RUNNING, 2)
     assert not hosts.run.attempt(1).end.exists()
@@ -89,12 +89,12 @@ def test_the_host_that_took_over_is_believed_and_not_the_one_that_led(hosts, fir
 
 def failed(folder, attempt=1):
     """Whatever its ranks died of: that may have been the cut."""
-    folder.attempt(attempt, keeper=dead_process()).end(State.FAILED, Cause.USER_ERROR, 10, attempt)
+    folder.attempt(attempt, supervisor=dead_process()).end(State.FAILED, Cause.USER_ERROR, 10, attempt)
     return folder.state(State.FAILED, attempt, cause=Cause.USER_ERROR, exit_code=10)
 
 
 def was_cancelled(folder, attempt=1, **more):
-    folder.attempt(attempt, keeper=dead_process()).end(State.CANCELLED, Cause.CANCELLED, 20, attempt, **more)
+    folder.attempt(attempt, supervisor=dead_process()).end(State.CANCELLED, Cause.CANCELLED, 20, attempt, **more)
     return folder.state(State.CANCELLED, attempt, cause=Cause.CANCELLED, exit_code=20)
 
 
@@ -162,7 +162,7 @@ def test_half_of_the_hosts_with_the_leader_are_enough_to_believe(tmp_path, monke
 def test_what_was_done_stays_done(tmp_path, monkeypatch):
     hosts = NearHosts(tmp_path, monkeypatch, ("node0", "node1", "node2"))
     needs(hosts, 1)
-    hosts.on("node0").attempt(keeper=dead_process()).end(State.SUCCEEDED)
+    hosts.on("node0").attempt(supervisor=dead_process()).end(State.SUCCEEDED)
     hosts.cut |= {"node1", "node2"}
     assert status(hosts).state is State.SUCCEEDED
 
@@ -204,7 +204,7 @@ def test_another_machine_that_reaches_only_the_smaller_part_knows_nothing(found)
     run = found.find("node0")
     assert run.status().state is State.UNKNOWN
     for name in ("node1", "node2"):
-        found.hosts.on(name).attempt(1, keeper=dead_process()).attempt(2).state(State.RUNNING, 2, step=50)
+        found.hosts.on(name).attempt(1, supervisor=dead_process()).attempt(2).state(State.RUNNING, 2, step=50)
     found.hosts.let_back()
     assert (run.status().state, run.status().attempt) == (State.RUNNING, 2)
 
@@ -239,7 +239,7 @@ def test_another_machine_finds_what_was_resumed_on_other_hosts_of_the_pool(found
     there.attempt(2).state(State.RUNNING, 2, step=50)
     assert (run.status().state, run.status().attempt) == (State.RUNNING, 2)
     assert [one.host.name for one in run_hosts.places_of(RunDir(run.path))] == ["node2"]
-    there.attempt(2, keeper=dead_process()).end(State.SUCCEEDED, None, 0, 2).state(State.SUCCEEDED, 2, exit_code=0)
+    there.attempt(2, supervisor=dead_process()).end(State.SUCCEEDED, None, 0, 2).state(State.SUCCEEDED, 2, exit_code=0)
     monkeypatch.setitem(rest, "node2", Unreachable("node2 does not answer"))
     assert run.status().state is State.SUCCEEDED, "what was done stays done"
 
@@ -256,12 +256,12 @@ def test_an_end_that_was_believed_and_is_none_is_taken_back(found):
 
 
 def test_an_end_that_has_nothing_to_do_with_hosts_is_believed_at_once(hosts):
-    hosts.on("node0").attempt(keeper=dead_process()).end(State.FAILED, Cause.USER_ERROR, 10)
+    hosts.on("node0").attempt(supervisor=dead_process()).end(State.FAILED, Cause.USER_ERROR, 10)
     hosts.cut.add("node1")
     assert status(hosts).state is State.FAILED
 
 
-def test_on_a_common_disk_only_the_leader_s_host_knows_its_keeper(hosts):
+def test_on_a_common_disk_only_the_leader_s_host_knows_its_supervisor(hosts):
     """The second is asked as well, and cannot tell."""
     rebooted(hosts.on("node0"))
     hosts.on("node1").attempt().write(hosts.on("node1").run.attempt(1).handle, Handle("local"))
@@ -349,8 +349,8 @@ def test_whoever_looks_is_not_held_by_a_host_when_they_leave(hosts, monkeypatch)
 
 
 def test_logs_and_a_cancel_reach_the_hosts_of_all_attempts(hosts):
-    hosts.on("node0").attempt(keeper=dead_process()).log(0, "before\n")
-    hosts.on("node1").attempt(2, keeper=dead_process()).log(0, "after\n", attempt=2).end(State.CANCELLED, attempt=2)
+    hosts.on("node0").attempt(supervisor=dead_process()).log(0, "before\n")
+    hosts.on("node1").attempt(2, supervisor=dead_process()).log(0, "after\n", attempt=2).end(State.CANCELLED, attempt=2)
     hosts.hand_over(1, "node0")
     hosts.hand_over(2, "node1")
     hosts.cut.add("node0")
@@ -439,7 +439,7 @@ def test_why_an_attempt_could_not_be_handed_over_is_said(hosts):
 
 def test_no_end_is_kept_before_all_events_are_here(hosts):
     """An ended run is not asked again: what did not fit into that answer never came."""
-    there = hosts.on("node0").attempt(keeper=dead_process()).state(State.SUCCEEDED).end(State.SUCCEEDED)
+    there = hosts.on("node0").attempt(supervisor=dead_process()).state(State.SUCCEEDED).end(State.SUCCEEDED)
     events = (b'{"x": "%s"}\n' % (b"x" * (server.MOST_OF_EVENTS // 4))) * 5
     there.run.events.write_bytes(events)
     assert hosts.look().phase == "running"
@@ -451,8 +451,8 @@ def test_no_end_is_kept_before_all_events_are_here(hosts):
 
 def test_logs_for_which_there_is_no_room_are_not_told_of(hosts):
     """They came as empty ones, in the place of what was here of them."""
-    attempt = hosts.on("node0").attempt(keeper=dead_process()).run.attempt(1)
-    attempt.keeper_log.write_text("kept\n")
+    attempt = hosts.on("node0").attempt(supervisor=dead_process()).run.attempt(1)
+    attempt.supervisor_log.write_text("kept\n")
     attempt.path.joinpath("node-00").mkdir(exist_ok=True)
     attempt.path.joinpath("node-00", "agent.log").write_text("begun\n")
     assert [one.content for one in server._logs(attempt, most_bytes=4)] == [b"kept"]
@@ -461,7 +461,7 @@ def test_logs_for_which_there_is_no_room_are_not_told_of(hosts):
 @pytest.mark.parametrize("code", [0, 3, 4242])
 def test_a_failed_run_has_no_exit_code_of_anything_else(hosts, code):
     """`launch wait` would have ended as if the run had succeeded."""
-    there = hosts.on("node0").attempt(keeper=dead_process())
+    there = hosts.on("node0").attempt(supervisor=dead_process())
     there.end(State.FAILED, Cause.USER_ERROR, code).state(State.FAILED, cause=Cause.USER_ERROR, exit_code=code)
     hosts.look()
     assert exit_code_of(status(hosts)) == exit_of(Cause.USER_ERROR)

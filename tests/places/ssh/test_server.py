@@ -14,7 +14,7 @@ from launcher.run.records import AttemptEnd, Endpoint, StopRequest
 from launcher.states import State
 from tests.run_folder import RunFolder, dead_process, of_another_machine, plan_of
 
-KEEPER = """
+SUPERVISOR = """
 import signal, sys, time
 def save(*_):
     time.sleep(0.1)
@@ -36,10 +36,11 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def keeper(folder):
+def supervisor(folder):
     """What keeps the run on a host that does not lead; it needs a moment to end."""
     environment = {**os.environ, "LAUNCH_RUN_DIR": str(folder.path)}
-    with subprocess.Popen([sys.executable, "-c", KEEPER], env=environment, stdout=subprocess.PIPE, text=True) as child:
+    words = [sys.executable, "-c", SUPERVISOR]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline() == "up\n"
         yield child
         child.kill()
@@ -49,29 +50,29 @@ def end(folder):
     return read_record(folder.run.attempt(1).end, AttemptEnd)
 
 
-def test_a_host_that_does_not_lead_has_its_grace_and_leaves_the_last_word_to_the_leaders(folder, keeper):
-    attempt = folder.attempt(keeper=of_another_machine()).run.attempt(1)
-    folder.write(attempt.node_started(1), process_id(keeper.pid))
+def test_a_host_that_does_not_lead_has_its_grace_and_leaves_the_last_word_to_the_leaders(folder, supervisor):
+    attempt = folder.attempt(supervisor=of_another_machine()).run.attempt(1)
+    folder.write(attempt.node_started(1), process_id(supervisor.pid))
     report = server._cancel(folder.run)
-    assert (report.ended, report.already) == ((f"supervisor, process {keeper.pid}",), False)
-    assert keeper.stdout.read() == "saved\n"
+    assert (report.ended, report.already) == ((f"supervisor, process {supervisor.pid}",), False)
+    assert supervisor.stdout.read() == "saved\n"
     assert read_record(attempt.stop, StopRequest).kind == "cancel"
     assert end(folder) is None
-    folder.attempt(keeper=dead_process())
+    folder.attempt(supervisor=dead_process())
     server._cancel(folder.run)
     assert end(folder).state is State.CANCELLED
 
 
 def test_on_a_disk_of_its_own_every_host_says_how_it_ended(folder):
     folder.write(folder.run.plan, msgspec.structs.replace(plan_of(folder.path, 2), disks_apart=True))
-    folder.attempt(keeper=dead_process())
+    folder.attempt(supervisor=dead_process())
     server._cancel(folder.run)
     assert end(folder).state is State.CANCELLED
 
 
 def test_a_host_tells_of_its_own_processes_where_it_has_its_own_disk(folder):
     """What it has of the leader's processes is a copy: it cannot know of them, and need not."""
-    attempt = folder.attempt(keeper=dead_process()).state(State.RUNNING).run.attempt(1)
+    attempt = folder.attempt(supervisor=dead_process()).state(State.RUNNING).run.attempt(1)
     folder.write(attempt.endpoint, Endpoint("node0", 1, of_another_machine()))
     assert server._report(folder.run, 0).value.state is State.UNKNOWN, "on one disk for all nobody here can tell"
     folder.write(attempt.host_index, presence.HostIndex(1, (), "python"))

@@ -281,12 +281,12 @@ def test_the_dead_hold_nothing_and_wait_for_nothing(space):
 
 
 def test_an_agent_that_has_the_slots_keeps_them(space):
-    keeper, other = space.taker("k", 1, gpus=2, of_gpus="0,1"), space.taker("o", 2, gpus=1, of_gpus="0,1")
-    assert keeper("fds") == []
-    keeper("take")
-    assert len(keeper("fds")) == 4
-    agent = keeper("agent")
-    keeper.kill()
+    supervisor, other = space.taker("k", 1, gpus=2, of_gpus="0,1"), space.taker("o", 2, gpus=1, of_gpus="0,1")
+    assert supervisor("fds") == []
+    supervisor("take")
+    assert len(supervisor("fds")) == 4
+    agent = supervisor("agent")
+    supervisor.kill()
     assert other("take") is None and other("ahead").endswith("k (root) has 2")
     again = space.taker("k", 1, gpus=2, of_gpus="0,1")  # nor are they given to another process of the run
     assert again("take") is None
@@ -298,10 +298,10 @@ def test_an_agent_that_has_the_slots_keeps_them(space):
 
 
 def test_without_being_asked_for_nothing_is_inherited(space):
-    keeper = space.taker("k", 1, cpus=8)
-    keeper("agent")  # has been started before
-    assert keeper("take") == []
-    keeper.kill()
+    supervisor = space.taker("k", 1, cpus=8)
+    supervisor("agent")  # has been started before
+    assert supervisor("take") == []
+    supervisor.kill()
     assert space.holders() == []
 
 

@@ -240,7 +240,7 @@ def test_a_run_whose_folder_was_taken_away_is_found_again(hosts, tmp_path, monke
 def test_a_host_that_was_silent_when_a_run_was_found_is_not_forgotten(hosts, tmp_path, monkeypatch):
     """It led the run, and may still: what the other says of it is not the last word."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    other = hosts.on("node1").attempt(keeper=dead_process()).state(State.RUNNING)
+    other = hosts.on("node1").attempt(supervisor=dead_process()).state(State.RUNNING)
     other.run.spec.write_text(SPEC)
     hosts.cut.add("node0")
     path = discovery._mirrored(discovery.FoundRun(RUN, "pool", POOL, {"node1": hosts.place("node1")}))

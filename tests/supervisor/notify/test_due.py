@@ -100,7 +100,7 @@ def test_standing_still_at_another_step_is_told_again():
     assert of(step=7, still_s=600.0)["stalled"].key != of(step=8, still_s=600.0)["stalled"].key
 
 
-def test_nothing_stalls_once_its_keeper_has_left():
+def test_nothing_stalls_once_its_supervisor_has_left():
     assert "stalled" not in of(step=7, still_s=600.0, over=True)
 
 

@@ -23,7 +23,7 @@ from launcher.supervisor.notify.record import Notifying, Recipient
 @pytest.fixture
 def lost(tmp_path, web):
     """A run whose processes went with the machine: it has no last word."""
-    folder = RunFolder(tmp_path / "runs" / "job-abcd").plan().attempt(keeper=before_this_boot())
+    folder = RunFolder(tmp_path / "runs" / "job-abcd").plan().attempt(supervisor=before_this_boot())
     return to_tell(folder.event("submitted", kind="submitted").state(step=7), web)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.recovery.agreement import Agreement, RankReport, agree, keeper_of
+from trainer.recovery.agreement import Agreement, RankReport, agree, holder_of
 from trainer.recovery.rank_states import KEPT
 
 
@@ -127,19 +127,19 @@ def train_on_nodes(data: st.DataObject, nodes: int, each: int, after: int) -> tu
 def test_of_a_lost_node_the_notes_are_with_another_or_it_is_said_that_they_are_not(
     data: st.DataObject, nodes: int, each: int, after: int
 ) -> None:
-    """A keeper that has done the step has them. Only where it has not, and another one has, may they be lost."""
+    """A holder that has done the step has them. Only where it has not, and another one has, may they be lost."""
     ranks, dead = train_on_nodes(data, nodes, each, after)
     reports = [RankReport("", None, ()) if who in dead else rank.said_of_both() for who, rank in enumerate(ranks)]
     agreed = agree(reports, each)
     living = [rank.step for who, rank in enumerate(ranks) if who not in dead]
-    keepers = {who: keeper_of(who, each) for who in dead}
+    holders = {who: holder_of(who, each) for who in dead}
     if isinstance(agreed, Agreement):
         assert agreed.step == max(living)
-        assert agreed.copies_sent == tuple((keeper, who) for who, keeper in keepers.items())
+        assert agreed.copies_sent == tuple((holder, who) for who, holder in holders.items())
         assert {*dead} <= {*agreed.receivers}
     else:
         assert "is lost, and nobody has a copy" in agreed
-        assert any(keeper is not None and ranks[keeper].step < max(living) for keeper in keepers.values())
+        assert any(holder is not None and ranks[holder].step < max(living) for holder in holders.values())
 
 
 @given(st.data(), st.integers(2, 4), st.integers(1, 2), st.integers(0, 30))
@@ -200,14 +200,14 @@ def test_notes_that_a_node_has_of_another_start_give_way_to_the_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keeper", "each"),
+    ("holder", "each"),
     [
         (RankReport("x", 5, (5,), copy_steps=(3, 4)), 1),  # of the step it has none
         (RankReport("x", 5, (5,), copy_steps=(5,)), 2),  # it is of the same node, and keeps nothing of the other
     ],
 )
-def test_where_nobody_has_it_there_is_no_way(keeper: RankReport, each: int) -> None:
-    reports = agree([keeper, RankReport("", None, ())], each)
+def test_where_nobody_has_it_there_is_no_way(holder: RankReport, each: int) -> None:
+    reports = agree([holder, RankReport("", None, ())], each)
     assert reports == "what rank 1 noted after step 5 is lost, and nobody has a copy"
 
 
@@ -216,8 +216,8 @@ def test_weights_of_another_start_are_not_believed_whoever_keeps_a_copy() -> Non
     assert reports == "what rank 1 has noted is of another start of the training"
 
 
-def test_the_first_node_has_no_keeper() -> None:
-    assert [keeper_of(rank, 2) for rank in range(6)] == [None, None, 0, 1, 2, 3]
+def test_the_first_node_has_no_holder() -> None:
+    assert [holder_of(rank, 2) for rank in range(6)] == [None, None, 0, 1, 2, 3]
 
 
 def of_shard(step: int | None, shard: int) -> RankReport:

@@ -87,7 +87,7 @@ def _take(queue: BatchSystem, attempt: AttemptDir, job: str, ticket: str) -> boo
     """Return True for the one process that may run this attempt."""
     if not claim_attempt(attempt.started):
         return False
-    write_record(attempt.handle, Handle(queue.kind, keeper=this_process(), job_id=job, ticket=ticket))
+    write_record(attempt.handle, Handle(queue.kind, supervisor=this_process(), job_id=job, ticket=ticket))
     return True
 
 
@@ -120,4 +120,4 @@ def _first_host(attempt: AttemptDir) -> str:
     plan = read_record(attempt.plan, Plan)
     host = plan.nodes[0].host if plan is not None else ""
     handle = read_record(attempt.handle, Handle)
-    return host or (handle.keeper.host if handle is not None and handle.keeper is not None else "")
+    return host or (handle.supervisor.host if handle is not None and handle.supervisor is not None else "")

@@ -50,7 +50,7 @@ def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
     plan, attempt = read_plan(run, number), run.attempt(number)
     index = index_of(plan, queue.this_host())
     make_dir(attempt.node(index))
-    log_to(attempt.node_keeper_log(index))
+    log_to(attempt.node_supervisor_log(index))
     if index == 0:
         listen(attempt, wakeup)
     else:
@@ -118,8 +118,8 @@ def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
         while alive(agent.process) and not (wakeup.stop_asked or wakeup.warned):
             wakeup.sleep(None, [end])
         handle = read_record(attempt.handle, Handle)
-        if handle is not None and handle.keeper is not None and (wakeup.stop_asked or wakeup.warned):
-            signal_process(handle.keeper, signal.SIGTERM if wakeup.stop_asked else signal.SIGUSR1)
+        if handle is not None and handle.supervisor is not None and (wakeup.stop_asked or wakeup.warned):
+            signal_process(handle.supervisor, signal.SIGTERM if wakeup.stop_asked else signal.SIGUSR1)
         select.select([end], [], [])
         os.close(end)
 

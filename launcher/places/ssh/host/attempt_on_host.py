@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from launcher.errors import Exit, Fenced
-from launcher.places.ssh.host.keeper_messages import OpenAttempt
+from launcher.places.ssh.host.supervisor_messages import OpenAttempt
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import with_hosts
 from launcher.run.attempts import attempts, read_plan
@@ -52,12 +52,12 @@ class AttemptOnHost:
 
     def log_to(self) -> None:
         make_dir(self.attempt.node(self.index))
-        log_to(self.attempt.keeper_log if self.leads else self.attempt.node_keeper_log(self.index))
+        log_to(self.attempt.supervisor_log if self.leads else self.attempt.node_supervisor_log(self.index))
 
     def register(self) -> None:
         """Record this process as the attempt's supervisor here, for those who ask about the attempt or end it."""
         if self.leads or self.plan.disks_apart:
-            write_record(self.attempt.handle, Handle(LOCAL, keeper=this_process()))
+            write_record(self.attempt.handle, Handle(LOCAL, supervisor=this_process()))
 
     def open(self, *, again: bool = False) -> None:
         """Take it up: there is one process that does, and nothing older writes here any more. Raises Fenced.

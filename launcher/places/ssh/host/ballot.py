@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from launcher.decoding import decoder_of
-from launcher.places.ssh.host.keeper_messages import (
-    KeeperStatus,
+from launcher.places.ssh.host.supervisor_messages import (
     OpenAttempt,
     OpeningSaid,
     Replica,
     Settled,
+    SupervisorStatus,
     Vote,
 )
 from launcher.places.ssh.quorum.core import Append, Open, Opening, Records, RequestVote, Settle, Voter
@@ -157,7 +157,7 @@ class Ballot:
             OpeningSaid(one.attempt, one.leader, tuple(sorted(one.voters))) for one in self.voter.openings[:-1]
         )
 
-    def is_next_in_line(self, leaderless: Mapping[int, KeeperStatus]) -> bool:
+    def is_next_in_line(self, leaderless: Mapping[int, SupervisorStatus]) -> bool:
         """Return whether this host is next to take over: no other leaderless one has newer records, or equal ones and a
         lower number.
 
@@ -169,8 +169,8 @@ class Ballot:
         return not any((-one.accepted, -one.history, number) < mine for number, one in leaderless.items())
 
     def without_dead_leaders(
-        self, heard: Mapping[int, KeeperStatus], attempt: int, patience_s: float
-    ) -> dict[int, KeeperStatus]:
+        self, heard: Mapping[int, SupervisorStatus], attempt: int, patience_s: float
+    ) -> dict[int, SupervisorStatus]:
         """Return the answers without supervisors that claim to lead this attempt while their coordinator is silent."""
         return {
             number: one

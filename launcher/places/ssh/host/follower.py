@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 from launcher.clock import boottime
 from launcher.errors import Exit
-from launcher.places.ssh.host.keeper_messages import Ask, KeeperStatus, statuses
-from launcher.places.ssh.host.keeper_state import KeeperState
 from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
 from launcher.places.ssh.host.leader import elect, enough, open_next, tell_others, too_few
+from launcher.places.ssh.host.supervisor_messages import Ask, SupervisorStatus, statuses
+from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.run.attempts import newest
 from launcher.run.avoided import avoid
 from launcher.run.durable import readable
@@ -26,13 +26,13 @@ _ASK_S = 1.0  # who does not answer may be the one that is gone
 class Follower:
     """One attempt of a supervisor that does not lead."""
 
-    def __init__(self, keeper: KeeperState, wakeup: Wakeup) -> None:
-        self._keeper, self._wakeup = keeper, wakeup
-        self._agent = keeper.agent()
+    def __init__(self, supervisor: SupervisorState, wakeup: Wakeup) -> None:
+        self._supervisor, self._wakeup = supervisor, wakeup
+        self._agent = supervisor.agent()
         self._agents = AgentProcesses([self._agent], wakeup, leads=False)
         self._sure_at: float | None = None
-        self._take_over = TakeOver(keeper)
-        self._leader = leader_of(keeper)
+        self._take_over = TakeOver(supervisor)
+        self._leader = leader_of(supervisor)
         self._leader_heard_at = boottime()
 
     def carry_out(self) -> int | None:
@@ -44,19 +44,19 @@ class Follower:
             self._agents.end()
 
     def _keep(self) -> int | None:
-        keeper = self._keeper
+        supervisor = self._supervisor
         while True:
             if self._wakeup.stop_asked and self._sure_at is None:  # before we sleep: it may have woken us already
-                keeper.here.pass_on_stop()
+                supervisor.here.pass_on_stop()
                 self._wind_up()
-            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not keeper.ballot.leaderless)
+            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not supervisor.ballot.leaderless)
             if (following := self._following()) is not None:
                 return following
             if not self._is_left():
                 self._leader_heard_at = boottime()
             if self._agent.may_miss_coordinator():
                 self._take_over.open()
-            keeper.check_part_in(keeper.ballot.outrun_by)
+            supervisor.check_part_in(supervisor.ballot.outrun_by)
             if self._is_over() and self._sure_at is None:
                 self._wind_up()  # its agent may have no connection to be told by
             if self._sure_at is not None and (self._is_left() or time.monotonic() >= self._sure_at):
@@ -66,11 +66,11 @@ class Follower:
                 if self._agent.last == Exit.OK:
                     return None  # the attempt is over, and no leader is left to open another
                 self._take_over.open()  # it left for a newer attempt, and does not miss the coordinator any more
-            if keeper.ballot.leaderless and (taken := self._take_over.look()) is not None:
+            if supervisor.ballot.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
 
     def _wind_up(self) -> None:
-        self._sure_at = time.monotonic() + self._keeper.plan.spec.recovery.grace_s + _SURE_S
+        self._sure_at = time.monotonic() + self._supervisor.plan.spec.recovery.grace_s + _SURE_S
         self._agents.signal_first()
 
     def _is_left(self) -> bool:
@@ -81,101 +81,103 @@ class Follower:
         """Return when to look again; if the agent has left for good, only a message from the leader is waited for."""
         if self._sure_at is not None:
             return self._sure_at
-        waits = self._keeper.ballot.leaderless or self._is_left()
+        waits = self._supervisor.ballot.leaderless or self._is_left()
         return time.monotonic() + _LOOK_S if waits else None
 
     def _following(self) -> int | None:
         """Return the next attempt, which was proposed to us or is on the shared disk, or None."""
-        keeper = self._keeper
-        if keeper.ballot.accepted is not None:
-            return keeper.ballot.accepted.attempt
-        if not keeper.plan.disks_apart:
-            last = newest(keeper.run)
-            if last is not None and last.number > keeper.attempt.number and last.plan.exists():
+        supervisor = self._supervisor
+        if supervisor.ballot.accepted is not None:
+            return supervisor.ballot.accepted.attempt
+        if not supervisor.plan.disks_apart:
+            last = newest(supervisor.run)
+            if last is not None and last.number > supervisor.attempt.number and last.plan.exists():
                 return last.number
         return None
 
     def _is_over(self) -> bool:
-        end = readable(self._keeper.attempt.end, AttemptEnd)
+        end = readable(self._supervisor.attempt.end, AttemptEnd)
         return end is not None and end.state.ended
 
     def _is_deserted(self) -> bool:
         """Return whether our agent has left and the leader, which would say what follows, is gone."""
         if not self._is_left():
             return False
-        keeper = self._keeper
-        leader = keeper.rpc.ask_one(Ask(), self._leader, _ASK_S)
-        if isinstance(leader, KeeperStatus):
+        supervisor = self._supervisor
+        leader = supervisor.rpc.ask_one(Ask(), self._leader, _ASK_S)
+        if isinstance(leader, SupervisorStatus):
             if not leader.leaderless:  # else it waits for another leader
                 self._leader_heard_at = boottime()
-            keeper.check_part_in(leader.attempt)
-        return boottime() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
+            supervisor.check_part_in(leader.attempt)
+        return boottime() > self._leader_heard_at + supervisor.plan.spec.recovery.lease_s
 
     def _stopped(self) -> None:
         """Write that it was cancelled, if a user stopped it here without reaching the leader."""
-        keeper = self._keeper
-        if keeper.plan.disks_apart and is_cancelled(keeper.attempt) and not self._is_over():
-            keeper.here.end(cancelled())
+        supervisor = self._supervisor
+        if supervisor.plan.disks_apart and is_cancelled(supervisor.attempt) and not self._is_over():
+            supervisor.here.end(cancelled())
 
 
-def leader_of(keeper: KeeperState) -> int:
+def leader_of(supervisor: SupervisorState) -> int:
     """Return the leader's number among the supervisors."""
-    first = keeper.plan.nodes[0].host
-    return next(number for number in keeper.rpc.others if keeper.rpc.peer(number).host == first)
+    first = supervisor.plan.nodes[0].host
+    return next(number for number in supervisor.rpc.others if supervisor.rpc.peer(number).host == first)
 
 
 class TakeOver:
     """What a host does that has lost its leader: find it again, follow another one, or take the run over."""
 
-    def __init__(self, keeper: KeeperState) -> None:
-        self._keeper = keeper
+    def __init__(self, supervisor: SupervisorState) -> None:
+        self._supervisor = supervisor
         self._give_up_at, self._since = 0.0, time.time()
         self._end: AttemptEnd | None = None  # as we have said it: the failure counts once
 
     def open(self) -> None:
-        if not self._keeper.ballot.leaderless:
+        if not self._supervisor.ballot.leaderless:
             self._since = time.time()
-            self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._keeper.patience_s
-        self._keeper.lose_leader()
+            self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._supervisor.patience_s
+        self._supervisor.lose_leader()
 
     def look(self) -> int | None:
         """Return to the leader if it is back, leave it to another host that is next in line, or else take over."""
-        keeper = self._keeper
-        answers = statuses(keeper.rpc.ask(Ask(), limit_s=_ASK_S))
-        keeper.check_part_in(max((one.attempt for one in answers.values() if one.leads), default=0))
-        rules = keeper.plan.spec.recovery
-        answers = keeper.ballot.without_dead_leaders(answers, keeper.attempt.number, rules.lease_s / 2)
-        if any(one.leads and one.attempt == keeper.attempt.number for one in answers.values()):
-            keeper.hear_leader()
+        supervisor = self._supervisor
+        answers = statuses(supervisor.rpc.ask(Ask(), limit_s=_ASK_S))
+        supervisor.check_part_in(max((one.attempt for one in answers.values() if one.leads), default=0))
+        rules = supervisor.plan.spec.recovery
+        answers = supervisor.ballot.without_dead_leaders(answers, supervisor.attempt.number, rules.lease_s / 2)
+        if any(one.leads and one.attempt == supervisor.attempt.number for one in answers.values()):
+            supervisor.hear_leader()
             return None
         answers = {number: one for number, one in answers.items() if one.has_vote}
         without = {number: one for number, one in answers.items() if one.leaderless}
-        if not keeper.ballot.is_next_in_line(without) or len(without) < len(answers):
+        if not supervisor.ballot.is_next_in_line(without) or len(without) < len(answers):
             return None  # another host's turn, or some still hear a leader
-        if keeper.status().has_vote and enough(keeper, without, leads=False):
+        if supervisor.status().has_vote and enough(supervisor, without, leads=False):
             return self._take_over(without)
-        if keeper.rpc.all_gone(rules.lease_s + keeper.patience_s) or time.monotonic() > self._give_up_at:
-            keeper.here.end(too_few(keeper, without, self._since, leads=False))
+        if supervisor.rpc.all_gone(rules.lease_s + supervisor.patience_s) or time.monotonic() > self._give_up_at:
+            supervisor.here.end(too_few(supervisor, without, self._since, leads=False))
         return None
 
-    def _take_over(self, others: Mapping[int, KeeperStatus]) -> int | None:
+    def _take_over(self, others: Mapping[int, SupervisorStatus]) -> int | None:
         """Take over with the votes of more than half, which also promise that the old attempt writes no more."""
-        keeper = self._keeper
-        elected = elect(keeper, others, leads=False)
+        supervisor = self._supervisor
+        elected = elect(supervisor, others, leads=False)
         if elected is None:
             return None
         end = self._end = self._end or self._write_failure(len(elected.others) + 1)
         if end.state is State.QUEUED:
-            return open_next(keeper, elected, end.cause, leads=False)
-        tell_others(keeper)
+            return open_next(supervisor, elected, end.cause, leads=False)
+        tell_others(supervisor)
         return None
 
     def _write_failure(self, together: int) -> AttemptEnd:
-        keeper, lost = self._keeper, self._keeper.leader
-        hosts = len(keeper.plan.nodes) - len(keeper.plan.away)
-        text = f"{lost}, which led, is lost: {keeper.host} takes over with {together} of {hosts} hosts"
-        evidence = f"no answer for {keeper.plan.spec.recovery.lease_s:g} s"
-        end = write_failure(keeper.run, keeper.attempt, keeper.plan, Cause.NODE_LOST, text, evidence=evidence)
-        until = end.ended_at + keeper.plan.spec.recovery.avoid_s
-        avoid(keeper.run, [Blame(lost, text, keeper.attempt.number, end.ended_at, until)])
+        supervisor, lost = self._supervisor, self._supervisor.leader
+        hosts = len(supervisor.plan.nodes) - len(supervisor.plan.away)
+        text = f"{lost}, which led, is lost: {supervisor.host} takes over with {together} of {hosts} hosts"
+        evidence = f"no answer for {supervisor.plan.spec.recovery.lease_s:g} s"
+        end = write_failure(
+            supervisor.run, supervisor.attempt, supervisor.plan, Cause.NODE_LOST, text, evidence=evidence
+        )
+        until = end.ended_at + supervisor.plan.spec.recovery.avoid_s
+        avoid(supervisor.run, [Blame(lost, text, supervisor.attempt.number, end.ended_at, until)])
         return end

@@ -14,9 +14,15 @@ from typing import BinaryIO, Literal
 from launcher.errors import Exit
 from launcher.node.environment import cleaned
 from launcher.places.ssh.host import presence
-from launcher.places.ssh.host.keeper_messages import Cancelled, Declined, KeeperQuestion, KeeperReply, granted
-from launcher.places.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.places.ssh.host.record_copies import QUIET_S, RecordReplicator
+from launcher.places.ssh.host.supervisor_messages import (
+    Cancelled,
+    Declined,
+    SupervisorQuestion,
+    SupervisorReply,
+    granted,
+)
+from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
 from launcher.places.ssh.messages import Peer
 from launcher.run.attempts import newest, read_intent, read_plan
 from launcher.run.layout import RunDir
@@ -93,7 +99,7 @@ def gives_up_s(recovery: Recovery) -> float:
 
 
 def _until_heard(
-    rpc: KeeperRpc, left: set[int], rules: Recovery, patience: Patience, tell: Callable[[set[int]], set[int]]
+    rpc: SupervisorRpc, left: set[int], rules: Recovery, patience: Patience, tell: Callable[[set[int]], set[int]]
 ) -> None:
     """Call `tell`, which returns the hosts that still lack the message, until none is left or all must have
     given up.
@@ -105,19 +111,19 @@ def _until_heard(
             time.sleep(patience.again_s)
 
 
-def _among(peers: Sequence[Peer], key: bytes) -> KeeperRpc:
+def _among(peers: Sequence[Peer], key: bytes) -> SupervisorRpc:
     """Return a connection to the other supervisors in place of this host's, whose address is free here."""
     problem: OSError | None = None
     for number, peer in enumerate(peers):
         try:
-            rpc = KeeperRpc(peer.address, key, _declined)
+            rpc = SupervisorRpc(peer.address, key, _declined)
         except OSError as error:
             problem = error
         else:
             rpc.join(peers, number)
             return rpc
-    raise problem or OSError("there are no keepers")
+    raise problem or OSError("there are no supervisors")
 
 
-def _declined(_question: KeeperQuestion, _asker: str) -> KeeperReply:
+def _declined(_question: SupervisorQuestion, _asker: str) -> SupervisorReply:
     return Declined("the run has ended")

@@ -88,7 +88,7 @@ def began(attempt: AttemptDir) -> bool:
 def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
     """Return the newest attempt that supervisors were started with, and who they are, or None."""
     for attempt in reversed(attempts(run)):
-        if (peers := read_record(attempt.keepers, tuple[Peer, ...])) is not None:
+        if (peers := read_record(attempt.supervisors, tuple[Peer, ...])) is not None:
             return attempt, peers
     return None
 
@@ -121,6 +121,7 @@ def _bound(name: socket.socket, run: RunDir) -> bool:
 def _name(run: RunDir) -> str:
     """Return the run's name for a socket, short enough, and different in containers that share a network."""
     whole = _own_name() + f"\0{run.path}".encode(errors="surrogateescape")
+    # As older versions of the launcher name it: theirs and ours keep each other out.
     return f"\0launch-keeper/{os.getuid()}/{hashlib.sha256(whole).hexdigest()[:32]}"
 
 

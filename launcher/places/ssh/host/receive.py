@@ -11,7 +11,7 @@ from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
 from launcher.places.ssh.host import presence
 from launcher.places.ssh.host.presence import HostIndex
-from launcher.places.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened
+from launcher.places.ssh.messages import CodeTree, GoAhead, Open, Opened, Supervisors
 from launcher.remote.rpc.server import Body
 from launcher.remote.rpc.wire import encoded
 from launcher.remote.shipping import kept_trees
@@ -26,8 +26,8 @@ from launcher.run.records import Event
 from launcher.supervisor.attempt_end import has_ended
 from launcher.supervisor.standby import StandbySupervisor
 
-_SUPERVISOR = "launcher.places.ssh.host.keeper:HostSupervisor"
-_RETURNS = "launcher.places.ssh.comeback.keeper:ReturningSupervisor"
+_SUPERVISOR = "launcher.places.ssh.host.host_supervisor:HostSupervisor"
+_RETURNS = "launcher.places.ssh.comeback.returning_supervisor:ReturningSupervisor"
 _STARTS_S = 30.0
 
 
@@ -50,7 +50,7 @@ class AttemptReceiver:
     """The host's side of a submit, from Open to GoAhead."""
 
     def __init__(self) -> None:
-        self._keeper: StandbySupervisor | None = None
+        self._supervisor: StandbySupervisor | None = None
 
     def open(self, run: RunDir, opening: Open, body: Body) -> Opened:
         records = {one.name: body.exactly(one.size) for one in opening.records}
@@ -70,13 +70,13 @@ class AttemptReceiver:
             words = [str(_add_attempt(run, opening)), str(opening.node), ",".join(opening.gpus)]
             mine = presence.host_index_file(run.attempt(opening.intent.attempt), apart=_disks(opening).disks_apart)
             write_record(mine, HostIndex(opening.node, opening.gpus, sys.executable))
-            self._keeper = StandbySupervisor(_SUPERVISOR, run.path, words, keep=[lock.fileno()])
-        return decoder_of(Opened).decode(self._keeper.report())
+            self._supervisor = StandbySupervisor(_SUPERVISOR, run.path, words, keep=[lock.fileno()])
+        return decoder_of(Opened).decode(self._supervisor.report())
 
-    def pass_on(self, word: Keepers | GoAhead) -> None:
-        if self._keeper is None:
+    def pass_on(self, word: Supervisors | GoAhead) -> None:
+        if self._supervisor is None:
             raise LaunchError("there is no supervisor that could be told")
-        self._keeper.tell(encoded(word))
+        self._supervisor.tell(encoded(word))
 
 
 def come_back(run: RunDir) -> str:
@@ -90,9 +90,9 @@ def come_back(run: RunDir) -> str:
     if not presence.is_here(found[1][mine.node].address):
         return "this host's place in the run is another host's of the same name"
     with presence.held(run) as lock:
-        keeper = StandbySupervisor(_RETURNS, run.path, [str(found[0].number)], keep=[lock.fileno()])
-        keeper.report(_STARTS_S)
-        keeper.close()
+        supervisor = StandbySupervisor(_RETURNS, run.path, [str(found[0].number)], keep=[lock.fileno()])
+        supervisor.report(_STARTS_S)
+        supervisor.close()
     return ""
 
 

@@ -19,8 +19,8 @@ import msgspec
 
 from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
-from launcher.places.ssh.host.keeper_messages import Replica, granted
-from launcher.places.ssh.host.keeper_rpc import KeeperRpc
+from launcher.places.ssh.host.supervisor_messages import Replica, granted
+from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
 from launcher.run.durable import NOT_JSON, make_dir, sync_dir, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Blame, Endpoint, Event, RunState, StopRequest
@@ -110,7 +110,7 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
     sync_dir(path.parent)
 
 
-def copy_records(run: RunDir, attempt: AttemptDir, rpc: KeeperRpc, whom: Collection[int]) -> None:
+def copy_records(run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, whom: Collection[int]) -> None:
     """Give these hosts all records of the attempt, and the run's whole history; each that does not take them is asked
     once more for each piece that there is."""
     copies = RecordReplicator(run, attempt, rpc, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
@@ -127,7 +127,7 @@ class RecordReplicator:
         self,
         run: RunDir,
         attempt: AttemptDir,
-        rpc: KeeperRpc,
+        rpc: SupervisorRpc,
         *,
         whom: Collection[int] | None = None,
         renew_s: float = 10.0,

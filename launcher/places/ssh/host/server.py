@@ -28,7 +28,6 @@ from launcher.places.ssh.messages import (
     ComeBack,
     GoAhead,
     IncludeHosts,
-    Keepers,
     ListCheckpoints,
     ListRuns,
     OfRun,
@@ -41,6 +40,7 @@ from launcher.places.ssh.messages import (
     RunReport,
     SendFile,
     Submitted,
+    Supervisors,
     Tails,
     TakeFile,
     Tidy,
@@ -124,11 +124,11 @@ class HostServer:
                 from launcher.places.ssh.host import checkpoint_files  # late: `launch status` needs none of it
 
                 return checkpoint_files.answer(_run(request).path, request, body)
-            case Open() | CodeTree() | Keepers() | GoAhead():
+            case Open() | CodeTree() | Supervisors() | GoAhead():
                 return self._arrive(request, body)
         return None
 
-    def _arrive(self, request: Open | CodeTree | Keepers | GoAhead, body: Body) -> Opened | None:
+    def _arrive(self, request: Open | CodeTree | Supervisors | GoAhead, body: Body) -> Opened | None:
         from launcher.places.ssh.host import receive  # late: `launch status` needs none of it
 
         match request:
@@ -184,10 +184,10 @@ def _report(run: RunDir, events_from: int) -> object:
 
 def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
     """Return the facts without processes of other hosts, whose records are copied here: each host reports its own."""
-    supervisor = facts.living.keeper or (None if presence.is_held(run) else False)
+    supervisor = facts.living.supervisor or (None if presence.is_held(run) else False)
     living = replace(
         facts.living,
-        keeper=supervisor,
+        supervisor=supervisor,
         coordinator=facts.living.coordinator or False,
         agents=facts.living.agents or False,
     )
@@ -255,7 +255,7 @@ def _cancel(run: RunDir) -> CancelReport:
 def _leader_was_here(attempt: AttemptDir) -> bool:
     """Return whether the leader's host is this one; on a shared disk only it knows how the run ended."""
     handle = readable(attempt.handle, Handle)
-    return handle is None or handle.keeper is None or alive(handle.keeper) is not None
+    return handle is None or handle.supervisor is None or alive(handle.supervisor) is not None
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
 from launcher.places.ssh import pool
 from launcher.places.ssh.facts import Surveyed
 from launcher.places.ssh.host_client import HostClient, Place, settled_in
-from launcher.places.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened, Peer
+from launcher.places.ssh.messages import CodeTree, GoAhead, Open, Opened, Peer, Supervisors
 from launcher.places.ssh.results.checkpoints import disks_of, holders_of
 from launcher.places.ssh.run_hosts import handed_to
 from launcher.places.ssh.submit.look import Asked, each
@@ -138,8 +138,8 @@ class PoolHandover:
         has_some = there.number > 1 or (self._run.path / plan.spec.checkpoint.dir).exists()
         if has_some and (failed := self._supply(plan, clients)):
             return failed
-        keepers = Keepers(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
-        if failed := failures(for_all(clients, lambda _, one: one.ask(keepers, type(None)))):
+        supervisors = Supervisors(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
+        if failed := failures(for_all(clients, lambda _, one: one.ask(supervisors, type(None)))):
             return failed
         clients[first].ask(GoAhead(), type(None))
         # A host that misses it asks the first one.

@@ -114,7 +114,7 @@ def test_a_run_that_goes_on_is_read_as_it_changes_and_now_and_then_for_its_proce
     assert [row.step for row in runs.look().runs] == [2]
     read()
     before = folder.run.state.stat().st_mtime_ns
-    folder.attempt(keeper=dead_process())  # nobody is left to write a word of it
+    folder.attempt(supervisor=dead_process())  # nobody is left to write a word of it
     assert folder.run.state.stat().st_mtime_ns == before
     clock.now += 5
     assert states(runs.look()) == {"job-abcd": State.LOST}

@@ -13,7 +13,7 @@ from launcher.places.ssh.host.follower import TakeOver
 from launcher.places.ssh.host.leader import enough
 from launcher.plan.on_hosts import leader_may_be_replaced, voters_of
 from launcher.states import Cause
-from tests.places.ssh.host.test_keepers import Table, proposed
+from tests.places.ssh.host.test_supervisors import Table, proposed
 from tests.sizes import SCALE
 
 
@@ -30,13 +30,13 @@ def opens(leader, side):
 
 def taken_over(table, side):
     """Whether one of these could be elected by those of them whose records are no newer."""
-    keepers = [table.keepers[number] for number in side]
+    supervisors = [table.supervisors[number] for number in side]
 
     def votes(candidate):
         mine = candidate.ballot.records()
-        return [one.node for one in keepers if one is not candidate and mine.as_new_as(one.ballot.records())]
+        return [one.node for one in supervisors if one is not candidate and mine.as_new_as(one.ballot.records())]
 
-    return any(enough(one, votes(one), leads=False) for one in keepers if one.ballot.voter.has_vote)
+    return any(enough(one, votes(one), leads=False) for one in supervisors if one.ballot.voter.has_vote)
 
 
 def both(table, leader):
@@ -49,32 +49,32 @@ def both(table, leader):
 def next_attempt(table, leader, others):
     number = proposed(table, leader, others, Cause.NODE_LOST)
     for one in (leader.node, *others):
-        table.keepers[one].move(number)
+        table.supervisors[one].move(number)
 
 
 def test_a_host_that_was_frozen_while_an_attempt_was_opened_has_no_part_in_what_follows(tmp_path):
     table = Table(tmp_path, size=3, nodes_min=1)
     table.silent = {2}
-    leader = table.keepers[0]
+    leader = table.supervisors[0]
     next_attempt(table, leader, [1])
     table.silent = set()
     assert both(table, leader) == []
     assert opens(leader, [0]), "it is half of the voters"
     table.freeze(0)
-    assert TakeOver(table.keepers[1]).look() is None
+    assert TakeOver(table.supervisors[1]).look() is None
     with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
-        TakeOver(table.keepers[2]).look()
+        TakeOver(table.supervisors[2]).look()
 
 
 def test_what_a_leader_has_slept_through_is_not_forgiven_where_others_may_replace_it(tmp_path):
-    leader = Table(tmp_path, size=3, nodes_min=1).keepers[0]
+    leader = Table(tmp_path, size=3, nodes_min=1).supervisors[0]
     assert leader_may_be_replaced(msgspec.structs.replace(leader.plan, elects=True))
 
 
 def test_a_guest_has_no_weight(tmp_path):
     """It takes part, and has no vote: with it the leader would be half, and without it the others more than half."""
     table = Table(tmp_path, size=5, nodes_min=1)
-    leader, table.silent = table.keepers[0], {4}
+    leader, table.silent = table.supervisors[0], {4}
     next_attempt(table, leader, [1, 2, 3])
     assert leader.plan.away == (4,)
     assert taken_over(table, [1, 2, 3]) and not opens(leader, [0, 4])
@@ -99,7 +99,7 @@ def play(root, seed):
         is_lost = type(question).__name__ in ("OpenAttempt", "Settled", "Vote") and chance.random() < 0.2
         return None if is_lost else said(number, question)
 
-    table.said, leader = missed, table.keepers[0]
+    table.said, leader = missed, table.supervisors[0]
     for _ in range(8):
         assert both(table, leader) == [], (seed, opened)
         lost = {one for one in numbers if one != leader.node and chance.random() < 0.2}
@@ -108,10 +108,10 @@ def play(root, seed):
             after = proposed(table, leader, there, None)
         else:
             table.lose(leader.node, *lost)
-            looks = [(one, looked(one)) for one in table.keepers if one.node not in table.silent]
+            looks = [(one, looked(one)) for one in table.supervisors if one.node not in table.silent]
             leader, after = next(((one, number) for one, number in looks if number is not None), (leader, None))
             table.silent = set()
-        for member in table.keepers:
+        for member in table.supervisors:
             member.ballot.leaderless = False
             accepted = member.ballot.accepted
             if member is leader and after is not None:
@@ -128,16 +128,16 @@ def heals(table, rounds=4):
     """Whether the hosts, all of which hear each other again, open an attempt that all know to be settled."""
     everybody = range(table.size)
     for _ in range(rounds):
-        for one in table.keepers:
+        for one in table.supervisors:
             one.ballot.leaderless = True
-        opened = next((number for one in table.keepers if (number := looked(one)) is not None), None)
-        for one in table.keepers:
+        opened = next((number for one in table.supervisors if (number := looked(one)) is not None), None)
+        for one in table.supervisors:
             accepted = one.ballot.accepted
             leads = one.ballot.voter.newest.leader == one.node and one.ballot.voter.newest.attempt == opened
             if accepted is not None or leads:
                 one.move(accepted.attempt if accepted is not None else opened)
-        newest = max(one.ballot.voter.newest.attempt for one in table.keepers)
-        voters = [one for one in table.keepers if one.ballot.voter.newest.attempt == newest]
+        newest = max(one.ballot.voter.newest.attempt for one in table.supervisors)
+        voters = [one for one in table.supervisors if one.ballot.voter.newest.attempt == newest]
         if opened is not None and opened == newest and 2 * len(voters) > len(everybody):
             return all(one.ballot.voter.settled for one in voters)
     return False

@@ -6,16 +6,16 @@ from math import inf
 import msgspec
 import pytest
 
-from launcher.places.ssh.comeback import keeper as comeback
+from launcher.places.ssh.comeback import returning_supervisor as comeback
 from launcher.places.ssh.host.follower import TakeOver
-from launcher.places.ssh.host.keeper_messages import Agreed, Ask, Begin, Declined, OpenAttempt, Replica, granted
 from launcher.places.ssh.host.leader import Hearing, enough, propose
+from launcher.places.ssh.host.supervisor_messages import Agreed, Ask, Begin, Declined, OpenAttempt, Replica, granted
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.avoided import pardon
 from launcher.spec.model import Budget
 from launcher.states import Cause, State
-from tests.places.ssh.host import test_keepers
-from tests.places.ssh.host.test_keepers import Table, proposed, started_again, taken
+from tests.places.ssh.host import test_supervisors
+from tests.places.ssh.host.test_supervisors import Table, proposed, started_again, taken
 
 
 @pytest.fixture
@@ -35,18 +35,18 @@ def spared(tmp_path):
 @pytest.mark.parametrize("frozen", [1, 2])
 def test_two_of_three_go_on_where_the_leader_was_lost_while_one_of_them_was_frozen(spared, frozen):
     spared.silent = {frozen}
-    hearing = Hearing(spared.keepers[0])
+    hearing = Hearing(spared.supervisors[0])
     hearing.close()
     hearing.look()
     spared.lose(0)
-    took = [number for number in (1, 2) if TakeOver(spared.keepers[number]).look() == 2]
+    took = [number for number in (1, 2) if TakeOver(spared.supervisors[number]).look() == 2]
     assert took == [1]
-    assert [node.host for node in read_plan(spared.keepers[2].run, 2).nodes] == ["host1", "host2", "host0"]
+    assert [node.host for node in read_plan(spared.supervisors[2].run, 2).nodes] == ["host1", "host2", "host0"]
 
 
 def test_a_host_is_avoided_once_for_each_time_that_it_falls_silent(tmp_path):
     spared = Table(tmp_path, lease_s=1.5)
-    member, now = spared.keepers[0], [0.0]
+    member, now = spared.supervisors[0], [0.0]
     hearing = Hearing(member, lambda: now[0])
     hearing.close()
     told = [({2}, []), ({2}, ["host2"]), ({2}, []), (set(), []), ({2}, []), ({2}, ["host2"])]
@@ -60,39 +60,39 @@ def test_a_host_is_avoided_once_for_each_time_that_it_falls_silent(tmp_path):
 def test_who_missed_an_attempt_while_it_was_frozen_votes_for_one_that_has_it(spared):
     """Its own records are older: the others would not have its attempt, nor it theirs, had they waited for it."""
     spared.silent = {1}
-    assert proposed(spared, spared.keepers[0], [2], Cause.NODE_LOST) == 2
+    assert proposed(spared, spared.supervisors[0], [2], Cause.NODE_LOST) == 2
     for number in (0, 2):
-        spared.keepers[number].move(2)
+        spared.supervisors[number].move(2)
     spared.lose(0)
-    assert TakeOver(spared.keepers[1]).look() is None, "host2 has attempt 2, and comes before it"
-    assert TakeOver(spared.keepers[2]).look() is None, "host1 is no voter of attempt 2, and host2 is half of those"
+    assert TakeOver(spared.supervisors[1]).look() is None, "host2 has attempt 2, and comes before it"
+    assert TakeOver(spared.supervisors[2]).look() is None, "host1 is no voter of attempt 2, and host2 is half of those"
 
 
 def test_a_number_that_somebody_else_has_the_vote_for_is_not_asked_for_for_ever(tmp_path):
     """They had asked at the same time, each cut off from the other: every one has its own vote for attempt 2."""
     table = Table(tmp_path, size=4, nodes_min=2)
     table.lose(0)
-    assert [table.keepers[number].stand(1) for number in (2, 3)] == [2, 2]
-    assert TakeOver(table.keepers[1]).look() == 3
+    assert [table.supervisors[number].stand(1) for number in (2, 3)] == [2, 2]
+    assert TakeOver(table.supervisors[1]).look() == 3
 
 
 def test_a_guest_holds_nobody_up(tmp_path):
     """It has no vote, so it takes nothing over, and nobody waits for it to."""
     table = Table(tmp_path, size=4, nodes_min=3)
     table.lose(0)
-    assert TakeOver(table.keepers[1]).look() == 2
-    for member in table.keepers[1:]:
+    assert TakeOver(table.supervisors[1]).look() == 2
+    for member in table.supervisors[1:]:
         member.move(2)
     table.silent = set()
-    table.keepers[1].ready.began = True
+    table.supervisors[1].ready.began = True
     guest = started_again(table, 0)
     guest.rejoin(comeback.what_goes_on(guest))
     guest.returning = False
     for number, silent, state in ((2, {1}, State.FAILED), (0, {1, 2, 3}, State.INTERRUPTED)):
         table.lose(*silent)
-        table.keepers[number].ballot.leaderless = True
+        table.supervisors[number].ballot.leaderless = True
         table.silent -= {number}
-        one = TakeOver(table.keepers[number])
+        one = TakeOver(table.supervisors[number])
         one._give_up_at = 0.0
         assert one.look() is None
         assert table.end(number).state is state, "there are two of the three nodes that it needs"
@@ -103,9 +103,9 @@ def test_on_a_disk_that_all_share_nobody_votes(tmp_path):
     table, said = Table(tmp_path, apart=False), []
     table.listen = said.append
     table.lose(0)
-    assert TakeOver(table.keepers[1]).look() == 2
+    assert TakeOver(table.supervisors[1]).look() == 2
     assert {type(one) for one in said} == {Ask, OpenAttempt}
-    assert not any(one.run.voter.exists() for one in table.keepers)
+    assert not any(one.run.voter.exists() for one in table.supervisors)
     assert isinstance(table.said(2, table.vote(3, 1)), Declined)
 
 
@@ -120,28 +120,28 @@ def test_a_relay_in_a_lost_hosts_place_is_nobodys_vote(table, seed):
     part = [number for number in range(5) if number not in whole]
     table.lose(*whole)
     table.relays = {number: chance.choice(part) for number in whole[1:]}
-    assert {answer for one in part for answer in table.keepers[one].rpc.ask(Ask())} == {*part}
+    assert {answer for one in part for answer in table.supervisors[one].rpc.ask(Ask())} == {*part}
     for one in part:
         for _ in range(3):
-            assert TakeOver(table.keepers[one]).look() is None, "with one host twice it was more than half"
-    assert enough(table.keepers[0], whole[1:], leads=True)
+            assert TakeOver(table.supervisors[one]).look() is None, "with one host twice it was more than half"
+    assert enough(table.supervisors[0], whole[1:], leads=True)
     table.silent = {*part}
     table.relays = {}
-    assert proposed(table, table.keepers[0], whole[1:], None) == 2
+    assert proposed(table, table.supervisors[0], whole[1:], None) == 2
 
 
 @pytest.mark.parametrize("ends_are_proved", [True, False])
 def test_a_relays_second_vote_would_decide_against_a_leader_that_goes_on(tmp_path, monkeypatch, ends_are_proved):
     if not ends_are_proved:
-        monkeypatch.setattr(test_keepers, "proof_of", lambda key, side, client, server, nonces: (key, side, nonces))
+        monkeypatch.setattr(test_supervisors, "proof_of", lambda key, side, client, server, nonces: (key, side, nonces))
     table = Table(tmp_path, size=5, node_lost=Budget(0))
     table.lose(0, 1, 4)
     table.relays = {4: 3}
-    candidate = TakeOver(table.keepers[2])
+    candidate = TakeOver(table.supervisors[2])
     candidate._give_up_at = inf
     assert candidate.look() is None
-    assert enough(table.keepers[0], [1, 4], leads=True), "these go on"
-    votes = granted(table.keepers[2].rpc.ask(table.vote(2, 2)))
+    assert enough(table.supervisors[0], [1, 4], leads=True), "these go on"
+    votes = granted(table.supervisors[2].rpc.ask(table.vote(2, 2)))
     assert votes == ([3] if ends_are_proved else [3, 4])
     ended = table.end(2)
     assert ended is None if ends_are_proved else ended.state is State.FAILED, "what 2 of 5 may not say"
@@ -150,7 +150,7 @@ def test_a_relays_second_vote_would_decide_against_a_leader_that_goes_on(tmp_pat
 def test_nobody_speaks_for_another_host(table):
     table.lose(0)
     table.asking.number = 2
-    opening = table.keepers[1].opening(2, ["host1", "host2"], None, [])
+    opening = table.supervisors[1].opening(2, ["host1", "host2"], None, [])
     for word in (table.vote(2, 1), Replica(0, 1, "state", -1, "{}"), opening, Begin(1)):
         answer = table.said(3, word)
         assert isinstance(answer, Declined) and "127.0.0.3 does not speak for host" in answer.why
@@ -161,10 +161,10 @@ def test_an_attempt_is_told_without_its_token_and_plan(table):
     """What a leader says names hosts; each host makes the rest of what came to it over SSH."""
     said = []
     table.listen = said.append
-    member, other = table.keepers[:2]
-    there = {number: table.keepers[number].status() for number in range(1, 5)}
+    member, other = table.supervisors[:2]
+    there = {number: table.supervisors[number].status() for number in range(1, 5)}
     assert propose(member, there, Cause.NODE_LOST) == 2
-    tokens = {read_intent(one.run.attempt(number)).token for one in table.keepers for number in (1, 2)}
+    tokens = {read_intent(one.run.attempt(number)).token for one in table.supervisors for number in (1, 2)}
     assert len(tokens) == 2, "all have the same, and another one for each attempt"
     words = b"".join(map(msgspec.json.encode, said))
     assert b'"open"' in words and not any(token.encode() in words for token in tokens)
@@ -182,9 +182,9 @@ def test_a_candidate_that_too_few_follow_asks_the_voters_of_both_attempts(table)
         return None if number != 1 and isinstance(question, OpenAttempt) else said(number, question)
 
     table.said = misses
-    assert taken(table, table.keepers[1], [2, 3]) is None
-    assert not table.keepers[1].ballot.voter.settled
+    assert taken(table, table.supervisors[1], [2, 3]) is None
+    assert not table.supervisors[1].ballot.voter.settled
     table.said = said
-    assert not enough(table.keepers[1], [4], leads=False) and enough(table.keepers[1], [2, 3], leads=False)
-    assert taken(table, table.keepers[1], [2, 3]) == 3
-    assert all(table.keepers[number].ballot.voter.settled for number in (1, 2, 3))
+    assert not enough(table.supervisors[1], [4], leads=False) and enough(table.supervisors[1], [2, 3], leads=False)
+    assert taken(table, table.supervisors[1], [2, 3]) == 3
+    assert all(table.supervisors[number].ballot.voter.settled for number in (1, 2, 3))

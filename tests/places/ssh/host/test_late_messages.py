@@ -1,4 +1,4 @@
-"""Who tells keepers what they could not hear: over real sockets, until they have heard it."""
+"""Who tells supervisors what they could not hear: over real sockets, until they have heard it."""
 
 import json
 import socket
@@ -10,8 +10,8 @@ from run_folder import plan_of
 
 from launcher.errors import Exit
 from launcher.places.ssh.host import late_messages
-from launcher.places.ssh.host.keeper_messages import Agreed, Cancelled, Declined
-from launcher.places.ssh.host.keeper_rpc import WIRE, KeeperRpc
+from launcher.places.ssh.host.supervisor_messages import Agreed, Cancelled, Declined
+from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
 from launcher.places.ssh.messages import Peer
 from launcher.plan.model import NodePlan
 from launcher.run.attempts import new_attempt
@@ -44,7 +44,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def told(run):
-    """What the keeper of the third host hears, which understands it the second time."""
+    """What the supervisor of the third host hears, which understands it the second time."""
     heard = []
 
     def answer(question, asker):
@@ -52,15 +52,15 @@ def told(run):
         return Agreed() if len(heard) > 1 else Declined("not now")
 
     intent = late_messages.read_intent(run.attempt(1))
-    keeper = KeeperRpc("127.0.0.3", wire_key(intent.token, WIRE, run.path.name, 1), answer)
+    supervisor = SupervisorRpc("127.0.0.3", wire_key(intent.token, WIRE, run.path.name, 1), answer)
     peers = (
         Peer("host0", NOWHERE, 20_001),
         Peer("host1", "127.0.0.2", 20_002),
-        Peer("host2", "127.0.0.3", keeper.port),
+        Peer("host2", "127.0.0.3", supervisor.port),
     )
-    write_record(run.attempt(1).keepers, peers)
+    write_record(run.attempt(1).supervisors, peers)
     yield heard
-    keeper.close()
+    supervisor.close()
 
 
 def test_it_is_said_again_until_it_has_been_understood(run, told):
@@ -77,17 +77,17 @@ def test_a_host_that_was_cut_off_when_the_run_ended_is_given_all_records_of_that
     assert {question.name for question, _ in told} >= {"end", "events", "state"}
 
 
-def test_a_host_that_has_no_keeper_any_more_is_told_nothing(run, told):
+def test_a_host_that_has_no_supervisor_any_more_is_told_nothing(run, told):
     """It was started anew: it refuses every connection, and nobody waits there."""
     peers = late_messages.presence.begun(run)[1]
     with socket.create_server(("127.0.0.3", 0)) as free:
         gone = Peer("host2", "127.0.0.3", free.getsockname()[1])
-    write_record(run.attempt(1).keepers, (*peers[:2], gone))
+    write_record(run.attempt(1).supervisors, (*peers[:2], gone))
     late_messages.deliver(run, "cancel", ["host2"], replace(PATIENT, nobody_s=-Recovery().lease_s))
     assert told == []
 
 
-def test_nobody_is_looked_for_longer_than_a_keeper_waits_by_itself(run, told, monkeypatch):
+def test_nobody_is_looked_for_longer_than_a_supervisor_waits_by_itself(run, told, monkeypatch):
     recovery = Recovery()
     assert late_messages.gives_up_s(recovery) > recovery.lease_s + late_messages.GIVE_UP_WAITS * recovery.wait_s
     monkeypatch.setattr(late_messages, "gives_up_s", lambda _: 0.0)
@@ -95,7 +95,7 @@ def test_nobody_is_looked_for_longer_than_a_keeper_waits_by_itself(run, told, mo
     assert told == []
 
 
-def test_where_no_keepers_were_told_of_each_other_there_is_nobody_to_tell(run, monkeypatch):
+def test_where_no_supervisors_were_told_of_each_other_there_is_nobody_to_tell(run, monkeypatch):
     started = []
     monkeypatch.setattr(late_messages.subprocess, "Popen", lambda *words, **_: started.append(words))
     late_messages.send(run, "end", ["host2"])

@@ -70,7 +70,7 @@ def test_what_a_person_forgave_is_not_held_against_anybody_there(run):
 def test_nobody_comes_back_in_the_place_of_a_host_that_calls_itself_the_same(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "job-1a2b").plan(2).attempt()
     attempt = folder.run.attempt(1)
-    folder.write(attempt.keepers, (Peer("host0", "127.0.0.1", 1), Peer("host1", NOWHERE, 1)))
+    folder.write(attempt.supervisors, (Peer("host0", "127.0.0.1", 1), Peer("host1", NOWHERE, 1)))
     folder.write(presence.host_index_file(attempt, apart=False), HostIndex(1, (), sys.executable))
     assert "another host's" in come_back(folder.run)
     assert presence.is_here("127.0.0.1") and not presence.is_here(NOWHERE)

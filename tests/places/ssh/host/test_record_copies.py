@@ -5,13 +5,13 @@ import pytest
 from run_folder import state_of
 
 from launcher.errors import LaunchError
-from launcher.places.ssh.host.keeper_messages import Replica
 from launcher.places.ssh.host.record_copies import EVENTS, RecordReplicator, put, replicated
+from launcher.places.ssh.host.supervisor_messages import Replica
 from launcher.run.durable import append_line, make_dir, read_lines, read_record, write_record
 from launcher.run.identity import this_process
 from launcher.run.records import AttemptEnd, Endpoint, Event, RunState
 from launcher.supervisor.attempt_end import cancelled
-from tests.places.ssh.host.test_keepers import Table
+from tests.places.ssh.host.test_supervisors import Table
 from tests.run_folder import RunFolder
 
 
@@ -80,7 +80,7 @@ def told(tmp_path):
 def telling(tmp_path, **how):
     """The runs of a leader and of a host that has all its records, and how the leader tells it what is new."""
     table = Table(tmp_path, size=2, nodes_min=1)
-    leader, other = table.keepers
+    leader, other = table.supervisors
     replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc, **how)
     replicator.close()
     for text in "ab":
@@ -101,7 +101,7 @@ DAMAGES = {"no text": b"\xff\xfe{}", "zeros": b"\0" * 100, "cut": b'{"run": ', "
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_record_that_is_damaged_on_the_leader_s_disk_is_not_spread_and_keeps_no_other_from_being_sent(told, damage):
-    """What is no text ended the thread that sends, and then the keeper."""
+    """What is no text ended the thread that sends, and then the supervisor."""
     ours, theirs, tell = told
     ours.state.write_bytes(damage)
     append_line(ours.events, Event(1.0, 1, "failure", "c"))
@@ -141,7 +141,7 @@ def test_a_history_that_was_cut_short_is_told_again(told, on):
 def test_an_end_that_is_damaged_on_the_leader_s_disk_counts_as_untold(tmp_path):
     """Else whoever got it would not have heard how the run ended, and nobody would tell it again."""
     table = Table(tmp_path, size=2, nodes_min=1)
-    leader, other = table.keepers
+    leader, other = table.supervisors
     leader.attempt.end.write_text("[]")
     assert RecordReplicator(leader.run, leader.attempt, leader.rpc).close() == [1]
     assert not other.attempt.end.exists()

@@ -1,6 +1,6 @@
 """Define the messages between the supervisors of a run.
 
-Ask ─► KeeperStatus            the state of the other one
+Ask ─► SupervisorStatus            the state of the other one
 Replica ─► Agreed              a record of the leader's, for hosts that do not share its disk
 Begin ─► Agreed, Declined      prepare: keep what the host has, until all have prepared or one has not
 Begun ─► Agreed, Declined      commit: all have prepared and it begins; or not all, and it may let go again
@@ -24,7 +24,7 @@ Age = Annotated[float, msgspec.Meta(ge=0.0)]
 Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
+class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
     """The state of a supervisor."""
 
     node: Number  # in the plan that the supervisors were started with
@@ -125,15 +125,15 @@ class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):
     why: Text
 
 
-KeeperQuestion = Ask | Replica | Begin | Begun | Vote | OpenAttempt | Settled | Cancelled | Rejoin
-KeeperReply = KeeperStatus | Agreed | Declined | OpenAttempt
+SupervisorQuestion = Ask | Replica | Begin | Begun | Vote | OpenAttempt | Settled | Cancelled | Rejoin
+SupervisorReply = SupervisorStatus | Agreed | Declined | OpenAttempt
 
 
-def statuses(replies: Mapping[int, KeeperReply]) -> dict[int, KeeperStatus]:
+def statuses(replies: Mapping[int, SupervisorReply]) -> dict[int, SupervisorStatus]:
     """Return the states of those that answered."""
-    return {number: reply for number, reply in replies.items() if isinstance(reply, KeeperStatus)}
+    return {number: reply for number, reply in replies.items() if isinstance(reply, SupervisorStatus)}
 
 
-def granted(replies: Mapping[int, KeeperReply]) -> list[int]:
+def granted(replies: Mapping[int, SupervisorReply]) -> list[int]:
     """Return the hosts that agreed."""
     return [number for number, reply in replies.items() if isinstance(reply, Agreed)]

@@ -1,4 +1,4 @@
-"""Who may lead, begin, write and end: keepers on disks of their own, without a network and without agents."""
+"""Who may lead, begin, write and end: supervisors on disks of their own, without a network and without agents."""
 
 import os
 import threading
@@ -12,28 +12,28 @@ from run_folder import dead_process, plan_of, state_of
 from launcher.clock import boottime
 from launcher.errors import Exit, Fenced
 from launcher.node.environment import node_environment
-from launcher.places.ssh.comeback import keeper as comeback
-from launcher.places.ssh.host import follower, keeper, leader, presence, record_copies
+from launcher.places.ssh.comeback import returning_supervisor as comeback
+from launcher.places.ssh.host import follower, host_supervisor, leader, presence, record_copies
 from launcher.places.ssh.host.ballot import KeptVoter
 from launcher.places.ssh.host.follower import Follower, TakeOver
-from launcher.places.ssh.host.keeper import QueueWatch
-from launcher.places.ssh.host.keeper_messages import (
+from launcher.places.ssh.host.host_supervisor import QueueWatch
+from launcher.places.ssh.host.leader import Hearing, Leader, avoid_silent, elect, enough, open_next, propose
+from launcher.places.ssh.host.record_copies import RecordReplicator
+from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
     Begin,
     Begun,
     Cancelled,
     Declined,
-    KeeperStatus,
     OpenAttempt,
     RecordsSaid,
     Replica,
+    SupervisorStatus,
     Vote,
 )
-from launcher.places.ssh.host.keeper_rpc import ASK_S
-from launcher.places.ssh.host.keeper_state import KeeperState
-from launcher.places.ssh.host.leader import Hearing, Leader, avoid_silent, elect, enough, open_next, propose
-from launcher.places.ssh.host.record_copies import RecordReplicator
+from launcher.places.ssh.host.supervisor_rpc import ASK_S
+from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.plan.model import NodePlan
 from launcher.run.attempts import new_attempt, newest, read_plan
 from launcher.run.avoided import avoid, avoided
@@ -78,7 +78,7 @@ class Wakeup:
 
 
 class FakeRpc:
-    """A keeper's place among the others."""
+    """A supervisor's place among the others."""
 
     def __init__(self, table, me):
         self._table, self.me = table, me
@@ -105,7 +105,7 @@ class FakeRpc:
 
 
 class Table:
-    """`keepers`, the first of which leads attempt 1; who is in `silent` neither asks nor is asked."""
+    """`supervisors`, the first of which leads attempt 1; who is in `silent` neither asks nor is asked."""
 
     def __init__(self, root, size=3, nodes_min=2, apart=True, **recovery):
         self.size, self.silent, self.deaf_to, self.gone = size, set(), {}, False
@@ -113,10 +113,12 @@ class Table:
         self.asking = threading.local()  # who asks, by the address that its connection has
         self.relays = {}  # at whose place somebody stands who passes all on, and to whom
         self.wakeups = [Wakeup() for _ in range(size)]
-        self.keepers = [
+        self.supervisors = [
             self._member(root / f"host{number}" / "run", number, nodes_min, apart, recovery) for number in range(size)
         ]
-        self._answers = [member.answering(wakeup) for member, wakeup in zip(self.keepers, self.wakeups, strict=True)]
+        self._answers = [
+            member.answering(wakeup) for member, wakeup in zip(self.supervisors, self.wakeups, strict=True)
+        ]
 
     def _member(self, path, number, nodes_min, apart, recovery):
         path.mkdir(parents=True)
@@ -127,7 +129,7 @@ class Table:
         run = RunDir(path)
         attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more), secret=SECRET)
         raise_fence(run, attempt.number)
-        member = KeeperState(run, attempt.number, number)
+        member = SupervisorState(run, attempt.number, number)
         member._alone = SimpleNamespace(set=lambda: None, clear=lambda: None)  # no mark for this machine's queue
         member.rpc, member.ready.gpus, member.ready.told = FakeRpc(self, number), (), True
         return member
@@ -146,7 +148,7 @@ class Table:
 
     def said(self, number, question):
         """Its answer; None where a word of this kind does not get there."""
-        leader = int(self.keepers[number].leader.removeprefix("host"))
+        leader = int(self.supervisors[number].leader.removeprefix("host"))
         asker = getattr(self.asking, "number", getattr(question, "node", leader))
         self.listen(question)
         deaf = type(question) in self.deaf_to.get(number, ())
@@ -154,7 +156,7 @@ class Table:
 
     def vote(self, attempt, node):
         """As that host asks for one."""
-        records = self.keepers[node].ballot.records()
+        records = self.supervisors[node].ballot.records()
         return Vote(attempt, node, RecordsSaid(records.attempt, records.length, records.digest))
 
     def deafen(self, number, *kinds):
@@ -163,23 +165,23 @@ class Table:
     def lose(self, *numbers):
         """They are cut off, and the others have noticed."""
         self.silent = set(numbers)
-        for number, member in enumerate(self.keepers):
+        for number, member in enumerate(self.supervisors):
             member.ballot.leaderless = number not in self.silent
 
     def freeze(self, number, for_s=60.0):
-        """Its coordinator has said nothing for so long, and its keeper answers; the others have noticed."""
-        self.keepers[number].coordinator_due_at = boottime() - for_s
-        for one, member in enumerate(self.keepers):
+        """Its coordinator has said nothing for so long, and its supervisor answers; the others have noticed."""
+        self.supervisors[number].coordinator_due_at = boottime() - for_s
+        for one, member in enumerate(self.supervisors):
             member.ballot.leaderless = one != number
 
     def watches(self):
-        return [QueueWatch(member, every_s=0.0) for member in self.keepers]
+        return [QueueWatch(member, every_s=0.0) for member in self.supervisors]
 
     def end(self, number):
-        return read_record(self.keepers[number].attempt.end, AttemptEnd)
+        return read_record(self.supervisors[number].attempt.end, AttemptEnd)
 
     def state(self, number):
-        return read_record(self.keepers[number].run.state, RunState)
+        return read_record(self.supervisors[number].run.state, RunState)
 
 
 @pytest.fixture
@@ -213,16 +215,16 @@ def agents(monkeypatch):
 def test_who_has_no_agent_any_more_notices_a_lost_leader_itself(tmp_path, agents):
     """Its agent had left for an attempt that came to nothing, then the leader was heard again. It waited for ever."""
     table = Table(tmp_path, lease_s=1000.0)
-    follows = Follower(table.keepers[1], table.wakeups[1])
+    follows = Follower(table.supervisors[1], table.wakeups[1])
     follows._agent.last = Exit.FENCED << 8
     follows._leader_heard_at -= 2000.0
     assert not follows._is_deserted()  # it is heard
-    assert not table.keepers[1].ballot.leaderless
+    assert not table.supervisors[1].ballot.leaderless
     table.lose(0)
-    table.keepers[1].ballot.leaderless = False
+    table.supervisors[1].ballot.leaderless = False
     follows._leader_heard_at -= 2000.0
     assert follows._keep() == 2  # with the third host, which hears no leader either
-    assert table.keepers[1].ballot.leaderless
+    assert table.supervisors[1].ballot.leaderless
 
 
 class Slots:
@@ -249,20 +251,20 @@ class Slots:
 
 def proposed(table, member, others, cause):
     """What comes of it where it leads, and sees these others."""
-    return propose(member, {number: table.keepers[number].status() for number in others}, cause)
+    return propose(member, {number: table.supervisors[number].status() for number in others}, cause)
 
 
 def taken(table, member, others):
     """What comes of it where it does not lead, and sees these others."""
-    elected = elect(member, {number: table.keepers[number].status() for number in others}, leads=False)
+    elected = elect(member, {number: table.supervisors[number].status() for number in others}, leads=False)
     return open_next(member, elected, None, leads=False) if elected is not None else None
 
 
 def taken_over(table):
     """The first host is cut off, and the second leads attempt 2 with the third."""
     table.lose(0)
-    assert TakeOver(table.keepers[1]).look() == 2
-    for member in table.keepers[1:]:
+    assert TakeOver(table.supervisors[1]).look() == 2
+    for member in table.supervisors[1:]:
         member.move(2)
 
 
@@ -272,22 +274,22 @@ def taken_over(table):
 def test_a_leader_whose_run_was_taken_over_leaves_and_changes_nothing(table):
     taken_over(table)
     table.silent = set()
-    live = [(table.state(number), fence(table.keepers[number].run)) for number in (1, 2)]
+    live = [(table.state(number), fence(table.supervisors[number].run)) for number in (1, 2)]
     with pytest.raises(Fenced, match="attempt 2 is led by host1"):
-        Leader(table.keepers[0], table.wakeups[0])._follow(ENDED)
-    assert [(table.state(number), fence(table.keepers[number].run)) for number in (1, 2)] == live
-    assert newest(table.keepers[0].run).number == 1
+        Leader(table.supervisors[0], table.wakeups[0])._follow(ENDED)
+    assert [(table.state(number), fence(table.supervisors[number].run)) for number in (1, 2)] == live
+    assert newest(table.supervisors[0].run).number == 1
 
 
 def test_a_leader_whose_run_has_ended_without_it_leaves_once_it_is_told(table):
-    """It was frozen meanwhile. It waited `wait` five times over for keepers that had all left."""
+    """It was frozen meanwhile. It waited `wait` five times over for supervisors that had all left."""
     taken_over(table)
-    write_end(table.keepers[1].run, table.keepers[1].attempt, SUCCEEDED, table.keepers[1].plan)
+    write_end(table.supervisors[1].run, table.supervisors[1].attempt, SUCCEEDED, table.supervisors[1].plan)
     table.silent = set()
-    assert leader.tell(table.keepers[1]) == [0]  # what it has not taken tells it that the run went on
+    assert leader.tell(table.supervisors[1]) == [0]  # what it has not taken tells it that the run went on
     table.silent = {1, 2}
     with pytest.raises(Fenced, match="attempt 2 goes on without host0"):
-        Leader(table.keepers[0], table.wakeups[0])._follow(ENDED)
+        Leader(table.supervisors[0], table.wakeups[0])._follow(ENDED)
     assert table.end(0) is None
 
 
@@ -301,7 +303,7 @@ def test_only_who_leads_an_attempt_writes_its_records(table):
     assert [says(0, 1), says(0, 2), says(1, 1), says(9, 2), says(1, 2)] == [Declined] * 4 + [Agreed]
 
 
-def test_a_keeper_that_waits_for_its_disk_says_how_it_is_all_the_same(table, monkeypatch):
+def test_a_supervisor_that_waits_for_its_disk_says_how_it_is_all_the_same(table, monkeypatch):
     """Who did not would be counted out after a lease: an fsync may take as long."""
     fsync, waits, goes_on = os.fsync, threading.Event(), threading.Event()
     said = []
@@ -320,7 +322,7 @@ def test_a_keeper_that_waits_for_its_disk_says_how_it_is_all_the_same(table, mon
         assert waits.wait(BOUND_S)
         asking.start()
         asking.join(BOUND_S)
-        assert [type(one) for one in said] == [KeeperStatus, Declined], "and takes nothing more meanwhile"
+        assert [type(one) for one in said] == [SupervisorStatus, Declined], "and takes nothing more meanwhile"
     finally:
         goes_on.set()
         writing.join()
@@ -331,7 +333,7 @@ def test_a_keeper_that_waits_for_its_disk_says_how_it_is_all_the_same(table, mon
 @pytest.mark.parametrize(("name", "at", "data"), [("avoided", -1, "[]"), ("events", 0, '{"a":1}\n')])
 def test_a_record_that_is_sent_again_is_written_again_only_where_it_is_not_there(table, monkeypatch, name, at, data):
     """Else a leader that waits a second would hear of none from a disk that takes longer."""
-    member, record = table.keepers[2], Replica(0, 1, name, at, data)
+    member, record = table.supervisors[2], Replica(0, 1, name, at, data)
     path = member.run.avoided if name == "avoided" else member.run.events
     assert table.said(2, record) == Agreed()
     syncs = []
@@ -343,7 +345,7 @@ def test_a_record_that_is_sent_again_is_written_again_only_where_it_is_not_there
 
 
 def test_a_proposal_that_too_few_take_up_is_no_attempt(table):
-    member = table.keepers[0]
+    member = table.supervisors[0]
     table.deafen(1, OpenAttempt)
     table.deafen(2, OpenAttempt)
     assert proposed(table, member, [1, 2], None) is None
@@ -351,77 +353,77 @@ def test_a_proposal_that_too_few_take_up_is_no_attempt(table):
     assert not member.ballot.voter.settled
     table.deaf_to = {}
     assert proposed(table, member, [1, 2], None) == 3, "the number may be known to somebody"
-    assert [one.ballot.voter.settled for one in table.keepers] == [True] * 3
+    assert [one.ballot.voter.settled for one in table.supervisors] == [True] * 3
 
 
 def test_a_leader_whose_number_had_a_vote_takes_a_newer_one(table):
-    assert taken(table, table.keepers[1], [0, 2]) is None, "they hear their leader"
+    assert taken(table, table.supervisors[1], [0, 2]) is None, "they hear their leader"
     table.lose(0)
     assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
     table.silent = set()
-    assert proposed(table, table.keepers[0], [2], None) == 3
+    assert proposed(table, table.supervisors[0], [2], None) == 3
 
 
 def test_a_candidate_with_an_older_history_has_no_vote(table):
     """Restarts that the lost leader had counted would not count any more."""
     for number in (0, 2):
-        append_line(table.keepers[number].run.events, Event(0.0, 1, "failure", "a rank was killed"))
+        append_line(table.supervisors[number].run.events, Event(0.0, 1, "failure", "a rank was killed"))
     table.lose(0)
     answer = table.said(2, table.vote(2, 1))
     assert isinstance(answer, Declined) and "older than its own" in answer.why
-    assert [TakeOver(table.keepers[number]).look() for number in (1, 2)] == [None, 2]
-    assert table.keepers[1].run.events.read_bytes() == table.keepers[2].run.events.read_bytes()
-    assert table.keepers[1].ballot.accepted.hosts[0] == "host2"
+    assert [TakeOver(table.supervisors[number]).look() for number in (1, 2)] == [None, 2]
+    assert table.supervisors[1].run.events.read_bytes() == table.supervisors[2].run.events.read_bytes()
+    assert table.supervisors[1].ballot.accepted.hosts[0] == "host2"
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
 def test_a_history_that_is_damaged_on_one_host_holds_nobody_up(table, damaged):
     """Its host is older by that; the others go on, and it gets the history of whoever leads."""
-    for member in table.keepers:
+    for member in table.supervisors:
         for text in "abc":
             append_line(member.run.events, Event(0.0, 1, "failure", text))
-    path = table.keepers[damaged].run.events
+    path = table.supervisors[damaged].run.events
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"b"', b"\0\0\0"))
     table.lose(0)
     if damaged == 0:
         table.silent = set()
-        assert proposed(table, table.keepers[0], [1, 2], None) is None
-        table.keepers[0].ballot.leaderless = True
-    took = [number for number in (1, 2) if TakeOver(table.keepers[number]).look() is not None]
+        assert proposed(table, table.supervisors[0], [1, 2], None) is None
+        table.supervisors[0].ballot.leaderless = True
+    took = [number for number in (1, 2) if TakeOver(table.supervisors[number]).look() is not None]
     assert len(took) == 1 and took != [damaged]
     assert path.read_bytes().startswith(whole)
 
 
 def test_what_a_host_has_beyond_a_new_leaders_history_goes(table):
     """Nobody acknowledged it: its host had an older attempt, or it was written after it had lost its leader."""
-    member = table.keepers[2]
-    for one in table.keepers[:2]:
+    member = table.supervisors[2]
+    for one in table.supervisors[:2]:
         append_line(one.run.events, Event(0.0, 1, "failure", "a"))
     whole = member.run.events
     write_end(member.run, member.attempt, cancelled(), member.plan)
-    assert proposed(table, table.keepers[0], [1], None) == 2
-    for one in table.keepers[:2]:
+    assert proposed(table, table.supervisors[0], [1], None) == 2
+    for one in table.supervisors[:2]:
         one.move(2)
-    table.keepers[0].ready.began = True
+    table.supervisors[0].ready.began = True
     again = started_again(table, 2)
     again.rejoin(comeback.what_goes_on(again))
     again.returning = False
-    assert proposed(table, table.keepers[0], [1, 2], None) == 3
-    assert whole.read_bytes() == table.keepers[0].run.events.read_bytes()
+    assert proposed(table, table.supervisors[0], [1, 2], None) == 3
+    assert whole.read_bytes() == table.supervisors[0].run.events.read_bytes()
 
 
 def test_what_nobody_else_has_of_a_lost_leaders_history_goes_where_the_run_went_on_without_it(table):
-    old, lost = table.keepers[0], Event(0.0, 1, "failure", "nobody heard of it")
+    old, lost = table.supervisors[0], Event(0.0, 1, "failure", "nobody heard of it")
     append_line(old.run.events, lost)
     taken_over(table)
     table.silent = set()
-    table.keepers[1].ready.began = True
+    table.supervisors[1].ready.began = True
     member = started_again(table, 0)
     member.rejoin(comeback.what_goes_on(member))
     member.returning = False
-    assert proposed(table, table.keepers[1], [0, 2], None) == 3
-    assert old.run.events.read_bytes() == table.keepers[1].run.events.read_bytes()
+    assert proposed(table, table.supervisors[1], [0, 2], None) == 3
+    assert old.run.events.read_bytes() == table.supervisors[1].run.events.read_bytes()
     assert lost not in read_lines(old.run.events, Event)
 
 
@@ -429,14 +431,14 @@ def test_two_parts_of_four_hosts_never_both_go_on(tmp_path):
     """{0, 3} and {1, 2}: the leader goes on with half of the voters, and the others are not more than half."""
     table = Table(tmp_path, size=4, nodes_min=1)
     table.silent = {1, 2}
-    assert proposed(table, table.keepers[0], [3], None) == 2
+    assert proposed(table, table.supervisors[0], [3], None) == 2
     for number in (0, 3):
-        table.keepers[number].move(2)
+        table.supervisors[number].move(2)
     table.lose(0, 3)
-    assert [TakeOver(table.keepers[number]).look() for number in (1, 2)] == [None, None]
+    assert [TakeOver(table.supervisors[number]).look() for number in (1, 2)] == [None, None]
     table.silent = {0, 1, 2}
-    table.keepers[3].ballot.leaderless = True
-    assert TakeOver(table.keepers[3]).look() is None
+    table.supervisors[3].ballot.leaderless = True
+    assert TakeOver(table.supervisors[3]).look() is None
     table.silent = {0}
     answer = table.said(3, table.vote(9, 1))
     assert isinstance(answer, Declined) and "older than its own" in answer.why
@@ -445,7 +447,7 @@ def test_two_parts_of_four_hosts_never_both_go_on(tmp_path):
 def test_a_candidate_has_given_its_own_vote(table):
     table.lose(0)
     table.deafen(2, Vote)
-    assert TakeOver(table.keepers[1]).look() is None
+    assert TakeOver(table.supervisors[1]).look() is None
     assert isinstance(table.said(1, table.vote(2, 2)), Declined)
 
 
@@ -454,29 +456,29 @@ def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_pat
     table.lose(0)
     assert [type(table.said(number, table.vote(2, 1))) for number in (2, 3, 4)] == [Agreed] * 3
     table.silent = {0, 1}
-    assert TakeOver(table.keepers[2]).look() == 3
+    assert TakeOver(table.supervisors[2]).look() == 3
     table.silent = set()
     assert isinstance(table.said(3, table.vote(2, 1)), Declined)
-    assert taken(table, table.keepers[1], [3, 4]) is None
+    assert taken(table, table.supervisors[1], [3, 4]) is None
 
 
-def test_a_keeper_does_not_lead_whose_coordinator_is_frozen(table):
+def test_a_supervisor_does_not_lead_whose_coordinator_is_frozen(table):
     table.freeze(0)
-    assert TakeOver(table.keepers[1]).look() == 2
-    proposal = table.keepers[2].ballot.accepted
+    assert TakeOver(table.supervisors[1]).look() == 2
+    proposal = table.supervisors[2].ballot.accepted
     assert (proposal.hosts, proposal.away) == (("host1", "host2"), ("host0",))
-    for member in table.keepers[1:]:
+    for member in table.supervisors[1:]:
         member.move(2)
     with pytest.raises(Fenced, match="attempt 2 is led by host1"):
-        Leader(table.keepers[0], table.wakeups[0])._follow(ENDED)
+        Leader(table.supervisors[0], table.wakeups[0])._follow(ENDED)
 
 
 def test_of_two_hosts_none_takes_over_from_a_frozen_coordinator(tmp_path):
-    """The guard of its agent ends it, and then its own keeper goes on."""
+    """The guard of its agent ends it, and then its own supervisor goes on."""
     table = Table(tmp_path, size=2, nodes_min=1)
     table.freeze(0)
-    assert TakeOver(table.keepers[1]).look() is None
-    assert proposed(table, table.keepers[0], [1], Cause.NODE_LOST) == 2
+    assert TakeOver(table.supervisors[1]).look() is None
+    assert proposed(table, table.supervisors[0], [1], Cause.NODE_LOST) == 2
 
 
 @pytest.mark.parametrize(
@@ -493,23 +495,23 @@ def test_a_coordinator_lives_as_long_as_it_speaks(tmp_path, age_s, boot, attempt
     """By its own word, on the clock of its own machine."""
     table = Table(tmp_path, lease_s=15.0)
     table.freeze(0)
-    leader = table.keepers[0]
+    leader = table.supervisors[0]
     said = {"boot_id": boot or boot_id(), "monotonic_s": boottime() - age_s}
     write_record(leader.run.state, state_of(leader.run.id, attempt=attempt, **said))
-    assert TakeOver(table.keepers[1]).look() == (2 if replaced else None)
-    assert table.keepers[1].ballot.leaderless == replaced
+    assert TakeOver(table.supervisors[1]).look() == (2 if replaced else None)
+    assert table.supervisors[1].ballot.leaderless == replaced
 
 
 def test_a_leader_without_an_agent_at_work_is_not_waited_to_speak(table):
-    """It waits for hosts, or for its next attempt: who is to speak then is the keeper."""
-    assert [member.status().silent_s for member in table.keepers] == [0.0] * 3
+    """It waits for hosts, or for its next attempt: who is to speak then is the supervisor."""
+    assert [member.status().silent_s for member in table.supervisors] == [0.0] * 3
 
 
-def test_who_is_left_where_all_others_have_no_keeper_any_more_waits_for_nobody(tmp_path):
+def test_who_is_left_where_all_others_have_no_supervisor_any_more_waits_for_nobody(tmp_path):
     """It had missed how the run ended, and held its slots for five times `wait`."""
     table = Table(tmp_path, wait_s=60.0)
     table.lose(0, 2)
-    look = TakeOver(table.keepers[1])
+    look = TakeOver(table.supervisors[1])
     look._give_up_at = time.monotonic() + 60.0
     assert look.look() is None
     assert table.end(1) is None, "they are silent: they may be there"
@@ -519,7 +521,7 @@ def test_who_is_left_where_all_others_have_no_keeper_any_more_waits_for_nobody(t
 
 
 def test_a_host_whose_disk_ended_a_generation_comes_last_in_the_next_attempt(table):
-    member = table.keepers[0]
+    member = table.supervisors[0]
     for node, attempt in ((1, 1), (0, 1), (2, 0)):
         append_line(member.run.events, Event(time.time(), attempt, "failure", "no space", node=node, cause=Cause.DISK))
     leader.blame_hosts(member)
@@ -529,7 +531,7 @@ def test_a_host_whose_disk_ended_a_generation_comes_last_in_the_next_attempt(tab
 
 
 def test_a_host_that_is_unfit_comes_last_and_the_one_that_leads_where_a_person_resumes(table):
-    member = table.keepers[0]
+    member = table.supervisors[0]
     for node in (0, 1):
         told = Event(time.time(), 1, "node_unfit", "left out", node=node, evidence=f"cuda:{node}: memory")
         append_line(member.run.events, told)
@@ -546,19 +548,19 @@ def test_a_host_that_is_unfit_comes_last_and_the_one_that_leads_where_a_person_r
 
 
 def started_again(table, number, begun=1):
-    """Its keeper was killed, or its machine started anew: what it knew is what its disk has."""
-    before = table.keepers[number]
-    member = KeeperState(before.run, begun, number)
+    """Its supervisor was killed, or its machine started anew: what it knew is what its disk has."""
+    before = table.supervisors[number]
+    member = SupervisorState(before.run, begun, number)
     member._alone = SimpleNamespace(set=lambda: None, clear=lambda: None)
     member.rpc, member.returning = FakeRpc(table, number), True
-    table.keepers[number], table._answers[number] = member, member.answering(table.wakeups[number])
+    table.supervisors[number], table._answers[number] = member, member.answering(table.wakeups[number])
     return member
 
 
 def test_who_comes_back_takes_part_in_what_goes_on_and_has_no_vote_before_the_next_attempt(table):
     taken_over(table)
     table.silent = set()
-    table.keepers[1].ready.began = True
+    table.supervisors[1].ready.began = True
     member = started_again(table, 0)
     assert isinstance(table.said(0, table.vote(3, 1)), Declined), "it does not know yet what goes on"
     member.rejoin(comeback.what_goes_on(member))
@@ -567,25 +569,26 @@ def test_who_comes_back_takes_part_in_what_goes_on_and_has_no_vote_before_the_ne
     assert [node.host for node in member.plan.nodes] == ["host1", "host2", "host0"]
     assert member.plan.away == (2,)
     assert (
-        read_record(member.attempt.intent, Intent).token == read_record(table.keepers[1].attempt.intent, Intent).token
+        read_record(member.attempt.intent, Intent).token
+        == read_record(table.supervisors[1].attempt.intent, Intent).token
     )
     member.ballot.leaderless = True
     assert isinstance(table.said(0, table.vote(3, 2)), Declined), "the leader alone may go on: nobody else may then"
     member.ballot.leaderless = False
     member.ready.gpus = ()
-    assert proposed(table, table.keepers[1], [0, 2], None) == 3
-    assert table.keepers[2].ballot.accepted.hosts == ("host1", "host2", "host0"), "which was blamed"
+    assert proposed(table, table.supervisors[1], [0, 2], None) == 3
+    assert table.supervisors[2].ballot.accepted.hosts == ("host1", "host2", "host0"), "which was blamed"
     member.move(3)
     assert member.status().has_vote
 
 
 def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
     """It was cut off while the attempt was opened, and does not know what its leader has acknowledged."""
-    leads = table.keepers[0]
+    leads = table.supervisors[0]
     table.deafen(2, OpenAttempt)
     assert proposed(table, leads, [1, 2], None) == 2
     for number in (0, 1):
-        table.keepers[number].move(2)
+        table.supervisors[number].move(2)
     table.deaf_to = {}
     leads.ready.began = True
     append_line(leads.run.events, Event(0.0, 2, "failure", "a rank was killed"))
@@ -606,7 +609,7 @@ def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
 def test_only_who_leads_says_what_goes_on_and_of_an_attempt_of_its_own(table):
     member = started_again(table, 2)
     assert comeback.what_goes_on(member) is None, "it has not begun"
-    table.keepers[0].ready.began = True
+    table.supervisors[0].ready.began = True
     said = comeback.what_goes_on(member)
     assert (said.attempt, said.hosts) == (1, ("host0", "host1", "host2"))
     forged = [
@@ -619,11 +622,11 @@ def test_only_who_leads_says_what_goes_on_and_of_an_attempt_of_its_own(table):
     ]
     assert [member.ballot.goes_on_with(0, one, 1) for one in forged] == [False] * 6
     assert member.ballot.goes_on_with(0, said, 1)
-    write_record(table.keepers[0].attempt.end, SUCCEEDED)
+    write_record(table.supervisors[0].attempt.end, SUCCEEDED)
     assert comeback.what_goes_on(member) is None, "it is over"
 
 
-def test_its_vote_binds_a_keeper_that_is_started_again(table):
+def test_its_vote_binds_a_supervisor_that_is_started_again(table):
     """One vote an attempt: it was forgotten with the process."""
     table.lose(0)
     assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
@@ -632,14 +635,14 @@ def test_its_vote_binds_a_keeper_that_is_started_again(table):
     assert isinstance(table.said(2, table.vote(2, 2)), Declined)
     kept = read_sealed(member.run.voter, KeptVoter)
     write_sealed(member.run.voter, msgspec.structs.replace(kept, begun=4))
-    assert started_again(table, 2).ballot.voted == (1, 0), "of other keepers, whose numbers were others"
+    assert started_again(table, 2).ballot.voted == (1, 0), "of other supervisors, whose numbers were others"
 
 
 def test_nobody_comes_back_by_votes_of_which_one_number_is_another(table):
     """It might have voted twice."""
     table.lose(0)
     assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
-    path = table.keepers[2].run.voter
+    path = table.supervisors[2].run.voter
     path.write_bytes(path.read_bytes().replace(b"[2,1]", b"[2,0]"))
     with pytest.raises(Damaged, match="checksum"):
         started_again(table, 2)
@@ -651,14 +654,14 @@ def test_nobody_comes_back_by_votes_of_which_one_number_is_another(table):
 def test_a_candidate_without_a_restart_left_says_so_to_all(tmp_path):
     table = Table(tmp_path, node_lost=Budget(0))
     table.lose(0)
-    assert TakeOver(table.keepers[1]).look() is None
+    assert TakeOver(table.supervisors[1]).look() is None
     assert [table.end(number).state for number in (1, 2)] == [State.FAILED] * 2
     assert not table.watches()[2].look()
 
 
 def test_a_promise_leaves_the_newest_attempt_its_last_word(table):
     table.lose(0)
-    member = table.keepers[2]
+    member = table.supervisors[2]
     assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
     write_end(member.run, member.attempt, cancelled(), member.plan)
     assert table.end(2).state is State.CANCELLED
@@ -667,20 +670,20 @@ def test_a_promise_leaves_the_newest_attempt_its_last_word(table):
         write_end(member.run, member.run.attempt(1), SUCCEEDED, member.plan)
 
 
-def test_who_has_not_heard_how_it_ended_is_to_be_told_when_the_keeper_has_left(table, monkeypatch):
+def test_who_has_not_heard_how_it_ended_is_to_be_told_when_the_supervisor_has_left(table, monkeypatch):
     """It stayed until the others had refused it for a while, and left where a cut does that."""
     said, sent = table.said, []
     monkeypatch.setattr(table, "said", lambda number, question: None if number == 1 else said(number, question))
     monkeypatch.setattr(leader, "Allocation", lambda *_: SimpleNamespace(carry_out=ends))
-    monkeypatch.setattr(keeper.late_messages, "send", lambda run, word, hosts: sent.append((run, word, hosts)))
-    member = table.keepers[0]
+    monkeypatch.setattr(host_supervisor.late_messages, "send", lambda run, word, hosts: sent.append((run, word, hosts)))
+    member = table.supervisors[0]
     member.rpc.close = lambda: None
 
     def ends():
         write_end(member.run, member.attempt, SUCCEEDED, member.plan)
         return SUCCEEDED
 
-    assert keeper.to_its_end(member, lambda: keeper.carry_on(member, table.wakeups[0])) == 0
+    assert host_supervisor.to_its_end(member, lambda: host_supervisor.carry_on(member, table.wakeups[0])) == 0
     assert table.end(2).state is State.SUCCEEDED
     assert sent == [(member.run, "end", ["host1"])]
 
@@ -689,8 +692,8 @@ def test_of_a_cancel_whoever_cancels_tells_all(table, monkeypatch):
     monkeypatch.setattr(leader, "Allocation", lambda *_: SimpleNamespace(carry_out=cancelled))
     table.wakeups[0].stop_asked = True
     table.silent = {1}
-    assert Leader(table.keepers[0], table.wakeups[0]).carry_out() is None
-    assert table.keepers[0].to_be_told == ()
+    assert Leader(table.supervisors[0], table.wakeups[0]).carry_out() is None
+    assert table.supervisors[0].to_be_told == ()
 
 
 # -- hosts that come and go
@@ -698,7 +701,7 @@ def test_of_a_cancel_whoever_cancels_tells_all(table, monkeypatch):
 
 def test_a_host_that_is_avoided_is_used_again_and_comes_last(tmp_path):
     table = Table(tmp_path, nodes_min=3)
-    member = table.keepers[0]
+    member = table.supervisors[0]
     now = time.time()
     avoid(member.run, [Blame("host1", "", 1, now, now + 60.0)])
     assert enough(member, [1, 2], leads=True) and not enough(member, [2], leads=True)
@@ -707,7 +710,7 @@ def test_a_host_that_is_avoided_is_used_again_and_comes_last(tmp_path):
 
 
 def test_a_host_that_has_no_part_in_the_attempt_is_not_avoided_again(table):
-    member = table.keepers[0]
+    member = table.supervisors[0]
     assert proposed(table, member, [2], None) == 2
     member.move(2)
     avoid_silent(member, {1, 2})
@@ -715,10 +718,10 @@ def test_a_host_that_has_no_part_in_the_attempt_is_not_avoided_again(table):
 
 
 def test_a_host_that_missed_the_proposal_leaves(table, agents):
-    left_out = Follower(table.keepers[2], table.wakeups[2])
+    left_out = Follower(table.supervisors[2], table.wakeups[2])
     table.deafen(2, OpenAttempt)
-    assert proposed(table, table.keepers[0], [1, 2], None) == 2
-    table.keepers[0].move(2)
+    assert proposed(table, table.supervisors[0], [1, 2], None) == 2
+    table.supervisors[0].move(2)
     with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
         left_out._is_deserted()
 
@@ -730,16 +733,18 @@ def test_a_host_that_missed_the_proposal_leaves_once_somebody_has_records_of_wha
     table.deafen(2, OpenAttempt)
     if leads:
         table.lose(0)
-        assert TakeOver(table.keepers[1]).look() == 2
+        assert TakeOver(table.supervisors[1]).look() == 2
     else:
-        assert proposed(table, table.keepers[0], [1, 2, 3, 4], None) == 2
-    write_end(table.keepers[leads].run, table.keepers[leads].run.attempt(2), SUCCEEDED, table.keepers[leads].plan)
-    table.keepers[leads].move(2)
-    leader.tell(table.keepers[leads])
+        assert proposed(table, table.supervisors[0], [1, 2, 3, 4], None) == 2
+    write_end(
+        table.supervisors[leads].run, table.supervisors[leads].run.attempt(2), SUCCEEDED, table.supervisors[leads].plan
+    )
+    table.supervisors[leads].move(2)
+    leader.tell(table.supervisors[leads])
     with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
-        Follower(table.keepers[2], table.wakeups[2])._keep()
+        Follower(table.supervisors[2], table.wakeups[2])._keep()
     with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
-        QueueWatch(table.keepers[2]).look()
+        QueueWatch(table.supervisors[2]).look()
 
 
 # -- what it may use
@@ -747,9 +752,9 @@ def test_a_host_that_missed_the_proposal_leaves_once_somebody_has_records_of_wha
 
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize(("held", "seen"), [(("2", "3"), "2,3"), ((), "")])
-def test_ranks_see_the_gpus_that_their_keeper_holds_and_no_others(table, monkeypatch, held, seen, apart):
+def test_ranks_see_the_gpus_that_their_supervisor_holds_and_no_others(table, monkeypatch, held, seen, apart):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    member = table.keepers[2]
+    member = table.supervisors[2]
     member.here.plan, member.ready.gpus = msgspec.structs.replace(member.plan, disks_apart=apart), held
     member.here.open()
     plan = read_plan(member.run, 1)  # as the agent does
@@ -760,9 +765,9 @@ def test_ranks_see_the_gpus_that_their_keeper_holds_and_no_others(table, monkeyp
 # -- a stop
 
 
-def test_a_keeper_that_comes_back_is_the_one_that_a_cancel_asks(table):
+def test_a_supervisor_that_comes_back_is_the_one_that_a_cancel_asks(table):
     """On one disk nobody knew of it, and its ranks were killed without their grace."""
-    member = table.keepers[2]
+    member = table.supervisors[2]
     member.here.plan = msgspec.structs.replace(member.plan, disks_apart=False)
     member.here.open()
     write_record(member.attempt.node_started(2), dead_process())
@@ -772,19 +777,19 @@ def test_a_keeper_that_comes_back_is_the_one_that_a_cancel_asks(table):
 
 def test_a_stop_whose_ring_was_heard_elsewhere_is_heard(table, agents):
     table.wakeups[2].stop_asked = True
-    assert Follower(table.keepers[2], table.wakeups[2])._keep() is None
+    assert Follower(table.supervisors[2], table.wakeups[2])._keep() is None
     assert agents.signalled
 
 
 def test_who_is_to_stop_does_not_begin(table):
     table.wakeups[0].stop_asked = True
-    ask_to_stop(table.keepers[0].attempt, "cancel")
-    assert not keeper._wait_for_slots(table.keepers[0], table.wakeups[0], Slots())
+    ask_to_stop(table.supervisors[0].attempt, "cancel")
+    assert not host_supervisor._wait_for_slots(table.supervisors[0], table.wakeups[0], Slots())
     assert [table.end(number).state for number in range(3)] == [State.CANCELLED] * 3
 
 
 def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
-    member = table.keepers[0]
+    member = table.supervisors[0]
     assert proposed(table, member, [1, 2], None) == 2
     ask_to_stop(member.attempt, "cancel")
     member.move(2)
@@ -793,17 +798,17 @@ def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_any_keeper_hears_of_a_cancel_from_any_host_of_the_run(table, number):
-    """The hosts that were reached had no keeper any more, and nobody knew but them."""
+def test_any_supervisor_hears_of_a_cancel_from_any_host_of_the_run(table, number):
+    """The hosts that were reached had no supervisor any more, and nobody knew but them."""
     assert isinstance(table._answers[number](Cancelled(1), "127.0.0.9"), Declined)
     assert not table.wakeups[number].stop_asked
     assert isinstance(table.said(number, Cancelled(1)), Agreed)
-    assert table.wakeups[number].stop_asked and is_cancelled(table.keepers[number].attempt)
+    assert table.wakeups[number].stop_asked and is_cancelled(table.supervisors[number].attempt)
 
 
 def test_who_hears_of_a_cancel_while_it_looks_for_its_leader_ends_at_once(table, agents):
     table.lose(0, 1)
-    member = table.keepers[2]
+    member = table.supervisors[2]
     TakeOver(member).open()
     table.silent = {0}
     assert isinstance(table.said(2, Cancelled(1)), Agreed)
@@ -814,7 +819,7 @@ def test_who_hears_of_a_cancel_while_it_looks_for_its_leader_ends_at_once(table,
 def test_slots_are_free_before_all_others_know_how_it_ended(table, monkeypatch):
     """The next submit found its first host taken by a run that had ended."""
     slots, released = Slots(), []
-    member = table.keepers[0]
+    member = table.supervisors[0]
     member.ready.take(slots)
     ended = SimpleNamespace(carry_out=lambda: SUCCEEDED)
     monkeypatch.setattr(leader, "Allocation", lambda *_: ended)
@@ -828,17 +833,17 @@ def test_slots_are_free_before_all_others_know_how_it_ended(table, monkeypatch):
 
 def test_who_waits_without_a_leader_takes_the_run_over(table):
     watches = table.watches()
-    assert all(watch.look() for watch in watches) and not any(member.ballot.leaderless for member in table.keepers)
+    assert all(watch.look() for watch in watches) and not any(member.ballot.leaderless for member in table.supervisors)
     table.silent = {0}
     for watch in (watches[1], watches[2], watches[1], watches[2]):
         assert watch.look()
-    assert [member.attempt.number for member in table.keepers] == [1, 2, 2]
-    assert keeper._all_begin(table.keepers[1]) and table.keepers[2].ready.began
-    assert [blame.host for blame in avoided(table.keepers[1].run)] == ["host0"]
+    assert [member.attempt.number for member in table.supervisors] == [1, 2, 2]
+    assert host_supervisor._all_begin(table.supervisors[1]) and table.supervisors[2].ready.began
+    assert [blame.host for blame in avoided(table.supervisors[1].run)] == ["host0"]
     table.silent = set()
     with pytest.raises(Fenced, match="led by host1"):
-        keeper._all_begin(table.keepers[0])
-    table.keepers[0].ready.gpus = None
+        host_supervisor._all_begin(table.supervisors[0])
+    table.supervisors[0].ready.gpus = None
     with pytest.raises(Fenced, match="led by host1"):
         watches[0].look()
 
@@ -849,28 +854,28 @@ def test_a_leader_that_is_back_after_a_promise_begins_anew(table):
     assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
     table.silent = set()
     assert isinstance(table.said(2, Begin(1)), Declined)
-    assert not keeper._all_begin(table.keepers[0])
+    assert not host_supervisor._all_begin(table.supervisors[0])
     assert all(watch.look() for watch in watches)
-    assert keeper._all_begin(table.keepers[0])
-    assert [(member.attempt.number, member.ready.began) for member in table.keepers] == [(3, True)] * 3
+    assert host_supervisor._all_begin(table.supervisors[0])
+    assert [(member.attempt.number, member.ready.began) for member in table.supervisors] == [(3, True)] * 3
 
 
 def test_who_is_left_alone_says_which_hosts_are_missed_and_what_a_person_can_do(table):
     table.silent = {0, 1}
-    write_record(table.keepers[2].run.state, state_of(table.keepers[2].run.id, checkpoint=1200))
+    write_record(table.supervisors[2].run.state, state_of(table.supervisors[2].run.id, checkpoint=1200))
     watch = table.watches()[2]
     assert watch.look() and not watch.look()
     end = table.end(2)
     assert (end.state, end.cause, end.state.ended) == (State.INTERRUPTED, Cause.NODE_LOST, True)
     assert "1 of its 3 hosts answer, too few to go on: since " in end.message
     assert "host0, host1 did not; the checkpoint of step 1200 is the newest" in end.message
-    assert f"launch resume {table.keepers[2].plan.run_id} --without host0 --without host1" in end.message
+    assert f"launch resume {table.supervisors[2].plan.run_id} --without host0 --without host1" in end.message
 
 
 def test_a_host_without_which_it_began_leaves(table):
     watch = table.watches()[2]
     table.silent = {2}
-    assert keeper._all_begin(table.keepers[0])
+    assert host_supervisor._all_begin(table.supervisors[0])
     table.silent = set()
     with pytest.raises(Fenced, match="attempt 1 has begun without host2"):
         watch.look()
@@ -879,8 +884,8 @@ def test_a_host_without_which_it_began_leaves(table):
 def test_a_host_that_missed_the_word_to_begin_asks_for_it(table):
     watch = table.watches()[2]
     table.deafen(2, Begun)
-    assert keeper._all_begin(table.keepers[0]) and not table.keepers[2].ready.began
-    assert watch.look() and table.keepers[2].ready.began
+    assert host_supervisor._all_begin(table.supervisors[0]) and not table.supervisors[2].ready.began
+    assert watch.look() and table.supervisors[2].ready.began
 
 
 @pytest.mark.parametrize("lost", [(), (Begun,)])
@@ -894,30 +899,30 @@ def test_who_has_prepared_lets_go_where_not_all_have(table, monkeypatch, lost):
 
     monkeypatch.setattr(table, "said", declined)
     assert isinstance(table.said(1, Begin(1)), Agreed)
-    assert not table.keepers[1].ready.let_go(slots)
-    assert not keeper._all_begin(table.keepers[0])
-    assert table.keepers[1].ready.prepared == (Begun in lost)
-    assert watch.look() and not table.keepers[1].ready.began
-    assert table.keepers[1].ready.let_go(slots) and slots.released
+    assert not table.supervisors[1].ready.let_go(slots)
+    assert not host_supervisor._all_begin(table.supervisors[0])
+    assert table.supervisors[1].ready.prepared == (Begun in lost)
+    assert watch.look() and not table.supervisors[1].ready.began
+    assert table.supervisors[1].ready.let_go(slots) and slots.released
 
 
 # -- without the word
 
 
 def test_nobody_there_is_not_believed_at_once(table, monkeypatch):
-    member = table.keepers[1]
+    member = table.supervisors[1]
     member.ready.told, asked = False, []
 
     def late(number, _question):
         asked.append(number)
-        return table.keepers[number].status()
+        return table.supervisors[number].status()
 
     monkeypatch.setattr(table, "reach", lambda *_: bool(asked.append(0)) or len(asked) > 2 * len(member.rpc.others))
     monkeypatch.setattr(table, "said", late)
-    assert keeper._others_were_told(member, turn_s=0.0)
-    table.keepers[0].ready.told = table.keepers[2].ready.told = False
-    assert not keeper._others_were_told(member, turn_s=0.0)
+    assert host_supervisor._others_were_told(member, turn_s=0.0)
+    table.supervisors[0].ready.told = table.supervisors[2].ready.told = False
+    assert not host_supervisor._others_were_told(member, turn_s=0.0)
 
 
-def test_a_new_keeper_waits_longer_than_one_without_a_word_may_take_to_leave():
-    assert presence._LEAVES_S > keeper._OTHERS_S + keeper._TURN_S + ASK_S
+def test_a_new_supervisor_waits_longer_than_one_without_a_word_may_take_to_leave():
+    assert presence._LEAVES_S > host_supervisor._OTHERS_S + host_supervisor._TURN_S + ASK_S

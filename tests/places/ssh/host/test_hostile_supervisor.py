@@ -1,4 +1,4 @@
-"""A keeper that knows the run's secret and lies to another, in every field of every question."""
+"""A supervisor that knows the run's secret and lies to another, in every field of every question."""
 
 import tempfile
 from pathlib import Path
@@ -10,26 +10,26 @@ from hypothesis import strategies as st
 from lying import lines
 
 from launcher.errors import LaunchError
-from launcher.places.ssh.host.keeper_messages import (
+from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
     Declined,
-    KeeperQuestion,
-    KeeperReply,
-    KeeperStatus,
     OpenAttempt,
     OpeningSaid,
     RecordsSaid,
     Replica,
+    SupervisorQuestion,
+    SupervisorReply,
+    SupervisorStatus,
     Vote,
 )
 from launcher.run.fence import fence
 from launcher.wire.frames import WireError, parsed
-from tests.places.ssh.host.test_keepers import Table
+from tests.places.ssh.host.test_supervisors import Table
 from tests.sizes import SCALE
 
-QUESTIONS = msgspec.json.Decoder(KeeperQuestion)
-REPLIES = msgspec.json.Decoder(KeeperReply)
+QUESTIONS = msgspec.json.Decoder(SupervisorQuestion)
+REPLIES = msgspec.json.Decoder(SupervisorReply)
 NOTHING = RecordsSaid(1, 0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")  # an empty history
 
 
@@ -39,12 +39,12 @@ def outside(root):
 
 
 @settings(max_examples=60 * SCALE)
-@given(st.lists(lines(KeeperQuestion), max_size=8), st.integers(0, 3), st.booleans())
+@given(st.lists(lines(SupervisorQuestion), max_size=8), st.integers(0, 3), st.booleans())
 def test_whatever_it_says_nothing_falls_or_is_written_outside_the_run(said, asker, leaderless):
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         table = Table(root)
-        member = table.keepers[2]
+        member = table.supervisors[2]
         member.ballot.leaderless = leaderless
         before = outside(root)
         answer = member.answering(table.wakeups[2])
@@ -54,19 +54,19 @@ def test_whatever_it_says_nothing_falls_or_is_written_outside_the_run(said, aske
             except WireError:
                 continue
             try:
-                assert isinstance(answer(question, f"127.0.0.{asker + 1}"), KeeperReply)
+                assert isinstance(answer(question, f"127.0.0.{asker + 1}"), SupervisorReply)
             except (LaunchError, OSError):
                 continue  # whoever asked hears that, or is dropped
         assert outside(root) == before
         assert fence(member.run) <= 99_999
-        assert isinstance(answer(Ask(), "127.0.0.2"), KeeperStatus)
+        assert isinstance(answer(Ask(), "127.0.0.2"), SupervisorStatus)
         assert REPLIES.decode(msgspec.json.encode(member.status())) == member.status()
 
 
-@given(lines(KeeperReply))
+@given(lines(SupervisorReply))
 def test_any_answer_is_one_or_a_named_error(line):
     try:
-        assert isinstance(parsed(line, REPLIES), KeeperReply)
+        assert isinstance(parsed(line, REPLIES), SupervisorReply)
     except WireError as error:
         assert "no message" in str(error)
 
@@ -95,5 +95,5 @@ def test_not_even_the_leader_is_believed_in_this(tmp_path, lie):
         answer = Declined(str(error))
     assert isinstance(answer, Declined) and not isinstance(answer, Agreed)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {path for path in after if after[path] != before.get(path)} <= {table.keepers[2].run.events}
-    assert table.keepers[2].run.events.read_bytes() == b"" if table.keepers[2].run.events.exists() else True
+    assert {path for path in after if after[path] != before.get(path)} <= {table.supervisors[2].run.events}
+    assert table.supervisors[2].run.events.read_bytes() == b"" if table.supervisors[2].run.events.exists() else True

@@ -1,4 +1,4 @@
-"""Keepers speaking with each other: only those who know the token, and never longer than asked for."""
+"""Supervisors speaking with each other: only those who know the token, and never longer than asked for."""
 
 import contextlib
 import socket
@@ -9,17 +9,17 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.places.ssh.host.ballot import Ballot
-from launcher.places.ssh.host.keeper_messages import (
+from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
     Begin,
     Declined,
-    KeeperStatus,
     RecordsSaid,
+    SupervisorStatus,
     Vote,
     granted,
 )
-from launcher.places.ssh.host.keeper_rpc import WIRE, KeeperRpc
+from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
 from launcher.places.ssh.messages import Peer
 from launcher.run.layout import RunDir
 from launcher.wire.frames import wire_key
@@ -29,15 +29,15 @@ KEY, OTHER = (wire_key(token * 32, WIRE, "run", 1) for token in ("a1", "b2"))
 
 def standing(node, **more):
     said = {"attempt": 1, "has_slots": True, "told": True, "began": False, "leads": node == 0, "leaderless": False}
-    return KeeperStatus(node, **(said | more))
+    return SupervisorStatus(node, **(said | more))
 
 
 @pytest.fixture
 def seated():
-    """Three keepers on addresses of their own; `answers[i]` is what each says, however long that takes here."""
+    """Three supervisors on addresses of their own; `answers[i]` is what each says, however long that takes here."""
     answers = [lambda _: Agreed() for _ in range(3)]
     rpcs = [
-        KeeperRpc(f"127.0.0.{node + 1}", KEY, lambda question, _, node=node: answers[node](question), ask_s=150.0)
+        SupervisorRpc(f"127.0.0.{node + 1}", KEY, lambda question, _, node=node: answers[node](question), ask_s=150.0)
         for node in range(3)
     ]
     peers = [Peer(f"host{node}", f"127.0.0.{node + 1}", rpc.port) for node, rpc in enumerate(rpcs)]
@@ -69,7 +69,7 @@ def test_who_is_gone_or_slow_is_not_among_the_answers(seated):
         answered.set()
 
 
-def test_how_a_keeper_is_waits_for_no_other_answer(seated):
+def test_how_a_supervisor_is_waits_for_no_other_answer(seated):
     """However many of those wait for its disk: as many as there are threads for them, and more."""
     rpcs, answers = seated
     answered, busy = threading.Event(), threading.Barrier(ThreadPoolExecutor()._max_workers + 1)
@@ -93,7 +93,7 @@ def test_how_a_keeper_is_waits_for_no_other_answer(seated):
             one.join()
 
 
-def test_a_keeper_is_gone_where_its_host_says_that_nobody_listens(seated):
+def test_a_supervisor_is_gone_where_its_host_says_that_nobody_listens(seated):
     """And not where nothing is said; one that is started again listens where it did."""
     rpcs, answers = seated
     answered = threading.Event()
@@ -108,7 +108,7 @@ def test_a_keeper_is_gone_where_its_host_says_that_nobody_listens(seated):
     rpcs.pop(1).close()
     one.ask(Ask())
     assert one.all_gone(0.0) and not one.all_gone(60.0)
-    rpcs.append(KeeperRpc("127.0.0.2", KEY, lambda *_: Agreed(), port))
+    rpcs.append(SupervisorRpc("127.0.0.2", KEY, lambda *_: Agreed(), port))
     assert (rpcs[1].port, granted(one.ask(Begin(1)))) == (port, [1])
     assert not one.all_gone(0.0)
 
@@ -123,7 +123,7 @@ def test_a_stranger_gets_nothing(seated):
     rpcs, answers = seated
     asked = []
     answers[0] = lambda question: asked.append(question) or Agreed()
-    stranger = KeeperRpc("127.0.0.9", OTHER, lambda *_: Agreed())
+    stranger = SupervisorRpc("127.0.0.9", OTHER, lambda *_: Agreed())
     stranger.join([Peer("host0", "127.0.0.1", rpcs[0].port), Peer("me", "127.0.0.9", stranger.port)], 1)
     assert stranger.ask(Ask(), limit_s=2) == {}
     with socket.create_connection(("127.0.0.1", rpcs[0].port), timeout=60) as peer:
@@ -136,7 +136,7 @@ def test_a_stranger_gets_nothing(seated):
 
 def test_an_address_that_is_not_ours_is_said_at_once():
     with pytest.raises(OSError, match="assign"):
-        KeeperRpc("192.0.2.1", KEY, lambda *_: Agreed())
+        SupervisorRpc("192.0.2.1", KEY, lambda *_: Agreed())
 
 
 def test_it_listens_on_its_own_address_alone(seated):
@@ -155,8 +155,8 @@ def test_errors_of_ours_are_declined(seated):
     assert rpcs[0].ask_one(Begin(1), 1) == Declined("not now")
 
 
-def test_a_relay_at_a_dead_keepers_port_adds_no_vote(seated):
-    """It passes all on to the keeper that lives, which would otherwise be counted twice."""
+def test_a_relay_at_a_dead_supervisors_port_adds_no_vote(seated):
+    """It passes all on to the supervisor that lives, which would otherwise be counted twice."""
     rpcs, answers = seated
     asked = []
     answers[1] = lambda question: asked.append(question) or Agreed()
@@ -169,7 +169,7 @@ def test_a_relay_at_a_dead_keepers_port_adds_no_vote(seated):
 
 
 def test_what_was_said_once_cannot_be_said_again(seated):
-    """Neither to who heard it, nor to another keeper: every line of the asker is recorded and played anew."""
+    """Neither to who heard it, nor to another supervisor: every line of the asker is recorded and played anew."""
     rpcs, answers = seated
     asked = []
     for node in (1, 2):

@@ -11,24 +11,24 @@ from launcher.ids import attempt_token
 from launcher.places.ssh.host import record_copies
 from launcher.places.ssh.host.attempt_on_host import AttemptOnHost
 from launcher.places.ssh.host.ballot import Ballot
-from launcher.places.ssh.host.keeper_messages import (
+from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
     Begin,
     Begun,
     Cancelled,
     Declined,
-    KeeperQuestion,
-    KeeperReply,
-    KeeperStatus,
     OpenAttempt,
     RecordsSaid,
     Rejoin,
     Replica,
     Settled,
+    SupervisorQuestion,
+    SupervisorReply,
+    SupervisorStatus,
     Vote,
 )
-from launcher.places.ssh.host.keeper_rpc import KeeperRpc, addresses_of
+from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc, addresses_of
 from launcher.plan.model import Plan
 from launcher.run.attempts import read_intent
 from launcher.run.durable import make_dir, readable
@@ -115,10 +115,10 @@ class Readiness:
             return True
 
 
-class KeeperState:
+class SupervisorState:
     """The state of one supervisor: the present attempt, what this host has for it, its votes, and its connections."""
 
-    rpc: KeeperRpc
+    rpc: SupervisorRpc
 
     def __init__(self, run: RunDir, number: int, node: int) -> None:
         self._lock = threading.RLock()  # held while an answer is written to disk, however long that takes
@@ -226,7 +226,7 @@ class KeeperState:
         with self._lock:
             self.ballot.settle(Settled(number, self.node))
 
-    def check_lead(self, statuses: Mapping[int, KeeperStatus]) -> None:
+    def check_lead(self, statuses: Mapping[int, SupervisorStatus]) -> None:
         """Raise Fenced where the run that we led goes on under another's lead."""
         check_fence(self.run, self.attempt.number)
         for one in statuses.values():
@@ -238,14 +238,14 @@ class KeeperState:
         if attempt > self.attempt.number and self.ballot.accepted is None:
             raise Fenced(f"attempt {attempt} goes on without {self.host}")
 
-    def status(self) -> KeeperStatus:
+    def status(self) -> SupervisorStatus:
         """Return this supervisor's state without waiting for disk writes, as it would otherwise seem to be gone."""
         with self._shown:
             return self._status()
 
-    def _status(self) -> KeeperStatus:
+    def _status(self) -> SupervisorStatus:
         voter, apart = self.ballot.voter, self.plan.disks_apart
-        return KeeperStatus(
+        return SupervisorStatus(
             node=self.node,
             attempt=self.attempt.number,
             has_slots=self.ready.gpus is not None,
@@ -272,10 +272,10 @@ class KeeperState:
         spoke_at = last.monotonic_s if last is not None and known else 0.0
         return max(0.0, boottime() - max(self.coordinator_due_at, spoke_at))
 
-    def answering(self, wakeup: Wakeup) -> Callable[[KeeperQuestion, str], KeeperReply]:
+    def answering(self, wakeup: Wakeup) -> Callable[[SupervisorQuestion, str], SupervisorReply]:
         """Return the function that answers each question in the other thread."""
 
-        def answer(question: KeeperQuestion, asker: str) -> KeeperReply:
+        def answer(question: SupervisorQuestion, asker: str) -> SupervisorReply:
             if self.returning and not isinstance(question, Cancelled):
                 return Declined("it has come back, and does not take part yet")
             if isinstance(question, Ask):

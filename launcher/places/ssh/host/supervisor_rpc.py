@@ -18,7 +18,7 @@ import msgspec
 
 from launcher.clock import boottime
 from launcher.errors import LaunchError
-from launcher.places.ssh.host.keeper_messages import Ask, Declined, KeeperQuestion, KeeperReply
+from launcher.places.ssh.host.supervisor_messages import Ask, Declined, SupervisorQuestion, SupervisorReply
 from launcher.places.ssh.messages import Peer
 from launcher.wire.frames import Wire, WireError, WireServer, dial
 
@@ -31,11 +31,11 @@ _LINE_BYTES = 4 << 20
 _MOST_ASKERS = 1024  # all others may ask at once, and each is answered only when it is its turn
 _SERVE_S = 30.0
 
-_questions: msgspec.json.Decoder[KeeperQuestion] = msgspec.json.Decoder(KeeperQuestion)
-_replies: msgspec.json.Decoder[KeeperReply] = msgspec.json.Decoder(KeeperReply)
+_questions: msgspec.json.Decoder[SupervisorQuestion] = msgspec.json.Decoder(SupervisorQuestion)
+_replies: msgspec.json.Decoder[SupervisorReply] = msgspec.json.Decoder(SupervisorReply)
 
 
-class KeeperRpc:
+class SupervisorRpc:
     """The connections of a supervisor to the others; `answer` is called in their thread for every authenticated
     question.
 
@@ -44,18 +44,20 @@ class KeeperRpc:
     """
 
     def __init__(
-        self, address: str, key: bytes, answer: Callable[[KeeperQuestion, str], KeeperReply], port: int = 0,
+        self, address: str, key: bytes, answer: Callable[[SupervisorQuestion, str], SupervisorReply], port: int = 0,
         ask_s: float = ASK_S,
     ) -> None:  # fmt: skip
         self._ask_s = ask_s
         self._address, self._key, self._answer = address, key, answer
         self._peers: Mapping[int, Peer] = {}
         self._me = -1
-        self._telling = ThreadPoolExecutor(1, "keeper status")  # others wait for a disk: an Ask does not wait for them
+        self._telling = ThreadPoolExecutor(
+            1, "supervisor status"
+        )  # others wait for a disk: an Ask does not wait for them
         self._gone_since: dict[Peer, float] = {}  # since when their hosts refuse connections
         started: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
         work = self._work(started, port)
-        self._thread = threading.Thread(target=asyncio.run, args=(work,), name="keeper rpc", daemon=True)
+        self._thread = threading.Thread(target=asyncio.run, args=(work,), name="supervisor rpc", daemon=True)
         self._thread.start()
         first = started.get()
         if isinstance(first, OSError):
@@ -79,15 +81,15 @@ class KeeperRpc:
         return self._peers[number]
 
     def ask(
-        self, question: KeeperQuestion, whom: Collection[int] | None = None, limit_s: float | None = None
-    ) -> dict[int, KeeperReply]:
+        self, question: SupervisorQuestion, whom: Collection[int] | None = None, limit_s: float | None = None
+    ) -> dict[int, SupervisorReply]:
         """Ask these hosts, or all others, at the same time, and return the answers that came in time."""
         chosen = [number for number in (self._peers if whom is None else whom) if number in self._peers]
         asking = self._ask_all(question, chosen, self._ask_s if limit_s is None else limit_s)
-        future: Future[dict[int, KeeperReply]] = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        future: Future[dict[int, SupervisorReply]] = asyncio.run_coroutine_threadsafe(asking, self._loop)
         return future.result()
 
-    def ask_one(self, question: KeeperQuestion, whom: int, limit_s: float | None = None) -> KeeperReply | None:
+    def ask_one(self, question: SupervisorQuestion, whom: int, limit_s: float | None = None) -> SupervisorReply | None:
         return self.ask(question, [whom], limit_s).get(whom)
 
     def gone(self, for_s: float) -> set[int]:
@@ -119,7 +121,7 @@ class KeeperRpc:
         await self._over.wait()
         await listener.close()
 
-    async def _serve(self, wire: Wire[KeeperQuestion, KeeperReply]) -> None:
+    async def _serve(self, wire: Wire[SupervisorQuestion, SupervisorReply]) -> None:
         """Answer one question."""
         async with asyncio.timeout(_SERVE_S):
             question = await wire.receive()
@@ -128,17 +130,19 @@ class KeeperRpc:
                 answering = self._loop.run_in_executor(pool, self._answered, question, wire.address)
                 await wire.say(await answering)
 
-    def _answered(self, question: KeeperQuestion, asker: str) -> KeeperReply:
+    def _answered(self, question: SupervisorQuestion, asker: str) -> SupervisorReply:
         try:
             return self._answer(question, asker)
         except LaunchError as error:
             return Declined(str(error)[:1000])
 
-    async def _ask_all(self, question: KeeperQuestion, whom: Sequence[int], limit_s: float) -> dict[int, KeeperReply]:
+    async def _ask_all(
+        self, question: SupervisorQuestion, whom: Sequence[int], limit_s: float
+    ) -> dict[int, SupervisorReply]:
         replies = await asyncio.gather(*(self._ask(question, self._peers[number], limit_s) for number in whom))
         return {number: reply for number, reply in zip(whom, replies, strict=True) if reply is not None}
 
-    async def _ask(self, question: KeeperQuestion, peer: Peer, limit_s: float) -> KeeperReply | None:
+    async def _ask(self, question: SupervisorQuestion, peer: Peer, limit_s: float) -> SupervisorReply | None:
         try:
             async with asyncio.timeout(limit_s):
                 wire = await dial(peer.address, peer.port, self._address, self._key, _replies, _LINE_BYTES)
