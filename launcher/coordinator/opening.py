@@ -17,7 +17,7 @@ START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to St
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where ranks look for checkpoints if there is no shared disk, and what follows if none is found."""
+    """The search for checkpoints on the disks of all nodes where there is no shared one."""
 
     replicas: tuple[ReplicaAddress, ...] = ()
     all_here: bool = True

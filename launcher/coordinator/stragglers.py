@@ -1,4 +1,4 @@
-"""Which rank is last into collectives, of any script with a process group, while its ranks train."""
+"""Finds the rank that is last into collectives, for any script with a process group, while it trains."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby

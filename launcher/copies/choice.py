@@ -1,4 +1,4 @@
-"""Which checkpoint a generation loads: the newest of which every file is somewhere. Pure."""
+"""Chooses the checkpoint that a generation loads: the newest of which every file is somewhere. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

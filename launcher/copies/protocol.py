@@ -1,4 +1,4 @@
-"""What crosses between servers: frozen structs, one JSON line each, tagged by `t`; contents follow only after a Go.
+"""Messages between replica servers: frozen structs, one JSON line each, tagged by `t`; contents follow after a Go.
 
     peer → server   List | Decide | Get             server → peer   Offer(size)
     peer → server   Go                              server → peer   exactly so many bytes

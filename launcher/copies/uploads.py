@@ -31,7 +31,7 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True, slots=True)
 class UploadRules:
-    """Which checkpoints are copied, how fast, and how many stay."""
+    """Rules for uploads: which checkpoints are copied, how fast, and how many stay."""
 
     keep: int = 3
     every_steps: int | None = None
@@ -100,7 +100,7 @@ class Uploads:
 
 
 class _Work:
-    """What the thread of one generation does; `mine` are the files that this node brings, or None for all."""
+    """The uploads of one generation, by a thread; `mine` are the files that this node brings, or None for all."""
 
     def __init__(
         self, folder: Path, open_store: Callable[[], ObjectStore], rules: UploadRules, say: Say,

@@ -534,7 +534,7 @@ def execute(target: str, argv: list[str]) -> NoReturn:
 
 
 class Breakpoints:
-    """Whoever debugs this rank, as the file that a debugger reads and writes. Nobody there: it waits for the next."""
+    """A file for a debugger, connected to whoever debugs this rank; with nobody there it waits for the next."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -1067,7 +1067,7 @@ def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") ->
 
 
 def become_agent(supervisors_end: int) -> NoReturn:
-    """Once the supervisor says what its agent is to be. Raise Standby in the zygote of that agent."""
+    """Wait for the supervisor's command line, and become its agent. Raise Standby in the zygote of that agent."""
     supervisor, data, fds = socket.socket(fileno=supervisors_end), b"", []
     with contextlib.suppress(ConnectionError):  # it ended without having read what this process said
         data, fds, _, _ = socket.recv_fds(supervisor, MAX_LINE_BYTES, MAX_HANDED)

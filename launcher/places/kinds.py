@@ -21,7 +21,7 @@ GROUP = "launch.clusters"
 
 @dataclass(frozen=True, slots=True)
 class ClusterKind:
-    """What is known of a kind before its module is imported."""
+    """A kind of cluster, as it is known before its module is imported."""
 
     path: str  # MODULE:CLASS
     asked: bool = True  # it knows of its runs what their folders and processes do not tell

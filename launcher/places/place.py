@@ -38,7 +38,7 @@ class CancelReport:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a cluster would be handed, and what it says of that without taking it."""
+    """The job that a cluster would be handed, and what it says of that without taking it."""
 
     script: str
     answer: str
@@ -59,7 +59,7 @@ class HostNow:
 
 @dataclass(frozen=True, slots=True)
 class KeptRemote:
-    """What another machine keeps of runs, or why it could not be asked."""
+    """Files of runs that another machine keeps, or why it could not be asked."""
 
     where: str
     runs: dict[RunId, int]  # bytes of each that is there; 0 for a machine that does not answer

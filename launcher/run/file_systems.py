@@ -1,4 +1,4 @@
-"""Which file system a path is on, and whether other machines may see it. Reading the mounts is pure."""
+"""Finds the file system that a path is on, and whether other machines may see it. Reading the mounts is pure."""
 
 import os
 import re

@@ -84,7 +84,7 @@ class FlightRecord(msgspec.Struct, frozen=True):
 
 
 class GroupTimes(msgspec.Struct, frozen=True):
-    """When a rank entered the newest collectives of one process group, by the clock of its node."""
+    """Times at which a rank entered the newest collectives of one process group, by the clock of its node."""
 
     name: _Line
     ranks: _Ranks
@@ -97,7 +97,7 @@ TimesOfGroups = Annotated[tuple[GroupTimes, ...], msgspec.Meta(max_length=MOST_G
 
 
 class RankTimes(msgspec.Struct, frozen=True):
-    """What a rank's own thread answers to `times`."""
+    """The answer of a rank's own thread to `times`."""
 
     number: _Number  # of the question
     groups: TimesOfGroups = ()
@@ -145,7 +145,7 @@ class RankLook(msgspec.Struct, frozen=True):
 
 
 class HangVerdict(msgspec.Struct, frozen=True):
-    """Which rank keeps the others waiting, where, and how that is known."""
+    """The rank that keeps the others waiting, where it is, and the evidence."""
 
     kind: HangKind
     text: str  # one line

@@ -75,7 +75,7 @@ class CheckpointOptions(Struct, frozen=True):
 
 
 class Budget(Struct, frozen=True):
-    """How often a run may restart for one cause, and how long it waits before it does.
+    """A limit on restarts for one cause, and the time to wait before each.
 
     The first restart is at once. `backoff_s` is the wait after the second failure in a row without progress; it doubles
     up to `backoff_max_s`. A restart no longer counts once the run has trained, with progress, for `refill_s`.
@@ -127,7 +127,7 @@ class NotifyTarget(Struct, frozen=True):
 
 
 class NotifyOptions(Struct, frozen=True):
-    """Who is notified of a run, and of what; None means the user's settings, or else the default."""
+    """Addresses that are notified of a run, and of what; None means the user's settings, or else the default."""
 
     to: tuple[NotifyTarget, ...] | None = None
     on: tuple[str, ...] | None = None
@@ -136,7 +136,7 @@ class NotifyOptions(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """How a host announces that it is about to leave; any one of these is enough."""
+    """Ways in which a host announces that it is about to leave; any one of these is enough."""
 
     file: str | None = None
     command: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class Predecessor(Struct, frozen=True):
 
 
 class QueueOptions(Struct, frozen=True):
-    """What a run waits for before it starts, and its priority."""
+    """Conditions that a run waits for before it starts, and its priority."""
 
     priority: int = 0
     after: tuple[Predecessor, ...] = ()
@@ -275,7 +275,7 @@ Word = bool | int | float | str  # one value of an option, as a sweep chooses it
 
 
 class Dimension(Struct, frozen=True):
-    """What a sweep may choose for one option: one of `values`, or a number from `low` to `high`."""
+    """The choices of a sweep for one option: one of `values`, or a number from `low` to `high`."""
 
     values: tuple[Word, ...] = ()
     low: float = 0.0  # `from:`

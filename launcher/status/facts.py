@@ -49,7 +49,7 @@ class PlanHead(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Living:
-    """Which processes of the newest attempt live: True, False, or None where this machine cannot tell."""
+    """The processes of the newest attempt that live: True, False, or None where this machine cannot tell."""
 
     supervisor: bool | None = False  # it watches the agents and starts the attempt that follows
     coordinator: bool | None = False

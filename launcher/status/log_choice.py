@@ -1,4 +1,4 @@
-"""Which lines of a log are wanted, and where in a file they begin: nobody reads two gigabytes for fifty lines."""
+"""Chooses the lines of a log, and finds where they begin without reading all of it."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Which node a rank ran on, from whoever recorded it; where nobody has yet, it is left unknown and asked again."""
+"""Finds the node that a rank ran on, from the records; unknown until one of them says it."""
 
 from launcher.errors import LaunchError
 from launcher.run.attempts import read_plan

@@ -18,7 +18,7 @@ from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Which weights to export, and in which format."""
+    """The weights to export, and their format."""
 
     target: Path
     shape: Shape

@@ -152,7 +152,7 @@ class AgentProcess:
 
 
 class Due(NamedTuple):
-    """What the supervisor has to do now about an agent's lease."""
+    """The supervisor's next step for an agent's lease."""
 
     end: bool  # what runs below the agent
     kill: bool  # the agent too

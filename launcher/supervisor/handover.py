@@ -41,7 +41,7 @@ def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What is handed to a place in one step: one attempt, or the first attempts of runs submitted together."""
+    """The attempts handed to a place in one step: one, or the first attempts of runs submitted together."""
 
     path: Path  # the attempt's folder, or the one that these runs share
     intent: Intent  # of the attempt by which it was found

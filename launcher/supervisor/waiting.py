@@ -136,7 +136,7 @@ def _say(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
 
 
 class Turn(Enum):
-    """How a wait ended, other than with the end of the run."""
+    """The end of a wait that did not end the run."""
 
     COME = auto()  # the run starts
     STOPPED = auto()  # the wait was cut off

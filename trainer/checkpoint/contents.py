@@ -64,7 +64,7 @@ class Subjects:
 
 @dataclass(slots=True)
 class Contents:
-    """What one rank contributes; where several ranks list a tensor, one of them writes it."""
+    """One rank's part of a checkpoint; where several ranks list a tensor, one of them writes it."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     documents: dict[str, bytes] = field(default_factory=dict)

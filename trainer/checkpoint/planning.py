@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """What this rank writes, and where every part of every tensor will be."""
+    """The parts that this rank writes, and the file of every part of every tensor."""
 
     parts: tuple[Part, ...]
     size: int  # of this rank's parts

@@ -60,7 +60,7 @@ class SaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a save ended; the same on all ranks."""
+    """The outcome of a save; the same on all ranks."""
 
     step: int
     path: Path | None = None
@@ -71,7 +71,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What rank 0 sends about a new checkpoint, from which every disk gets the same manifest."""
+    """Rank 0's message about a new checkpoint, from which every disk gets the same manifest."""
 
     draft: str  # its name
     nonce: str
@@ -82,7 +82,7 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What one rank has written, or why it could not."""
+    """A file that one rank has written, or why it could not."""
 
     entry: FileEntry | None
     documents: tuple[tuple[str, int, int], ...] = ()  # name, place, size

@@ -36,7 +36,7 @@ class OtherTensor:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What differs between two checkpoints."""
+    """Differences between two checkpoints."""
 
     tensors: int  # that there are
     different: tuple[str, ...]  # the names of those that differ, in the order of the first checkpoint

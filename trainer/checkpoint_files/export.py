@@ -58,7 +58,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an export has written."""
+    """The files that an export has written."""
 
     target: Path
     kind: Kind

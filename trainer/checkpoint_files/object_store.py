@@ -34,7 +34,7 @@ class StoreFailed(TrainerError):
 
 
 class PackageMissing(StoreFailed):
-    """What talks to such a store is not installed here: no further try can succeed."""
+    """The package for such a store is not installed here: no further try can succeed."""
 
 
 def is_url(path: str) -> bool:

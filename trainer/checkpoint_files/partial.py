@@ -33,7 +33,7 @@ from trainer.errors import CheckpointDamaged
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What this disk has of one checkpoint, by names and sizes of its files."""
+    """The files of one checkpoint that this disk has, by name and size."""
 
     step: int
     kind: Kind

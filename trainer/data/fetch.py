@@ -13,7 +13,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Job(NamedTuple):
-    """What to fetch, and for which micro-batch."""
+    """Samples to fetch for one micro-batch."""
 
     indices: list[int]
     samples: int  # 0: the one index is a filler

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """How to fetch; nothing of it changes the data."""
+    """Settings of fetching; none of them changes the data."""
 
     workers: int = 0
     prefetch: int = 2
@@ -32,7 +32,7 @@ class Fetching:
 
     @property
     def ahead(self) -> int:
-        """How many tasks wait at each worker."""
+        """Return how many tasks wait at each worker."""
         return self.prefetch if self.workers else 0
 
     @property

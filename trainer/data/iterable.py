@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a reader took from its stream; without parts the stream has ended."""
+    """The samples that a reader took from its stream; without parts the stream has ended."""
 
     parts: tuple[Part, ...]
     samples: int  # of the whole step, if the stream is shared; else those of this rank
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a reader begins."""
+    """The position at which a reader begins."""
 
     epoch: int = 0
     done: int = 0  # samples of the epoch, or for a sharding stream this reader's steps
@@ -55,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What all readers of a stream have in common."""
+    """Settings that all readers of a stream have in common."""
 
     dataset: Any
     sharing: Sharing
@@ -217,7 +217,7 @@ class ShardReader:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Where each reader of a stream that shards itself is, and whose turn it is."""
+    """The position of each reader of a stream that shards itself, and whose turn it is."""
 
     places: tuple[Place, ...]
     turn: int = 0

@@ -20,7 +20,7 @@ _WORD = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the samples of an optimizer step are divided."""
+    """The division of the samples of an optimizer step."""
 
     batch_size: int  # samples of one optimizer step, over all ranks and micro-batches
     accumulate: int = 1

@@ -132,7 +132,7 @@ class TrainData:
 
 
 class SharedPlace:
-    """What the positions of all ranks have in common if they differ (`TrainData.per_rank`).
+    """The common part of the positions of all ranks where they differ (`TrainData.per_rank`).
 
     It is saved once for all. Another number of ranks, for whom no rank's own position is useful, learns from it which
     epoch is next, or that it cannot go on in the middle of one. Load it before the rank's own position.

@@ -151,7 +151,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 class _Life(NamedTuple):
-    """What a worker process needs to know."""
+    """Settings of a worker process."""
 
     number: int
     size: int

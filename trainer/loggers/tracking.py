@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a server gets about a training beside its numbers."""
+    """Facts about a training that a tracking server gets beside its metrics."""
 
     training_id: str
     settings: Mapping[str, Any]

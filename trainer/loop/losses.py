@@ -22,7 +22,7 @@ LossFunction = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a loss function has returned."""
+    """The result of a loss function."""
 
     loss: Tensor  # a mean over the samples of the batch; with a count, a sum
     count: Count | None = None

@@ -75,7 +75,7 @@ class _ReplayOutput(_StandIn):
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Which values an Answer has, without their numbers."""
+    """The names of the values of an Answer, without their numbers."""
 
     counts: bool
     pairs: tuple[tuple[str, bool], ...]  # names, and whether each is a sum and a count of its own

@@ -11,7 +11,7 @@ from trainer.world import World
 
 
 class Progress:
-    """What the loop itself has to know after a restart."""
+    """The loop's own state, kept in each checkpoint."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.step = 0  # optimizer steps done

@@ -23,7 +23,7 @@ _STEPS = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a setting may be, and how it is written on a command line."""
+    """The type of a setting, and how it is written on a command line."""
 
     expected: str
     parse: Callable[[str], Any]  # ValueError where the text is none

@@ -36,7 +36,7 @@ _OF_LOOP = ("steps", "samples", "left", "info", "logs", "gathers", "rates", "mea
 
 @dataclass(slots=True)
 class StepSnapshots:
-    """What one rank keeps of its steps, over all groups in which it meets the others."""
+    """Snapshots that one rank keeps of its steps, over all groups in which it meets the others."""
 
     launched: Launched
     loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone

@@ -1,1 +1,1 @@
-"""How surviving ranks continue in place when another one is replaced."""
+"""Lets surviving ranks continue in place when another one is replaced."""

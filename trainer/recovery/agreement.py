@@ -20,7 +20,7 @@ from trainer.checkpoint_files.complete_steps import whole
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank reports when the ranks meet again."""
+    """The report of one rank when the ranks meet again."""
 
     start: str  # the start of the training that its states and weights are of
     step: int | None  # that its weights are of; None: it is new, or in the middle of an update

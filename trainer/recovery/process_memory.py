@@ -26,7 +26,7 @@ class _Piece(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where tensors are in a process's memory.
+    """Addresses of tensors in a process's memory.
 
     A process number may mean another process in another container, and a fork has the same addresses: a random mark
     tells them apart.

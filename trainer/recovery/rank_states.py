@@ -29,7 +29,7 @@ class GeneratorStates(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankState(msgspec.Struct, frozen=True, array_like=True):
-    """What is a rank's alone after a step."""
+    """The state after a step that only this rank has."""
 
     step: int
     drawn: GeneratorStates

@@ -24,7 +24,7 @@ class Rejected(TrainerError):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How to load a model and ask it.
+    """Loads a model, and answers inputs with it.
 
     `load` gets the folder of a checkpoint and returns the model; `predict` gets inputs that fit the schema `input`, as
     plain dicts, lists, numbers and strings, and returns an answer for each, in order. `example` is an input that is

@@ -282,7 +282,7 @@ def _cut_into_stages(
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """How the layers of a model are divided over ranks."""
+    """The division of the layers of a model over ranks."""
 
     mesh: "DeviceMesh"
     around: Callable[[], AbstractContextManager[None]]  # forward and backward passes

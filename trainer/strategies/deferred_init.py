@@ -57,7 +57,7 @@ _PAST_OPERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What an operation does."""
+    """The kind of an operation."""
 
     in_place: bool  # it writes numbers into its first argument, and gives that one back
     draws: bool

@@ -13,7 +13,7 @@ from trainer.strategies.optimizers import parameters_in
 
 
 class Skips:
-    """How many steps were left out, in all and in a row; on a GPU the numbers stay there until read."""
+    """Counts skipped steps, in all and in a row; on a GPU the numbers stay there until read."""
 
     def __init__(self) -> None:
         self._total: int | Tensor = 0

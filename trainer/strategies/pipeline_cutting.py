@@ -68,14 +68,14 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What parts are measured with: a part of a batch, as one stage after the other has it."""
+    """A part of a batch to measure stages with, as one stage after the other has it."""
 
     inputs: Tensor
     loss_of: Callable[[Tensor], Tensor]  # of what the last part gives
 
 
 class Cuts(Protocol):
-    """What cutting by time needs; all ranks make the same calls."""
+    """Settings for cutting by time; all ranks make the same calls."""
 
     def kept(self) -> list[Kept]:
         """Return the cuts found before, the same on all ranks; the first that fits is used."""

@@ -53,7 +53,7 @@ Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes
 
 @dataclass(frozen=True, slots=True)
 class StrategySettings:
-    """How to divide the work, and how to calculate."""
+    """Settings that divide the work, and of the arithmetic."""
 
     strategy: str = "ddp"
     precision: str = "fp32"

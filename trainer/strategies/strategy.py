@@ -71,7 +71,7 @@ class Strategy:
 
     @property
     def model(self) -> nn.Module:
-        """What to call in training; call `module` to evaluate, as a wrapper might wait for other ranks."""
+        """Return the module to call in training; call `module` to evaluate, as a wrapper might wait for other ranks."""
         return self.wrapped.model
 
     @property

@@ -20,7 +20,7 @@ STRATEGIES = ("none", "ddp", "zero1")  # each rank has all parameters: any part 
 
 @dataclass(slots=True, eq=False)
 class Turns:
-    """What a user's own step works with, for one micro-batch.
+    """The model and optimizers that a user's own step works with, for one micro-batch.
 
     `number` is that of the step, from 1, and `ends_step` says whether this is its last micro-batch.
     """

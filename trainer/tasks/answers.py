@@ -32,7 +32,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What decides every byte of the answers; the number of ranks does not."""
+    """The settings that decide every byte of the answers; the number of ranks does not."""
 
     task: str
     data: str

@@ -42,7 +42,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which images to use; `root` is where their files are."""
+    """The images to use; `root` is where their files are."""
 
     kind: str = "generated"
     root: Path | None = None
@@ -158,7 +158,7 @@ def _whole(pixels: int) -> Transform:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """What a model trained on these images can be asked: pictures of any size, or the numbers themselves."""
+    """Inputs for a model trained on these images: pictures of any size, or the numbers themselves."""
 
     classes: tuple[str, ...]
     pixels: int

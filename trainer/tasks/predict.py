@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What to ask which model; `answer(model, batch)` returns a line and a value for the mean for each sample."""
+    """A model and its inputs; `answer(model, batch)` returns a line and a value for the mean for each sample."""
 
     task: str
     model: nn.Module | Callable[[], nn.Module]

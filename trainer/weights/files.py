@@ -27,7 +27,7 @@ class Source:
 
 
 class _Index(msgspec.Struct, frozen=True):
-    """Which file each tensor of a folder is in, as transformers writes it."""
+    """The file that each tensor of a folder is in, as transformers writes it."""
 
     weight_map: dict[str, str]
 

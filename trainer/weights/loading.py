@@ -24,7 +24,7 @@ _OF_MODEL, _SHOWN = "model/", 5
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Which of a model's tensors were loaded, and which of the source's were not used."""
+    """The tensors of a model that were loaded, and those of the source that were not used."""
 
     taken: tuple[str, ...]
     left: Mapping[str, str]  # of the model, which stay as they are: why

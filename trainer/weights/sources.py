@@ -26,7 +26,7 @@ _OF_HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Which checkpoint of a folder is meant, and which model of it."""
+    """The checkpoint of a folder that is meant, and its model."""
 
     step: int | None = None
     best: bool = False

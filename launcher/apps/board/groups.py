@@ -1,4 +1,4 @@
-"""Which runs belong together: trials of a sweep, steps of a file, runs of a proof or of a measurement of scaling."""
+"""Groups runs that belong together: trials of a sweep, steps of a file, runs of a proof or a scaling measurement."""
 
 from collections.abc import Sequence
 from pathlib import Path

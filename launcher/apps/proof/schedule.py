@@ -1,4 +1,4 @@
-"""Which kill comes when, drawn from a seed. Pure."""
+"""The schedule of kills, drawn from a seed. Pure."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Which trainings are run: each as the spec with a few options set. Pure."""
+"""The trainings that a scaling measurement runs: the spec with a few options set for each. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence

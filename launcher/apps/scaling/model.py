@@ -1,4 +1,4 @@
-"""What a step is made of, fitted to a few numbers of ranks, and what that makes of others. Pure.
+"""A model of the step time, fitted to a few numbers of ranks, that predicts it for others. Pure.
 
     step(ranks) = serial + divided / ranks + hops(ranks) latency + 2 (ranks - 1) / ranks transfer
 

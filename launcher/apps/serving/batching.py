@@ -1,4 +1,4 @@
-"""Which inputs wait, which are computed together and when, and who is told that there are too many. Time is given.
+"""The queue of inputs: which are computed together and when, and which are refused when there are too many.
 
 Equal inputs that wait, or are being computed, are one: whoever asks for one of them waits for the same answer.
 """

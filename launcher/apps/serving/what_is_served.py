@@ -1,4 +1,4 @@
-"""Which model a run is served with, by which code, in which Python: read from the run's folder."""
+"""Reads from a run's folder which model to serve, by which code and in which Python."""
 
 import os
 from collections.abc import Mapping

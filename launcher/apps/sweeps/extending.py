@@ -1,4 +1,4 @@
-"""Which trials are trained further, and whether that can be."""
+"""Chooses the trials to train further, and checks that they can be."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which machines have which files of a run's checkpoints, and how they move: home, or to machines that lack some."""
+"""Lists which machines have which files of a run's checkpoints, and moves them home or to machines that lack some."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

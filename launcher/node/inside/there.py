@@ -1,4 +1,4 @@
-"""What looks into the ranks of a node, on that node: `python -m launcher.node.inside.there RUN_DIR ATTEMPT NODE`.
+"""Looks into the ranks of a node, on that node: `python -m launcher.node.inside.there RUN_DIR ATTEMPT NODE`.
 
 It answers one question on its stdin and ends with it, or with who asked: whoever may start programs as this user.
 """

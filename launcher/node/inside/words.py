@@ -1,4 +1,4 @@
-"""What a visitor and the host on a rank's node say to each other: a greeting, one question, then JSON lines both ways.
+"""Messages between a visitor and a rank's node: a greeting, one question, then JSON lines both ways.
 
 ```
 visitor: RunCommand, AskStacks, … ─►   then Given, InputEnds, Resized, Signalled

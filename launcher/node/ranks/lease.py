@@ -36,7 +36,7 @@ _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class Slept(Enum):
-    """How time counts during which watchdog, agent and ranks were suspended together."""
+    """Measures the time for which watchdog, agent and ranks were suspended together."""
 
     FORGIVEN = auto()  # nobody can have taken the place of this agent meanwhile
     ASKED = auto()  # the coordinator knows whether somebody has: until it answers the ranks are held still

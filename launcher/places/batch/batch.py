@@ -123,7 +123,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
 
 
 class JobStart(msgspec.Struct, frozen=True):
-    """What a process knows of its job from its environment."""
+    """The job that a process belongs to, and which run of an array it is, from its environment."""
 
     job: str
     element: int | None  # which run of an array, from 0
@@ -153,7 +153,7 @@ class ExecHost(msgspec.Struct, frozen=True):
 
 
 class Fate(Enum):
-    """What becomes of a job whose batch process was asked to leave."""
+    """The future of a job whose batch process was asked to leave."""
 
     QUEUED_AGAIN = auto()  # the scheduler has put it back by itself
     PREEMPTED = auto()  # others get its nodes, and the scheduler would leave it at that

@@ -14,7 +14,7 @@ KIND = "login"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """How to reach a cluster whose programs are on another machine."""
+    """The address of a cluster whose programs are on another machine."""
 
     cluster: str  # as the user calls it
     login: str  # for ssh

@@ -33,7 +33,7 @@ from trainer.checkpoint_files.partial import Held
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """How long to wait for a login node: at submit, or in a status command that hands over on the way."""
+    """Time limits for a login node: at submit, or in a status command that hands over on the way."""
 
     answer_s: float
     tree_s: float  # for a large tree to be written and read there

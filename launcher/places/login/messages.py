@@ -129,7 +129,7 @@ class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
 
 
 class KnownRun(msgspec.Struct, frozen=True):
-    """How much of a run's records is here already."""
+    """The part of a run's records that is here already."""
 
     run: RunId
     attempt: AttemptNumber  # the newest one

@@ -17,7 +17,7 @@ _LINE_PROGRAMS = ("apptainer", "singularity")
 
 
 class Container(msgspec.Struct, frozen=True):
-    """How to start a process inside a container."""
+    """The command that starts a process inside a container."""
 
     program: str  # what has to be there for it: apptainer, singularity, or Pyxis' option of srun
     srun_options: tuple[str, ...]  # not empty: only srun can start it

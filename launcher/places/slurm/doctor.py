@@ -44,7 +44,7 @@ WORDS = QueueWords(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the nodes that a job may get have in common."""
+    """The features that the nodes which a job may get have in common."""
 
     nodes: int  # that take jobs
     gpus: int  # that each of them has

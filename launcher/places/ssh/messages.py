@@ -101,7 +101,7 @@ class AskReport(OfRun, frozen=True, tag="look"):
 
 
 class OpenedByHosts(msgspec.Struct, frozen=True):
-    """What only hosts know of an attempt that they opened themselves."""
+    """An attempt that hosts opened themselves, as only they know it."""
 
     hosts: tuple[str, ...]  # of its nodes, in order
     cause: Cause | None
@@ -206,7 +206,7 @@ class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
 
 
 class Tidied(msgspec.Struct, frozen=True):
-    """What of these runs is on the disk, or was."""
+    """Files of these runs that are on the disk, or were."""
 
     runs: Mapping[RunId, Size]  # bytes of those of which anything is
     code: Size

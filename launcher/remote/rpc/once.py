@@ -1,4 +1,4 @@
-"""What came of each request to start runs: once for one token, however often it is sent, and by whom cut short.
+"""Carries out each request to start runs once for its token, however often it is sent, and keeps the answer.
 
 <folder>/requests/<token>/
   lock           held while anything below is decided

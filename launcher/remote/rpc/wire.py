@@ -1,4 +1,4 @@
-"""What this machine and a program on another say to each other: a greeting, then JSON lines, and bytes where a line
+"""Messages between this machine and a program on another: a greeting, then JSON lines, and bytes where a line
 says so. Here is what all have in common: how it begins, trees of code, how an answer looks.
 """
 

@@ -1,4 +1,4 @@
-"""Which files of a project are its code: its names, what the spec adds and leaves out, how large each is."""
+"""Lists the files of a project that are its code, with their sizes; the spec may add some and leave some out."""
 
 import os
 import stat

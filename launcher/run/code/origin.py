@@ -1,4 +1,4 @@
-"""Which commit a project is at, whether its files differ from it, and how the code of a run differs from its commit."""
+"""Finds the commit that a project is at, and how its files, or the code of a run, differ from it."""
 
 import hashlib
 import os

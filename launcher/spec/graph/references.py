@@ -15,7 +15,7 @@ Give = Callable[[str, Mark], str]  # what stands for `train.run_dir`, written th
 
 
 class StepOutputs(Struct, frozen=True):
-    """What other steps can use of a step; all of it is known before the step starts."""
+    """The outputs of a step that other steps can use; all are known before the step starts."""
 
     run: str  # the id of its run
     run_dir: str

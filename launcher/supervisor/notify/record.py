@@ -56,7 +56,7 @@ class Recipient(msgspec.Struct, frozen=True):
 
 
 class Notifying(msgspec.Struct, frozen=True):
-    """Which notifications a run sends, and to whom."""
+    """The notifications that a run sends, and their addresses."""
 
     recipients: tuple[Recipient, ...]
     on: tuple[str, ...]

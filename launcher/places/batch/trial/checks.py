@@ -55,7 +55,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeClock:
-    """How far a node's clock is ahead of ours, and how long asking took, which limits the accuracy."""
+    """The offset of a node's clock from ours, and how long asking took, which limits its accuracy."""
 
     ahead_s: float
     took_s: float
@@ -63,7 +63,7 @@ class NodeClock:
 
 @dataclass(slots=True)
 class SeenNode:
-    """What is known of a node that answered."""
+    """A node that answered, with what it said of itself."""
 
     hello: Hello
     clock: NodeClock | None = None
@@ -118,7 +118,7 @@ def launcher_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What nodes have if they are like this machine."""
+    """The versions and devices that nodes have if they are like this machine."""
 
     rank_python: str
     runs_root: str

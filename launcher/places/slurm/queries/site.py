@@ -26,7 +26,7 @@ class Config(msgspec.Struct, frozen=True):
 
 
 class PartitionRules(msgspec.Struct, frozen=True):
-    """What `scontrol show partition` says of a partition beyond sinfo."""
+    """Limits of a partition from `scontrol show partition`, which sinfo does not tell."""
 
     preempt_mode: str
     grace_s: float

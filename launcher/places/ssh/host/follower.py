@@ -125,7 +125,7 @@ def leader_of(supervisor: SupervisorState) -> int:
 
 
 class TakeOver:
-    """What a host does that has lost its leader: find it again, follow another one, or take the run over."""
+    """Finds a lost leader again, follows another one, or takes the run over."""
 
     def __init__(self, supervisor: SupervisorState) -> None:
         self._supervisor = supervisor

@@ -69,7 +69,7 @@ class Begun(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
 
 
 class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
-    """How new a host's records are: see `Records` of the quorum."""
+    """The age of a host's records: see `Records` of the quorum."""
 
     attempt: Number
     length: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]

@@ -46,7 +46,7 @@ _ToBeDone = Begin | Begun | Cancelled | OpenAttempt | Rejoin | Replica | Settled
 
 
 class Readiness:
-    """What this host has for the run, and whether it may still give it back, so that all hosts begin together.
+    """The slots that this host holds for the run, and whether it may still give them back, so that all begin together.
 
     With all it needs it prepares: then it keeps that until the leader says whether all do, and begins or is free again.
     """

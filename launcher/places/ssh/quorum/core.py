@@ -22,7 +22,7 @@ Host = int
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """How new a host's records are: its newest attempt, and the length and digest of its history."""
+    """The age of a host's records: its newest attempt, and the length and digest of its history."""
 
     attempt: int
     length: int
@@ -91,7 +91,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Voter:
-    """What one host has on its disk; `openings` are the last one known to be settled, then those that may yet be."""
+    """A host's vote and openings, as on its disk: the last one known to be settled, then those that may yet be."""
 
     me: Host
     voted: tuple[int, Host]  # the newest attempt number that had its vote, and whose it was
