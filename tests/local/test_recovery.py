@@ -87,7 +87,9 @@ def victim(lab, run, state, draw, kind):
     if kind == "rank":
         return draw.choice([rank["pid"] for rank in state["ranks"]])
     agent = lab.agent_pid(run, 0 if kind == "coordinator" else 1, state["attempt"])
-    return lab.zygotes(agent)[0] if kind == "zygote" else agent
+    if kind != "zygote":
+        return agent
+    return lab.until("a zygote, after one that was killed", lambda: lab.zygotes(agent))[0]
 
 
 def has_moved_on(lab, run, before):
