@@ -1,4 +1,4 @@
-"""Choose what follows a failure from its cause and the history. Pure; `README.md` beside this file has the table.
+"""Choose what follows a failure from its cause, the history and the budgets (`Recovery` in `spec/model.py`). Pure.
 
 The history is all events of all attempts in order. Only three kinds matter here: "failure" (each led to a restart, or
 nothing would follow it), "explained" (its cause was another one) and "resumed" (a user resumed the run, which resets

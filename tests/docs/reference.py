@@ -212,9 +212,9 @@ def _shape(schema: Schema) -> str:
 def _exit_codes() -> str:
     rows = [f"| {code.value} | {code.name.lower()} | {MEANING[code]} |" for code in sorted(Exit)]
     intro = (
-        "Codes below 10 are of the command itself; from 10 on they are how a run ended, of `launch wait`, `launch run` "
-        "and `--follow`. With 2 nothing was started: a submit that fails after runs exist prints their "
-        "ids all the same, and ends with another code."
+        "Codes below 10, 130 and 141 are of the command itself. 10 to 24 say how a run ended, for `launch wait`, "
+        "`launch run` and `--follow`. A rank, not the launcher, leaves with 75. With 2 nothing was started: a submit "
+        "that fails after runs exist prints their ids all the same, and ends with another code."
     )
     return (
         "\n".join(["# Exit codes", "", _MADE, "", intro, "", "| code | name | when |", "|---|---|---|", *rows]) + "\n"
