@@ -37,7 +37,7 @@ def test_who_looks_often_sees_time_as_it_is():
     assert shown(*moments) == (moments, 0.0)
 
 
-def test_what_it_slept_through_is_left_out():
+def test_what_it_after_suspend_is_left_out():
     moments, slept_s = shown(100.0, 160.0, 161.0, 3_761.0)
     assert moments == [100.0, 100.0 + STEP_S, 101.0 + STEP_S, 101.0 + 2 * STEP_S]
     assert slept_s == 3_661.0 - 1.0 - 2 * STEP_S

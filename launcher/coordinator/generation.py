@@ -86,7 +86,7 @@ class Generation:
 
     @property
     def settled(self) -> bool:
-        """Return True if the files of no member wait for a second copy any more."""
+        """Return True once the ranks of every member have ended and no file of theirs waits for a second copy."""
         return len(self._settled) == len(self.members)
 
     @property

@@ -67,10 +67,10 @@ def whole_here(run: RunDir) -> list[int]:
 
 
 def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
-    """Bring a checkpoint (`newest`, or a step) from the store unless it, or a newer one, is here: a line if it came.
+    """Download a checkpoint (`newest`, or a step) from the object store unless it or a newer one is on this disk.
 
-    A damaged one is passed over for the one before it. Raises Unreachable where the store cannot be asked, and
-    LaunchError with exit code 6 where all that it has are damaged.
+    Return one line that describes it, or nothing if none was downloaded. A damaged one is skipped for the one before.
+    Raises Unreachable where the store cannot be asked, and LaunchError with exit code 6 where all are damaged.
     """
     here, damaged = whole_here(run), list[str]()
     try:

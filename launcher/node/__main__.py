@@ -17,7 +17,7 @@ from launcher.errors import Exit, Fenced, LaunchError
 from launcher.node.environment import node_environment
 from launcher.node.node import NodeAgent
 from launcher.node.ranks.group import Home
-from launcher.node.ranks.lease import Lease, Watchdog, slept_through, start_watchdog
+from launcher.node.ranks.lease import Lease, Watchdog, after_suspend, start_watchdog
 from launcher.node.ranks.reaper import Reaper
 from launcher.node.ranks.zygote_link import OfferedZygote
 from launcher.node.standing_by import agent_arguments, gate_from
@@ -51,7 +51,7 @@ def main() -> int:
         plan = read_plan(run, number)
         if plan.role:  # nobody else would end it: of several programs none goes on without the supervisor
             die_with(os.getppid())
-        watchdog = start_watchdog(slept_through(plan, index), lease=lease)
+        watchdog = start_watchdog(after_suspend(plan, index), lease=lease)
         return asyncio.run(live(run, plan, number, index, watchdog, offered, gate))
     except Fenced as fenced:
         print(fenced, file=sys.stderr)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from launcher.clock import ENDING_S, boottime
 from launcher.errors import Exit
 from launcher.node.environment import job_environment
-from launcher.node.ranks.lease import FAREWELL_S, Lease, LeaseWatch, Slept, shared_memory, slept_through
+from launcher.node.ranks.lease import FAREWELL_S, Lease, LeaseWatch, Slept, after_suspend, shared_memory
 from launcher.node.standing_by import GATE, heard_at, tell
 from launcher.plan.model import Plan
 from launcher.run.durable import make_dir
@@ -271,7 +271,7 @@ def agent_process(
     environment = _environment(os.environ, plan.run_dir)
     if gpus is not None:
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as we count them
-    return AgentProcess(argv, environment, attempt.agent_log(node), keep, slept=slept_through(plan, node))
+    return AgentProcess(argv, environment, attempt.agent_log(node), keep, slept=after_suspend(plan, node))
 
 
 def _argv(run_dir: str, attempt: str, node: int) -> Sequence[str]:

@@ -56,7 +56,7 @@ def test_one_that_slept_with_all_forgives_where_nobody_can_have_gone_on_without_
     assert looks(watch, clock, until, 10) <= 0, "and no longer than it was owed"
 
 
-def test_what_is_slept_through_just_after_a_renewal_is_forgiven_too(clock):
+def test_what_is_after_suspend_just_after_a_renewal_is_forgiven_too(clock):
     watch, until = LeaseWatch(Slept.FORGIVEN, clock), clock.now + LEASE_S
     looks(watch, clock, until, 1)
     renewed = clock.now + LEASE_S  # and before the guard looks again, all stand still

@@ -220,7 +220,7 @@ def test_a_supervisor_acts_between_the_end_of_a_lease_and_the_moment_at_which_ot
     assert supervised.due().kill
 
 
-def test_what_a_supervisor_and_all_below_it_slept_through_is_forgiven_where_the_coordinator_decides():
+def test_what_a_supervisor_and_all_below_it_after_suspend_is_forgiven_where_the_coordinator_decides():
     lease, now = Lease(), [1000.0]
     lease.until = 1004.0
     supervised = {slept: SupervisedLease(lease, slept, lambda: now[0]) for slept in Slept}

@@ -38,7 +38,10 @@ class Scratch:
 
 
 def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, memoryview]]:
-    """Yield offset and memory of each piece in the order of the file; a buffered one is put in place once full."""
+    """Yield the offset in the file and the memory to read into, for each piece in the order of the file.
+
+    The caller fills it before it asks for the next. A piece that cannot be read in place is copied to its tensor then.
+    """
     for piece in sorted(pieces, key=lambda piece: piece.at):
         if piece.memory is not None:
             yield piece.at, piece.memory

@@ -12,7 +12,7 @@ _PERIOD = 7
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank among those that take part, and how much they exchange."""
+    """A rank's index and process group in a measurement of collectives, and how many numbers are exchanged."""
 
     group: dist.ProcessGroup
     index: int  # among the ranks that take part

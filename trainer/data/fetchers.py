@@ -79,7 +79,7 @@ def in_turn(fetchers: Fetchers, tasks: Iterable[T], ahead: int) -> Generator[tup
 
 
 class InProcess:
-    """The current process in place of workers; its own generators stay as they are."""
+    """Loads data in the current process instead of in workers, and leaves its random generators as they are."""
 
     size = 1
 

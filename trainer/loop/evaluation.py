@@ -209,7 +209,7 @@ class SeveralEvaluations:
         self._each = each
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
-        """Return the values of all of them, the same on all ranks."""
+        """Run each evaluation and return all metrics in one dictionary, equal on all ranks."""
         return {name: value for one in self._each for name, value in one.run(after_batch).items()}
 
     def names(self) -> list[str] | None:

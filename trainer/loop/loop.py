@@ -55,7 +55,7 @@ class StepListener(Protocol):
 
 @dataclass(slots=True)
 class Loop:
-    """A training put together: everything that takes part, in the order in which it acts."""
+    """All parts of one `fit`: model, data, schedules, evaluation, checkpointer, callbacks and the current step."""
 
     training: Training
     loss: LossFunction

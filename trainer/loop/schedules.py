@@ -135,7 +135,7 @@ def _value(value: Any) -> Any:
 
 
 class Schedules:
-    """One schedule per optimizer, made by one function or by those of the same names."""
+    """The learning-rate schedule of each optimizer; `make` is one function for all, or a dictionary by optimizer."""
 
     def __init__(self, make: MakeSchedules | None, optimizers: Optimizers, total_steps: int | None) -> None:
         by_name = _by_name(make, optimizers)

@@ -109,7 +109,7 @@ class RankStateFile:
 
     @classmethod
     def begin(cls, path: Path, start: str) -> "RankStateFile":
-        """Return an empty one after removing existing files. Raises OSError."""
+        """Delete an earlier process's files and return a file without states. Raises OSError."""
         file = cls(path, start, {})
         file.remove()
         return file

@@ -35,7 +35,7 @@ _ENDS_NOT_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C is for t
 
 
 class WorkerPool:
-    """One service with one checkpoint, for one server over one socket."""
+    """A process that loads a service and its checkpoint, forks workers, and takes commands from the server."""
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk

@@ -57,7 +57,7 @@ _PAST_OPERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The kind of an operation."""
+    """Whether a torch operation writes in place, draws random numbers, or reads values."""
 
     in_place: bool  # it writes numbers into its first argument, and gives that one back
     draws: bool
@@ -127,7 +127,10 @@ class _DeferredInit(TorchDispatchMode):
 
 
 class _PastOperations(TorchFunctionMode):
-    """Notices functions that read memory without an operation."""
+    """Gives up deferring where a tensor's memory is read by a function that the dispatcher does not see.
+
+    Such functions are `__array__`, `__deepcopy__` and the like.
+    """
 
     def __init__(self, deferred: _DeferredInit) -> None:
         super().__init__()

@@ -151,7 +151,7 @@ class Pipeline:
         return whole
 
     def whole(self, name: str, parameter: Tensor) -> Tensor:
-        """Return a parameter with all its numbers; all ranks call it, and only some have it."""
+        """Return the whole parameter on every rank. All ranks call it; the first stage that holds it broadcasts it."""
         first = self._holders[name][0]
         if self.world.stage == first:
             found = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()

@@ -102,7 +102,10 @@ class _Replica(DistributedDataParallel):
         return parameters[::-1], sparse[::-1]
 
     def do(self, function: Callable[[nn.Module], T]) -> T:
-        """Call the function with the module as a forward pass."""
+        """Call the function with the module as DDP's forward pass, so that gradients are reduced.
+
+        Raises TrainerError if parameters got no gradient in the last step.
+        """
         try:
             answer: T = self(_Work(function))
         except RuntimeError as error:

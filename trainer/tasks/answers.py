@@ -84,7 +84,10 @@ class Answers:
         return True
 
     def join(self) -> None:
-        """Make the folder on another disk than that of the rank that began."""
+        """Create the folder and its `job.json` where this rank's disk lacks them; check that they are of this job.
+
+        For a rank that does not share the disk of the rank that began.
+        """
         make_folder(self._folder)
         if not self._path("job.json").exists():
             self._write(self._path("job.json"), [_to_json(self._job.described)])

@@ -146,7 +146,10 @@ def _places(one: Configuration) -> Iterator[str]:
 
 
 def scalings_of(*, strong: bool, weak: bool, has_options: bool) -> tuple[str, ...]:
-    """Return the scalings to measure: both if neither is chosen."""
+    """Return the scalings to measure: both if neither is chosen, or OWN for a script without the trainer's options.
+
+    Raises BadInput if such a script is asked for strong or weak scaling.
+    """
     if not has_options:
         if strong or weak:
             raise BadInput("--strong, --weak: expected a script with the trainer's options: add_options(parser)")

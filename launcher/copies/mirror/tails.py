@@ -39,7 +39,7 @@ class Tail(NamedTuple):
 
     @property
     def is_plainly_named(self) -> bool:
-        """Return whether the file's name may be used here."""
+        """Return whether the name is a relative path that is safe to write to."""
         return _FILE.fullmatch(self.name) is not None
 
 

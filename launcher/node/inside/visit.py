@@ -78,7 +78,7 @@ def relay(running: Running, source: int, sink: int) -> None:
 
 
 class Visit(ClosedAtTheEnd):
-    """One question, and all that follows it."""
+    """A connection to a rank's node: it sends one request, then messages both ways until the command has ended."""
 
     def __init__(self, running: Running) -> None:
         self._running = running

@@ -413,8 +413,9 @@ class RankGroup:
         return ""
 
     def _can_be_fenced(self) -> bool:
-        """Return whether the exit code can mean fencing: without a checkpoint fence it is a code like any other,
-        which curl uses too.
+        """Return whether the exit code can mean that the rank was fenced: only where checkpoints have a fence file.
+
+        Other programs, curl among them, use the same code.
         """
         from trainer.checkpoint_files.layout import FENCE  # late: only where a rank left with that code
 

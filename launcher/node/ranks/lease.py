@@ -36,7 +36,7 @@ _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class Slept(Enum):
-    """Measures the time for which watchdog, agent and ranks were suspended together."""
+    """How to treat a lease that expired while watchdog, agent and ranks were suspended together."""
 
     FORGIVEN = auto()  # nobody can have taken the place of this agent meanwhile
     ASKED = auto()  # the coordinator knows whether somebody has: until it answers the ranks are held still
@@ -95,8 +95,8 @@ def _is_lease(fd: int) -> bool:
         return False
 
 
-def slept_through(plan: "Plan", index: int) -> Slept:
-    """Return what a lease is worth through which all of this node was suspended."""
+def after_suspend(plan: "Plan", index: int) -> Slept:
+    """Decide how to treat a lease that expired while all of this node was suspended."""
     if leader_may_be_replaced(plan):
         return Slept.COUNTS  # nor does a FORGIVEN coordinator decide alone then
     return Slept.FORGIVEN if index == 0 else Slept.ASKED

@@ -92,7 +92,10 @@ class ZygoteLink:
     """
 
     def __init__(self, reaper: Reaper, gate: int | None = None) -> None:
-        """Prepare a link; at `gate` its standby learns that it becomes the next agent (`stand_by` in zygote.py)."""
+        """Create a link that is not connected yet.
+
+        Its standby waits at the file descriptor `gate` to become the next agent (`stand_by` in zygote.py).
+        """
         self._reaper, self._gate = reaper, gate
         self._wishes: dict[int, _PendingFork] = {}
         self._number = 0

@@ -201,9 +201,7 @@ class Cancelling:
         return all(one.phase is Phase.ENDED for one in self._queue.jobs([job]))
 
     def _has_ended(self) -> bool:
-        """Return whether the end record says that it has ended; it is written first, so `state.json` alone does
-        not count.
-        """
+        """Return whether the attempt has an end record; `state.json` is written after it and does not count."""
         end = readable(self._attempt.end, AttemptEnd)
         return end is not None and end.state.ended
 

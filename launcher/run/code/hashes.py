@@ -32,7 +32,7 @@ class CodeChanged(BadInput):
 
 
 class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The size, times and inode of a file when it was hashed."""
+    """A file's digest, with the size, times and inode that it had when it was hashed."""
 
     size: int
     mtime_ns: int

@@ -75,7 +75,7 @@ class Ballot:
         return Records(self.voter.newest.attempt, length, digest)
 
     def _measure(self) -> tuple[int, str]:
-        """Return the bytes of all whole records in the history, and their digest."""
+        """Return the length in bytes of all whole records in the history, and their digest."""
         try:
             lines = [line for line in self._run.events.read_bytes().split(b"\n")[:-1] if _is_event(line)]
         except FileNotFoundError:
@@ -196,7 +196,11 @@ class Ballot:
         return known and openings and said.hosts[:1] == (self.hosts[said.node],)
 
     def carries(self, others: Collection[int], *, leads: bool) -> bool:
-        """Return whether these hosts are enough to go on; on a shared disk, a leader alone is, or more than half."""
+        """Return whether this host and these others are a quorum.
+
+        The voter decides where each host has its own disk. On a shared disk a leader always is one, and another host
+        needs more than half.
+        """
         if self._on_disk:
             return self.voter.carries(others)
         there, size = len({*others, self.me}), len(self.hosts)

@@ -171,7 +171,7 @@ def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
 
 
 def _silent(found: FoundRun, name: str) -> Place:
-    """Return how to reach a host that may know better; where our files are on it follows from the pool."""
+    """Return the address and the paths of a host that did not answer, from its entry in the pool."""
     host = next(one for one in pool.hosts_of(found.ssh) if one.name == name)
     workdir = host.workdir or WORKDIR
     python = f"{workdir}/lib/{bundle.digest(bundle.own_tag())}/bin/python"

@@ -102,7 +102,10 @@ def _of_another_machine(
 
 
 def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> ClusterWord:
-    """Return the state by the best report, unless silent hosts may know better."""
+    """Return the run's state from the best report of a host.
+
+    It is unknown if a host that did not answer may have a newer one, and lost if all answer and none knows the attempt.
+    """
     silent = reasons(failures(said))
     best = best_of(knowing(said), apart=plan.disks_apart)
     if best is None or not best.is_of(attempt):

@@ -66,7 +66,7 @@ def test_a_host_that_was_frozen_while_an_attempt_was_opened_has_no_part_in_what_
         TakeOver(table.supervisors[2]).look()
 
 
-def test_what_a_leader_has_slept_through_is_not_forgiven_where_others_may_replace_it(tmp_path):
+def test_what_a_leader_has_after_suspend_is_not_forgiven_where_others_may_replace_it(tmp_path):
     leader = Table(tmp_path, size=3, nodes_min=1).supervisors[0]
     assert leader_may_be_replaced(msgspec.structs.replace(leader.plan, elects=True))
 
