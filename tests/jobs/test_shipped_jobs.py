@@ -12,8 +12,8 @@ from tests.sizes import SEED
 
 ROOT = Path(__file__).parents[2]
 SPEC = "jobs/resnet_ddp.yaml"
-STEPS = ("train_then_predict", "serve_resnet")  # in files of their own
-SINGLE = [path for path in sorted(ROOT.glob("jobs/*.yaml")) if path.stem not in STEPS]
+SEVERAL = ("actor_learner", "serve_resnet", "train_then_predict")  # programs: in files of their own
+SINGLE = [path for path in sorted(ROOT.glob("jobs/*.yaml")) if path.stem not in SEVERAL]
 TINY = {"max-steps": 24, "batch-size": 8, "train-images": 48, "validation-images": 16}
 TINY_GPT = {"max-steps": 6, "batch-size": 4, "layers": 2, "width": 32, "context": 32, "sample": 0}
 TINY_PLAIN = {"steps": 6, "batch-size": 8, "images": 48}
