@@ -12,7 +12,7 @@ from tests.sizes import SEED
 
 ROOT = Path(__file__).parents[2]
 SPEC = "jobs/resnet_ddp.yaml"
-SEVERAL = ("actor_learner", "serve_resnet", "train_then_predict")  # programs: in files of their own
+SEVERAL = ("actor_learner", "parameter_server", "serve_resnet", "train_then_predict")  # programs: in files of their own
 SINGLE = [path for path in sorted(ROOT.glob("jobs/*.yaml")) if path.stem not in SEVERAL]
 TINY = {"max-steps": 24, "batch-size": 8, "train-images": 48, "validation-images": 16}
 TINY_GPT = {"max-steps": 6, "batch-size": 4, "layers": 2, "width": 32, "context": 32, "sample": 0}

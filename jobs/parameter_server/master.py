@@ -1,0 +1,120 @@
+"""A parameter server: it has the weights; workers push gradients of them, each at its own pace, and pull newer ones.
+
+    launch submit jobs/parameter_server.yaml --follow
+
+Nobody waits for anybody, so a gradient may be of weights that have changed since: `staleness` is by how many updates.
+Which gradient comes first is chance, so no two runs are the same, and a restart goes on from the newest checkpoint.
+"""
+
+import argparse
+import contextlib
+import http.server
+import io
+import os
+import queue
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import launcher
+from jobs.parameter_server.mlp import accuracy, line, new_mlp
+from trainer import EXIT_RESUME_ME, Checkpointer
+
+_LOG_EVERY = 100
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000, help="updates: one for each gradient")
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    net = new_mlp(args.seed)
+    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr)
+    checkpoints = Checkpointer(model=net, optimizer=optimizer, total_steps=args.steps)
+    step = checkpoints.load()
+    print(f"parameter server, step {step} of {args.steps}", flush=True)
+    pushed = serve(launcher.peers("master")[0])
+    seen, stale, since = 0, 0, time.monotonic()
+    while step < args.steps:
+        push, answer = pushed.get()
+        metrics = {}
+        if push is not None:
+            update(net, optimizer, push["gradient"])
+            seen, stale = seen + push["samples"], stale + step - push["step"]
+            step += 1
+            metrics["loss"] = push["loss"]
+            if step % _LOG_EVERY == 0:
+                metrics["samples_per_s"] = seen / (time.monotonic() - since)
+                metrics["staleness"] = stale / _LOG_EVERY
+                said = line(step, args.steps, push["loss"], args.lr, metrics["samples_per_s"])
+                print(f"{said}  staleness {metrics['staleness']:.2f}", flush=True)
+                seen, stale, since = 0, 0, time.monotonic()
+        answer.put({"step": step, "weights": nn.utils.parameters_to_vector(net.parameters()).detach()})
+        if push is not None and checkpoints.after_step(step, metrics):
+            return EXIT_RESUME_ME  # somebody asked this run to stop; all is saved, and launch starts it again
+    fingerprint = checkpoints.finish(step)
+    print(f"accuracy {accuracy(net, args.seed):.3f}  fingerprint sha256={fingerprint}", flush=True)
+    return 0
+
+
+def update(net: nn.Module, optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
+    """Take one step by a gradient of all parameters in a row."""
+    place = 0
+    for parameter in net.parameters():
+        part = gradient[place : place + parameter.numel()]
+        parameter.grad = part.view_as(parameter)
+        place += parameter.numel()
+    optimizer.step()
+
+
+def serve(address: str) -> "queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]]":
+    """Return a queue of what workers push, or None from one that begins, each with a queue for what it is answered."""
+    pushed: queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]] = queue.SimpleQueue()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # one connection for each worker
+        disable_nagle_algorithm = True
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            pushed.put((unpack(body) if body else None, answer))
+            said = pack(answer.get())
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):  # the worker has gone: that is no news
+                super().handle()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing of each request."""
+
+    host, _, port = address.rpartition(":")
+    server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return pushed
+
+
+def pack(words: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save(words, file)
+    return file.getvalue()
+
+
+def unpack(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True)  # tensors and numbers: nothing in it is executed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
