@@ -130,6 +130,7 @@ TABLES = [
         ["mlp | ddp"],
     ),
     ("search", ["--seeds", "1", "--trials", "3"], ["tpe", "asha"]),
+    ("roles", ["--pairs", "1", "--kills", "1"], ["launch", "launch, three roles", "1"]),
 ]
 
 

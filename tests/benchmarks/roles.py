@@ -1,0 +1,148 @@
+"""Several programs in one run: how soon the main one makes its first step, and what a killed actor costs the learner.
+
+    uv run python tests/benchmarks/roles.py [--pairs 7] [--kills 30] [--write]
+
+Start: ddp_steps.py on two ranks, alone, and as the main one of three roles, with two actors that restart alone and a
+reward server, plain Python both. The sides take turns; the first start of each does not count.
+
+Kills: jobs/actor_learner.yaml with a learning rate of 0, so that its steps stay equally long. A random actor is killed
+at a random moment; it works again when a new process has played an episode. The learner's steps until then are compared
+with those of as long a time right before the kill, summed over all kills and both ranks.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "local")]
+from lab import Lab
+from race import LAUNCH, Race
+from results import publish
+from sides import START_S, take_turns
+
+ROOT = Path(__file__).parents[2]
+RANKS = 2
+THREE = "launch, three roles"
+PAUSE_S = (1.0, 2.0)  # longer than a recovery, so that the time before a kill is undisturbed
+PATIENCE_S = 30.0
+EPISODES = 16
+BUDGET = "{restarts: unlimited, backoff: 0s..0s}"
+IDLE = '{command: [python3, -c, "import time; time.sleep(600)"]}'
+BESIDE = f"""  actors: {{run: {IDLE}, resources: {{ranks_per_node: 2, gpus_per_node: 0}}, restart: alone}}
+  reward: {{run: {IDLE}, resources: {{gpus_per_node: 0}}}}
+"""
+NOTE = 'open({notes!r}, "a").write(f"{{time.monotonic():.6f}} {name} {{os.getpid()}}\\n")'
+AFTER = {"learner": "        step += 1\n", "actor": "                played += 1\n"}  # a note of each
+
+
+class ThreeRoles(Race):  # type: ignore[misc] # found on the path of scripts
+    def _spec(self):
+        main = super()._spec().partition("\n")[2]
+        indented = "".join(f"    {line}\n" for line in main.splitlines())
+        return f"name: race\nroles:\n  main:\n    main: true\n{indented}{BESIDE}"
+
+
+def first_step_s(peer, _turn):
+    """Seconds until the slowest rank of the main program has made its first step."""
+    kind = ThreeRoles if peer == THREE else Race
+    with kind(peer, RANKS, "--steps", 1) as race:
+        if not race.wait(race.firsts, START_S):
+            raise SystemExit(f"{peer} did not make a step in {START_S} s:\n{race.said()}")
+        return max(race.firsts()) - race.began
+
+
+def start_rows(pairs):
+    taken = take_turns(pairs + 1, (LAUNCH, THREE), first_step_s)
+    alone = statistics.median(taken[LAUNCH][1:])
+    for peer, (_, *seconds) in taken.items():
+        middle = statistics.median(seconds)
+        yield f"| {peer} | {middle:.2f} | {min(seconds):.2f}-{max(seconds):.2f} | {middle / alone:.2f} |"
+
+
+class Struck:
+    """The job of the learner and its actors, which note each step and each episode."""
+
+    def __init__(self, lab):
+        self.lab, self.file = lab, lab.project.parent / "notes"
+        shutil.copytree(ROOT / "jobs", lab.project / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
+        for name, line in AFTER.items():
+            script = lab.project / "jobs" / "actor_learner" / f"{name}.py"
+            text = script.read_text()
+            assert text.count(line) == 1, name
+            note = line[: len(line) - len(line.lstrip())] + NOTE.format(notes=str(self.file), name=name)
+            script.write_text(text.replace(line, f"{line}{note}\n"))
+        words = {
+            "roles.learner.run.args": f"{{steps: 100000000, episodes: {EPISODES}, lr: 0.0}}",
+            "roles.learner.checkpoint.every": "1h",
+            "roles.actors.recovery": f"{{killed: {BUDGET}}}",
+        }
+        sets = [word for key, value in words.items() for word in ("--set", f"{key}={value}")]
+        lab.submit("jobs/actor_learner.yaml", *sets)
+
+    def notes(self, name):
+        """When this kind of program noted something, and in which process."""
+        lines = self.file.read_text().rpartition("\n")[0].splitlines() if self.file.exists() else []
+        words = (line.split() for line in lines)
+        return [(float(at), int(pid)) for at, who, pid in words if who == name]
+
+    def kill(self, chance):
+        """Return when a random actor was killed, and when a process that is new has played an episode."""
+        known = {pid for _, pid in self.notes("actor")}
+        newest = {pid for at, pid in self.notes("actor") if at > time.monotonic() - PAUSE_S[0]}
+        killed = time.monotonic()
+        os.kill(chance.choice(sorted(newest)), signal.SIGKILL)
+        again = self.lab.until(
+            "an episode of the actor", lambda: [at for at, pid in self.notes("actor") if pid not in known], PATIENCE_S
+        )
+        return killed, min(again)
+
+
+def kill_row(kills, seed):
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="roles-") as place:
+        lab = Lab(Path(place))
+        try:
+            struck = Struck(lab)
+            lab.until("all actors", lambda: len({pid for _, pid in struck.notes("actor")}) == 4, START_S)
+            times = []
+            for _ in range(kills):
+                time.sleep(chance.uniform(*PAUSE_S))  # the moment is part of the question
+                times.append(struck.kill(chance))
+            steps = [at for at, _ in struck.notes("learner")]
+        finally:
+            lab.tidy()
+    away = [again - killed for killed, again in times]
+    during = sum(killed < at <= again for at in steps for killed, again in times)
+    before = sum(2 * killed - again < at <= killed for at in steps for killed, again in times)
+    middle = f"{statistics.median(away):.2f} | {min(away):.2f}-{max(away):.2f}"
+    return f"| {kills} | {middle} | {during} | {during / before:.2f} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    table = [
+        "| | start to first step, s | range | of the program alone |",
+        "|---|---|---|---|",
+        *start_rows(args.pairs),
+        "",
+        "| actors killed | works again, s | range | learner's steps meanwhile, of both ranks | of undisturbed |",
+        "|---|---|---|---|---|",
+        kill_row(args.kills, args.seed),
+    ]
+    publish("roles", "\n".join([*table, "", f"Seed {args.seed}."]), write=args.write)
+
+
+if __name__ == "__main__":
+    main()
