@@ -7,6 +7,7 @@ put in the order of their numbers. So the learner resumes exactly, whatever is k
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -48,6 +49,7 @@ def main() -> int:
 
     checkpoints = Checkpointer(model=model, optimizer=optimizer, total_steps=args.steps)
     step = checkpoints.load()
+    report = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)  # what `launch metrics` shows
     episodes = Episodes()
     if rank == 0:
         serve(episodes, launcher.peers("learner")[0])
@@ -66,15 +68,15 @@ def main() -> int:
         loss.backward()
         optimizer.step()
         step += 1
-        metrics = {}
         if rank == 0:
-            metrics["return"] = sum(len(pushes) for _, pushes in played) / args.episodes
+            metrics = {"step": step, "reward": sum(len(pushes) for _, pushes in played) / args.episodes}
             if step % 10 == 0:
                 metrics["samples_per_s"] = seen / (time.monotonic() - since)
                 seen, since = 0, time.monotonic()
                 speed = f"{metrics['samples_per_s']:.0f} samples/s"
-                print(f"step {step}/{args.steps}  return {metrics['return']:.1f}  {speed}", flush=True)
-        if checkpoints.after_step(step, metrics):
+                print(f"step {step}/{args.steps}  reward {metrics['reward']:.1f}  {speed}", flush=True)
+            report.write(json.dumps(metrics) + "\n")
+        if checkpoints.after_step(step):
             return EXIT_RESUME_ME  # somebody asked this run to stop; all is saved, and launch starts it again
     fingerprint = checkpoints.finish(step)
     if rank == 0:

@@ -1,7 +1,9 @@
 """The training of the parameter server by DDP, to compare: all ranks wait for each other at each step.
 
-launch run --nproc-per-node 2 -m jobs.parameter_server.ddp
-launch scale last --ranks 1,2
+    launch run --nproc-per-node 2 -m jobs.parameter_server.ddp --steps 1000
+    launch scale last --ranks 1,2 --steps 1000
+
+It has no checkpoints: it is there to be measured.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jobs.parameter_server.mlp import accuracy, draw, line, new_mlp
 
-_LOG_EVERY = 20
+_LINES = 20
 
 
 def main() -> None:
@@ -33,6 +35,7 @@ def main() -> None:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     report = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1) if "LAUNCH_PROGRESS" in os.environ else None
+    every = max(1, args.steps // _LINES)
     since = time.monotonic()
     for step in range(1, args.steps + 1):
         samples, classes = draw(args.seed, rank, step, args.batch_size)
@@ -40,8 +43,8 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % _LOG_EVERY == 0 or step == args.steps:
-            rate = _LOG_EVERY * world * args.batch_size / (time.monotonic() - since)
+        if step % every == 0:
+            rate = every * world * args.batch_size / (time.monotonic() - since)
             since = time.monotonic()
             if rank == 0:
                 print(line(step, args.steps, loss.item(), args.lr, rate), flush=True)

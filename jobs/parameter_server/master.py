@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import http.server
 import io
+import json
 import os
 import queue
 import sys
@@ -24,7 +25,7 @@ import launcher
 from jobs.parameter_server.mlp import accuracy, line, new_mlp
 from trainer import EXIT_RESUME_ME, Checkpointer
 
-_LOG_EVERY = 100
+_LINES = 20
 
 
 def main() -> int:
@@ -40,24 +41,24 @@ def main() -> int:
     checkpoints = Checkpointer(model=net, optimizer=optimizer, total_steps=args.steps)
     step = checkpoints.load()
     print(f"parameter server, step {step} of {args.steps}", flush=True)
+    report = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)  # what `launch metrics` shows
     pushed = serve(launcher.peers("master")[0])
+    every = max(1, args.steps // _LINES)
     seen, stale, since = 0, 0, time.monotonic()
     while step < args.steps:
         push, answer = pushed.get()
-        metrics = {}
         if push is not None:
             update(net, optimizer, push["gradient"])
             seen, stale = seen + push["samples"], stale + step - push["step"]
             step += 1
-            metrics["loss"] = push["loss"]
-            if step % _LOG_EVERY == 0:
-                metrics["samples_per_s"] = seen / (time.monotonic() - since)
-                metrics["staleness"] = stale / _LOG_EVERY
-                said = line(step, args.steps, push["loss"], args.lr, metrics["samples_per_s"])
-                print(f"{said}  staleness {metrics['staleness']:.2f}", flush=True)
+            if step % every == 0:
+                rate, behind = seen / (time.monotonic() - since), stale / every
+                print(f"{line(step, args.steps, push['loss'], args.lr, rate)}  staleness {behind:.2f}", flush=True)
+                metrics = {"step": step, "loss": push["loss"], "samples_per_s": rate, "staleness": behind}
+                report.write(json.dumps(metrics) + "\n")
                 seen, stale, since = 0, 0, time.monotonic()
         answer.put({"step": step, "weights": nn.utils.parameters_to_vector(net.parameters()).detach()})
-        if push is not None and checkpoints.after_step(step, metrics):
+        if push is not None and checkpoints.after_step(step):
             return EXIT_RESUME_ME  # somebody asked this run to stop; all is saved, and launch starts it again
     fingerprint = checkpoints.finish(step)
     print(f"accuracy {accuracy(net, args.seed):.3f}  fingerprint sha256={fingerprint}", flush=True)

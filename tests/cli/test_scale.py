@@ -45,6 +45,7 @@ OURS = "run.script=options.py"
         ),
         (["job.yaml", "--set", "resources.nodes=two"], 2, "resources.nodes"),
         (["job.yaml", "--on", "nowhere"], 2, "nowhere"),
+        (["job.yaml", "--role", "workers"], 2, "--role: no role 'workers'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_started(project, words, code, said):

@@ -87,3 +87,17 @@ def test_of_a_script_of_ones_own_the_rate_that_it_reports(lab, silent):
     else:
         assert (two["speedup"]["usual"], two["efficiency"]) == (2.0, 1.0)
         assert two["parts"] is None
+
+
+def test_the_ranks_of_a_role_beside_the_main_one(lab):
+    lab.script("worker.py", "import time\ntime.sleep(600)\n")
+    lab.script(
+        "train.py", THEIRS.replace('int(os.environ["WORLD_SIZE"])', 'len(__import__("launcher").peers("workers"))')
+    )
+    lab.spec(
+        "name: own\nroles:\n  master: {main: true, run: {script: train.py, preload: [], args: {steps: 9}}}\n"
+        "  workers: {run: {script: worker.py, preload: []}, restart: alone, resources: {ranks_per_node: 3}}\n"
+    )
+    done = lab.launch("scale", "job.yaml", "--role", "workers", "--steps", "12", "--json", timeout=280)
+    one, two = json.loads(done.stdout)["points"]
+    assert (one["ranks"], two["ranks"], two["speedup"]["usual"]) == (1, 2, 2.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from launcher.apps.repeated_runs import gives, steps_override
 from launcher.apps.scaling.findings import DP, MASTER, MP, OWN, STRONG, WEAK
 from launcher.errors import BadInput
-from launcher.spec.model import Resources, RunOptions
+from launcher.spec.model import JobSpec, Resources, RunOptions
 
 # The last two are baselines, and no strategies of the trainer; so is dp with a number of GPUs.
 STRATEGIES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp", MASTER, MP)
@@ -125,6 +125,25 @@ def own_overrides(one: Configuration, run: RunOptions, schedule: Schedule) -> li
     limits its steps.
     """
     return [*_ALWAYS, *_places(one), steps_override(run, schedule.last)]
+
+
+def counted_role(spec: JobSpec, name: str | None) -> str:
+    """Return the role whose ranks are counted: the main one unless `name` is another; "" for a run of one program.
+    Raise BadInput if there is no such role.
+    """
+    if name is not None and name not in spec.roles:
+        there = f"hint: there is {', '.join(spec.roles)}" if spec.roles else "hint: the spec has no roles"
+        raise BadInput(f"--role: no role {name[:100]!r}", there)
+    return name or next((other for other, role in spec.roles.items() if role.main), "")
+
+
+def of_roles(overrides: Sequence[str], spec: JobSpec, counted: str) -> list[str]:
+    """Return the overrides for a spec with roles: resources are those of the role whose ranks are counted, the rest
+    is the main role's.
+    """
+    main = counted_role(spec, None)
+    owners = {"resources": counted, "run": main, "env": main, "checkpoint": main} if main else {}
+    return [f"roles.{owners[key]}.{word}" if (key := word.partition(".")[0]) in owners else word for word in overrides]
 
 
 def _strategy_overrides(strategy: str) -> Iterator[str]:

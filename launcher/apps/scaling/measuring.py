@@ -23,6 +23,8 @@ from launcher.apps.scaling.configurations import (
     Configuration,
     Schedule,
     configurations,
+    counted_role,
+    of_roles,
     overrides_of,
     own_overrides,
     scalings_of,
@@ -50,11 +52,12 @@ _OFF = 0.1  # of a batch: by so much measured samples may differ from those that
 def scale(
     ref: str, *, ranks: Sequence[int] = (1, 2), strategies: Sequence[str] = (), on: str | None = None,
     overrides: Sequence[str] = (), steps: int = 30, rounds: int = 1, per_node: int | None = None, strong: bool = False,
-    weak: bool = False, keep: bool = False, tell: Tell = lambda _: None,
+    weak: bool = False, keep: bool = False, role: str | None = None, tell: Tell = lambda _: None,
 ) -> ScalingReport:  # fmt: skip
     """Return how much faster a training is on more ranks, and where the rest of the time goes. Everything is checked
     before anything is started. If interrupted, the active run is cancelled. Runs are removed, unless `keep` or unless
-    they failed. Both scalings are measured if neither is chosen.
+    they failed. Both scalings are measured if neither is chosen. In a spec with roles, the ranks are those of `role`,
+    by default the main one.
     """
     for name, numbers in (("--ranks", ranks), ("--steps", [steps]), ("--rounds", [rounds]), ("--per-node", [per_node])):
         if not numbers or any(number is not None and number < 1 for number in numbers):
@@ -64,6 +67,7 @@ def scale(
     job = job_of(ref, on=on, overrides=overrides)
     wish = job.request()
     run = wish.spec.run
+    counted = counted_role(wish.spec, role)
     has_options = _has_options(run, Path(wish.project.path))
     if strategies and not has_options:
         raise BadInput(
@@ -71,8 +75,9 @@ def scale(
             "hint: leave them out: its rate is measured by the samples_per_s that it reports",
         )
     scalings = scalings_of(strong=strong, weak=weak, has_options=has_options)
-    wanted = configurations(ranks, strategies or [""], scalings, wish.spec.resources, per_node)
-    work = _Measuring(job, wish, name_of(wish), schedule_of(steps), has_options, tell)
+    resources = (wish.spec.roles[counted].spec or wish.spec).resources if counted else wish.spec.resources
+    wanted = configurations(ranks, strategies or [""], scalings, resources, per_node)
+    work = _Measuring(job, wish, counted, name_of(wish), schedule_of(steps), has_options, tell)
     for one in wanted:
         job.request(work.overrides(one))
     return work.carry_out(wanted, scalings, rounds, str(ref), keep=keep)
@@ -97,6 +102,7 @@ class _Measuring:
 
     job: RepeatedJob
     wish: Request
+    role: str  # whose ranks are counted; "" for a run of one program
     id: RunId
     schedule: Schedule
     has_options: bool
@@ -130,9 +136,11 @@ class _Measuring:
 
     def overrides(self, one: Configuration, batch: int | None = None) -> list[str]:
         run = self.wish.spec.run
-        if not self.has_options:
-            return own_overrides(one, run, self.schedule)
-        return overrides_of(one, run, self.schedule, batch, self.wish.spec.resources.cpus_per_rank)
+        if self.has_options:
+            found = overrides_of(one, run, self.schedule, batch, self.wish.spec.resources.cpus_per_rank)
+        else:
+            found = own_overrides(one, run, self.schedule)
+        return of_roles(found, self.wish.spec, self.role)
 
     def _measure(self, one: Configuration, number: int, wanted: Sequence[Configuration]) -> None:
         try:

@@ -53,6 +53,9 @@ def declare(arguments: Arguments) -> None:
         "--per-node", metavar="N", type=_NUMBER, help="ranks of a node (default: the spec's; of a single node, all)"
     )
     arguments.add_argument(
+        "--role", metavar="ROLE", help="of a spec with roles, the one whose ranks they are (default: the main one)"
+    )
+    arguments.add_argument(
         "-o", "--output", metavar="FOLDER", type=Path, help="write index.html, scaling.md and scaling.json there"
     )
     arguments.add_argument("--keep", action="store_true", help="keep the runs")
@@ -82,6 +85,7 @@ def run(options: argparse.Namespace) -> int:
         strong=options.strong,
         weak=options.weak,
         keep=options.keep,
+        role=options.role,
         tell=tell,
     )
     print(to_json(report) if options.json else "\n".join(lines_of(report)))

@@ -5,6 +5,8 @@ import pytest
 from launcher.apps.scaling.configurations import (
     Configuration,
     configurations,
+    counted_role,
+    of_roles,
     overrides_of,
     own_overrides,
     scalings_of,
@@ -97,3 +99,35 @@ def test_scalings():
     assert scalings_of(strong=False, weak=False, has_options=True) == (STRONG, WEAK)
     assert scalings_of(strong=False, weak=True, has_options=True) == (WEAK,)
     assert scalings_of(strong=False, weak=False, has_options=False) == (OWN,)
+
+
+ROLES = """
+name: x
+roles:
+  workers: {run: {script: worker.py}}
+  master: {main: true, run: {script: master.py, args: {steps: 9}}}
+"""
+
+
+def test_in_a_spec_with_roles_ranks_are_those_of_one_role_and_all_else_is_the_main_one_s():
+    spec = parse_spec(ROLES, "x.yaml")
+    words = own_overrides(Configuration("", OWN, 1, 4), spec.run, schedule_of(30))
+    found = of_roles(words, spec, counted_role(spec, "workers"))
+    assert {"roles.workers.resources.ranks_per_node=4", "roles.master.run.args.steps=35"} < {*found}
+    assert {"roles.master.checkpoint.every=null", "sweep=null"} < {*found}
+    assert "roles.master.resources.ranks_per_node=4" in of_roles(words, spec, counted_role(spec, None))
+
+
+def test_without_roles_the_overrides_stay_as_they_are():
+    spec = parse_spec("name: x\nrun: {script: train.py, args: {steps: 9}}\n", "x.yaml")
+    words = own_overrides(Configuration("", OWN, 1, 4), spec.run, schedule_of(30))
+    assert of_roles(words, spec, counted_role(spec, None)) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "there"), [(ROLES, "there is workers, master"), ("name: x\nrun: {script: a.py}\n", "no roles")]
+)
+def test_a_role_that_is_not_there_is_refused(text, there):
+    with pytest.raises(BadInput, match="--role: no role 'worker'") as error:
+        counted_role(parse_spec(text, "x.yaml"), "worker")
+    assert there in str(error.value)
