@@ -129,7 +129,7 @@ def test_killed_it_leaves_nothing(desk):
     words = [sys.executable, "-m", "launcher.cli.main", "doctor", "pool"]
     before = files(desk.hosts)
     with subprocess.Popen(words, cwd=desk.project, env=desk.env, stdout=subprocess.PIPE) as program:
-        desk.until("measuring", lambda: desk.own("looked at and tried out on it"))
+        desk.until("measuring", lambda: desk.own(machine_there.__doc__.splitlines()[0]))
         program.kill()
     desk.until("the end of all of it", lambda: not desk.everything())
     assert files(desk.hosts) == before

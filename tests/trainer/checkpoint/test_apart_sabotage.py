@@ -18,7 +18,7 @@ SABOTAGES = {
     "no disk waits for the others to be ready": (
         "checkpoint/saving.py", "        outcome = self._agree(self._prepare(draft, manifest, files))\n",
         "        outcome = self._prepare(draft, manifest, files)\n",
-        "killed_in_mid_commit and before-1-prepare",
+        "one_node_cannot_write and prepare",
     ),
     "no disk waits for the others to have done it": (
         "checkpoint/saving.py", "            outcome = self._agree(self._place(draft, manifest))\n",
