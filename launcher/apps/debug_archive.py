@@ -33,8 +33,8 @@ from launcher.status.rank_log import open_log
 _MOST_BYTES = 20_000_000  # of all members together
 _MOST_OF_A_RECORD, _MOST_OF_A_LOG = 4_000_000, 64_000  # bytes of one file: the last ones
 _MOST_RANK_LOGS, _MOST_FILES = 64, 2000
-_RECORDS = ("plan.json", "state.json", "events.jsonl", "FENCE", "avoided.json", "gone.json", "voter.json",
-            "origin.json", "metrics/environment*.jsonl")  # fmt: skip
+_RECORDS = ("plan.json", "state.json", "events.jsonl", "FENCE", "avoided.json", "gone.json", "origin.json",
+            "metrics/environment*.jsonl")  # fmt: skip
 _OF_ATTEMPTS = ("*.json", "*.jsonl", "*.log", "job.sh", "started", "node-*/*.json", "node-*/*.jsonl", "node-*/*.log",
                 "hang-*/report.json")  # fmt: skip
 _PACKAGES = ("msgspec", "numpy", "paramiko", "pyyaml", "rich", "safetensors", "submitit", "torch", "xxhash")

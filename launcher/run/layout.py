@@ -59,6 +59,7 @@ class AttemptDir:
     supervisors = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
     host_index = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
     fetched = NamedFile("fetched")  # there once all that its ranks wrote on other machines has been copied here
+    voter = NamedFile("voter.json")  # on a host of a pool: its newest vote, and the attempts accepted since this one
     opened_on = NamedFile(
         "opened-on.json"
     )  # on a host: what the pool calls the one that opened the attempt on this disk
@@ -159,7 +160,6 @@ class RunDir:
     fence_lock = NamedFile(".fence-lock")  # held only while the fence is looked at and raised
     attempts = NamedFile("attempts")
     avoided = NamedFile("avoided.json")  # nodes that were lost and are not used again for a while
-    voter = NamedFile("voter.json")  # on a host of a pool: its newest vote, and the attempts that it has accepted
     asked_back = NamedFile(".asked-back")  # touched when hosts that were lost are asked to take part again
     gone = NamedFile("gone.json")  # hosts whose word nobody waits for any more
     events = NamedFile("events.jsonl")

@@ -8,9 +8,9 @@ import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-OF_THE_RUN = ("state.json", "plan.json", "avoided.json", "events.jsonl", "voter.json", "FENCE")
+OF_THE_RUN = ("state.json", "plan.json", "avoided.json", "events.jsonl", "FENCE")
 OF_AN_ATTEMPT = (
-    "token.json", "handle.json", "coordinator.json", "keepers.json", "seat.json", "exit.json",
+    "token.json", "handle.json", "coordinator.json", "keepers.json", "seat.json", "voter.json", "exit.json",
     "plan.json", "node-*/agent.json",
 )  # fmt: skip
 _TAIL = 2000  # what is changed of a file is in its last bytes, as of one that grows the newest lines are read

@@ -20,8 +20,8 @@ _LONGEST_NAME = 255
 RUN_DIR_NAMES = frozenset(
     (
         "spec.yaml", "plan.json", "secrets.json", "code", "FENCE", "attempts", "events.jsonl", "state.json", "logs",
-        "metrics", "fetched-outputs", "avoided.json", "gone.json", "origin.json", "labels.json", "voter.json",
-        "notify.json", "roles",
+        "metrics", "fetched-outputs", "avoided.json", "gone.json", "origin.json", "labels.json", "notify.json",
+        "roles",
     )
 )  # fmt: skip
 

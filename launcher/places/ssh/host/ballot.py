@@ -20,27 +20,20 @@ from launcher.run.layout import RunDir
 from launcher.run.records import Event
 
 
-class KeptVoter(msgspec.Struct, frozen=True):
-    """The record in voter.json."""
-
-    begun: int  # the attempt that the hosts were started with: they go by their numbers in its plan
-    voter: Voter
-
-
 class Ballot:
     """The votes of this host and the attempts it has accepted; every change is on disk before it takes effect."""
 
     def __init__(self, run: RunDir, me: int, hosts: Sequence[str], begun: int, *, on_disk: bool = True) -> None:
-        """Read this host's votes; with `on_disk=False` all hosts share one disk, whose fence decides instead of
-        votes.
+        """Read the votes of this host since attempt `begun`, with which the run's supervisors were started and in
+        whose plan they have their numbers.
+
+        With `on_disk=False` all hosts share one disk, whose fence decides instead of votes. Raises Damaged: a host that
+        cannot read how it voted might vote twice.
         """
-        self.me, self.hosts = me, tuple(hosts)
-        self._run, self._begun, self._on_disk = run, begun, on_disk
-        kept = read_sealed(run.voter, KeptVoter) if on_disk else None
-        if kept is not None and kept.begun == begun:
-            self.voter = kept.voter
-        else:
-            self.voter = Voter(me, (begun, 0), (Opening(begun, 0, frozenset(range(len(hosts)))),))
+        self.me, self.hosts, self.path = me, tuple(hosts), run.attempt(begun).voter
+        self._run, self._on_disk = run, on_disk
+        kept = read_sealed(self.path, Voter) if on_disk else None
+        self.voter = kept or Voter(me, (begun, 0), (Opening(begun, 0, frozenset(range(len(hosts)))),))
         self.leaderless = False  # the leader was silent for a whole lease
         self.accepted: OpenAttempt | None = None  # the next attempt, which this host has not gone on to yet
         self.outrun_by = 0  # the newest attempt of which a host sent us records
@@ -53,7 +46,7 @@ class Ballot:
 
     def keep(self, voter: Voter) -> None:
         if voter != self.voter and self._on_disk:
-            write_sealed(self._run.voter, KeptVoter(self._begun, voter))
+            write_sealed(self.path, voter)
         self.voter = voter
 
     def move(self) -> None:

@@ -105,7 +105,7 @@ def test_on_a_disk_that_all_share_nobody_votes(tmp_path):
     table.lose(0)
     assert TakeOver(table.supervisors[1]).look() == 2
     assert {type(one) for one in said} == {Ask, OpenAttempt}
-    assert not any(one.run.voter.exists() for one in table.supervisors)
+    assert not any(one.ballot.path.exists() for one in table.supervisors)
     assert isinstance(table.said(2, table.vote(3, 1)), Declined)
 
 

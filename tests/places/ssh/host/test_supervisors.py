@@ -14,7 +14,6 @@ from launcher.errors import Exit, Fenced
 from launcher.node.environment import node_environment
 from launcher.places.ssh.comeback import returning_supervisor as comeback
 from launcher.places.ssh.host import follower, host_supervisor, leader, presence, record_copies
-from launcher.places.ssh.host.ballot import KeptVoter
 from launcher.places.ssh.host.follower import Follower, TakeOver
 from launcher.places.ssh.host.host_supervisor import QueueWatch
 from launcher.places.ssh.host.leader import Hearing, Leader, avoid_silent, elect, enough, open_next, propose
@@ -42,9 +41,7 @@ from launcher.run.durable import (
     append_line,
     read_lines,
     read_record,
-    read_sealed,
     write_record,
-    write_sealed,
 )
 from launcher.run.fence import fence, raise_fence
 from launcher.run.identity import boot_id, this_process
@@ -633,16 +630,13 @@ def test_its_vote_binds_a_supervisor_that_is_started_again(table):
     member = started_again(table, 2)
     member.returning, member.ballot.leaderless = False, True
     assert isinstance(table.said(2, table.vote(2, 2)), Declined)
-    kept = read_sealed(member.run.voter, KeptVoter)
-    write_sealed(member.run.voter, msgspec.structs.replace(kept, begun=4))
-    assert started_again(table, 2).ballot.voted == (1, 0), "of other supervisors, whose numbers were others"
 
 
 def test_nobody_comes_back_by_votes_of_which_one_number_is_another(table):
     """It might have voted twice."""
     table.lose(0)
     assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
-    path = table.supervisors[2].run.voter
+    path = table.supervisors[2].ballot.path
     path.write_bytes(path.read_bytes().replace(b"[2,1]", b"[2,0]"))
     with pytest.raises(Damaged, match="checksum"):
         started_again(table, 2)

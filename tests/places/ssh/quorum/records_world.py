@@ -3,7 +3,8 @@ take its leader for lost. What holds here needs no clock.
 
 A message that was sent stays deliverable for ever, so that it may also be late, doubled, or never come: all cuts of
 every shape are in it. A crash takes what is in memory. A crash before a write is a message that was not delivered; one
-after the write and before the answer is an answer that was not delivered; one between two writes is a step of its own.
+after the write and before the answer is an answer that was not delivered; one between two writes is a step of its own,
+and so is one while a vote is written: it leaves a torn draft, which nobody reads, beside the vote before.
 """
 
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ class Node(NamedTuple):
     log: Log
     memory: Stands | Opens | Leads | None
     last_vote: tuple[int, Host]  # that it ever gave, whatever its disk says
+    torn: tuple[int, Host] | None = None  # the vote that it was writing when it crashed, until it writes the next
 
 
 class Granted(NamedTuple):
@@ -88,14 +90,17 @@ class RecordsWorld:
     entries: int = 0  # written by leaders beside the opening of each attempt
     voter: type[Voter] = field(default=Voter, repr=False)
     syncs_votes: bool = field(default=True, repr=False)
+    drafts_votes: bool = field(default=True, repr=False)  # else a crash leaves no whole vote, which is read as none
 
     @property
     def first(self) -> State:
         everybody = frozenset(range(self.hosts))
-        opening = Opening(1, 0, everybody)
-        nodes = [Node(self.voter(host, (1, 0), (opening,)), (1,), None, (1, 0)) for host in range(self.hosts)]
+        nodes = [Node(self._new_voter(host), (1,), None, (1, 0)) for host in range(self.hosts)]
         nodes[0] = nodes[0]._replace(memory=Leads(everybody))
         return State(tuple(nodes), frozenset(), frozenset({(1, (1,))}), frozenset({(1, 0)}), 0, 0)
+
+    def _new_voter(self, host: Host) -> Voter:
+        return self.voter(host, (1, 0), (Opening(1, 0, frozenset(range(self.hosts))),))
 
     # -- what may happen
 
@@ -119,8 +124,9 @@ class RecordsWorld:
             number = voter.next_number
             standing = voter.stand(number)
             ask = RequestVote(number, host, records_of(node))
-            new = node._replace(voter=standing, memory=Stands(frozenset()))
+            new = node._replace(voter=standing, memory=Stands(frozenset()), torn=None)
             yield f"host {host} stands for attempt {number}", _voted(state, new, ask)
+            yield from self._torn(state, node, standing.voted)
         match memory:
             case Stands(granted=granted) if voter.carries(granted):
                 for voters in self._choices(host, granted):
@@ -144,7 +150,7 @@ class RecordsWorld:
     def _opened(self, state: State, node: Node, voters: frozenset[Host]) -> tuple[str, State]:
         voter = node.voter.open(node.voter.voted[0], voters)
         number, host = voter.newest.attempt, voter.me
-        new = Node(voter, (*node.log, number), Opens(frozenset()), node.last_vote)
+        new = node._replace(voter=voter, log=(*node.log, number), memory=Opens(frozenset()))
         said = OpenWithLog(Open(voter.openings, records_of(new)), new.log, host)
         return f"host {host} opens attempt {number} on {sorted(voters)}", _after(state, new, said)
 
@@ -162,6 +168,17 @@ class RecordsWorld:
             voter = replace(voter, voted=(voter.newest.attempt, voter.newest.leader))
         return _after(state, node._replace(voter=voter, memory=None))._replace(crashes=state.crashes + 1)
 
+    def _torn(self, state: State, node: Node, vote: tuple[int, Host]) -> Iterator[tuple[str, State]]:
+        """A crash while this vote is written."""
+        if state.crashes < self.crashes:
+            me = node.voter.me
+            voter = node.voter if self.drafts_votes else self._new_voter(me)
+            after = _after(state, node._replace(voter=voter, memory=None, torn=vote))
+            yield (
+                f"host {me} crashes while it writes its vote for attempt {vote[0]}",
+                after._replace(crashes=state.crashes + 1),
+            )
+
     def _received(
         self, state: State, node: Node, message: RequestVote | OpenWithLog | AppendWithLog | Settle
     ) -> Iterator[tuple[str, State]]:
@@ -170,9 +187,10 @@ class RecordsWorld:
             case RequestVote(attempt=attempt, candidate=candidate):
                 mine = records_of(node)
                 if candidate != me and not voter.against_vote(message, mine, hears_leader=False):
-                    new = node._replace(voter=voter.vote(message), memory=None)
+                    new = node._replace(voter=voter.vote(message), memory=None, torn=None)
                     answer = Granted(me, attempt, candidate)
                     yield f"host {me} votes for host {candidate} in attempt {attempt}", _voted(state, new, answer)
+                    yield from self._torn(state, node, new.voter.voted)
             case OpenWithLog(said=said, log=log, leader=leader):
                 attempt = said.newest.attempt
                 if leader == me or voter.against_append(Append(attempt, leader)) or said.newest == voter.newest:

@@ -83,6 +83,10 @@ SABOTAGED: dict[str, tuple[World, str]] = {
         RecordsWorld(hosts=3, attempts=2, crashes=1, syncs_votes=False),
         "has voted twice in attempt 2",
     ),
+    "a torn vote is read as none": (
+        RecordsWorld(hosts=3, attempts=3, crashes=1, drafts_votes=False),
+        "has voted twice in attempt 2",
+    ),
     "histories are not compared": (
         RecordsWorld(hosts=3, attempts=3, crashes=0, voter=ComparesNoHistory),
         "leads without what attempt 2 had acknowledged",
@@ -127,6 +131,16 @@ def asks_who_has_just_restarted(state: State) -> bool:
     return any(crashed(node) and attempt > node.voter.voted[0] for node in state.nodes for attempt in asked)
 
 
+def asks_for_a_torn_vote(state: State) -> bool:
+    asked = [message for message in state.sent if isinstance(message, RequestVote)]
+    torn = [(node.voter.voted[0], *node.torn) for node in state.nodes if node.torn is not None]
+    return any(
+        one.attempt == attempt > voted and one.candidate != candidate
+        for voted, attempt, candidate in torn
+        for one in asked
+    )
+
+
 RARE: dict[str, Callable[[State], bool]] = {
     "two candidates stand for one attempt": lambda state: (
         len({node.voter.voted[0] for node in state.nodes if stands(node)}) < sum(map(stands, state.nodes))
@@ -135,6 +149,7 @@ RARE: dict[str, Callable[[State], bool]] = {
         crashed(node) and node.voter.newest.leader == node.voter.me and not node.voter.settled for node in state.nodes
     ),
     "a host that has just restarted is asked for its vote": asks_who_has_just_restarted,
+    "a host whose vote was torn is asked for it by another": asks_for_a_torn_vote,
     "a host has an attempt's history and not its opening": lambda state: any(
         node.log[-1] > node.voter.newest.attempt for node in state.nodes
     ),

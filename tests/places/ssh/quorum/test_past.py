@@ -7,7 +7,8 @@ import pytest
 import launcher
 from tests.inner_pytest import assert_can_be_made, assert_noticed
 
-CORE, TESTS = "places/ssh/quorum/core.py", "places/ssh/quorum"
+CORE, BALLOT = "places/ssh/quorum/core.py", "places/ssh/host/ballot.py"
+TESTS, HOST_TESTS = "places/ssh/quorum", "places/ssh/host"
 PAST = {
     "four hosts go on as two halves": (
         CORE, "return 2 * there > len(self.voters) or (candidate == self.leader and 2 * there ==",
@@ -20,6 +21,15 @@ PAST = {
     "a host votes for two in one attempt": (
         CORE, "if asked.attempt < self.next_number:", "if asked.attempt < self.newest.attempt:",
         f"{TESTS}/test_exploration.py", "no_state_breaks",
+    ),
+    "a vote is written over the one before": (
+        "run/durable.py", "patiently(lambda: _replace(path, data, fsync=fsync))", "path.write_bytes(data)",
+        f"{HOST_TESTS}/test_ballot.py", "power_cut",
+    ),
+    "a host that cannot read its votes votes anew": (
+        BALLOT, "kept = read_sealed(self.path, Voter) if on_disk else None",
+        "try:\n            kept = read_sealed(self.path, Voter)\n        except Exception:\n            kept = None",
+        f"{HOST_TESTS}/test_ballot.py", "does_not_come_back",
     ),
     "an attempt is accepted without its history": (
         CORE, 'return "" if mine.digest == said.records.digest else "it lacks some of the leader\'s history"',
