@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from math import inf
 from pathlib import Path
 
 from launcher.clock import WakingClock, boottime
@@ -52,7 +53,15 @@ class CoordinatorServer:
     on disk.
     """
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, address: str, token: str) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: AttemptDir,
+        plan: Plan,
+        address: str,
+        token: str,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._attempt = attempt
         self._plan = plan
@@ -62,7 +71,7 @@ class CoordinatorServer:
         handle = readable(attempt.handle, Handle)
         job = handle.job_id if handle is not None else None
         used_s = time_used(run, attempt)
-        self._clock, self._told_of_s = WakingClock(), 0.0
+        self._clock, self._told_of_s = WakingClock(clock), 0.0
         self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
         self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s)
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
@@ -210,11 +219,12 @@ class CoordinatorServer:
             self._timer = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._handle, Tick())
 
     def _write_state_soon(self) -> None:
-        if self._state_timer is not None:
-            if self._state_timer.when() <= self._loop.time() + _STATE_SOON_S:
-                return  # soon enough; put off by every event, it would never come
-            self._state_timer.cancel()
-        self._state_timer = self._loop.call_later(_STATE_SOON_S, self._write_state)
+        planned = self._state_timer.when() if self._state_timer is not None else inf
+        due = state_due_at(planned, self._loop.time())
+        if due < planned:
+            if self._state_timer is not None:
+                self._state_timer.cancel()
+            self._state_timer = self._loop.call_at(due, self._write_state)
 
     def _write_state(self) -> None:
         if self.ended.done():
@@ -234,6 +244,13 @@ class CoordinatorServer:
                 self.ended.set_result(Exit.FENCED)
             else:
                 self.ended.set_exception(error)
+
+
+def state_due_at(planned: float, now: float) -> float:
+    """Return when to write the state after an event: soon, and no later than planned, so that no number of events
+    puts it off.
+    """
+    return min(planned, now + _STATE_SOON_S)
 
 
 def keep_written(path: Path, record: Endpoint) -> None:

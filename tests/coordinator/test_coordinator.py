@@ -286,8 +286,10 @@ def test_the_next_generation_gets_the_port_that_node_0_holds_now() -> None:
     assert cluster.starts(2)[0].master_port != first
 
 
-def test_no_node_starts_before_all_have_stopped() -> None:
-    cluster = running(3)
+@pytest.mark.parametrize("least", [3, 2])
+def test_no_node_starts_before_all_have_stopped(least: int) -> None:
+    """Be it that those that have are enough."""
+    cluster = running(3, least=least)
     cluster.end_rank(0, signal=9)
     for node in (0, 1, 2):
         cluster.deliver(node, up=True)
@@ -664,13 +666,17 @@ def test_a_machine_that_was_started_anew_has_no_ranks_left() -> None:
     assert sorted(cluster.starts(2)) == [0, 1]
 
 
-def test_the_real_culprit_of_broken_connections_is_the_node_that_went() -> None:
+@pytest.mark.parametrize("after_s", [0.0, 3.0])
+def test_the_real_culprit_of_broken_connections_is_the_node_that_went(after_s: float) -> None:
+    """Be it known before the generation is closed for them, or while it is."""
     cluster = running(2, least=1)
     cluster.kill(1, proof=False)
     for rank in (0, 1):
         cluster.end_rank(rank, code=1, error="Connection closed by peer")
     cluster.settle()
+    cluster.advance(after_s)
     assert not cluster.starts(2)
+    assert cluster.state().state is (State.REGROUPING if after_s else State.RUNNING)
     cluster.feed(ProvenDead(1, "its process is gone"))
     cluster.settle()
     assert [event.cause for event in cluster.recorded("failure")] == [Cause.NODE_LOST]

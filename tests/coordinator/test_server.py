@@ -1,18 +1,20 @@
-"""Records of the coordinator's host that a disk has damaged: where it is found."""
+"""The coordinator's shell: records that a disk damages, time that it sleeps through, and when it writes its state."""
 
 import asyncio
+from math import inf
 
 import msgspec
 import pytest
 from run_folder import RunFolder, plan_of
 
+from launcher.clock import boottime
 from launcher.coordinator import server as coordinator_server
-from launcher.coordinator.server import CoordinatorServer
-from launcher.run.durable import make_dir, read_record
+from launcher.coordinator.server import CoordinatorServer, state_due_at
+from launcher.run.durable import make_dir, read_lines, read_record, write_record
 from launcher.run.layout import RunDir
-from launcher.run.records import Endpoint
+from launcher.run.records import DrainRequest, Endpoint, Event
 
-BOUND_S = 100.0
+BOUND_S = 20.0
 
 
 def zeros(path):
@@ -43,13 +45,13 @@ def attempt(tmp_path, monkeypatch):
     return attempt
 
 
-def served(attempt, check):
+def served(attempt, check, clock=boottime):
     """A coordinator of three hosts that elect it, while `check` has it do something."""
     run = RunDir(attempt.path.parent.parent)
     plan = msgspec.structs.replace(plan_of(run.path, nodes=3), disks_apart=True, elects=True)
 
     async def serve():
-        server = CoordinatorServer(run, attempt, plan, "127.0.0.1", "5e" * 32)
+        server = CoordinatorServer(run, attempt, plan, "127.0.0.1", "5e" * 32, clock)
         await server.start()
         try:
             async with asyncio.timeout(BOUND_S):
@@ -75,3 +77,30 @@ def test_where_it_is_found_is_written_again(attempt, damage):
         await until(lambda: attempt.endpoint.exists() and attempt.endpoint.read_bytes() == right)
 
     served(attempt, check)
+
+
+def test_what_the_coordinator_slept_through_is_nobodys_silence(attempt):
+    """Its machine was suspended for a day before any agent had come: it gave the attempt up."""
+    slept_s = 0.0
+
+    async def check(server):
+        nonlocal slept_s
+        slept_s = 86_400.0
+        write_record(attempt.drain, DrainRequest(nodes=(1,)))  # something happens
+        await until(lambda: server.ended.done() or events())
+        assert not server.ended.done() and events() == ["coordinator_stalled"]
+
+    def events():
+        seen = read_lines(attempt.path.parent.parent / "events.jsonl", Event)
+        return [one.kind for one in seen if one.kind == "coordinator_stalled"]
+
+    served(attempt, check, lambda: boottime() + slept_s)
+
+
+def test_no_number_of_events_puts_the_state_off():
+    """There is one every hundredth of a second: `launch status` showed what had been before them."""
+    planned, now = inf, 100.0
+    while now < min(planned, 102.0):
+        planned = state_due_at(planned, now)
+        now += 0.01
+    assert planned < 100.2

@@ -13,7 +13,7 @@ from replication_lab import TOKEN
 from separate_hosts import Hosts
 from simulated_cluster import Cluster, plan_of
 
-from launcher.clock import boottime
+from launcher.clock import boottime, lease_of_ranks
 from launcher.coordinator.effects import Now, RecordExit
 from launcher.errors import Exit
 from launcher.node.lifeline import Lifeline, check_peer, check_start
@@ -27,6 +27,7 @@ from launcher.wire import messages
 from launcher.wire.frames import WireError, WireServer, parsed, wire_key
 from launcher.wire.messages import ReplicaAddress, Start
 
+BOUND_S = 20.0
 BAD_LOGS = ["/etc/passwd", "../x", "logs/../../x", "logs/..", "logs/a/.hidden", "logs//x", "logs/a\0b", "x"]
 TOO_MANY = {"local_world_size": 10**9, "world_size": 10**9}
 LIES = st.lists(lines(messages.ToCoordinator), max_size=12)
@@ -152,11 +153,49 @@ def test_a_welcome_renews_no_lease_that_has_run_out():
     plan, lease = plan_of(2), Lease()
     line = Lifeline(SimpleNamespace(plan=plan, attempt=SimpleNamespace(number=1)), TOKEN, lease)
     line.join(messages.Join(1, "127.0.0.2", this_process(), 20_000))
+    joined_by = boottime()
     line.welcomed(30.0)
     assert lease.until > boottime(), "the first one ends the wait for it"
+    assert lease.until <= joined_by + lease_of_ranks(plan.spec.recovery.lease_s), "it counts from when it joined"
     lease.until = ran_out = boottime() - 1
     line.welcomed(30.0)
     assert lease.until == ran_out
+
+
+def test_what_was_sent_into_a_cut_is_sent_again_once_the_agent_has_joined_again(tmp_path):
+    """A rank that had ended, and a node that had stopped, were waited for."""
+    plan, attempt = plan_of(2), RunDir(tmp_path / "run").attempt(1)
+    attempt.path.mkdir(parents=True)
+    join, stopped = messages.Join(1, "127.0.0.2", this_process(), 20_000), messages.Stopped(1, 1)
+    heard = []
+
+    async def scene():
+        twice = asyncio.Event()
+
+        async def serve(agent):
+            heard.append(await agent.receive())
+            if len(heard) > 1:
+                heard.append(await agent.receive())
+                twice.set()
+                await agent.receive()
+
+        server = WireServer(wire_key(TOKEN, messages.WIRE, plan.run_id, 1), messages.TO_COORDINATOR, serve, 10)
+        port = await server.start("127.0.0.1")
+        write_record(attempt.endpoint, Endpoint("127.0.0.1", port, this_process()))
+        line = Lifeline(SimpleNamespace(plan=plan, attempt=attempt, node=plan.nodes[1]), TOKEN, Lease())
+        line.tell(stopped)
+        keeping = asyncio.create_task(line.keep(lambda: line.join(join), lambda message: None))
+        async with asyncio.timeout(BOUND_S):
+            await twice.wait()
+            attempt.endpoint.unlink()
+            await server.close()
+            while line.is_up:
+                await asyncio.sleep(0.01)
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+    asyncio.run(scene())
+    assert heard == [join, join, stopped]
 
 
 @pytest.mark.parametrize(("lease_s", "ends_s", "pulse_s"), [(15.0, 14.0, 1.0), (2.0, 1.6, 0.4)])

@@ -14,7 +14,7 @@ from launcher.run.layout import times_of
 from launcher.run.record_writer import RecordWriter
 from launcher.run.records import Event
 
-BOUND_S = 60.0
+BOUND_S = 20.0
 
 
 def test_a_look_at_a_log_does_not_wait_for_the_disk_that_notes_when_it_grew(tmp_path):

@@ -66,18 +66,23 @@ def test_a_host_that_was_frozen_while_an_attempt_was_opened_has_no_part_in_what_
         TakeOver(table.supervisors[2]).look()
 
 
-def test_what_a_leader_has_after_suspend_is_not_forgiven_where_others_may_replace_it(tmp_path):
-    leader = Table(tmp_path, size=3, nodes_min=1).supervisors[0]
+def test_a_suspend_of_the_leader_is_not_forgiven_where_others_may_replace_it(tmp_path):
+    table = Table(tmp_path, size=3, nodes_min=1)
+    leader, table.silent = table.supervisors[0], {2}
     assert leader_may_be_replaced(msgspec.structs.replace(leader.plan, elects=True))
+    next_attempt(table, leader, [1])
+    assert leader.plan.away == (2,)
+    assert leader_may_be_replaced(msgspec.structs.replace(leader.plan, elects=True)), "it may have voted for another"
 
 
-def test_a_guest_has_no_weight(tmp_path):
+@pytest.mark.parametrize("size", [4, 5])
+def test_a_guest_has_no_weight(tmp_path, size):
     """It takes part, and has no vote: with it the leader would be half, and without it the others more than half."""
-    table = Table(tmp_path, size=5, nodes_min=1)
-    leader, table.silent = table.supervisors[0], {4}
-    next_attempt(table, leader, [1, 2, 3])
-    assert leader.plan.away == (4,)
-    assert taken_over(table, [1, 2, 3]) and not opens(leader, [0, 4])
+    table, others = Table(tmp_path, size=size, nodes_min=1), [*range(1, size - 1)]
+    leader, table.silent = table.supervisors[0], {size - 1}
+    next_attempt(table, leader, others)
+    assert leader.plan.away == (size - 1,)
+    assert taken_over(table, others) and not opens(leader, [0, size - 1])
     assert both(table, leader) == []
 
 

@@ -113,6 +113,19 @@ def test_a_record_that_is_damaged_on_the_leader_s_disk_is_not_spread_and_keeps_n
     assert read_record(theirs.state, RunState).message == "again"
 
 
+def test_no_host_is_left_alone_for_a_record_that_is_damaged_on_the_leader_s_disk(tmp_path):
+    """It would be refused, and a host that refuses hears nothing for a while."""
+    table = Table(tmp_path, size=2, nodes_min=1)
+    leader, other = table.supervisors
+    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc, quiet_s=1000.0)
+    replicator.close()
+    leader.run.state.write_text("{")
+    replicator.send()
+    append_line(leader.run.events, Event(1.0, 1, "failure", "a"))
+    replicator.send()
+    assert texts(other.run) == ["a"]
+
+
 def test_lines_of_a_history_that_are_damaged_before_they_are_sent_do_not_hold_up_the_next(told):
     ours, theirs, tell = told
     with ours.events.open("ab") as file:

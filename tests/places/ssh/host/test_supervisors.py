@@ -46,7 +46,7 @@ from launcher.run.durable import (
 from launcher.run.fence import fence, raise_fence
 from launcher.run.identity import boot_id, this_process
 from launcher.run.layout import RunDir
-from launcher.run.records import AttemptEnd, Blame, Event, Intent, ProcessId, RunState
+from launcher.run.records import AttemptEnd, Blame, Event, Intent, NodeState, ProcessId, RunState
 from launcher.spec.model import Budget, Recovery
 from launcher.states import Cause, State
 from launcher.supervisor.allocation import StopSignal
@@ -392,10 +392,11 @@ def test_a_history_that_is_damaged_on_one_host_holds_nobody_up(table, damaged):
     assert path.read_bytes().startswith(whole)
 
 
-def test_what_a_host_has_beyond_a_new_leaders_history_goes(table):
+@pytest.mark.parametrize("had_all", [True, False])
+def test_what_a_host_has_beyond_a_new_leaders_history_goes(table, had_all):
     """Nobody acknowledged it: its host had an older attempt, or it was written after it had lost its leader."""
     member = table.supervisors[2]
-    for one in table.supervisors[:2]:
+    for one in table.supervisors[: 3 if had_all else 2]:
         append_line(one.run.events, Event(0.0, 1, "failure", "a"))
     whole = member.run.events
     write_end(member.run, member.attempt, cancelled(), member.plan)
@@ -422,6 +423,22 @@ def test_what_nobody_else_has_of_a_lost_leaders_history_goes_where_the_run_went_
     assert proposed(table, table.supervisors[1], [0, 2], None) == 3
     assert old.run.events.read_bytes() == table.supervisors[1].run.events.read_bytes()
     assert lost not in read_lines(old.run.events, Event)
+
+
+@pytest.mark.parametrize(
+    ("silent", "waits"), [("lost", False), ("waiting", False), ("up", True), ("unknown", True), (None, True)]
+)
+def test_ranks_start_once_those_of_hosts_without_the_new_attempt_have_ended(tmp_path, silent, waits):
+    """One that missed it may train on for a lease, unless the coordinator has seen that nothing runs there."""
+    table = Table(tmp_path, lease_s=1000.0)
+    member, now = table.supervisors[0], boottime()
+    member.ready.began = True
+    states = ("up", "up", silent) if silent is not None else ()
+    nodes = tuple(NodeState(number, "", state, host=f"host{number}") for number, state in enumerate(states))
+    write_record(member.run.state, state_of(member.run.id, nodes=nodes))
+    table.silent = {2}
+    assert proposed(table, member, [1], Cause.NODE_LOST) == 2
+    assert (member.starts_from >= now + 1000.0) == waits and (member.starts_from <= boottime()) == (not waits)
 
 
 def test_two_parts_of_four_hosts_never_both_go_on(tmp_path):
