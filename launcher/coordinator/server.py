@@ -25,8 +25,11 @@ from launcher.coordinator.effects import (
     StoodStill,
     Tick,
 )
+from launcher.coordinator.history_copies import HistoryCopies
+from launcher.coordinator.holding import RestartHold
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import voters_of
 from launcher.run.attempts import used_s_of
 from launcher.run.durable import Damaged, read_lines, read_record, readable, write_record
 from launcher.run.identity import alive, this_process
@@ -43,6 +46,7 @@ _STATE_S = 1.0
 _STATE_SOON_S = 0.05
 _WORTH_A_WORD_S = 1.0
 _DRAIN_S = 0.5
+_COPIED_S, _COPIED_LOOK_S = 0.5, 0.005  # hosts that answer take hundredths of that; steps wait for it
 _KNOWN_S = 1.0
 _SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew before its old wire is known to be gone
 _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
@@ -61,7 +65,9 @@ class CoordinatorServer:
         address: str,
         token: str,
         clock: Callable[[], float] = boottime,
+        copies: HistoryCopies | None = None,
     ) -> None:
+        """`copies`: a pool's restart waits a moment until half of the voters have the record of its failure."""
         self._loop = asyncio.get_running_loop()
         self._attempt = attempt
         self._plan = plan
@@ -74,6 +80,7 @@ class CoordinatorServer:
         self._clock, self._told_of_s = WakingClock(clock), 0.0
         self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
         self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s)
+        self._hold = RestartHold(copies if copies is not None and voters_of(plan) else HistoryCopies())
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -185,7 +192,22 @@ class CoordinatorServer:
         return Now(self._clock.now(), time.time(), boottime())
 
     def _carry_out_all(self, effects: list[Out]) -> None:
-        for effect in effects:
+        held_before = self._hold.holds
+        for effect in self._hold.pass_on(effects):
+            self._carry_out(effect)
+        if self._hold.holds and not held_before:
+            self._keep_until_done(self._restart_once_copied())
+
+    async def _restart_once_copied(self) -> None:
+        """Begin the restart that is held back once its failure is copied, or say that it was not in time."""
+        until = self._loop.time() + _COPIED_S
+        while self._hold.holds and not self._hold.is_copied(*self._record_writer.failures_on_disk):
+            if self._loop.time() >= until:
+                text = f"too few voters have the record of the failure after {_COPIED_S:g} s: the run goes on without"
+                self._record_writer.write(Event(time.time(), self._attempt.number, "history_behind", text))
+                break
+            await asyncio.sleep(_COPIED_LOOK_S)
+        for effect in self._hold.release():
             self._carry_out(effect)
 
     def _carry_out(self, effect: Out) -> None:

@@ -98,7 +98,7 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
     if home.node.index != 0:
         return await agent.run(), agent.goes_on
-    host = CoordinatorServer(home.run, home.attempt, home.plan, home.node.address, token)
+    host = CoordinatorServer(home.run, home.attempt, home.plan, home.node.address, token, copies=watchdog.lease.copies)
     await host.start()
     working = asyncio.create_task(agent.run())
     await asyncio.wait([working, host.ended], return_when=asyncio.FIRST_COMPLETED)

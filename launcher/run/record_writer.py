@@ -43,6 +43,7 @@ class RecordWriter:
         self._failed = failed
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self.state_waits = False
+        self.failures_on_disk = (0, 0)  # how many, and the size of the history up to the last of them
         self._thread = threading.Thread(target=self._work, name="record writer", daemon=True)
         self._thread.start()
 
@@ -83,6 +84,8 @@ class RecordWriter:
         match entry:
             case Event():
                 append_line(self._run.events, entry)
+                if entry.kind == "failure":
+                    self.failures_on_disk = (self.failures_on_disk[0] + 1, self._run.events.stat().st_size)
             case RankExit():
                 append_line(self._attempt.exits, entry)
             case RunState():

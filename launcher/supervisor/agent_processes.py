@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launcher.clock import ENDING_S, boottime
+from launcher.coordinator.history_copies import HistoryCopies
 from launcher.errors import Exit
 from launcher.node.environment import job_environment
 from launcher.node.ranks.lease import FAREWELL_S, Lease, LeaseWatch, Slept, after_suspend, shared_memory
@@ -120,6 +121,10 @@ class AgentProcess:
         """Return the pid of the process, and of the standby that is to replace it."""
         return {one for one in (self.pid, self.place and self.place.pid) if one}
 
+    def copies(self) -> HistoryCopies | None:
+        """Return what the coordinator in this agent is told of copies of its history, or None before it starts."""
+        return self.lease.copies if self.lease is not None else None
+
     def enforce_lease(self) -> float | None:
         """End what the agent's lease does not cover any more; return the seconds to the next look, None: none."""
         if not self.pid or self.lease is None:
@@ -163,7 +168,7 @@ class SupervisedLease:
     """The lease of an agent as its supervisor enforces it where the watchdog is frozen, or gone, as well."""
 
     def __init__(self, lease: Lease, slept: Slept, clock: Callable[[], float] = boottime) -> None:
-        self._lease, self._watch = lease, LeaseWatch(slept, clock)
+        self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
 
     def due(self) -> Due:
         """Return what is to be done now; the watchdog comes first, and an agent may leave by itself."""

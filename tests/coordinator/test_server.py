@@ -9,12 +9,16 @@ from run_folder import RunFolder, plan_of
 
 from launcher.clock import boottime
 from launcher.coordinator import server as coordinator_server
+from launcher.coordinator.history_copies import HistoryCopies
 from launcher.coordinator.server import CoordinatorServer, state_due_at
 from launcher.run.durable import make_dir, read_lines, read_record, write_record
+from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
-from launcher.run.records import DrainRequest, Endpoint, Event
+from launcher.run.records import DrainRequest, Endpoint, Event, RankExit
+from launcher.wire import messages
+from launcher.wire.frames import dial, wire_key
 
-BOUND_S = 20.0
+BOUND_S, TOKEN = 20.0, "5e" * 32
 
 
 def zeros(path):
@@ -45,13 +49,13 @@ def attempt(tmp_path, monkeypatch):
     return attempt
 
 
-def served(attempt, check, clock=boottime):
+def served(attempt, check, **how):
     """A coordinator of three hosts that elect it, while `check` has it do something."""
     run = RunDir(attempt.path.parent.parent)
     plan = msgspec.structs.replace(plan_of(run.path, nodes=3), disks_apart=True, elects=True)
 
     async def serve():
-        server = CoordinatorServer(run, attempt, plan, "127.0.0.1", "5e" * 32, clock)
+        server = CoordinatorServer(run, attempt, plan, "127.0.0.1", TOKEN, **how)
         await server.start()
         try:
             async with asyncio.timeout(BOUND_S):
@@ -94,7 +98,7 @@ def test_what_the_coordinator_slept_through_is_nobodys_silence(attempt):
         seen = read_lines(attempt.path.parent.parent / "events.jsonl", Event)
         return [one.kind for one in seen if one.kind == "coordinator_stalled"]
 
-    served(attempt, check, lambda: boottime() + slept_s)
+    served(attempt, check, clock=lambda: boottime() + slept_s)
 
 
 def test_no_number_of_events_puts_the_state_off():
@@ -104,3 +108,56 @@ def test_no_number_of_events_puts_the_state_off():
         planned = state_due_at(planned, now)
         now += 0.01
     assert planned < 100.2
+
+
+async def agent(port, key, node, heard):
+    """Take part as the agent of a node whose rank 0, if it has that, is killed once; `heard` has all messages."""
+    wire = await dial("127.0.0.1", port, "127.0.0.1", key, messages.TO_AGENT)
+    try:
+        wire.send(messages.Join(node, "127.0.0.1", this_process(), 20_000 + node))
+        wire.send(messages.Ready(node))
+        while (message := await wire.receive()) is not None:
+            heard.append(message)
+            match message:
+                case messages.Start(generation=number, first_rank=rank):
+                    wire.send(messages.Leads(node, number))
+                    wire.send(messages.Started(node, number, (1, 2), 20_000 + node))
+                    if rank == 0 and number == 1:
+                        wire.send(messages.Exited(node, RankExit(number, 0, 0, node, 1, signal=9)))
+                case messages.Stop(generation=number):
+                    wire.send(messages.Stopped(node, number))
+    finally:
+        wire.close()
+        await wire.writer.wait_closed()
+
+
+def starts(heard):
+    return [message.generation for message in heard if isinstance(message, messages.Start)]
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_restart_waits_until_its_failure_is_copied_and_no_longer_than_a_moment(attempt, copied):
+    copies, heard = HistoryCopies(), []
+    copies.copied = 0.0
+    events = attempt.path.parent.parent / "events.jsonl"
+
+    def kinds():
+        return [one.kind for one in read_lines(events, Event)]
+
+    async def check(server):
+        port = read_record(attempt.endpoint, Endpoint).port
+        key = wire_key(TOKEN, messages.WIRE, events.parent.name, 1)
+        agents = [asyncio.create_task(agent(port, key, node, heard)) for node in range(3)]
+        await until(lambda: copies.awaited or 2 in starts(heard))
+        assert starts(heard) == [1, 1, 1]
+        if copied:
+            await until(lambda: "failure" in kinds())
+            copies.copied = events.stat().st_size
+        await until(lambda: starts(heard) == [1, 1, 1, 2, 2, 2])
+        await until(lambda: copied or "history_behind" in kinds())
+        for one in agents:
+            one.cancel()
+        await asyncio.wait(agents)
+
+    served(attempt, check, copies=copies)
+    assert ("history_behind" in kinds()) == (not copied)

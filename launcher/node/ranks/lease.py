@@ -20,6 +20,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from launcher.clock import WakingClock, boottime
+from launcher.coordinator.history_copies import HistoryCopies
 from launcher.plan.on_hosts import leader_may_be_replaced
 from launcher.run.identity import process_id
 from launcher.run.processes import descendants, die_with, end_all, is_stopped, name_this, signal_process
@@ -49,6 +50,7 @@ class Lease:
     def __init__(self, fd: int = -1) -> None:
         """Open the lease behind a descriptor of `shared_memory`, or make one that only forks of this process see."""
         self._shared = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("d")
+        self.copies = HistoryCopies(self._shared[2:4])
         if fd == -1:
             self.until = float("inf")
 

@@ -105,11 +105,12 @@ class Leader:
     def carry_out(self) -> int | None:
         """Run the attempt until it has ended; return the number of the next one, or None if there is none."""
         supervisor = self._supervisor
-        replicator = (
-            RecordReplicator(supervisor.run, supervisor.attempt, supervisor.rpc)
-            if supervisor.plan.disks_apart
-            else None
-        )
+        agent, replicator = supervisor.agent(), None
+        if supervisor.plan.disks_apart:
+            voters = supervisor.ballot.voter.newest.voters - {supervisor.node}
+            replicator = RecordReplicator(
+                supervisor.run, supervisor.attempt, supervisor.rpc, voters=voters, copies=agent.copies
+            )
         hearing = Hearing(supervisor)
         over = False
         try:
@@ -118,7 +119,7 @@ class Leader:
             supervisor.coordinator_due_at = boottime()
             stop = StopSignal(self._wakeup, supervisor.attempt, supervisor.here.before)
             end = Allocation(
-                supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [supervisor.agent()]
+                supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent]
             ).carry_out()
             blame_hosts(supervisor)
             if end.state.ended:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -17,10 +17,12 @@ from typing import Any
 
 import msgspec
 
+from launcher.coordinator.history_copies import HistoryCopies
 from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
 from launcher.places.ssh.host.supervisor_messages import Replica, granted
 from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
+from launcher.plan.on_hosts import quorum
 from launcher.run.durable import NOT_JSON, make_dir, sync_dir, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Blame, Endpoint, Event, RunState, StopRequest
@@ -133,10 +135,16 @@ class RecordReplicator:
         renew_s: float = 10.0,
         quiet_s: float = QUIET_S,
         cuts: bool = False,
+        voters: Collection[int] = (),
+        copies: Callable[[], HistoryCopies | None] = lambda: None,
     ) -> None:
-        """Start sending; a host that did not answer is left alone for `quiet_s`, so that the others need not wait."""
+        """Start sending; a host that did not answer is left alone for `quiet_s`, so that the others need not wait.
+
+        What half of the attempt's voters have, this host and these others, is told to the coordinator by `copies`.
+        """
         self._run, self._attempt, self._rpc = run, attempt, rpc
         self._renew_s, self._quiet_s, self._cuts = renew_s, quiet_s, cuts
+        self._voters, self._copies = tuple(voters), copies
         self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
         self._quiet_until: dict[int, float] = {}
         self._over = threading.Event()
@@ -156,11 +164,15 @@ class RecordReplicator:
         return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:
-        quick_until = time.monotonic() + _QUICK_FOR_S
-        while not self._over.wait(_QUICK_S if time.monotonic() < quick_until else _SLOW_S):
-            self.send()
+        quick_until, due = time.monotonic() + _QUICK_FOR_S, 0.0
+        while not self._over.wait(_QUICK_S):
+            now, copies = time.monotonic(), self._copies()
+            if now < quick_until or now >= due or (copies is not None and copies.awaited):
+                self.send()
+                due = time.monotonic() + _SLOW_S
 
     def send(self) -> None:
+        self._tell_copied()
         for name, copied in replicated(self._run, self._attempt).items():
             try:
                 status = copied.path.stat()
@@ -191,9 +203,7 @@ class RecordReplicator:
         """
         done = []
         for number in whom:
-            at = self._sent[number].get("bytes", 0)
-            if not isinstance(at, int):
-                raise TypeError("expected a number of bytes")
+            at = self._bytes_of(number)
             with copied.path.open("rb") as file:
                 file.seek(max(0, at - 1))
                 if at and file.read(1) != b"\n":
@@ -207,9 +217,22 @@ class RecordReplicator:
                 self._sent[number]["bytes"] = 0
                 continue
             self._sent[number]["bytes"] = at + len(whole)
+            self._tell_copied()
             if len(piece) < _PIECE:
                 done.append(number)
         return done
+
+    def _tell_copied(self) -> None:
+        copies = self._copies()
+        if copies is not None:
+            copies.copied = held_by_half([self._bytes_of(number) for number in self._voters])
+
+    def _bytes_of(self, number: int) -> int:
+        """Return how much of the history this host has confirmed."""
+        at = self._sent[number].get("bytes", 0)
+        if not isinstance(at, int):
+            raise TypeError("expected a number of bytes")
+        return at
 
     def _replica(self, name: str, at: int, data: str) -> Replica:
         return Replica(self._rpc.me, self._attempt.number, name, at, data)
@@ -219,6 +242,12 @@ class RecordReplicator:
         now = time.monotonic()
         self._quiet_until |= {number: now + self._quiet_s for number in whom if number not in taken}
         return taken
+
+
+def held_by_half(others: Sequence[int]) -> float:
+    """Return how many bytes of the history half of the voters have: the leader has all, and the others this many."""
+    needed = quorum(len(others) + 1) - 1
+    return sorted(others, reverse=True)[needed - 1] if needed else inf
 
 
 def _text(piece: bytes) -> str:

@@ -1,16 +1,24 @@
 """What a leader tells every host to keep: afterwards a host has the leader's history, not a mixture of two."""
 
+from math import inf
+
 import msgspec
 import pytest
 from run_folder import state_of
 
+from launcher.coordinator.effects import Record, Send
+from launcher.coordinator.history_copies import HistoryCopies
+from launcher.coordinator.holding import RestartHold
 from launcher.errors import LaunchError
-from launcher.places.ssh.host.record_copies import EVENTS, RecordReplicator, put, replicated
+from launcher.places.ssh.host.follower import TakeOver
+from launcher.places.ssh.host.record_copies import EVENTS, RecordReplicator, held_by_half, put, replicated
 from launcher.places.ssh.host.supervisor_messages import Replica
 from launcher.run.durable import append_line, make_dir, read_lines, read_record, write_record
 from launcher.run.identity import this_process
 from launcher.run.records import AttemptEnd, Endpoint, Event, RunState
+from launcher.states import Cause
 from launcher.supervisor.attempt_end import cancelled
+from launcher.wire.messages import Start
 from tests.places.ssh.host.test_supervisors import Table
 from tests.run_folder import RunFolder
 
@@ -189,3 +197,49 @@ def test_what_is_not_such_a_record_takes_the_place_of_none(run, name, data):
 def test_a_record_comes_whole_and_a_history_in_pieces(run, name, at):
     with pytest.raises(LaunchError, match=f"{name}: expected"):
         put(run, Replica(0, 1, name, at, "{}"))
+
+
+# -- what half of the voters have
+
+
+def test_what_half_of_the_voters_have_is_told_as_they_confirm_it(tmp_path):
+    table, copies = Table(tmp_path, size=5, nodes_min=1), HistoryCopies()
+    leader = table.supervisors[0]
+    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc, voters=range(1, 5), copies=lambda: copies)
+    replicator.close()
+    assert copies.copied == 0.0
+    append_line(leader.run.events, Event(1.0, 1, "failure", "a"))
+    table.silent = {2, 3, 4}
+    replicator.send()
+    assert copies.copied == 0.0, "two of five have it"
+    table.silent = {2, 3}
+    replicator._quiet_until.clear()
+    replicator.send()
+    assert copies.copied == leader.run.events.stat().st_size
+
+
+@pytest.mark.parametrize(("others", "size"), [((), inf), ((0,), inf), ((5, 3), 5), ((5, 4, 3), 5), ((5, 4, 3, 2), 4)])
+def test_half_of_the_voters_have_so_much(others, size):
+    assert held_by_half(others) == size
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_leader_that_is_lost_between_a_failure_and_its_copy_has_begun_no_restart(tmp_path, copied):
+    """Whoever takes over counts each restart that was begun; nobody knew of one that was begun before its copy."""
+    table, copies = Table(tmp_path, size=3, nodes_min=1), HistoryCopies()
+    leader, taking_over = table.supervisors[0], table.supervisors[1]
+    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc, voters=[1, 2], copies=lambda: copies)
+    replicator.close()
+    hold, failure = RestartHold(copies), Event(1.0, 1, "failure", "a rank was killed", cause=Cause.KILLED)
+    start = Send(1, Start(2, 0, 1, 3, 0, 3, "127.0.0.1", 20_000, 1))
+    assert hold.pass_on([Record(failure), start]) == [Record(failure)]
+    append_line(leader.run.events, failure)
+    table.silent = {2}
+    if copied:
+        replicator.send()
+    begun = hold.is_copied(1, leader.run.events.stat().st_size)
+    assert begun == copied
+    table.lose(0)
+    took = [number for number in (2, 1) if TakeOver(table.supervisors[number]).look() == 2]
+    assert took == [1]
+    assert (failure in read_lines(taking_over.run.events, Event)) == begun

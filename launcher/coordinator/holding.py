@@ -1,0 +1,54 @@
+"""Hold a restart back until half of a pool's voters have the record of the failure that it follows."""
+
+from collections.abc import Iterable
+from math import inf
+
+from launcher.coordinator.effects import Finish, Out, Record, Send
+from launcher.coordinator.history_copies import HistoryCopies
+from launcher.wire import messages
+
+
+class RestartHold:
+    """The messages by which a restart begins, and all later ones, until `release`.
+
+    Whoever takes over then knows of the failure, and counts it against its budget. For the coordinator it is as if the
+    network took longer.
+    """
+
+    def __init__(self, copies: HistoryCopies) -> None:
+        self._copies = copies
+        self._failures = 0  # that were recorded
+        self._is_new = False  # the newest has no restart yet
+        self._held: list[Out] | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self._held is not None
+
+    def pass_on(self, effects: Iterable[Out]) -> list[Out]:
+        """Return which effects to carry out now; answers to heartbeats are never held back."""
+        now: list[Out] = []
+        for effect in effects:
+            match effect:
+                case Record(event=event) if event.kind == "failure":
+                    self._failures += 1
+                    self._is_new = self._copies.awaited = self._copies.copied < inf
+                case Send(message=messages.Start() | messages.ContinueInPlace()) if self._is_new and not self.holds:
+                    self._held = []
+                case Finish():
+                    now += self.release()
+            waits = isinstance(effect, Send) and not isinstance(effect.message, messages.PulseAck)
+            (self._held if waits and self._held is not None else now).append(effect)
+        return now
+
+    def is_copied(self, failures: int, history_bytes: int) -> bool:
+        """Return whether half of the voters have the newest failure, given how many failures are on this disk and the
+        size of the history up to the last of them.
+        """
+        return failures == self._failures and self._copies.copied >= history_bytes
+
+    def release(self) -> list[Out]:
+        """Return what was held back."""
+        held, self._held, self._is_new = self._held or [], None, False
+        self._copies.awaited = False
+        return held
