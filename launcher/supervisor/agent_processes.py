@@ -361,9 +361,16 @@ class AgentProcesses:
             self._wakeup.sleep(deadline - time.monotonic())
             waiting -= {pid for pid, _ in self._dead()}
 
-    def end(self) -> None:
-        """End every process below this one, except those spared."""
-        end_all(lambda: orphans(os.getpid(), self._spared))
+    def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:
+        """End every process below this one, except those spared and the standbys that these agents leave in `place`."""
+        theirs = {agent.pid for agent in standbys_of}
+        end_all(lambda: [pid for pid in orphans(os.getpid(), self._spared) if pid in theirs])
+        self._dead()
+        for agent in standbys_of:
+            if agent.last is not None:
+                agent.died(agent.last)
+        standbys = {agent.place.pid for agent in standbys_of if agent.place is not None}
+        end_all(lambda: orphans(os.getpid(), self._spared | standbys))
         self._dead()
         for agent in self._agents:
             agent.let_go()

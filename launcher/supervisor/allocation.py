@@ -10,6 +10,7 @@ from launcher.run.durable import create_record, readable
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Failure
+from launcher.states import State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 from launcher.supervisor.attempt_end import last_word, pass_on_stop, write_end, write_known_end
 from launcher.supervisor.messenger import LINGER_S, Messenger
@@ -70,6 +71,7 @@ class Allocation:
         *,
         prepare: Callable[[], AttemptEnd | None] = lambda: None,  # before agents; how it ended, where that was all
         told_within_s: float = 0.0,  # what ends everything here when the run has ended waits so long for the messenger
+        leave_standbys: bool = False,  # where another attempt follows, each agent's standby waits in its `place`
     ) -> None:
         self._run = run
         self._attempt = attempt
@@ -78,7 +80,7 @@ class Allocation:
         self._prepare = prepare
         self._told_within_s = told_within_s
         self._messenger = Messenger(run, attempt, told_within_s or LINGER_S)
-        self._own = agents
+        self._own, self._leave_standbys = agents, leave_standbys
         self._agents = AgentProcesses(agents, wakeup, spared=self._messenger.pids)
         self._roles = RolesHere(run, attempt, plan, self._agents, agents)
         self._failed: AttemptEnd | None = None  # how the run ends because of another role than the main one
@@ -101,11 +103,14 @@ class Allocation:
         if readable(self._attempt.end, AttemptEnd) is not None:
             self._agents.wait_for_others(self._own, _FAREWELL_S)
         self._roles.stop(_SURE_S)
-        self._agents.end()
+        self._agents.end(standbys_of=self._own if self._leave_standbys else ())
         self._roles.close()
         if self._failed is not None and write_known_end(self._run, self._attempt, self._plan) is None:
             write_end(self._run, self._attempt, self._failed, self._plan, self._failure(self._failed))
-        return last_word(self._run, self._attempt, self._plan, status)
+        end = last_word(self._run, self._attempt, self._plan, status)
+        if end.state is not State.QUEUED:
+            self._agents.end()
+        return end
 
     def _failure(self, end: AttemptEnd) -> Failure | None:
         """Return the failure to show for the role that ended the run, or None if it ended without a cause."""

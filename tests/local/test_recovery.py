@@ -117,24 +117,73 @@ def test_any_process_of_ours_may_die(lab, undisturbed, victim, nodes):
     assert status["restarts"]["total"] == (0 if victim == "zygote" else 1), "ranks outlive a zygote"
 
 
-@pytest.mark.daily
-def test_after_the_death_of_an_agent_nothing_is_imported_again(lab, undisturbed):
-    """The standby of its zygote is the next agent."""
-    wanted = undisturbed(world_nodes=2, steps=STEPS)
+@pytest.fixture
+def imports_once(lab):
+    """The options by which zygotes import a module that notes each import in a file, and that file."""
     imports = lab.project.parent / "imports"
     (lab.project.parent / "once.py").write_text(f"open({str(imports)!r}, 'a').write('!')")
-    spec = lab.chain(args=f"steps: {STEPS}", resources="nodes: 2\nranks_per_node: 2", hold=STEPS - 1)
     path = f"env={{PYTHONPATH: {lab.project.parent}}}"
-    run = lab.submit(spec, "--set", "run.preload=[once]", "--set", path)
+    return ("--set", "run.preload=[once]", "--set", path), imports
+
+
+def standby_of(lab, run, node, attempt=1):
+    agent = lab.agent_pid(run, node, attempt)
+    return lab.until("its standby", lambda: len(found := lab.zygotes(agent)) == 2 and found)[1]
+
+
+@pytest.mark.daily
+def test_after_the_death_of_an_agent_nothing_is_imported_again(lab, undisturbed, imports_once):
+    """The standby of its zygote is the next agent, also in the attempt that follows the coordinator's death."""
+    wanted = undisturbed(world_nodes=2, steps=STEPS)
+    words, imports = imports_once
+    spec = lab.chain(args=f"steps: {STEPS}", resources="nodes: 2\nranks_per_node: 2", hold=STEPS - 1)
+    run = lab.submit(spec, *words)
     lab.until_step(run, 7)
-    agent = lab.agent_pid(run, 1)
-    _, standby = lab.until("its standby", lambda: len(found := lab.zygotes(agent)) == 2 and found)
-    assert kill(agent)
+    standby = standby_of(lab, run, 1)
+    assert kill(lab.agent_pid(run, 1))
     lab.until("the next agent", lambda: lab.agent_pid(run, 1) == standby)
+    lab.until("generation 2", lambda: (now := lab.read_state(run))["generation"] == 2 and now["state"] == "running")
+    standbys = [standby_of(lab, run, node) for node in (0, 1)]
+    assert kill(lab.agent_pid(run, 0))
+    lab.until("the next attempt", lambda: lab.read_state(run)["attempt"] == 2)
     lab.let_go()
     status = lab.wait(run)
-    assert (status["fingerprint"], status["attempt"], status["generation"]) == (wanted, 1, 2)
+    assert (status["fingerprint"], status["attempt"], status["generation"]) == (wanted, 2, 1)
+    assert [lab.agent_pid(run, node, attempt=2) for node in (0, 1)] == standbys
     assert imports.read_text() == "!!", "once on each node"
+    lab.until("the end of all", lambda: not lab.processes())
+
+
+@pytest.mark.daily
+@pytest.mark.parametrize("fate", ["killed", "cancelled"])
+def test_standbys_that_wait_for_the_next_attempt_end_with_their_supervisor(lab, undisturbed, imports_once, fate):
+    """The attempt before made no progress, so the next one begins after a while."""
+    wanted = undisturbed(world_nodes=2)
+    words, imports = imports_once
+    more = "recovery: {node_lost: {restarts: 9, backoff: 1h..1h}}\n"
+    spec = lab.chain(args=f"steps: {STEPS}", resources="nodes: 2\nranks_per_node: 2", more=more, hold=7)
+    run = lab.submit(spec, *words)
+    for attempt in (1, 2):
+        lab.until("training", lambda number=attempt: at_step(lab.read_state(run), number) == 7)
+        standbys = {standby_of(lab, run, node, attempt) for node in (0, 1)}
+        assert kill(lab.agent_pid(run, 0, attempt))
+    supervisor = supervisor_of(lab, run)
+    lab.until("the end of the attempt", lambda: {*lab.processes()} == {supervisor, *standbys})
+    assert lab.read_state(run)["attempt"] == 2 and imports.read_text() == "!!"
+    if fate == "cancelled":
+        lab.launch("cancel", run)
+        assert not lab.processes()
+        return
+    assert kill(supervisor)
+    lab.until("the end of all", lambda: not lab.processes())
+    lab.let_go()
+    lab.launch("resume", run)
+    status = lab.wait(run)
+    assert (status["fingerprint"], status["attempt"]) == (wanted, 3)
+
+
+def at_step(state, attempt):
+    return state["step"] if (state["attempt"], state["state"]) == (attempt, "running") else None
 
 
 @pytest.mark.parametrize(("victim", "record"), [(0, "state.json"), (1, "attempts/0001/node-01/agent.json")])

@@ -5,6 +5,7 @@ import os
 import resource
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -146,6 +147,50 @@ def test_a_standby_that_nobody_needs_ends(with_a_zygote, why):
     else:
         one.died(Exit.OK)
     assert os.waitpid(standby, 0) == (standby, 0)
+
+
+SUPERVISOR = """
+import os, signal, sys
+from pathlib import Path
+from launcher.node.ranks.lease import Slept
+from launcher.run.processes import descendants
+from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
+from launcher.supervisor.wakeup import Wakeup
+
+folder, agent, wakeup = Path(sys.argv[1]), sys.argv[2], Wakeup()
+argv, environment = [sys.executable, "-c", agent], {"PYTHONPATH": os.environ["PYTHONPATH"]}
+
+def lives(*places):
+    agents = [AgentProcess(argv, environment, folder / name, slept=Slept.COUNTS) for name in ("one", "two")]
+    for one, place in zip(agents, places):
+        one.place = place
+    attempt = AgentProcesses(agents, wakeup)
+    attempt.start()
+    while not all(one.log.read_text().count("\\n") > bool(places) for one in agents):
+        wakeup.sleep(0.01)
+    return attempt, agents, {int(one.log.read_text().splitlines()[-1].split()[1]) for one in agents}
+
+first, agents, standbys = lives()
+os.kill(agents[0].pid, signal.SIGKILL)
+while first.watch(None) is None:
+    pass
+first.end(standbys_of=agents)
+assert {*descendants(os.getpid())} == standbys
+second, agents, _ = lives(*(one.place for one in agents))
+assert {one.pid for one in agents} == standbys
+second.end(standbys_of=agents)
+assert len(descendants(os.getpid())) == 2
+second.end()
+assert not descendants(os.getpid())
+"""
+
+
+def test_when_an_attempt_ends_nothing_is_left_but_what_becomes_the_agents_of_the_next_one(tmp_path):
+    (tmp_path / "once.py").write_text(f"open({str(tmp_path / 'imports')!r}, 'a').write('!')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    words = [sys.executable, "-c", SUPERVISOR, str(tmp_path), WITH_A_ZYGOTE]
+    subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, check=True, timeout=150)
+    assert (tmp_path / "imports").read_text() == "!!"
 
 
 AGENT = """

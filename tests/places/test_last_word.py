@@ -38,7 +38,7 @@ class KilledAgent:
     def wait_for_others(self, *_):
         pass
 
-    def end(self):
+    def end(self, standbys_of=()):
         pass
 
 

@@ -41,14 +41,15 @@ class LocalSupervisor(Strategy):
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
         super().__init__(folder, words)
-        self._place = AgentPlace.taken_from(os.environ)
-        self.detached = self._place is not None
+        place = AgentPlace.taken_from(os.environ)
+        self.detached = place is not None
+        self._places: Sequence[AgentPlace | None] = (place,)  # what waits to become the agents, by node
         self._before: AttemptDir | None = None
         self._turn: TurnHere | None = None  # it holds the run's slots as long as it is there
 
     def supervise(self, go: BinaryIO) -> int:
         """Run the named attempt, or the one that a dead submitter left, and those that follow it."""
-        self._place = AgentPlace.booting(self.run.path, os.environ, self._place)
+        self._places = (AgentPlace.booting(self.run.path, os.environ, self._places[0]),)
         with go:
             attempt = _named(self.run, go.read()) or _left_behind(self.run)
         self._wakeup = Wakeup()
@@ -56,14 +57,15 @@ class LocalSupervisor(Strategy):
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
         """Wait for the run's turn at its first attempt here, then run the attempt until its end is written."""
-        run, place, self._place = self.run, self._place, None
+        run, places, self._places = self.run, self._places, ()
         write_record(attempt.handle, Handle("local", supervisor=this_process()))
         plan = read_plan(run, attempt.number)
         if self._before is None and may_wait_here(plan):
             from launcher.places.local.queue import TurnHere  # late: 20 ms that most runs without GPUs do not need
 
             self._turn = TurnHere(run, attempt, plan, self._wakeup, os.environ)
-            leave = place.leave if place is not None and not place.warm else None  # the wait might be for days
+            first = places[0]
+            leave = first.leave if first is not None and not first.warm else None  # the wait might be for days
             come = self._turn.come(leave)
             if isinstance(come, AttemptEnd):
                 Messenger(run, attempt).close()  # no allocation has one
@@ -71,10 +73,14 @@ class LocalSupervisor(Strategy):
             plan = come
         slots = self._turn.fds if self._turn is not None else ()
         agents = [agent_process(plan, attempt, node.index, keep=slots) for node in plan.nodes]
-        agents[0].place = place
+        for agent, place in zip(agents, places, strict=False):
+            agent.place = place
         self._plan, stop = plan, StopSignal(self._wakeup, attempt, self._before)
         prepare = partial(have_code, run, attempt, plan, stop)
-        return Allocation(run, attempt, plan, self._wakeup, stop, agents, prepare=prepare).carry_out()
+        allocation = Allocation(run, attempt, plan, self._wakeup, stop, agents, prepare=prepare, leave_standbys=True)
+        end = allocation.carry_out()
+        self._places = [agent.place for agent in agents]
+        return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
         """Open the next attempt, after a while, unless a stop is asked meanwhile."""
