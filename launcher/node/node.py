@@ -164,6 +164,7 @@ class NodeAgent:
         if self._notice is not None:
             await self._noticed.wait()  # else ranks would begin on a host that goes
         self._line.say(messages.Ready(self._home.node.index))
+        await self._preparation.stay_warm()
 
     async def _is_still_fit(self, suspects: list[int]) -> bool:
         """Check the node again after these ranks have failed, and report the result to the coordinator."""

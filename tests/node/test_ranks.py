@@ -227,6 +227,47 @@ def test_without_zygote_and_standby_there_is_a_new_one(counted, tmp_path):
     play(scene)
 
 
+def test_a_zygote_that_is_gone_is_replaced_before_anybody_asks_for_it_and_once_if_many_do(counted, tmp_path):
+    """A start that is cancelled, too, leaves its imports to the others."""
+
+    async def scene():
+        preparation = await prepared(counted)
+        staying = asyncio.create_task(preparation.stay_warm(0.0))
+        await until(lambda: len(preparation.own_pids) == 2)
+        for imports in (2, 3):
+            before = preparation.own_pids
+            for pid in reversed(before):
+                os.kill(pid, signal.SIGKILL)
+            await until(preparation._zygote.gone.is_set)
+            asks = [asyncio.create_task(preparation.renew()) for _ in range(3)]
+            await asyncio.sleep(0)
+            asks.pop().cancel()
+            await asyncio.gather(*asks)
+            assert (tmp_path / "count").read_text() == "once\n" * imports
+            await until(lambda before=before: len({*preparation.own_pids} - {*before}) == 2)
+        staying.cancel()
+        await preparation.close()
+
+    play(scene)
+
+
+def test_a_zygote_that_was_killed_while_it_imported_is_tried_again(counted, tmp_path):
+    (tmp_path / "modules" / "counted.py").write_text(
+        f"import os\nprint('once', file=open({str(tmp_path / 'count')!r}, 'a'))\n"
+        f"if not os.path.exists({str(tmp_path / 'killed')!r}):\n"
+        f"    open({str(tmp_path / 'killed')!r}, 'w').close()\n    os.kill(os.getpid(), 9)\n"
+    )
+
+    async def scene():
+        preparation = await prepared(counted)
+        await preparation.renew()
+        assert preparation.own_pids[0] in descendants(os.getpid())
+        assert (tmp_path / "count").read_text() == "once\n" * 2
+        await preparation.close()
+
+    play(scene)
+
+
 def test_a_frozen_standby_is_not_waited_for(counted, tmp_path):
     async def scene():
         preparation = await prepared(counted, take_over_s=0.1)

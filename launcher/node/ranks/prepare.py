@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -29,6 +30,7 @@ from launcher.wire.messages import Start
 T = TypeVar("T")
 _TAKE_OVER_S = 10.0  # for what takes milliseconds
 _DEATH_S = 5.0
+_REST_S = 60.0
 _LAST_S = 1.0  # for what takes milliseconds; a disk that hangs is not waited for
 _NAMED = 2
 _MOST_LETTERS = 100
@@ -65,6 +67,8 @@ class Preparation:
         self._usable = home.plan.entry.kind != "command"
         self._noting: threading.Thread | None = None
         self._settled = asyncio.Event()
+        self._renewal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._renewal.set_result("")
         self._checkup = Checkup(home, reaper, device_check) if home.plan.spec.recovery.health else None
         self.health: list[DeviceHealth] = []  # as last looked at
         self.failure: SetupFailed | NodeUnfit | None = None
@@ -127,12 +131,21 @@ class Preparation:
     async def wait(self) -> None:
         await self._settled.wait()
 
+    async def stay_warm(self, rest_s: float = _REST_S) -> None:
+        """Replace each zygote once it is gone, so that the next start finds its imports done. Of zygotes that die again
+        and again one is replaced in `rest_s`, because imports take processor time from ranks.
+        """
+        while self._zygote is not None:
+            await self._zygote.gone.wait()
+            with contextlib.suppress(OSError):  # the next start tries again, and reports it
+                await self.renew()
+            await asyncio.sleep(rest_s)
+
     async def renew(self) -> None:
-        """Replace a zygote that was killed by its standby or a new one."""
-        if self._zygote is not None and self._zygote.gone.is_set():
-            self._settled.clear()
-            await self._raise_zygote()
-            self._settled.set()
+        """Replace a zygote that was killed by its standby or a new one; all who ask meanwhile wait for the same one."""
+        if self._zygote is not None and self._zygote.gone.is_set() and self._renewal.done():
+            self._renewal = asyncio.create_task(self._raise_zygote())
+        await asyncio.shield(self._renewal)  # a start that is cancelled leaves the imports to the next one
 
     async def fill_reserve(self, start: Start) -> None:
         await self.renew()
@@ -181,8 +194,8 @@ class Preparation:
         self._noting.start()
 
     async def _raise_zygote(self) -> str:
-        """Start a zygote and wait for its imports; one that dies importing is not tried again. Return why this
-        interpreter can run neither it nor a rank, or "".
+        """Start a zygote and wait for its imports; one that dies importing is not tried again, unless it was killed.
+        Return why this interpreter can run neither it nor a rank, or "".
         """
         why = ""
         if self._usable:
@@ -243,16 +256,22 @@ class Preparation:
         except (FileNotFoundError, PermissionError) as error:
             return said_by_the_system(error)
         await _first(zygote.ready, zygote.gone)
-        self._zygote = zygote if zygote.ready.is_set() else None
-        return "" if zygote.began else await _last_words(zygote, log)
+        death = None if zygote.ready.is_set() else await _death_of(zygote)
+        killed = death is not None and death.signal == signal.SIGKILL
+        self._zygote = zygote if zygote.ready.is_set() or killed else None
+        return _last_words(death, log) if death is not None and not zygote.began else ""
 
 
-async def _last_words(zygote: ZygoteLink, log: Path) -> str:
-    """Return the last line of a zygote that failed to start, or "" if a signal ended it or it still lives."""
+async def _death_of(zygote: ZygoteLink) -> Death | None:
+    """Return how a zygote that says nothing any more ended, or None if it lives and talks nonsense."""
     try:
-        death = await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)
-    except TimeoutError:  # it lives, and talks nonsense: nobody knows more than that no rank comes of it
-        return ""
+        return await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)
+    except TimeoutError:
+        return None
+
+
+def _last_words(death: Death, log: Path) -> str:
+    """Return the last line of a zygote that failed to start, or "" if a signal ended it."""
     said = LogFile(log).tail() or (f"it left with exit code {death.code}",)
     return said[-1] if death.signal is None else ""
 
