@@ -111,7 +111,7 @@ class Coordinator:
             case AttemptPhase.STARTING:
                 return [attempt.start_by, attempt.blame_at]
             case AttemptPhase.RUNNING:
-                return [attempt.blame_at]
+                return [attempt.blame_at, self._watch.next_look()]
             case AttemptPhase.COPYING:
                 return []
             case AttemptPhase.CLOSING:

@@ -64,6 +64,7 @@ class Generation:
         self._silence = silence
         self._finished = 0
         self._idle = 0
+        self._stopped: dict[int, float] = {}  # since when a signal holds this rank still, by its heartbeats
         self._debugged_at = -inf  # when a rank was last in a breakpoint: ranks that wait for it do not count as hung
         self._live = len(self.ranks)
         self.starting = set(self.members)
@@ -121,6 +122,10 @@ class Generation:
             known.append(news)
             rank.step = news.step if news.step is not None else rank.step
             rank.reported, rank.frozen = rank.reported or news.reported, news.frozen
+            if news.frozen:
+                self._stopped.setdefault(rank.number, mono)
+            else:
+                self._stopped.pop(rank.number, None)
             rank.malformed, rank.breakpoint, rank.address = news.malformed, news.breakpoint, news.address
             rank.waits = news.waits
             if news.can_continue is not None:
@@ -205,6 +210,11 @@ class Generation:
         limit_s = self._silence.limit_s(reported=any(rank.idle and rank.reported for rank in self.ranks))
         found = [rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > limit_s)]
         return sorted(found, key=_blame)
+
+    def stopped_at(self) -> float:
+        """Return since when a signal holds some live ranks still while others run, or inf if it does not."""
+        moments = [at for number, at in self._stopped.items() if self.ranks[number].live]
+        return min(moments) if 0 < len(moments) < self._live else inf
 
     def silent(self, mono: float, limit_s: float) -> list[Rank]:
         """Return the ranks that have reported but are silent for longer than this, the likeliest culprit first."""

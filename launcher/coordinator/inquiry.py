@@ -28,7 +28,8 @@ _FRESH_S = 10.0  # a verdict that is not older needs no other look before the en
 _CERTAIN = frozenset({
     HangKind.DIFFERENT_COLLECTIVES, HangKind.DIFFERENT_SHAPES, HangKind.LEFT_EARLY, HangKind.DEAD_PEER,
 })  # fmt: skip
-_FROZEN_S = 60.0  # in which whoever stopped a process may let it go on
+_FROZEN_S = 60.0  # in which whoever stopped all ranks may let them go on
+_STOPPED_S = 1.0  # of a rank whose peers run: nobody stops one for that long and has the others wait
 
 
 class StepTimes:
@@ -107,9 +108,18 @@ class Inquiry:
         elif self._ends and self._found is not None and mono - self._found_at <= _FRESH_S:
             self._close(attempt.current.suspects(mono))
         elif self._ends or (
-            self._silent_s(mono) > self._times.suspicious_s() and mono - self._found_at > self._pause_s
+            (self._silent_s(mono) > self._times.suspicious_s() or self._is_stopped(mono))
+            and mono - self._found_at > self._pause_s
         ):
             self._ask(mono)
+
+    def next_look(self) -> float:
+        """Return the moment at which a rank will have been stopped for long enough to be looked at, or inf."""
+        return self._attempt.current.stopped_at() + _STOPPED_S
+
+    def _is_stopped(self, mono: float) -> bool:
+        """Return whether a signal has held a rank still for a while, in which no step was made and others ran."""
+        return self.next_look() <= mono and self._times.still_s(mono) >= _STOPPED_S
 
     def _renew(self) -> None:
         """Forget the silence where a step was made since, unless a rank is silent all the same; of others all."""
@@ -165,7 +175,8 @@ class Inquiry:
         if self._ends:
             self._close(generation.suspects(mono))
         elif attempt.rules.hang_auto and self._is_certain(found, mono):
-            self._close(generation.silent(mono, self._times.suspicious_s()) or [generation.ranks[found.ranks[0]]])
+            silent = generation.silent(mono, self._times.suspicious_s())
+            self._close(silent or [generation.ranks[number] for number in found.ranks])
 
     def _with_gpus(self, look: RankLook) -> RankLook:
         """Add how busy its GPUs are, by the node's newest sample."""
@@ -179,8 +190,10 @@ class Inquiry:
     def _is_certain(self, found: HangVerdict, mono: float) -> bool:
         """No time would mend it: it was found twice. A debugger, a disk or native code may let a process go on."""
         if found.kind is HangKind.FROZEN:
-            stopped = any(self._looks[rank].state == "T" for rank in found.ranks if rank in self._looks)
-            return self._seen_twice and stopped and self._silent_s(mono) >= _FROZEN_S
+            stopped = [self._looks[rank].state == "T" for rank in found.ranks if rank in self._looks]
+            if stopped and all(stopped) and self._is_stopped(mono):  # heartbeats and this look say the same
+                return True
+            return self._seen_twice and any(stopped) and self._silent_s(mono) >= _FROZEN_S
         return self._seen_twice and found.kind in _CERTAIN
 
     def _close(self, suspects: Sequence[Rank]) -> None:

@@ -268,6 +268,10 @@ class Watch:
 
     # -- time passes
 
+    def next_look(self) -> float:
+        """Return the moment at which a rank that is held still is to be looked at, or inf."""
+        return self._inquiry.next_look()
+
     def look(self) -> None:
         """Act on whatever is overdue in the open generation."""
         attempt = self._attempt

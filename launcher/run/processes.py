@@ -254,6 +254,11 @@ def is_stopped(pid: int) -> bool:
     return _state(pid) in (b"T", b"t")
 
 
+def is_stopped_by_signal(pid: int) -> bool:
+    """Return whether a signal has stopped the process, as SIGSTOP does; False in a debugger, or if it is gone."""
+    return _state(pid) == b"T"
+
+
 def runs(pid: int) -> bool:
     """Return whether the process is neither stopped nor ended; a zombie has ended."""
     return _state(pid) not in (b"T", b"t", b"Z", b"X", b"")

@@ -90,7 +90,7 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     idle_s: float  # since its last report or output
     reported: bool  # it has used the progress wire in this generation
-    frozen: bool  # the kernel says that it is stopped
+    frozen: bool  # the kernel says that a signal has stopped it
     step: Count | None = None
     total_steps: Count | None = None
     checkpoint: Count | None = None

@@ -718,7 +718,7 @@ def hang_rules(seconds: float) -> Recovery:
 
 
 def test_a_frozen_rank_is_named_though_all_are_silent() -> None:
-    cluster = running(2, rules=hang_rules(10))
+    cluster = running(2, rules=Recovery(hang_after_s=10, hang_auto=False))
     cluster.agents[1].ranks[1].frozen = True
     began = cluster.mono
     cluster.advance(60, until=lambda: bool(cluster.stops(1)))
@@ -906,6 +906,38 @@ def test_a_rank_that_only_computes_for_long_is_named_and_left_alone() -> None:
     cluster.training = True
     cluster.advance(5)
     assert cluster.state().message == ""
+
+
+def test_ranks_that_are_stopped_while_others_run_are_replaced_within_three_seconds() -> None:
+    cluster = hanging(Recovery(), waiting_in("all_reduce", 0, 12))
+    cluster.agents[0].ranks[1].frozen = True
+    began = cluster.mono
+    cluster.advance(60, until=lambda: bool(cluster.stops(1)))
+    assert cluster.mono - began <= 2.5
+    cluster.settle()
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.rank) == (Cause.HANG, 1)
+    assert "rank 1 on node 0 is stopped (SIGSTOP, or a debugger)" in failure.text
+
+
+def test_ranks_that_go_on_within_a_second_or_are_all_stopped_are_left_alone() -> None:
+    cluster = hanging(Recovery(), waiting_in("all_reduce", 0, 12))
+    ranks = cluster.agents[0].ranks
+    for stopped, seconds in (([1], 1.0), ([], 3.0), ([0, 1], 50.0)):
+        for number, rank in enumerate(ranks):
+            rank.frozen = number in stopped
+        cluster.advance(seconds)
+    assert not cluster.stops(1)
+
+
+def test_a_rank_that_goes_on_before_it_is_looked_at_is_left_alone() -> None:
+    """Its heartbeats say that it is stopped, and the kernel no more."""
+    cluster = hanging(Recovery(), waiting_in("all_reduce", 0, 12), waiting_in("all_reduce", 1, 12))
+    for second in range(1, 8):
+        cluster.mono += 1
+        cluster.feed(Pulse(0, 90 + second, 1, tuple(RankPulse(rank, second, True, rank == 1) for rank in (0, 1))))
+        cluster.settle()
+    assert cluster.hangs[1].verdict.kind is not HangKind.FROZEN and not cluster.stops(1)
 
 
 @pytest.mark.parametrize(("state", "ends"), [("T", True), ("t", False), ("D", False)])

@@ -54,6 +54,22 @@ def test_a_killed_rank_is_replaced_and_the_weights_are_the_same(lab, undisturbed
     assert (failure["rank"], failure["cause"]) == (1, "killed")
 
 
+@pytest.mark.daily
+def test_a_rank_that_a_signal_has_stopped_while_others_run_is_replaced_long_before_hang_after(lab, undisturbed):
+    wanted = undisturbed()
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
+    lab.until_step(run, 7)
+    stopped_at = time.time()
+    assert kill(ranks(lab, run)[1], signal.SIGSTOP)
+    lab.until("its replacement", lambda: lab.read_state(run)["generation"] == 2)
+    lab.let_go()
+    status = lab.wait(run)
+    assert (status["fingerprint"], status["restarts"]) == (wanted, {"total": 1, "by_cause": {"hang": 1}})
+    (failure,) = lab.events(run, "failure")
+    assert failure["text"].startswith("rank 1 on node 0 is stopped (SIGSTOP")
+    assert failure["at"] - stopped_at < 30.0, "and not after a minute"
+
+
 @pytest.mark.timeout(600)
 def test_random_kills_of_anything_end_right(lab, undisturbed):
     """Ranks, zygotes, agents, the coordinator: KILLS of them at random instants, on two nodes."""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,10 +78,16 @@ def test_an_answer_that_is_none_is_no_answer(sleeper: subprocess.Popen[bytes], t
     assert (look.answered, look.problem) == (False, "did not answer")
 
 
-def test_a_stopped_process_is_seen_as_one(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_stopped_process_is_seen_as_one_and_not_waited_for(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     sleeper.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
-    assert look_at([subject(sleeper, tmp_path)])[0].state == "T"
+    one, began = subject(sleeper, tmp_path), time.monotonic()
+    os.mkfifo(one.question)
+    questions = os.open(one.question, os.O_RDWR)
+    (look,) = look_at([one], answer_s=600)
+    assert time.monotonic() - began < 300
+    assert (look.state, look.problem) == ("T", "did not answer")
+    os.close(questions)
 
 
 def test_one_that_has_ended_tells_nothing(tmp_path: Path) -> None:

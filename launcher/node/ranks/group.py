@@ -34,7 +34,7 @@ from launcher.run.durable import append_line, make_dir, write_record
 from launcher.run.hangs import RankLook, RankTimes
 from launcher.run.identity import process_id
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.processes import end_all, is_stopped, orphans, signal_process
+from launcher.run.processes import end_all, is_stopped_by_signal, orphans, signal_process
 from launcher.run.records import ProcessId, RankExit, RankProcess
 from launcher.states import Cause
 from launcher.wire.messages import ContinueInPlace, Exited, RankPulse, Start
@@ -255,7 +255,7 @@ class RankGroup:
             rank=rank.number,
             idle_s=round(now - rank.active_at, 3),
             reported=progress.reported,
-            frozen=is_stopped(rank.pid),
+            frozen=is_stopped_by_signal(rank.pid),
             step=progress.step,
             total_steps=progress.total_steps,
             checkpoint=progress.checkpoint,

@@ -13,7 +13,7 @@ from launcher.errors import said_by_the_system
 from launcher.run.durable import readable
 from launcher.run.hangs import FlightRecord, RankLook, RankTimes
 from launcher.run.identity import stat_fields
-from launcher.run.processes import io_counts
+from launcher.run.processes import io_counts, is_stopped
 
 ANSWER_S = 2.0  # a rank whose process runs answers in milliseconds; on a loaded machine in a second
 NO_ANSWER = "did not answer"
@@ -58,7 +58,7 @@ class _Use:
 def look_at(
     subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
 ) -> list[RankLook]:
-    """Ask all ranks at once and return what each was doing; this takes `answer_s` if one does not answer."""
+    """Ask all ranks at once and return what each was doing; this takes `answer_s` if one that can does not answer."""
     began, number = clock(), time.time_ns() >> 10
     before = {one.rank: _use_of(one.pid) for one in subjects}
     problems = {one.rank: _ask(one, number) for one in subjects}
@@ -72,7 +72,8 @@ def look_at(
             ):
                 answers[one.rank] = found
         waited_s = clock() - began
-        awaited = any(one.rank not in answers and not problems[one.rank] for one in subjects)
+        silent = [one for one in subjects if one.rank not in answers and not problems[one.rank]]
+        awaited = any(not is_stopped(one.pid) for one in silent)
         if waited_s >= (answer_s if awaited else _SEEN_S):
             break
         time.sleep(_POLL_S)
