@@ -39,7 +39,7 @@ Socket = socket.socket
 _NO_LOG = Path(os.devnull)  # of one that boots before its run has a folder
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 _RETURN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # how long one is away after its first, second, ... death in a row
-_STEADY_S = 300.0  # a life of that length makes up for the deaths before it
+_STEADY_S = 30.0  # a life of that length makes up for the deaths before it: one start in that time harms nothing
 _AFTER_WATCHDOG_S = ENDING_S / 2  # it ends what the watchdog did not, and before others take the places of those ranks
 _LEASE_LOOK_S = 1.0  # more often than a `WakingClock` takes for sleep
 
