@@ -251,6 +251,40 @@ def test_a_zygote_that_is_gone_is_replaced_before_anybody_asks_for_it_and_once_i
     play(scene)
 
 
+def test_ranks_that_die_with_all_that_was_warm_wait_for_one_import_and_do_none_beside_it(counted, tmp_path):
+    """Their generation is ended while the new zygote imports, and the next one is started."""
+    held, count = tmp_path / "held", tmp_path / "count"
+    (tmp_path / "modules" / "counted.py").write_text(
+        f"import os, time\nprint('once', file=open({str(count)!r}, 'a'))\n"
+        f"while os.path.exists({str(held)!r}):\n    time.sleep(0.01)\n"
+    )
+
+    async def scene():
+        preparation, ears = await prepared(counted), Ears()
+        staying = asyncio.create_task(preparation.stay_warm())
+        await until(lambda: len(preparation.own_pids) == 2)
+        group = RankGroup(counted, start(1), preparation.starter, ears)
+        pids = await group.begin()
+        held.touch()
+        for pid in (*reversed(preparation.own_pids), *pids):
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: count.read_text() == "once\n" * 2)
+        await group.stop(0.0, (), preparation.own_pids)
+        group.close()
+        held.unlink()
+        await preparation.renew()
+        group = RankGroup(counted, start(2), preparation.starter, ears)
+        await group.begin()
+        await group.stop(0.0, (), preparation.own_pids)
+        group.close()
+        assert count.read_text() == "once\n" * 2
+        assert not any("no fork" in counted.run.rank_log(1, 2, rank).read_text() for rank in range(RANKS))
+        staying.cancel()
+        await preparation.close()
+
+    play(scene)
+
+
 def test_a_zygote_that_was_killed_while_it_imported_is_tried_again(counted, tmp_path):
     (tmp_path / "modules" / "counted.py").write_text(
         f"import os\nprint('once', file=open({str(tmp_path / 'count')!r}, 'a'))\n"

@@ -63,6 +63,7 @@ class Preparation:
         plan = home.plan
         self._ordinary = OrdinaryStarter(plan.entry, home.environment, home.workdir, home.run.code, reaper, plan.umask)
         self._zygote: ZygoteLink | None = None
+        self._imports: ZygoteLink | None = None  # one that is at it
         self._offered, self._take_over_s = home.offered, take_over_s
         self._usable = home.plan.entry.kind != "command"
         self._noting: threading.Thread | None = None
@@ -90,7 +91,7 @@ class Preparation:
     @property
     def own_pids(self) -> tuple[int, ...]:
         """Return the pids that must outlive a generation, apart from the reserve."""
-        links = () if self._zygote is None else (self._zygote, self._zygote.standby)
+        links = (self._imports, self._zygote, None if self._zygote is None else self._zygote.standby)
         return tuple(link.pid for link in links if link is not None and link.pid)
 
     async def run(self) -> None:
@@ -143,6 +144,7 @@ class Preparation:
 
     async def renew(self) -> None:
         """Replace a zygote that was killed by its standby or a new one; all who ask meanwhile wait for the same one."""
+        await asyncio.wait([self._renewal])  # its zygote may have been killed with the ranks of a generation
         if self._zygote is not None and self._zygote.gone.is_set() and self._renewal.done():
             self._renewal = asyncio.create_task(self._raise_zygote())
         await asyncio.shield(self._renewal)  # a start that is cancelled leaves the imports to the next one
@@ -160,6 +162,7 @@ class Preparation:
         if self._noting is not None:
             self._noting.join(_LAST_S)
         self._decline()
+        self._renewal.cancel()
         self.reserve.close()
         if self._zygote is not None:
             await self._zygote.close()
@@ -199,8 +202,10 @@ class Preparation:
         """
         why = ""
         if self._usable:
-            self._zygote = await self._take_over() or await self._accept()
-            if self._zygote is None:
+            ready = await self._take_over() or await self._accept()
+            if ready is not None:
+                self._zygote = ready
+            else:
                 why = await self._import_anew()
             self._usable = self._zygote is not None
         self.doing = ""
@@ -251,11 +256,15 @@ class Preparation:
         self.doing = _importing(entry.preload)
         log = self._home.attempt.zygote_log(self._home.node.index)
         start = partial(zygote.start, entry.python, self._home.environment, self._home.workdir, entry.preload, log)
+        self._imports = zygote
         try:
             await _with_room(start)
+            await _first(zygote.ready, zygote.gone)
         except (FileNotFoundError, PermissionError) as error:
+            self._zygote = None
             return said_by_the_system(error)
-        await _first(zygote.ready, zygote.gone)
+        finally:
+            self._imports = None
         death = None if zygote.ready.is_set() else await _death_of(zygote)
         killed = death is not None and death.signal == signal.SIGKILL
         self._zygote = zygote if zygote.ready.is_set() or killed else None
