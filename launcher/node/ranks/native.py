@@ -69,6 +69,7 @@ def _traced(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,
         )
     except OSError as error:
         return (f"{name}: {said_by_the_system(error)}",)
@@ -76,7 +77,7 @@ def _traced(
         try:
             said = tracer.communicate(timeout=left_s)[0].splitlines()
         except subprocess.TimeoutExpired:
-            tracer.kill()
+            os.killpg(tracer.pid, signal.SIGKILL)  # with its children: gdb has one that is stopped, and has our pipe
             tracer.communicate()
             signal_process(process, signal.SIGCONT)  # the SIGSTOP of a tracer that has just begun outlives it
             return (f"{name}: took longer than {left_s:.2g} s",)
