@@ -10,7 +10,7 @@ and frozen agents, killed zygotes, and cut cables where there are some. What it 
 from what a fault cost. A step that only a part of the ranks makes counts as that part.
 
 `--sides "launch, hot" --places local` is `recovery: {mode: hot}`, for which a `Trainer` trains that model: only such
-ranks stay when one is killed.
+ranks stay when one is killed. `--sides launch --faults mixed --only stop-rank kill-coordinator` has these faults alone.
 """
 
 import argparse
@@ -26,10 +26,11 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("local", "ssh"))]
 from goodput_account import PHASES, Blow, at_gap, costs, first_of_all, middle_costs, pace, useful_steps
-from goodput_worlds import HOT, KILLS, LAUNCH, MIXED, NODES, TORCHFT, TORCHRUN, side_of
+from goodput_worlds import HOT, KILLS, LAUNCH, MIXED, NODES, TORCHFT, TORCHRUN, ZYGOTE, side_of
 from results import publish
 
 from tests.chaos.schedule import Kind, drawn
+from tests.chaos.worlds import Local
 from tests.lab.hosts import HostLab
 
 START_S = 240.0
@@ -92,6 +93,7 @@ def measure(peer, kind, every_s, args, hosts):
         folder.chmod(0o755)
         with side_of(peer, folder, hosts) as world:
             kinds = world.mixed if kind == MIXED else {"kill-rank": Kind()}
+            kinds = {name: Local.kinds.get(name, Kind()) for name in args.only} or kinds
             disturbed = Disturbed(world, args.every)
             began, rate = disturbed.begun(args.calm_s)
             until = began + args.minutes * 60
@@ -150,6 +152,10 @@ def main():
     parser.add_argument("--every", type=int, default=10, help="steps from checkpoint to checkpoint")
     parser.add_argument("--gaps", type=int, nargs="+", default=[20], help="seconds to a fault")
     parser.add_argument("--faults", nargs="+", choices=[KILLS, MIXED], default=[KILLS, MIXED])
+    only = [*(Local.faults | ZYGOTE)]
+    parser.add_argument(
+        "--only", nargs="+", choices=only, default=[], help="these alone: the phases of each, of launch"
+    )
     parser.add_argument("--places", nargs="+", choices=[HERE, HOSTS], default=[HERE, HOSTS])
     peers = [LAUNCH, HOT, TORCHRUN, TORCHFT]
     parser.add_argument("--sides", nargs="+", choices=peers, help=f"default: all that are installed, but {HOT}")

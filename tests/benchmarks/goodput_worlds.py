@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from goodput_account import Decided, newest, read_notes
-from lab import Lab, environment
+from lab import Lab, command, environment, parent
 from noted_steps import network_card
 from race import free_port
 from ssh_desk import Desk, is_of_a_login
@@ -41,8 +41,7 @@ resources: {{nodes: {nodes}, ranks_per_node: 1, gpus_per_node: 0, cpus_per_rank:
 checkpoint: {{every: {every} steps}}
 recovery: {{{recovery}}}
 """
-# A step takes 50 ms: a rank that is silent for 5 s has stopped.
-_RECOVERY = dict.fromkeys(CAUSES, "unlimited") | SETTINGS | {"hang_after": "5s"}
+_RECOVERY = dict.fromkeys(CAUSES, "unlimited") | SETTINGS | {"hang_after": "auto"}
 RECOVERY = ", ".join(f"{name}: {value}" for name, value in _RECOVERY.items())
 _MIXED = {
     "kill-rank": Kind(4),
@@ -52,7 +51,27 @@ _MIXED = {
 }
 
 
-ZYGOTE = {"kill-zygote": killed("zygote")}
+@contextlib.contextmanager
+def coordinator_killed(world, target):
+    """The agent of node 0, whose attempt ends with it."""
+    found = [pid for pid in world.called("agent") if command(pid).split(b"\0")[-2:] == [b"0", b""]]
+    yield bool(found) and strike(found[0], signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def nothing_warm(world, target):
+    """A node's zygote, its standby and its rank: nothing is left there that has imported torch."""
+    ranks = [note.pid for note in world.newest_ranks()]
+    agent = parent(ranks[target % len(ranks)]) if ranks else None
+    theirs = [pid for pid in (*world.called("standby"), *world.called("zygote"), *ranks) if parent(pid) == agent]
+    yield sum([strike(pid, signal.SIGKILL) for pid in theirs]) == 3
+
+
+ZYGOTE = {
+    "kill-zygote": killed("zygote"),
+    "kill-all-warm": nothing_warm,
+    "kill-coordinator": coordinator_killed,
+}
 _CUTS = {name: Kind(1, lasts_s=(1.0, 8.0)) for name in ("cut-both", "reset")}
 
 
