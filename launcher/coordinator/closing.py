@@ -69,6 +69,8 @@ class Aftermath:
         if found.planned:
             self._say_what_follows(f"{found.text}; {follows}", brief=found.text)
             return True
+        if attempt.plan.restarts_all:
+            return False
         event = self._draft_failure(found, in_place=True)
         if found.distrusted is not None:
             attempt.nodes[found.distrusted].suspected_at = attempt.mono
@@ -111,6 +113,7 @@ class Aftermath:
         event = self.note_failure(found)
         if found.cause in (Cause.DISK, Cause.LAUNCHER_FAULT) and found.node is not None:
             attempt.nodes[found.node].suspected_at = attempt.mono
+        can_regroup = can_regroup and not attempt.plan.restarts_all
         decision = decide(event, attempt.history, attempt.rules, can_regroup=can_regroup)
         attempt.history.append(event)
         # Where the run has had all the time that its spec gives it, no attempt of any budget could go on.
@@ -173,6 +176,10 @@ class Aftermath:
         budget.
         """
         self.finish(State.FAILED, None, Exit.FENCED, self._attempt.fenced)
+
+    def end_to_restart(self) -> None:
+        """End the attempt because the run's supervisor starts another one; this counts as no failure."""
+        self.finish(State.QUEUED, None, Exit.OK, f"a new attempt follows: {verdict.STOPS[verdict.RESTART]}")
 
     def end_cancelled(self) -> None:
         self.finish(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, "cancelled")
@@ -272,7 +279,8 @@ class Closer:
     def _closed(self, closing: Closing) -> None:
         attempt, aftermath = self._attempt, self._aftermath
         attempt.phase, attempt.closing = AttemptPhase.WAITING, None
-        if (closing.graceful or closing.grace_s) and attempt.stop != "cancel" and attempt.current.finished:
+        asked_to_leave = attempt.stop in ("cancel", verdict.RESTART)
+        if (closing.graceful or closing.grace_s) and not asked_to_leave and attempt.current.finished:
             aftermath.finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
             return
         found = closing.verdict or verdict.of_exits(attempt.current, attempt.stop is not None)
@@ -282,6 +290,8 @@ class Closer:
             aftermath.end_cancelled()
         elif attempt.fenced:
             aftermath.end_fenced()
+        elif attempt.stop == verdict.RESTART and closing.graceful:
+            aftermath.end_to_restart()
         elif found.cause is Cause.NO_CHECKPOINT and not closing.graceful and attempt.stop is None:
             aftermath.await_nodes(found)
         else:

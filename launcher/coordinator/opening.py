@@ -42,6 +42,8 @@ class Opener:
             aftermath.end_cancelled()
         elif attempt.fenced:
             aftermath.end_fenced()
+        elif attempt.stop == verdict.RESTART:
+            aftermath.end_to_restart()
         elif attempt.stop is not None:
             aftermath.fail(verdict.of_stop(attempt.stop), can_regroup=False)
         elif attempt.mono >= attempt.limit_at:

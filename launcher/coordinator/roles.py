@@ -57,9 +57,12 @@ class Roles:
         self._parts[name].is_ready = True
 
     def ended(self, name: str, end: AttemptEnd, now: float) -> AttemptEnd | None:
-        """Return how the run ends where one beside the main role ended so that it cannot go on."""
+        """Return how the attempt of the whole run ends where one beside the main role ended so that it cannot go on."""
         part = self._parts[name]
         part.is_there = False
+        if end.state is State.QUEUED and end.cause is not None and self._roles[part.role].restart == "all":
+            text = f"all roles start again, because of {name}: {end.message}"
+            return AttemptEnd(State.QUEUED, end.cause, end.exit_code, end.ended_at, text, end.delay_s)
         if end.state is State.QUEUED:
             part.starts_at = now + end.delay_s
             return None

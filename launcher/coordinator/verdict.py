@@ -15,11 +15,13 @@ from launcher.states import Cause, ErrorKind
 _CLUSTERS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM: what batch systems send to all processes of a job
 _NAMED = 8
 _LONGEST_NAME = 500
+RESTART = "restart"  # a reason to stop: the attempt is followed by another one, which counts as no restart
 STOPS = {
     "cancel": "somebody cancelled the run",
     "preempt": "the cluster takes the nodes back",
     "limit": "the time limit of the cluster's job is near",
     "notice": "the host that coordinates the others is about to go",
+    RESTART: "another role of the run has started again",
 }
 
 

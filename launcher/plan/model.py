@@ -84,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True):
     away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may come yet
     role: str = ""  # which of the run's programs; "": there is one
     role_rank: int = 0  # what its rank 0 is among all of its role: ranks that restart alone have a plan each
+    restarts_all: bool = False  # a failure of one of its ranks ends the attempt, so that all roles start again
     roles: tuple["Plan", ...] = ()  # of the main role: those of the others, each with a run directory of its own
 
     @property

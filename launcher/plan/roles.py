@@ -58,7 +58,8 @@ def build_roles(
             one = build(
                 structs.replace(spec, resources=resources), overrides, where, share, projects[name], code, python
             )
-            plans.append(structs.replace(_with_own_gpus(one, machine, mine), role=name, role_rank=part))
+            one = structs.replace(_with_own_gpus(one, machine, mine), role=name, role_rank=part)
+            plans.append(structs.replace(one, restarts_all=whole.roles[name].restart == "all"))
     main, *others = plans
     return structs.replace(main, spec=structs.replace(main.spec, roles=whole.roles), roles=tuple(others))
 

@@ -288,8 +288,9 @@ ROLE = Section(
         Field("after", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles that must be ready before it starts",
               example="reward"),
         Field("ready", READY, "When it can be used", example="{port: true}"),
-        Field("restart", Choice(("role", "alone")), "What is started again when one of its ranks fails: all its "
-              "ranks, or that one alone; each rank then is a group of its own, of one", example="alone"),
+        Field("restart", Choice(("role", "alone", "all")), "What is started again when one of its ranks fails: all "
+              "its ranks; that one alone, and each rank then is a group of its own, of one; or all roles of the run",
+              example="alone"),
     ),
 )  # fmt: skip
 

@@ -100,9 +100,10 @@ class Allocation:
         if end is not None:
             return end
         status = self._watch()
-        if readable(self._attempt.end, AttemptEnd) is not None:
+        known = readable(self._attempt.end, AttemptEnd)
+        if known is not None:
             self._agents.wait_for_others(self._own, _FAREWELL_S)
-        self._roles.stop(_SURE_S)
+        self._roles.stop(_SURE_S, goes_on=State.QUEUED in {one.state for one in (self._failed, known) if one})
         self._agents.end(standbys_of=self._own if self._leave_standbys else ())
         self._roles.close()
         if self._failed is not None and write_known_end(self._run, self._attempt, self._plan) is None:

@@ -11,6 +11,7 @@ import msgspec
 from launcher.clock import boottime
 from launcher.coordinator.classify import finished
 from launcher.coordinator.policy import decide, restarts_by_cause
+from launcher.coordinator.verdict import RESTART, STOPS
 from launcher.errors import Exit, LaunchError
 from launcher.plan.model import Plan
 from launcher.run.attempts import newest, used_s_of
@@ -110,8 +111,12 @@ def grace_s_of(plan: Plan | None) -> float:
 
 def is_cancelled(attempt: AttemptDir) -> bool:
     """Return whether a user has asked to cancel the attempt."""
+    return _stop_kind(attempt) == "cancel"
+
+
+def _stop_kind(attempt: AttemptDir) -> str | None:
     request = readable(attempt.stop, StopRequest)
-    return request is not None and request.kind == "cancel"
+    return request.kind if request is not None else None
 
 
 def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
@@ -149,7 +154,7 @@ def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
 def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd | None:
     """Write the end that follows from the records of an attempt whose coordinator is gone, and return it.
 
-    Return None if nobody had cancelled it and not every rank is known to have finished.
+    Return None if nobody had asked for that end and not every rank is known to have finished.
     """
     end = readable(attempt.end, AttemptEnd)
     if end is not None:
@@ -157,6 +162,8 @@ def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd 
         return end
     if is_cancelled(attempt):
         end = cancelled()
+    elif _stop_kind(attempt) == RESTART:
+        end = AttemptEnd(State.QUEUED, None, Exit.OK, time.time(), f"a new attempt follows: {STOPS[RESTART]}")
     elif has_finished(run, attempt, plan):
         end = AttemptEnd(State.SUCCEEDED, None, Exit.OK, time.time(), "all ranks have finished")
     else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec import structs
 
 from launcher.coordinator.roles import Roles
+from launcher.coordinator.verdict import RESTART
 from launcher.node.ranks.ports import HeldPort
 from launcher.plan.model import Plan
 from launcher.run.attempts import new_attempt, newest
@@ -100,14 +101,11 @@ class RolesHere:
                 self._open(part)
         return None
 
-    def stop(self, within_s: float) -> None:
-        """Have them end, and wait for it so long; the caller ends what is left."""
+    def stop(self, within_s: float, *, goes_on: bool) -> None:
+        """Have them end, and wait for it so long; the caller ends what is left. `goes_on`: they all start again."""
         asked = [part for part in self._parts if part.attempt is not None]
         for part in asked:
-            if part.attempt is not None:
-                ask_to_stop(part.attempt, "cancel")
-            if (pid := part.agents[0].pid) is not None:
-                os.kill(pid, signal.SIGTERM)  # our own child, not reaped yet
+            _ask(part, RESTART if goes_on else "cancel")
         grace_s = max((part.plan.spec.recovery.grace_s for part in asked), default=0.0)
         deadline = time.monotonic() + grace_s + within_s
         while not all(part.has_ended for part in asked) and time.monotonic() < deadline:
@@ -168,6 +166,14 @@ class RolesHere:
     def _note(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a disk that takes nothing now: no program waits for it
             append_line(self._run.events, Event(time.time(), self._attempt.number, "role", text))
+
+
+def _ask(part: _Part, kind: str) -> None:
+    """Have this part stop, for this reason."""
+    if part.attempt is not None:
+        ask_to_stop(part.attempt, kind)
+    if (pid := part.agents[0].pid) is not None:
+        os.kill(pid, signal.SIGTERM)  # our own child, not reaped yet
 
 
 def _make(whole: RunDir, run: RunDir, plan: Plan) -> None:

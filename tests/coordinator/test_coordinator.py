@@ -1052,6 +1052,32 @@ def test_preempt_asks_for_a_new_attempt_and_costs_no_budget() -> None:
     assert cluster.state().restarts == {"preempted": 1}
 
 
+def test_an_attempt_that_is_to_start_again_does_so_without_counting_as_a_restart() -> None:
+    waiting = Cluster(plan_of(2))
+    waiting.boot(0)
+    for cluster in (running(2), waiting):
+        cluster.ask_stop("restart")
+        cluster.settle()
+        assert cluster.end is not None
+        assert (cluster.end.state, cluster.end.cause, cluster.end.delay_s) == (State.QUEUED, None, 0.0)
+        assert cluster.state().restarts == {}
+        assert not cluster.recorded("failure")
+
+
+def test_a_failure_of_a_role_that_restarts_all_ends_the_attempt_as_its_budget_says() -> None:
+    for budget, state in ((Budget(1), State.QUEUED), (Budget(0), State.FAILED)):
+        plan = replace(plan_of(2, rules=Recovery(killed=budget)), restarts_all=True)
+        cluster = Cluster(plan)
+        cluster.boot()
+        cluster.advance(3)
+        cluster.end_rank(1, signal=9)
+        cluster.deliver(0, up=True)
+        cluster.settle()
+        assert cluster.end is not None
+        assert (cluster.end.state, cluster.end.cause) == (state, Cause.KILLED)
+        assert not cluster.starts(2)
+
+
 def test_near_the_limit_of_the_clusters_job_a_new_attempt_follows_as_the_budget_says() -> None:
     for budget, state in ((Budget(None), State.QUEUED), (Budget(0), State.FAILED)):
         cluster = running(2, rules=Recovery(time_limit=budget))

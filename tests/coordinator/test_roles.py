@@ -39,6 +39,14 @@ def test_one_that_cannot_go_on_ends_the_run_and_is_named():
     assert whole.message == "role actors has failed: it fell"
 
 
+def test_one_that_restarts_all_ends_the_attempt_of_the_run_and_not_the_run():
+    roles = Roles(ROLES | {"server": Role(restart="all")}, PARTS)
+    roles.due(0.0)
+    whole = roles.ended("server", end(State.QUEUED, 3.0), 1.0)
+    assert (whole.state, whole.cause, whole.delay_s) == (State.QUEUED, Cause.KILLED, 3.0)
+    assert whole.message == "all roles start again, because of server: it fell"
+
+
 def test_one_that_has_done_all_its_work_is_ready_and_does_not_come_back():
     roles = Roles(ROLES, PARTS)
     roles.due(0.0)

@@ -77,8 +77,8 @@ def nothing_is_left(lab, run):
     return not any(os.path.exists(f"/proc/{pid}") for pid in agents(lab, run))
 
 
-def pid_of(lab, run, part):
-    [path] = (lab.run_dir(run) / "roles" / part).glob("attempts/*/node-00/rank-000.json")
+def pid_of(lab, run, part, rank=0):
+    [path] = (lab.run_dir(run) / "roles" / part).glob(f"attempts/*/node-00/rank-{rank:03d}.json")
     return json.loads(path.read_text())["process"]["pid"]
 
 
@@ -119,6 +119,19 @@ def test_an_actor_that_is_killed_comes_back_alone_at_its_address(lab, three):
     finish(lab, run)
     status = lab.wait(run)
     assert (status["state"], status["restarts"]["total"], status["generation"]) == ("succeeded", 0, 1)
+
+
+def test_an_actor_that_is_killed_brings_all_roles_back_where_it_says_so(lab, three):
+    run = three("all")
+    lab.until_step(run, 1)
+    lab.until("both actors", lambda: lines_of(lab, run, "actors")[1:])
+    os.kill(pid_of(lab, run, "actors", rank=1), signal.SIGKILL)
+    lab.until("actors again", lambda: lines_of(lab, run, "actors")[3:])
+    lab.until("the learner again", lambda: lab.status(run)["attempt"] == 2 and lab.status(run)["state"] == "running")
+    roles = lab.status(run)["roles"]
+    assert (roles["actors"]["restarts"]["by_cause"], roles["reward"]["restarts"]["total"]) == ({"killed": 1}, 0)
+    finish(lab, run)
+    assert lab.wait(run)["restarts"]["total"] == 0
 
 
 def test_an_agent_of_a_role_that_is_killed_is_a_new_attempt_of_that_role(lab, three):
