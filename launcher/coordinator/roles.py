@@ -9,6 +9,7 @@ from math import inf
 
 from launcher.run.records import AttemptEnd
 from launcher.spec.model import Role
+from launcher.spec.order import needed_by
 from launcher.states import State
 
 
@@ -55,6 +56,20 @@ class Roles:
     def ready(self, name: str) -> None:
         """This one can be used; others that come later need not wait for it again."""
         self._parts[name].is_ready = True
+
+    def followed(self) -> list[str]:
+        """Return those that run and whose restart is that of others too."""
+        roles = {name for role in self._roles.values() for name in role.follows}
+        return [name for name, part in self._parts.items() if part.is_there and part.role in roles]
+
+    def restarted(self, name: str) -> list[str]:
+        """Return those that start again because this one has; they and it must become ready anew."""
+        follows, role = {name: role.follows for name, role in self._roles.items()}, self._parts[name].role
+        roles = {follower for follower in follows if role in needed_by(follower, follows)}
+        found = [name for name, part in self._parts.items() if part.is_there and part.role in roles]
+        for one in (name, *found):
+            self._parts[one].is_ready = False
+        return found
 
     def ended(self, name: str, end: AttemptEnd, now: float) -> AttemptEnd | None:
         """Return how the attempt of the whole run ends where one beside the main role ended so that it cannot go on."""

@@ -287,6 +287,8 @@ ROLE = Section(
               "are this one's", example="true"),
         Field("after", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles that must be ready before it starts",
               example="reward"),
+        Field("follows", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles with which it starts again: once "
+              "ranks of one of them have, so do its own", example="learner"),
         Field("ready", READY, "When it can be used", example="{port: true}"),
         Field("restart", Choice(("role", "alone", "all")), "What is started again when one of its ranks fails: all "
               "its ranks; that one alone, and each rank then is a group of its own, of one; or all roles of the run",

@@ -327,6 +327,7 @@ class Role(Struct, frozen=True):
 
     main: bool = False
     after: tuple[str, ...] = ()
+    follows: tuple[str, ...] = ()
     ready: Readiness | None = None
     restart: str = "role"  # all its ranks; alone: each rank by itself; all: every role of the run
     spec: "JobSpec | None" = None  # None: of the main role, whose spec has all roles

@@ -60,16 +60,26 @@ def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
             elif roles[other].ready is None:
                 hint = f"write ready: {{port: true}} in {other}, or another of its options"
                 yield Problem(mark, f"nothing says when {other} is ready", hint, key)
+        for other in role.follows:
+            if other not in roles:
+                key, mark = (_KEY, name, "follows"), _mark(root, name, "follows")
+                yield Problem(mark, f"no role {shown(other)}", key=key, word=other, options=tuple(roles))
+        if role.main and role.follows:
+            hint = f"write restart: all in {role.follows[0]}: then all roles start again with it"
+            reason = "the main role follows no other: with its ranks all roles would start again"
+            yield Problem(_mark(root, name, "follows"), reason, hint, (_KEY, name, "follows"))
         if role.main and role.restart == "alone":
             hint = "only roles beside the main one may have it"
             yield Problem(
                 _mark(root, name, "restart"), "ranks of the main role belong together", hint, (_KEY, name, "restart")
             )
-    if around := circle({name: role.after for name, role in roles.items()}):
-        told = ", ".join(f"{one} after {two}" for one, two in zip(around, [*around[1:], around[0]], strict=True))
-        yield Problem(
-            _mark(root, around[0], "after"), f"none of these could ever start: {told}", key=(_KEY, around[0], "after")
-        )
+    for word, reason, needs in (
+        ("after", "none of these could ever start", {name: role.after for name, role in roles.items()}),
+        ("follows", "each of these would start the others again", {name: role.follows for name, role in roles.items()}),
+    ):
+        if around := circle(needs):
+            told = ", ".join(f"{one} {word} {two}" for one, two in zip(around, [*around[1:], around[0]], strict=True))
+            yield Problem(_mark(root, around[0], word), f"{reason}: {told}", key=(_KEY, around[0], word))
 
 
 def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:

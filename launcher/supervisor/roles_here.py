@@ -18,19 +18,19 @@ from launcher.coordinator.verdict import RESTART
 from launcher.node.ranks.ports import HeldPort
 from launcher.plan.model import Plan
 from launcher.run.attempts import new_attempt, newest
-from launcher.run.durable import append_line, create_record, make_dir, write_record
+from launcher.run.durable import append_line, create_record, make_dir, readable, write_record
 from launcher.run.fence import raise_fence
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import descendants, end_all
-from launcher.run.records import AttemptEnd, Event, Handle
+from launcher.run.records import AttemptEnd, Event, Handle, RunState
 from launcher.spec.model import Readiness
-from launcher.states import LOCAL
+from launcher.states import LOCAL, State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, agent_process
 from launcher.supervisor.attempt_end import ask_to_stop, first_state, last_word
 from launcher.supervisor.ready import is_ready
 
-_READY_S = 0.1  # how often those that others wait for are looked at
+_READY_S = 0.1  # how often those that others wait for or follow are looked at
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class _Part:
     plan: Plan  # with what is known of the run's code since it was frozen
     attempt: AttemptDir | None = None  # that goes on
     agents: list[AgentProcess] = field(default_factory=list)  # of it
+    is_asked: bool = False  # to stop
 
     @property
     def name(self) -> str:
@@ -63,6 +64,7 @@ class RolesHere:
         parts = {self._main: plan.role} | {one.name: one.plan.role for one in self._parts}
         self._roles = Roles(plan.spec.roles, parts)
         self._ready = {name: role.ready for name, role in plan.spec.roles.items()}
+        self._generations: dict[str, int] = {}  # the newest of those that others follow, as it was last seen
         self._ports: list[HeldPort] = []
         everyone = [plan, *(one.plan for one in self._parts)] if plan.role else []
         self._addresses = self._hold_ports(everyone)
@@ -77,7 +79,8 @@ class RolesHere:
 
     def next_look(self) -> float | None:
         """Return the moment, by time.monotonic, at which to look again, if nothing wakes the supervisor before."""
-        moments = [self._roles.next_start(), time.monotonic() + _READY_S if self._roles.awaited() else None]
+        is_watched = self._roles.awaited() or self._roles.followed()
+        moments = [self._roles.next_start(), time.monotonic() + _READY_S if is_watched else None]
         return min((one for one in moments if one is not None), default=None)
 
     def look(self) -> AttemptEnd | None:
@@ -89,9 +92,13 @@ class RolesHere:
                 self._note(f"role {part.name}: {end.message or end.state}")
                 if (whole := self._roles.ended(part.name, end, now)) is not None:
                     return whole
+                if end.state is State.QUEUED and end.cause is not None:
+                    self._restart_followers(part.name)
             elif part.attempt is not None and part.name in awaited and self._is_ready(part, part.attempt):
                 self._roles.ready(part.name)
                 self._note(f"role {part.name} is ready")
+        for name in filter(self._has_restarted, self._roles.followed()):
+            self._restart_followers(name)
         due = self._roles.due(now)
         if self._main in due:
             self.has_begun = True
@@ -100,6 +107,23 @@ class RolesHere:
             if part.name in due:
                 self._open(part)
         return None
+
+    def _has_restarted(self, name: str) -> bool:
+        """Return whether this one has a newer generation in its attempt than when it was last asked for."""
+        pairs = {self._main: (self._run, self._attempt)} | {one.name: (one.run, one.attempt) for one in self._parts}
+        run, attempt = pairs[name]
+        state, before = readable(run.state, RunState), self._generations.get(name, 0)
+        if state is None or attempt is None or state.attempt != attempt.number:
+            return False
+        self._generations[name] = state.generation
+        return 0 < before < state.generation
+
+    def _restart_followers(self, name: str) -> None:
+        followers = self._roles.restarted(name)
+        for part in self._parts:
+            if part.name in followers and not part.is_asked:
+                _ask(part, RESTART)
+                self._note(f"role {part.name} starts again, as {name} has")
 
     def stop(self, within_s: float, *, goes_on: bool) -> None:
         """Have them end, and wait for it so long; the caller ends what is left. `goes_on`: they all start again."""
@@ -138,7 +162,8 @@ class RolesHere:
         write_record(attempt.handle, Handle(LOCAL, supervisor=this_process()))
         if before is None:
             write_record(run.state, first_state(plan, attempt.number))
-        part.attempt = attempt
+        part.attempt, part.is_asked = attempt, False
+        self._generations.pop(part.name, None)
         part.agents = [agent_process(plan, attempt, node.index, keep=self._keep) for node in plan.nodes]
         part.agents[0].leads = True
         self._agents.add(part.agents)
@@ -170,6 +195,7 @@ class RolesHere:
 
 def _ask(part: _Part, kind: str) -> None:
     """Have this part stop, for this reason."""
+    part.is_asked = True
     if part.attempt is not None:
         ask_to_stop(part.attempt, kind)
     if (pid := part.agents[0].pid) is not None:

@@ -47,6 +47,31 @@ def test_one_that_restarts_all_ends_the_attempt_of_the_run_and_not_the_run():
     assert whole.message == "all roles start again, because of server: it fell"
 
 
+def test_who_follows_a_role_starts_again_with_it_and_first_waits_until_it_is_ready_anew():
+    ready = Readiness(port=True)
+    roles = Roles(
+        {
+            "main": Role(main=True, ready=ready),
+            "server": Role(follows=("main",), after=("main",), ready=ready),
+            "actors": Role(follows=("server",)),
+            "other": Role(),
+        },
+        PARTS | {"other": "other"},
+    )
+    roles.due(0.0)
+    roles.ready("main")
+    roles.due(0.0)
+    roles.ready("server")
+    assert roles.followed() == ["main", "server"]
+    assert roles.restarted("server") == ["actors-0", "actors-1"]
+    assert roles.restarted("main") == ["server", "actors-0", "actors-1"]
+    assert roles.ended("server", AttemptEnd(State.QUEUED, None, 0, 1.0, "asked"), 1.0) is None
+    assert roles.due(2.0) == []
+    assert roles.awaited() == ["main"]
+    roles.ready("main")
+    assert roles.due(3.0) == ["server"]
+
+
 def test_one_that_has_done_all_its_work_is_ready_and_does_not_come_back():
     roles = Roles(ROLES, PARTS)
     roles.due(0.0)

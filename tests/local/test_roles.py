@@ -78,7 +78,8 @@ def nothing_is_left(lab, run):
 
 
 def pid_of(lab, run, part, rank=0):
-    [path] = (lab.run_dir(run) / "roles" / part).glob(f"attempts/*/node-00/rank-{rank:03d}.json")
+    folder = lab.run_dir(run) / "roles" / part if part else lab.run_dir(run)
+    [path] = folder.glob(f"attempts/*/node-00/rank-{rank:03d}.json")
     return json.loads(path.read_text())["process"]["pid"]
 
 
@@ -132,6 +133,20 @@ def test_an_actor_that_is_killed_brings_all_roles_back_where_it_says_so(lab, thr
     assert (roles["actors"]["restarts"]["by_cause"], roles["reward"]["restarts"]["total"]) == ({"killed": 1}, 0)
     finish(lab, run)
     assert lab.wait(run)["restarts"]["total"] == 0
+
+
+def test_actors_that_follow_the_learner_start_again_with_it_which_counts_for_nothing(lab, three):
+    run = three("role, follows: learner")
+    lab.until_step(run, 1)
+    lab.until("both actors", lambda: lines_of(lab, run, "actors")[1:])
+    os.kill(pid_of(lab, run, ""), signal.SIGKILL)
+    lab.until("actors again", lambda: lines_of(lab, run, "actors")[3:])
+    status = lab.until("all running", lambda: (s := lab.status(run))["state"] == "running" and s)
+    actors, reward = status["roles"]["actors"], status["roles"]["reward"]
+    assert (status["attempt"], actors["attempt"], reward["attempt"]) == (1, 2, 1)
+    assert (status["restarts"]["total"], actors["restarts"]["total"]) == (1, 0)
+    finish(lab, run)
+    assert lab.wait(run)["state"] == "succeeded"
 
 
 def test_an_agent_of_a_role_that_is_killed_is_a_new_attempt_of_that_role(lab, three):

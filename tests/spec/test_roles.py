@@ -47,6 +47,18 @@ def test_what_stands_beside_the_roles_holds_for_all_of_them() -> None:
             "2:32: roles.a.after: none of these could ever start: a after a",
         ),
         (
+            "{a: {main: true, run: {script: a.py}}, b: {follows: c, run: {script: b.py}}}",
+            "roles.b.follows: no role 'c'",
+        ),
+        (
+            "{a: {main: true, run: {script: a.py}}, b: {follows: [a, b], run: {script: b.py}}}",
+            "2:60: roles.b.follows: each of these would start the others again: b follows b",
+        ),
+        (
+            "{a: {main: true, follows: b, run: {script: a.py}}, b: {run: {script: b.py}}}",
+            "2:34: roles.a.follows: the main role follows no other",
+        ),
+        (
             "{a: {main: true, restart: alone, run: {script: a.py}}}",
             "2:34: roles.a.restart: ranks of the main role belong together",
         ),
