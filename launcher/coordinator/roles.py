@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from launcher.errors import Exit
 from launcher.run.records import AttemptEnd
 from launcher.spec.model import Role
 from launcher.spec.order import needed_by
@@ -25,12 +26,17 @@ class _Part:
 
 
 class Roles:
-    """`due` gives who is to start now; `ready` and `ended` take in what became of them."""
+    """`due` gives who is to start now; `ready` and `ended` take in what became of them.
+
+    Where no role is the main one, the run ends once all have, as the worst of them did.
+    """
 
     def __init__(self, roles: Mapping[str, Role], parts: Mapping[str, str]) -> None:
         """Take the spec's roles, and for each part the name of its role; of the main role it is the role's own."""
         self._roles = roles
         self._parts = {name: _Part(role) for name, role in parts.items()}
+        self._ends_with_all = bool(roles) and not any(role.main for role in roles.values())
+        self._failed: AttemptEnd | None = None  # the first that did, where the run goes on all the same
 
     def due(self, now: float) -> list[str]:
         """Return who starts now, and take them for started."""
@@ -72,7 +78,7 @@ class Roles:
         return found
 
     def ended(self, name: str, end: AttemptEnd, now: float) -> AttemptEnd | None:
-        """Return how the attempt of the whole run ends where one beside the main role ended so that it cannot go on."""
+        """Return how the attempt of the whole run ends, where it does because this one has ended so."""
         part = self._parts[name]
         part.is_there = False
         if end.state is State.QUEUED and end.cause is not None and self._roles[part.role].restart == "all":
@@ -84,9 +90,26 @@ class Roles:
         part.is_done = True
         if end.state is State.SUCCEEDED:
             part.is_ready = True
+        else:
+            text = f"role {part.role} has failed: {end.message}"
+            self._failed = self._failed or AttemptEnd(State.FAILED, end.cause, end.exit_code, end.ended_at, text)
+        if not self._ends_with_all:
+            return self._failed
+        self._give_up_waiting()
+        if not all(part.is_done for part in self._parts.values()):
             return None
-        text = f"role {part.role} has failed: {end.message}"
-        return AttemptEnd(State.FAILED, end.cause, end.exit_code, end.ended_at, text)
+        return self._failed or AttemptEnd(State.SUCCEEDED, None, Exit.OK, end.ended_at, "all roles have finished")
+
+    def _give_up_waiting(self) -> None:
+        """Take those for done that wait for one which has ended and was never ready."""
+        while stuck := [part for part in self._parts.values() if self._waits_in_vain(part)]:
+            for part in stuck:
+                part.is_done = True
+
+    def _waits_in_vain(self, part: _Part) -> bool:
+        before = [other for other in self._parts.values() if other.role in self._after(part)]
+        away = not (part.is_there or part.is_done)
+        return away and any(other.is_done and not other.is_ready for other in before)
 
     def _may_start(self, part: _Part, now: float) -> bool:
         return (

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine
 from math import inf
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from launcher.clock import WakingClock, boottime
 from launcher.coordinator.coordinator import Coordinator
 from launcher.coordinator.effects import (
@@ -35,7 +37,7 @@ from launcher.run.durable import Damaged, read_lines, read_record, readable, wri
 from launcher.run.identity import alive, this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.record_writer import KeptHang, RecordWriter
+from launcher.run.record_writer import KeptHang, RecordWriter, RoleEnd
 from launcher.run.records import DrainRequest, Endpoint, Event, Handle, ProcessId, RunState
 from launcher.states import State
 from launcher.wire import messages
@@ -223,10 +225,17 @@ class CoordinatorServer:
             case KeepHang(number=number, report=report):
                 self._record_writer.write(KeptHang(number, report))
             case Finish(end=end, event=event):
-                self._record_writer.write(self._coordinator.snapshot(self._now(), ended=False))  # its last numbers
-                self._record_writer.write(end)
-                self._record_writer.write(event)
-                self._record_writer.write(self._coordinator.snapshot(self._now()))
+                numbers = self._coordinator.snapshot(self._now(), ended=False)
+                self._record_writer.write(numbers)
+                if self._plan.ends_with_all and end.state in (State.SUCCEEDED, State.FAILED):
+                    text = f"role {self._plan.role}: {end.message}"
+                    self._record_writer.write(RoleEnd(end))
+                    self._record_writer.write(replace(event, kind="role", text=text))
+                    self._record_writer.write(replace(numbers, state=State.RUNNING, message=text))
+                else:
+                    self._record_writer.write(end)
+                    self._record_writer.write(event)
+                    self._record_writer.write(self._coordinator.snapshot(self._now()))
                 self.goes_on = end.state is State.QUEUED
                 if not self.ended.done():
                     self.ended.set_result(Exit(end.exit_code))

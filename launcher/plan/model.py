@@ -85,12 +85,17 @@ class Plan(msgspec.Struct, frozen=True):
     role: str = ""  # which of the run's programs; "": there is one
     role_rank: int = 0  # what its rank 0 is among all of its role: ranks that restart alone have a plan each
     restarts_all: bool = False  # a failure of one of its ranks ends the attempt, so that all roles start again
-    roles: tuple["Plan", ...] = ()  # of the main role: those of the others, each with a run directory of its own
+    roles: tuple["Plan", ...] = ()  # of the main role, or the first where none is: those of the others
 
     @property
     def is_beside_main(self) -> bool:
         """Return whether this plan is of a role beside the main one, with its run directory below the main one's."""
         return bool(self.role) and not self.spec.roles
+
+    @property
+    def ends_with_all(self) -> bool:
+        """Return whether the run ends once all its roles have, because none is the main one."""
+        return bool(self.spec.roles) and not any(role.main for role in self.spec.roles.values())
 
     @property
     def nodes_vary(self) -> bool:

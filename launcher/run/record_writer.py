@@ -23,7 +23,14 @@ class KeptHang:
     report: HangReport
 
 
-_Entry = Event | RankExit | RunState | AttemptEnd | KeptHang
+@dataclass(frozen=True, slots=True)
+class RoleEnd:
+    """How the run's own role ended in this attempt, which goes on with the other roles."""
+
+    end: AttemptEnd
+
+
+_Entry = Event | RankExit | RunState | AttemptEnd | KeptHang | RoleEnd
 
 
 class RecordWriter:
@@ -95,5 +102,7 @@ class RecordWriter:
                 place = self._attempt.hang(number)
                 make_dir(place.parent)
                 write_record(place, report)
+            case RoleEnd(end=end):
+                write_record(self._attempt.role_end, end)
             case AttemptEnd():
                 write_record(self._attempt.end, entry)

@@ -284,7 +284,7 @@ ROLE = Section(
     Role,
     (
         Field("main", Boolean(), "The run is this role's: it ends with it, and its records, figures and checkpoints "
-              "are this one's", example="true"),
+              "are this one's; where none has it, the run ends with the last role", example="true"),
         Field("after", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles that must be ready before it starts",
               example="reward"),
         Field("follows", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles with which it starts again: once "

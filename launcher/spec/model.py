@@ -330,7 +330,7 @@ class Role(Struct, frozen=True):
     follows: tuple[str, ...] = ()
     ready: Readiness | None = None
     restart: str = "role"  # all its ranks; alone: each rank by itself; all: every role of the run
-    spec: "JobSpec | None" = None  # None: of the main role, whose spec has all roles
+    spec: "JobSpec | None" = None  # None: of the role whose spec has all roles: the main one, or else the first
 
 
 class JobSpec(Struct, frozen=True):

@@ -37,18 +37,22 @@ def parse_roles(root: Mapping, job: Section) -> JobSpec:
     problems += _among(root, roles) if roles is not None else ()
     if problems or roles is None:
         raise Wrong(*dict.fromkeys(problems))
-    whole = {name: role if role.main else replace(role, spec=specs[name]) for name, role in roles.items()}
-    main = next(spec for name, spec in specs.items() if roles[name].main and spec is not None)
-    return replace(main, roles=whole)
+    own = _own_role(root)
+    whole = {name: role if name == own else replace(role, spec=specs[name]) for name, role in roles.items()}
+    spec = specs[own]
+    if spec is None:
+        raise Wrong
+    return replace(spec, roles=whole)
 
 
 def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
     """Yield what is wrong with how the roles relate to each other."""
     mains = [name for name, role in roles.items() if role.main]
     whole = root.entries[_KEY].key.mark
-    if not mains:
-        hint = f"write main: true in {next(iter(roles))}, or in another: when it is done, so is the run"
-        yield Problem(whole, "no role is the main one: nothing says when the run has ended", hint, (_KEY,))
+    serves = next((name for name, role in roles.items() if role.ready and (role.ready.port or role.ready.path)), None)
+    if not mains and serves:
+        hint = "write main: true in the role with whose end the run has ended"
+        yield Problem(whole, f"no role is the main one, and {serves} serves others: the run has no end", hint, (_KEY,))
     for name in mains[1:]:
         hint = "the run ends when its main role is done: take it out of one of them"
         yield Problem(_mark(root, name, "main"), f"{mains[0]} is the main role already", hint, (_KEY, name, "main"))
@@ -64,15 +68,15 @@ def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
             if other not in roles:
                 key, mark = (_KEY, name, "follows"), _mark(root, name, "follows")
                 yield Problem(mark, f"no role {shown(other)}", key=key, word=other, options=tuple(roles))
-        if role.main and role.follows:
+        which = "main" if role.main else "first"
+        if name == _own_role(root) and role.follows:
             hint = f"write restart: all in {role.follows[0]}: then all roles start again with it"
-            reason = "the main role follows no other: with its ranks all roles would start again"
+            reason = f"the {which} role follows no other: with its ranks all roles would start again"
             yield Problem(_mark(root, name, "follows"), reason, hint, (_KEY, name, "follows"))
-        if role.main and role.restart == "alone":
-            hint = "only roles beside the main one may have it"
-            yield Problem(
-                _mark(root, name, "restart"), "ranks of the main role belong together", hint, (_KEY, name, "restart")
-            )
+        if name == _own_role(root) and role.restart == "alone":
+            hint = f"only roles beside the {which} one may have it"
+            reason = f"ranks of the {which} role belong together"
+            yield Problem(_mark(root, name, "restart"), reason, hint, (_KEY, name, "restart"))
     for word, reason, needs in (
         ("after", "none of these could ever start", {name: role.after for name, role in roles.items()}),
         ("follows", "each of these would start the others again", {name: role.follows for name, role in roles.items()}),
@@ -105,6 +109,13 @@ def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
     return replace(problem, key=tuple(key) if above else (_KEY, name, *key))
+
+
+def _own_role(root: Mapping) -> str:
+    """Return the role whose plan and records are the run's own: the main one, or the first where none is."""
+    table = root.entries[_KEY].value
+    names = [entry.key.text for entry in table] if isinstance(table, Mapping) else []
+    return next((name for name in names if _is_main(_own(root, name))), names[0] if names else "")
 
 
 def _is_main(own: Mapping) -> bool:

@@ -83,7 +83,7 @@ class Allocation:
         self._own, self._leave_standbys = agents, leave_standbys
         self._agents = AgentProcesses(agents, wakeup, spared=self._messenger.pids)
         self._roles = RolesHere(run, attempt, plan, self._agents, agents)
-        self._failed: AttemptEnd | None = None  # how the run ends because of another role than the main one
+        self._by_roles: AttemptEnd | None = None  # how the run ends because of another role than the main one
         self._sure_at: float | None = None
 
     def carry_out(self) -> AttemptEnd:
@@ -103,11 +103,11 @@ class Allocation:
         known = readable(self._attempt.end, AttemptEnd)
         if known is not None:
             self._agents.wait_for_others(self._own, _FAREWELL_S)
-        self._roles.stop(_SURE_S, goes_on=State.QUEUED in {one.state for one in (self._failed, known) if one})
+        self._roles.stop(_SURE_S, goes_on=State.QUEUED in {one.state for one in (self._by_roles, known) if one})
         self._agents.end(standbys_of=self._own if self._leave_standbys else ())
         self._roles.close()
-        if self._failed is not None and write_known_end(self._run, self._attempt, self._plan) is None:
-            write_end(self._run, self._attempt, self._failed, self._plan, self._failure(self._failed))
+        if self._by_roles is not None and write_known_end(self._run, self._attempt, self._plan) is None:
+            write_end(self._run, self._attempt, self._by_roles, self._plan, self._failure(self._by_roles))
         end = last_word(self._run, self._attempt, self._plan, status)
         if end.state is not State.QUEUED:
             self._agents.end()
@@ -124,17 +124,22 @@ class Allocation:
         while True:
             stopping = self._sure_at is not None
             if not stopping:
-                self._failed = self._roles.look()
-                if self._failed is not None:
+                self._by_roles = self._roles.look()
+                if self._by_roles is not None:
                     return None
             looks = (self._sure_at or self._requests.next_look(), self._roles.next_look())
             soonest = min((one for one in looks if one is not None), default=None)
             status = self._agents.watch(soonest, bring_back=not stopping)
             if status is not None:
-                return status
+                end = readable(self._attempt.role_end, AttemptEnd)
+                if end is None:
+                    return status
+                self._by_roles = self._roles.main_ended(end)
+                if self._by_roles is not None or stopping:
+                    return None
             if not stopping and self._requests.to_end():
                 self._sure_at = time.monotonic() + self._plan.spec.recovery.grace_s + _SURE_S
-                if not self._roles.has_begun:
+                if self._own[0].pid is None:
                     return None
                 self._agents.signal_first()
             if self._sure_at is not None and time.monotonic() >= self._sure_at:

@@ -175,11 +175,12 @@ def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd 
 def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
     """Return whether the exits of all ranks of the newest generation are on disk, and each had done all its work.
 
-    Always False where each node has a disk of its own: the result may lack its second copies.
+    Always False where each node has a disk of its own, as the result may lack its second copies, and where the run
+    goes on until all its roles have ended.
     """
     history = read_lines(run.events, Event)
     opened = [one.generation for one in history if one.attempt == attempt.number and one.kind == "generation_opened"]
-    if not opened or plan.disks_apart:
+    if not opened or plan.disks_apart or plan.ends_with_all:
         return False
     newest_generation = max(opened)
     last = readable(run.state, RunState)

@@ -51,7 +51,7 @@ class _Part:
 
 
 class RolesHere:
-    """`look` before each time that the agents are watched; `has_begun` once the main role's have been started."""
+    """Call `look` before the agents are watched, each time, and `main_ended` where the run outlasts its own role."""
 
     def __init__(
         self, run: RunDir, attempt: AttemptDir, plan: Plan, agents: AgentProcesses, mains: Sequence[AgentProcess]
@@ -68,7 +68,6 @@ class RolesHere:
         self._ports: list[HeldPort] = []
         everyone = [plan, *(one.plan for one in self._parts)] if plan.role else []
         self._addresses = self._hold_ports(everyone)
-        self.has_begun = False
 
     def _environment(self, role: str) -> Mapping[str, str]:
         """Return the variables that tell ranks of this role where the others are; none in a run of one program."""
@@ -101,12 +100,15 @@ class RolesHere:
             self._restart_followers(name)
         due = self._roles.due(now)
         if self._main in due:
-            self.has_begun = True
             self._start(self._mains, self._main)
         for part in self._parts:
             if part.name in due:
                 self._open(part)
         return None
+
+    def main_ended(self, end: AttemptEnd) -> AttemptEnd | None:
+        """Take in how the run's own role ended; return how the run ends, where all others have."""
+        return self._roles.ended(self._main, end, time.monotonic())
 
     def _has_restarted(self, name: str) -> bool:
         """Return whether this one has a newer generation in its attempt than when it was last asked for."""

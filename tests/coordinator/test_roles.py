@@ -79,6 +79,26 @@ def test_one_that_has_done_all_its_work_is_ready_and_does_not_come_back():
     assert roles.due(2.0) == ["main"]
 
 
+def test_a_run_without_a_main_role_ends_once_all_have_as_the_worst_did():
+    parts = {"a": "a", "b": "b", "c": "c"}
+    for first, state in ((State.SUCCEEDED, State.SUCCEEDED), (State.FAILED, State.FAILED)):
+        roles = Roles({"a": Role(), "b": Role(), "c": Role()}, parts)
+        roles.due(0.0)
+        assert roles.ended("b", end(first), 1.0) is None
+        assert roles.ended("a", end(State.SUCCEEDED), 2.0) is None
+        whole = roles.ended("c", end(State.SUCCEEDED), 3.0)
+        assert whole.state is state
+    assert (whole.cause, whole.exit_code, whole.message) == (Cause.KILLED, 12, "role b has failed: it fell")
+
+
+def test_a_run_without_a_main_role_does_not_wait_for_those_that_can_never_start():
+    some = {"a": Role(ready=Readiness(log="x")), "b": Role(after=("a",), ready=Readiness(log="y")), "c": Role()}
+    roles = Roles(some | {"d": Role(after=("b",))}, {name: name for name in "abcd"})
+    roles.due(0.0)
+    assert roles.ended("c", end(State.SUCCEEDED), 1.0) is None
+    assert roles.ended("a", end(State.FAILED), 1.0).state is State.FAILED
+
+
 def test_a_run_of_one_program_starts_at_once():
     roles = Roles({}, {"": ""})
     assert (roles.due(0.0), roles.awaited(), roles.next_start()) == ([""], [], None)

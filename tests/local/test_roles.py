@@ -171,6 +171,36 @@ def test_a_role_without_restarts_left_ends_the_run_and_is_named(lab, three):
     assert "KeyError: 'mine'" in shown
 
 
+WORKER = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+sys.exit(int(sys.argv[2]))
+"""
+EQUALS = """
+name: equals
+resources: {gpus_per_node: 0}
+recovery: {user_error: 0}
+roles:
+  first: {run: {script: worker.py, args: [one, 0]}}
+  second: {run: {script: worker.py, args: [two, %d]}}
+"""
+
+
+@pytest.mark.parametrize(("code", "state", "exit_code"), [(0, "succeeded", 0), (3, "failed", 10)])
+def test_a_run_without_a_main_role_ends_when_all_have(lab, code, state, exit_code):
+    lab.script("worker.py", WORKER)
+    run = lab.submit(lab.spec(EQUALS % code))
+    lab.until("both roles", lambda: lab.status(run)["roles"].get("second", {}).get("state") == "running")
+    (lab.run_dir(run) / "code" / "one").touch()
+    lab.until("the end of the first", lambda: "first: all ranks" in lab.status(run)["message"])
+    assert lab.status(run)["state"] == "running"
+    (lab.run_dir(run) / "code" / "two").touch()
+    status = lab.wait(run, check=exit_code)
+    assert status["state"] == state
+    assert nothing_is_left(lab, run)
+
+
 def test_a_cancel_leaves_nothing_of_any_role(lab, three):
     run = three("alone")
     lab.until_step(run, 1)

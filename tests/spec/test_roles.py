@@ -32,7 +32,14 @@ def test_what_stands_beside_the_roles_holds_for_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("roles", "said"),
     [
-        ("{a: {run: {script: a.py}}}", "2:1: roles: no role is the main one: nothing says when the run has ended"),
+        (
+            "{a: {run: {script: a.py}}, b: {run: {script: b.py}, ready: {port: true}}}",
+            "2:1: roles: no role is the main one, and b serves others: the run has no end",
+        ),
+        (
+            "{a: {restart: alone, run: {script: a.py}}}",
+            "2:22: roles.a.restart: ranks of the first role belong together",
+        ),
         (
             "{a: {main: true, run: {script: a.py}}, b: {main: true, run: {script: b.py}}}",
             "2:57: roles.b.main: a is the main role already",

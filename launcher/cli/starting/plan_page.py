@@ -60,7 +60,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("command", safe(_command(plan))),
         ("project", f"{safe(plan.project)}: paths of the spec begin there, and its code is frozen"),
         ("in", f"{safe(plan.run_dir)}/{safe(plan.workdir)}: the frozen code; relative outputs land there"),
-        *([("main role", safe(plan.role))] if plan.role else []),
+        *([("first role" if plan.ends_with_all else "main role", safe(plan.role))] if plan.role else []),
         ("world", f"{world} ({each})"),
         *_mesh(plan),
         ("run folder", f"{safe(plan.run_dir)}, for example: the end of its name is drawn anew by every submit"),
