@@ -754,18 +754,32 @@ def _file(spec: str | Path) -> Path:
     return Path(spec)
 
 
-def parts(run: Run, role: str) -> list[Run]:
-    """Return the run itself for its main role, else what it has of this role, or of one of its ranks, beside that."""
-    there = role_dirs(RunDir(run.path))
-    main, plans = read_plan(RunDir(run.path), 1).role, {path: read_plan(RunDir(path), 1).role for path in there}
-    if role == main and role:
-        return [run]
-    found = [Run(parse_run_id(path.name), path) for path in there if role in (path.name, plans[path])]
-    if not found:
-        known = ", ".join(dict.fromkeys([main, *plans.values()])) if main else ""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a run has of one role, with records of its own: the run itself, a role, or a rank that restarts alone."""
+
+    run: Run  # whose path is the part's
+    name: str
+    rank: int | None = None  # in the role, of a rank that restarts alone
+
+
+def parts(run: Run, role: str) -> list[Part]:
+    """Return the parts that the run has of this role, or the one called so, such as `actors-1`. Raise BadInput for a
+    role that it has not.
+    """
+    plans = [(path, read_plan(RunDir(path), 1)) for path in (run.path, *role_dirs(RunDir(run.path)))]
+    (_, own), *beside = plans
+    if role == own.role and role:
+        return [Part(run, f"{run.id}/{role}")]
+    chosen = [(path, plan) for path, plan in beside if role in (path.name, plan.role)]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(plan.role for _, plan in plans)) if own.role else ""
         hint = f"hint: there is {known}" if known else "hint: it is a run of one program, or has not begun"
         raise BadInput(f"{role!r}: {run.id} has no such role", hint)
-    return found
+    return [
+        Part(Run(run.id, path), f"{run.id}/{path.name}", plan.role_rank if path.name != plan.role else None)
+        for path, plan in sorted(chosen, key=lambda one: one[1].role_rank)
+    ]
 
 
 def run(ref: str) -> Run:

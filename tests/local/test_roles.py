@@ -149,6 +149,39 @@ def test_actors_that_follow_the_learner_start_again_with_it_which_counts_for_not
     assert lab.wait(run)["state"] == "succeeded"
 
 
+def test_each_view_shows_one_role_or_one_rank_of_it(lab, three):
+    actor = """
+import json, os, time
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+wire.write(json.dumps({"step": 1, "loss": float(os.environ["LAUNCH_ROLE_RANK"])}) + "\\n")
+print("rank", os.environ["LAUNCH_ROLE_RANK"], flush=True)
+while True:
+    time.sleep(0.05)
+"""
+    run = three("alone", actor=actor)
+    lab.until_step(run, 1)
+
+    def measured():
+        parts = json.loads(lab.launch("metrics", run, "--role", "actors", "--json").stdout or "[]")
+        return {part["run"]: part["rows"][0]["loss"] for part in parts if part["rows"]}
+
+    lab.until("what actors measure", lambda: measured() == {f"{run}/actors-0": 0.0, f"{run}/actors-1": 1.0})
+    said = lab.launch("exec", run, "--role", "actors", "--rank", "1", "--", "sh", "-c", "echo $LAUNCH_ROLE_RANK").stdout
+    assert said == "1\n"
+    stacks = json.loads(lab.launch("stacks", run, "--role", "actors", "--json").stdout)
+    assert [one["rank"] for one in stacks] == [0, 1]
+    [alone] = json.loads(lab.launch("stacks", run, "--role", "actors", "--rank", "1", "--json").stdout)
+    assert alone["pid"] == stacks[1]["pid"] == pid_of(lab, run, "actors-1")
+    logged = lab.launch("logs", run, "--role", "actors", "--rank", "1").stdout
+    assert "rank 1" in logged and "rank 0" not in logged
+    assert f"{run}/reward" in lab.launch("top", run, "--once").stdout
+    refused = lab.launch("exec", run, "--role", "actors", "--rank", "2", "--", "true", check=2).stderr
+    assert "role actors of" in refused and "hint: it has 0, 1" in refused
+    assert "no such role" in lab.launch("top", run, "--role", "critics", check=2).stderr
+    finish(lab, run)
+    lab.wait(run)
+
+
 def test_an_agent_of_a_role_that_is_killed_is_a_new_attempt_of_that_role(lab, three):
     run = three("role")
     lab.until_step(run, 1)

@@ -6,6 +6,7 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.inside.exec import node_of, takes_rank
 from launcher.cli.inside.session import converse
+from launcher.cli.looking.role_option import only_part_of
 from launcher.node.inside.words import AttachDebugger
 
 EXAMPLES = """
@@ -26,6 +27,6 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    one = api.run(options.run)
-    with one.visit(node_of(one, options.rank)) as visit:
-        return converse(visit, AttachDebugger(options.rank), None)
+    one, rank = only_part_of(api.run(options.run), options.role, options.rank)
+    with one.visit(node_of(one, rank)) as visit:
+        return converse(visit, AttachDebugger(rank), None)

@@ -6,12 +6,14 @@ import os
 from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.inside.session import converse, window_here
+from launcher.cli.looking.role_option import only_part_of, takes_role
 from launcher.errors import BadInput, Refused
 from launcher.node.inside.words import RunCommand
 
 EXAMPLES = """
   launch exec last -- nvidia-smi                  on the node of rank 0
   launch exec last --rank 3 -- env                what rank 3 has in its environment
+  launch exec last --role actors -- env           rank 0 of this role, of a run of several programs
   launch exec resnet -- sh -c 'ls $LAUNCH_CHECKPOINT_DIR'
   launch exec last -- du -sh .                    in the folder where the rank is now
   launch exec last -- cat data.bin >copy.bin      a pipe or a file here is one for the command, too
@@ -31,16 +33,17 @@ def run(options: argparse.Namespace) -> int:
     if not options.command:
         hint = f"hint: launch exec {options.run} -- nvidia-smi; `launch shell {options.run}` opens a shell"
         raise BadInput("expected a command behind --", hint)
-    return beside(options.run, options.rank, options.command)
+    return beside(options, options.command)
 
 
 def takes_rank(arguments: Arguments) -> None:
     arguments.add_argument("--rank", metavar="N", type=_rank, default=0, help="beside which rank (default: 0)")
+    takes_role(arguments)
 
 
-def beside(ref: str, rank: int, argv: "list[str]") -> int:
-    """Run it there; gives its exit code."""
-    one = api.run(ref)
+def beside(options: argparse.Namespace, argv: "list[str]") -> int:
+    """Run a command beside the rank that the options name, and return its exit code."""
+    one, rank = only_part_of(api.run(options.run), options.role, options.rank)
     window = window_here()
     with one.visit(node_of(one, rank)) as visit:
         return converse(visit, RunCommand(rank, tuple(map(os.fsencode, argv)), window), window)

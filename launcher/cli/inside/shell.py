@@ -20,4 +20,4 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return beside(options.run, options.rank, [])
+    return beside(options, [])

@@ -2,12 +2,14 @@
 
 import argparse
 from collections import defaultdict
+from dataclasses import dataclass
 
 import msgspec
 
 from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.logs import numbers
+from launcher.cli.looking.role_option import parts_of, refuse_several, takes_role
 from launcher.cli.terminal import paint, safe, to_json
 from launcher.coordinator.hang import judge
 from launcher.errors import Exit, LaunchError, Refused
@@ -18,6 +20,7 @@ from launcher.run.hangs import GroupLook, HangReport, RankLook
 EXAMPLES = """
   launch stacks last                 of all ranks, the innermost frame first; they are in the ranks' logs too
   launch stacks last --rank 0,3-5
+  launch stacks last --role actors   of this role, of a run of several programs
   launch stacks last --json          an object for each rank, for programs
   launch stacks last --last          what was seen of the run's last hang, also after its end
 
@@ -44,28 +47,49 @@ def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     words = "of this rank only, or of several: 0,3-5; may be repeated"
     arguments.add_argument("--rank", metavar="N", type=numbers, action="append", help=words)
+    takes_role(arguments)
     arguments.prints_json(lambda: {"": list[StacksOfRank], "--last": HangReport}, "one list; with --last one object")
     arguments.add_argument("--last", action="store_true", help="of the last hang that was looked at, as it was kept")
 
 
 def run(options: argparse.Namespace) -> int:
-    one = api.run(options.run)
+    wanted = set(sum(options.rank, ())) if options.rank else set[int]()
+    parts = parts_of(api.run(options.run), options.role, wanted)
     if options.last:
-        return _show_last(one, options)
+        refuse_several(parts, "--last")
+        return _show_last(parts[0].run, options)
+    asked = [_stacks(part.run, wanted if part.rank is None else set(), part.rank) for part in parts]
+    found = [each for one in asked for each in one.found]
+    lines = [line for one in asked for line in (*_waiting(one.found, one.ranks), *map(_shown, one.found))]
+    print(to_json(found) if options.json else "\n\n".join(lines))
+    if any(one.unreachable for one in asked):
+        return Exit.UNREACHABLE
+    return Exit.REFUSED if any(each.problem for each in found) else Exit.OK
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The stacks of some ranks of a run, or of its part, and how many ranks run there."""
+
+    found: list[StacksOfRank]
+    ranks: int
+    unreachable: bool  # a node was
+
+
+def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
+    """Return the stacks of these ranks, or of all; the only rank of a part is `called` so."""
     running = one.nodes_of_ranks()
-    wanted = set(sum(options.rank, ())) if options.rank else set(running)
     if missing := wanted - running.keys():
         raise Refused(f"{one.id} has no rank {min(missing)} that runs")
     nodes = defaultdict[int, list[int]](list)
-    for rank in sorted(wanted):
+    for rank in sorted(wanted or running):
         nodes[running[rank]].append(rank)
     said = for_all({str(node): node for node in nodes}, lambda _, node: _asked(one, node, nodes[node]))
     found = [each for node, ranks in nodes.items() for each in _of_node(node, ranks, said[str(node)])]
     found.sort(key=lambda each: each.rank)
-    print(to_json(found) if options.json else "\n\n".join((*_waiting(found, len(running)), *map(_shown, found))))
-    if any(isinstance(answer, LaunchError) for answer in said.values()):
-        return Exit.UNREACHABLE
-    return Exit.REFUSED if any(each.problem for each in found) else Exit.OK
+    if called is not None:
+        found = [msgspec.structs.replace(each, rank=called) for each in found]
+    return _Asked(found, len(running), any(isinstance(answer, LaunchError) for answer in said.values()))
 
 
 def _show_last(one: api.Run, options: argparse.Namespace) -> int:

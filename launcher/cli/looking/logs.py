@@ -4,13 +4,15 @@ import argparse
 import re
 import sys
 import time
+from dataclasses import replace
 
 from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.named import runs_called
 from launcher.cli.looking.follow import follow
 from launcher.cli.looking.log_lines import PlainLine, Prefix, json_line, with_restarts
-from launcher.errors import BadInput, Exit
+from launcher.cli.looking.role_option import parts_of, refuse_several, takes_role
+from launcher.errors import Exit
 from launcher.run.layout import RunDir
 from launcher.status.derive import exit_code_of
 from launcher.status.log_choice import LogChoice
@@ -41,21 +43,19 @@ def declare(arguments: Arguments) -> None:
     for name in ("rank", "node"):
         words = f"of this {name} only, or of several: 0,3-5; may be repeated"
         arguments.add_argument(f"--{name}", metavar="N", type=numbers, action="append", help=words)
-    arguments.add_argument("--role", metavar="ROLE", help="of this program, where a run is of several")
+    takes_role(arguments)
     arguments.prints_json(lambda: {"": PlainLine}, "one JSON object a line", by_line=True)
 
 
 def run(options: argparse.Namespace) -> int:
     choice, codes = _choice(options), list[int]()
-    runs = runs_called(options.run)
-    if options.role is not None:
-        runs = [part for one in runs for part in api.parts(one, options.role)]
-        if options.follow and len(runs) > 1:
-            raise BadInput("--follow takes one role at a time", f"hint: --role {runs[0].path.name}")
-    for one in runs:
-        if len(runs) > 1:
-            print(f"--- {one.id}", file=sys.stderr, flush=True)
-        codes.append(_show(one, choice, options))
+    parts = [part for one in runs_called(options.run) for part in parts_of(one, options.role, choice.ranks or ())]
+    if options.role is not None and options.follow:
+        refuse_several(parts, "--follow")
+    for part in parts:
+        if len(parts) > 1:
+            print(f"--- {part.name}", file=sys.stderr, flush=True)
+        codes.append(_show(part.run, choice if part.rank is None else replace(choice, ranks=None), options))
     return next((code for code in codes if code != Exit.OK), Exit.OK)
 
 

@@ -15,6 +15,7 @@ from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.looking.plot import Curve, in_letters, letters, plot
+from launcher.cli.looking.role_option import parts_of, takes_role
 from launcher.cli.looking.selection import runs_like, runs_named
 from launcher.cli.shipped import shipped
 from launcher.cli.terminal import fitting, in_colour, paint, safe, size, to_json, width_of
@@ -27,6 +28,7 @@ EXAMPLES = """
   launch metrics last                          about twenty rows of all that it measured
   launch metrics last --metric loss --all      every step
   launch metrics lr1 lr2                       the last and the best value of each run
+  launch metrics last --role actors            what this role of a run of several programs has measured
   launch metrics --name 'lr*'                  of all runs whose id, job or name is like this
   launch metrics lr1 lr2 --plot --metric loss  their curves, here
   launch metrics last --csv > run.csv          or --json; --png FILE needs the extra `plot`
@@ -56,6 +58,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument(
         "--name", metavar="GLOB", action="append", help="runs whose id, job or name is like this, such as 'lr*'"
     )
+    takes_role(arguments)
     arguments.add_argument("--all", action="store_true", help="every step, instead of about twenty rows")
     how = arguments.add_mutually_exclusive_group()
     how.add_argument("--csv", action="store_true", help="all of it as CSV: run, step, time, and a column for each")
@@ -82,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
         raise BadInput("of which run?", "hint: launch metrics last; --openmetrics tells of all")
     gc.disable()  # of a million rows none is part of a circle, and looking for that takes as long as reading them
     runs = runs_like(options.run) if options.run else runs_named(options.name)
-    reported = {str(one.id): one.metrics() for one in runs}
+    parts = [part for one in runs for part in parts_of(one, options.role)]
+    reported = {part.name: part.run.metrics() for part in parts}
     measured = {run_id: _chosen(rows, options.metric) for run_id, rows in reported.items()}
     if not any(measured.values()):
         wanted = f" called {' or '.join(options.metric)}" if options.metric else ""
@@ -100,17 +104,19 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(_summaries(measured)))
     else:
         _show(*measured.values(), whole=options.all)
-    for one in runs:
-        _tell_of_thinning(one)
+    for part in parts:
+        _tell_of_thinning(part)
     return Exit.OK
 
 
-def _tell_of_thinning(one: api.Run) -> None:
-    counts = thinned(RunDir(one.path))
+def _tell_of_thinning(one: api.Part) -> None:
+    counts = thinned(RunDir(one.run.path))
     if counts is not None:
         kept, all_of_them = counts
         pace = f"after the first {KEPT_WHOLE:,} of a rank, at most 20 a second"
-        print(f"{one.id}: {kept:,} of {all_of_them:,} reports kept ({pace}); last and best are exact", file=sys.stderr)
+        print(
+            f"{one.name}: {kept:,} of {all_of_them:,} reports kept ({pace}); last and best are exact", file=sys.stderr
+        )
 
 
 def _chosen(rows: Rows, names: Sequence[str] | None) -> Rows:

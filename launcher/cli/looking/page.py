@@ -47,6 +47,7 @@ def _roles(status: RunStatus) -> list[str]:
         (
             f"role {safe(name)}",
             state_text(one),
+            f"ranks {one.world_size or '-'}",
             f"step {_progress(one)}",
             f"restarts {_restarts(one)}",
             safe(one.last_word),

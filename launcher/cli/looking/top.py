@@ -12,6 +12,7 @@ from launcher.cli import figures
 from launcher.cli.answers import list_of, merged
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.page import headline
+from launcher.cli.looking.role_option import parts_of, refuse_several, takes_role
 from launcher.cli.terminal import Screen, columns, is_terminal, paint, safe, to_json
 from launcher.errors import Exit, Refused
 from launcher.run.hangs import LastRank
@@ -22,6 +23,7 @@ from launcher.status.derive import RunStatus
 EXAMPLES = """
   launch top last                 drawn anew until the run has ended; Ctrl-C ends it sooner
   launch top resnet --once        one table; as it is where the output is no terminal
+  launch top last --role actors   of this role, of a run of several programs; without it of all
   launch top resnet --json        in cores, bytes and bytes a second, for programs
 
 CPU is in cores. A rank's figures are of all its processes, data workers too; memory that they share counts in each.
@@ -35,6 +37,7 @@ _WATCH_S = 1.0
 
 def declare(arguments: Arguments) -> None:
     arguments.takes_run()
+    takes_role(arguments)
     arguments.add_argument("--once", action="store_true", help="one table, as it is now")
     arguments.prints_json(_answers, "one answer for programs")
 
@@ -55,27 +58,41 @@ def _answers() -> dict[str, object]:
 
 
 def run(options: argparse.Namespace) -> int:
-    one = api.run(options.run)
-    status = one.status()
-    if status.state.ended:
-        raise Refused(f"{status.run} {status.state}: nothing of it runs", f"hint: launch status {status.run}")
+    parts = parts_of(api.run(options.run), options.role)
+    statuses = api.statuses([part.run for part in parts])
+    if all(status.state.ended for status in statuses):
+        name, state, run_id = parts[0].name, statuses[0].state, parts[0].run.id
+        raise Refused(f"{name} {state}: nothing of it runs", f"hint: launch status {run_id}")
     if options.json:
-        print(to_json(_plain(status)))
+        refuse_several(parts, "--json")
+        print(to_json(_plain(statuses[0])))
     elif options.once or not is_terminal(sys.stdout):
-        print("\n".join(_lines(status, time.time())))
-        if not status.loads:
+        print("\n".join(_tables(parts, statuses)))
+        if not any(status.loads for status in statuses):
             print("its agents have sent no sample yet: they look every five seconds", file=sys.stderr)
     else:
-        _watch(one)
+        _watch(parts)
     return Exit.OK
 
 
-def _watch(one: api.Run) -> None:
-    screen = Screen(sys.stdout)
-    while not (status := one.status(api.WATCH_S)).state.ended:
-        screen.show(_lines(status, time.time()))
+def _watch(parts: Sequence[api.Part]) -> None:
+    screen, runs = Screen(sys.stdout), [part.run for part in parts]
+    statuses = api.statuses(runs, api.WATCH_S)
+    while not all(status.state.ended for status in statuses):
+        screen.show(_tables(parts, statuses))
         time.sleep(_WATCH_S)
-    screen.show([headline(status)], last=True)
+        statuses = api.statuses(runs, api.WATCH_S)
+    screen.show([*map(headline, statuses)], last=True)
+
+
+def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[str]:
+    """Return a table for each part, and of a whole run one for each role, with the name of the role above it."""
+    now, lines = time.time(), list[str]()
+    for part, status in zip(parts, statuses, strict=True):
+        roles = {f"{part.name}/{name}": one for name, one in status.roles.items() if not one.state.ended}
+        for name, one in ({part.name: status} | roles).items():
+            lines += [*([""] if lines else []), *([paint(name, "bold")] if name != one.run else []), *_lines(one, now)]
+    return lines
 
 
 def _plain(status: RunStatus) -> dict[str, object]:

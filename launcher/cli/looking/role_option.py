@@ -1,0 +1,39 @@
+"""Take --role, for commands that look at one program of a run of several."""
+
+from collections.abc import Collection, Sequence
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.errors import BadInput
+
+
+def takes_role(arguments: Arguments) -> None:
+    """Declare --role."""
+    arguments.add_argument("--role", metavar="ROLE", help="of this program, where a run is of several")
+
+
+def parts_of(one: api.Run, role: str | None, ranks: Collection[int] = ()) -> list[api.Part]:
+    """Return what the run has of this role, or without one the run itself. Raise BadInput for a role that it has not.
+
+    Of ranks that restart alone only those in `ranks`, if there are any: each has records of its own, as rank 0.
+    """
+    if role is None:
+        return [api.Part(one, str(one.id))]
+    found = api.parts(one, role)
+    chosen = [part for part in found if not ranks or part.rank is None or part.rank in ranks]
+    if not chosen:
+        numbers = ", ".join(str(part.rank) for part in found)
+        raise BadInput(f"role {role} of {one.id} has no rank {min(ranks)}", f"hint: it has {numbers}")
+    return chosen
+
+
+def refuse_several(parts: Sequence[api.Part], what: str) -> None:
+    """Raise BadInput if there are several parts, for an option that shows one."""
+    if len(parts) > 1:
+        raise BadInput(f"{what} takes one role at a time", f"hint: --role {parts[0].run.path.name}")
+
+
+def only_part_of(one: api.Run, role: str | None, rank: int) -> tuple[api.Run, int]:
+    """Return the run, or its part, with this rank of the role, and the number of the rank there."""
+    part = parts_of(one, role, [rank])[0]
+    return part.run, 0 if part.rank is not None else rank
