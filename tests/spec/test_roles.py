@@ -75,6 +75,7 @@ def test_what_stands_beside_the_roles_holds_for_all_of_them() -> None:
         ),
         ("{a: {main: true, run: {script: a.py}, ready: {}}}", "roles.a.ready: expected exactly one of port, path"),
         ("{A: {main: true, run: {script: a.py}}}", "2:9: roles.A: expected the name of a role"),
+        ("{last: {main: true, run: {script: a.py}}}", "2:9: roles.last: expected the name of a role"),
         (
             "{a: {main: true, run: {script: a.py}}, b: {restart: alone, run: {script: b.py}, resources: {nodes: 2}}}",
             "roles.b.restart: ranks that restart alone are on one node",

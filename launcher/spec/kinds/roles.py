@@ -9,7 +9,8 @@ from launcher.spec.model import Role
 from launcher.spec.problems import Gather, Wrong, got, wrong
 from launcher.spec.tree import Mapping, Node, Unusable
 
-ROLE_NAME = Text("the name of a role, of a-z, 0-9 and _, at most 31 long", r"[a-z][a-z0-9_]{0,30}")
+_PATTERN = r"(?!last$)[a-z][a-z0-9_]{0,30}"  # commands call the newest run so, and a role's folder is one of a run
+ROLE_NAME = Text("the name of a role, of a-z, 0-9 and _, at most 31 long, and not `last`", _PATTERN)
 
 
 class RolesTable(Struct, frozen=True):
