@@ -18,7 +18,7 @@ from launcher.coordinator.verdict import RESTART
 from launcher.node.ranks.ports import HeldPort
 from launcher.plan.model import Plan
 from launcher.run.attempts import new_attempt, newest
-from launcher.run.durable import append_line, create_record, make_dir, readable, write_record
+from launcher.run.durable import append_line, create_record, make_dir, read_lines, readable, write_record
 from launcher.run.fence import raise_fence
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
@@ -160,6 +160,8 @@ class RolesHere:
         _make(self._run, run, plan)
         attempt, _ = new_attempt(run, plan.cluster, "submit" if before is None else "requeue", None)
         raise_fence(run, attempt.number)
+        if (resumed := _resumed_since(self._run, run)) is not None:
+            append_line(run.events, structs.replace(resumed, attempt=attempt.number))
         create_record(attempt.started, this_process())
         write_record(attempt.handle, Handle(LOCAL, supervisor=this_process()))
         if before is None:
@@ -202,6 +204,15 @@ def _ask(part: _Part, kind: str) -> None:
         ask_to_stop(part.attempt, kind)
     if (pid := part.agents[0].pid) is not None:
         os.kill(pid, signal.SIGTERM)  # our own child, not reaped yet
+
+
+def _resumed_since(whole: RunDir, role: RunDir) -> Event | None:
+    """Return the event of a user's last resume, which resets the budgets of all roles, if it is newer than all that
+    happened in this one.
+    """
+    resumed = [event for event in read_lines(whole.events, Event) if event.kind == "resumed"]
+    history = read_lines(role.events, Event)
+    return resumed[-1] if resumed and history and resumed[-1].at > history[-1].at else None
 
 
 def _make(whole: RunDir, run: RunDir, plan: Plan) -> None:

@@ -234,6 +234,16 @@ def test_a_run_without_a_main_role_ends_when_all_have(lab, code, state, exit_cod
     assert nothing_is_left(lab, run)
 
 
+def test_a_resume_gives_each_role_its_whole_budget_again(lab, three):
+    run = three("role", actor="raise KeyError('mine')\n")
+    lab.wait(run, check=10)
+    lab.launch("resume", run)
+    lab.wait(run, check=10)
+    events = (lab.run_dir(run) / "roles/actors/events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["attempt"] for line in events if '"kind":"failure"' in line] == [1, 1, 2, 2]
+    assert lab.status(run)["roles"]["actors"]["restarts"]["total"] == 2
+
+
 def test_a_cancel_leaves_nothing_of_any_role(lab, three):
     run = three("alone")
     lab.until_step(run, 1)
