@@ -60,6 +60,17 @@ class BoardNode(msgspec.Struct, frozen=True):
     load: NodeLoad | None
 
 
+class BoardRole(msgspec.Struct, frozen=True):
+    """A role beside the run's own, or one of its ranks that restart alone."""
+
+    name: str
+    state: State
+    ranks: int | None
+    step: int | None
+    restarts: int
+    words: str
+
+
 class RunHead(msgspec.Struct, frozen=True):
     """The part of a run's data that changes; sent again after each change."""
 
@@ -86,6 +97,7 @@ class RunHead(msgspec.Struct, frozen=True):
     avoided: tuple[Blame, ...]
     last_rank: str = ""  # into collectives, in words, where the others wait for it
     hang: str = ""  # who waits for whom, where that is how the run is, or why it failed
+    roles: tuple[BoardRole, ...] = ()
 
 
 class RunSheet(msgspec.Struct, frozen=True):
@@ -164,6 +176,10 @@ def run_head(
         avoided=status.avoided,
         last_rank=str(status.last_rank) if status.last_rank is not None else "",
         hang=plain(hang.verdict.text) if hang is not None else "",
+        roles=tuple(
+            BoardRole(name, one.state, one.world_size, one.step, one.restarts.total, plain(one.last_word))
+            for name, one in status.roles.items()
+        ),
     )
 
 

@@ -368,7 +368,11 @@ def _logs(question: _Question) -> LogPage:
         around=around if math.isfinite(around) else None,
         limit=_count(question, "limit", 500),
     )
-    return log_page(_asked_run(question), wish)
+    one, role = _asked_run(question), question.request.query_params.get("role", "")
+    parts = api.parts(one, role) if role else [api.Part(one, one.id)]
+    if len(parts) > 1:
+        raise BadInput(f"role: {role[:100]} has {len(parts)} logs", f"hint: role={parts[0].run.path.name}")
+    return log_page(parts[0].run, wish)
 
 
 def _code(question: _Question) -> dict[str, object]:

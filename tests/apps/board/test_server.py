@@ -4,7 +4,9 @@ import json
 import socket
 import time
 
+import msgspec
 import pytest
+from run_folder import RunFolder, plan_of
 from saved_checkpoints import save
 
 from launcher.apps.board.run_view import command_in
@@ -218,6 +220,23 @@ def test_the_log_page_by_page(board, house):
     assert [line["rank"] for line in page["lines"]] == [1]
     found = board.get("/api/runs/job-abcd/logs?search=SCRIPT").json()["lines"]
     assert [line["text"] for line in found] == ["<script>alert(1)</script>"]
+
+
+def test_roles_are_shown_with_their_logs(board, house):
+    whole = house.run().succeeded().log(0, "of the learner\n")
+    whole.write(whole.run.plan, msgspec.structs.replace(plan_of(whole.path), role="learner"))
+    for number in (0, 1):
+        part = RunFolder(whole.run.roles / f"actors-{number}").succeeded(step=7).log(0, f"of actor {number}\n")
+        part.write(part.run.plan, msgspec.structs.replace(plan_of(part.path), role="actors", role_rank=number))
+    roles = board.get("/api/runs/job-abcd").json()["head"]["roles"]
+    assert [(one["name"], one["state"], one["step"]) for one in roles] == [
+        ("actors-0", "succeeded", 7),
+        ("actors-1", "succeeded", 7),
+    ]
+    (line,) = board.get("/api/runs/job-abcd/logs?role=actors-1").json()["lines"]
+    assert line["text"] == "of actor 1"
+    assert board.get("/api/runs/job-abcd/logs?role=actors").json()["hint"] == "role=actors-0"
+    assert board.get("/api/runs/job-abcd/logs?role=none").status == 400
 
 
 @pytest.mark.parametrize("ranks", ["x", "1-", "9" * 5000])

@@ -4,8 +4,10 @@ import json
 import math
 import time
 
+import msgspec
 import pytest
 from browser import needs_browser
+from run_folder import RunFolder, plan_of
 
 from tests.apps.board.page.conftest import look_at, measure, started_with
 
@@ -103,3 +105,16 @@ def test_a_page_that_a_run_wrote_is_shown_and_nothing_runs_in_it(house, page):
     page.drawn()
     assert page.run("return document.title.includes('evil')") is False
     assert [said for said in page.errors() if "Blocked script execution" not in said] == []
+
+
+def test_a_role_leads_to_its_log_and_the_log_back_to_that_of_the_main_one(house, page):
+    whole = house.run().running().log(0, "of the learner\n")
+    whole.write(whole.run.plan, msgspec.structs.replace(plan_of(whole.path), role="learner"))
+    part = RunFolder(whole.run.roles / "actors-1").running().log(0, "of an actor\n")
+    part.write(part.run.plan, msgspec.structs.replace(plan_of(part.path), role="actors", role_rank=1))
+    look_at(page, "run/job-abcd/ranks", "actors-1")
+    page.click("actors-1")
+    page.until_text("of an actor")
+    choose = "const one = document.querySelector('select[aria-label=role]'); one.value = '';"
+    page.run(f"{choose} one.dispatchEvent(new Event('change'))")
+    page.until_text("of the learner")

@@ -8,16 +8,18 @@ const MOST_LINES = 4000; // in the page
 const AT_ONCE = 500;
 const MOST_CHARACTERS = 2000; // of a line before one asks for all of it
 
-export function logsPart(id, { say }) {
+export function logsPart(id, { say, roles = [] }) {
   const lines = h("div", { class: "lines", role: "log", "aria-label": "log", tabindex: "0", "aria-live": "off" });
   const search = h("input", { type: "search", id: "search", placeholder: "search the log", "aria-label": "search the log", value: inAddress("log") ?? "", on: { input: afterPause(250, () => ((around = null), choose(), load())) } });
   const ranks = h("input", { type: "text", class: "ranks", placeholder: "ranks: 0,3-5", "aria-label": "ranks", value: inAddress("ranks") ?? "", on: { input: afterPause(400, () => (choose(), load())) } });
+  const role = h("select", { "aria-label": "role", hidden: exported || !roles.length, on: { change: () => ((around = null), load()) } },
+    ["", ...roles].map((name) => h("option", { value: name }, name || "main role")));
   const choose = () => (putInAddress("log", search.value), putInAddress("ranks", ranks.value));
   const older = button("older lines", () => loadOlder(), { class: "more" });
   const following = toggle("follow", true, (on) => on && load());
   const place = h("p", { class: "note", role: "status" });
   const element = h("section", { class: "logs", "aria-label": "logs" },
-    h("div", { class: "bar" }, search, ranks, following, place), older, lines);
+    h("div", { class: "bar" }, search, ranks, role, following, place), older, lines);
   let before = null; // cursor of what is older
   let around = null; // the moment that is looked at, where it is not the end
   let sought = ""; // the line that is looked for there, where its words are known
@@ -25,7 +27,7 @@ export function logsPart(id, { say }) {
   let asking = null;
   let waiting = [];
 
-  const question = (more) => ({ ranks: ranks.value.replaceAll(" ", ""), search: search.value, limit: AT_ONCE, ...more });
+  const question = (more) => ({ ...(role.value ? { role: role.value } : {}), ranks: ranks.value.replaceAll(" ", ""), search: search.value, limit: AT_ONCE, ...more });
   const fetchLines = async (more) => {
     asking?.abort();
     asking = new AbortController();
@@ -48,6 +50,7 @@ export function logsPart(id, { say }) {
     const answer = await fetchLines(around === null ? {} : { around });
     waiting = [];
     before = answer.before;
+    following.hidden = Boolean(role.value); // the run tells of new lines of its own alone
     lines.replaceChildren(...answer.lines.map((line) => lineElement(line, search.value)));
     older.hidden = before === null;
     place.replaceChildren(...(around === null ? [answer.lines.length ? "" : "no lines"] : [`about ${clockTime(around)} `, button("to the end", () => (around = null, setFollowing(true), load()), { class: "small" })]));
@@ -82,7 +85,7 @@ export function logsPart(id, { say }) {
   return {
     element,
     add({ lines: told, skipped }) {
-      if (around !== null || following.getAttribute("aria-pressed") !== "true") return;
+      if (role.value || around !== null || following.getAttribute("aria-pressed") !== "true") return;
       const test = matching();
       waiting.push(...told.filter(test));
       if (skipped) waiting.push({ text: `(${plural(skipped, "more line", "more lines")}: search shows them)`, rank: null, at: null });
@@ -92,12 +95,20 @@ export function logsPart(id, { say }) {
     // them where they are seen, for a person who has asked for them.
     jump(at, rank, line = "", brings = true) {
       comes = brings;
+      role.value = "";
       around = at;
       sought = plainText(line).trim();
       search.value = "";
       ranks.value = rank === null || rank === undefined ? "" : String(rank);
       choose();
       setFollowing(false);
+      load();
+    },
+    showRole(name) {
+      role.value = name;
+      around = null;
+      ranks.value = search.value = "";
+      choose();
       load();
     },
     stop: () => asking?.abort(),

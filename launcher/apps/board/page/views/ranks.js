@@ -1,13 +1,15 @@
 // Nodes and ranks as a grid: who is where, who works, who is behind.
 import { button, h, prose } from "../parts/dom.js";
-import { bytes, number, percent, plural } from "../parts/format.js";
+import { bytes, number, percent, plainText, plural } from "../parts/format.js";
+import { stateChip } from "../parts/state.js";
 
-export function ranksPart(onRank) {
+export function ranksPart(onRank, onRole) {
   const element = h("section", { "aria-label": "nodes and ranks" });
   return {
     element,
     show(head) {
-      if (!head.nodes.length) return element.replaceChildren(h("p", { class: "empty" }, "No node has been heard of yet."));
+      const roles = head.roles?.length ? [roleTable(head.roles, onRole)] : [];
+      if (!head.nodes.length) return element.replaceChildren(h("p", { class: "empty" }, "No node has been heard of yet."), ...roles);
       const opened = element.querySelector("details")?.open ?? head.ranks.length <= 16;
       const ranks = new Map(head.ranks.map((rank) => [rank.rank, rank]));
       element.replaceChildren(
@@ -15,9 +17,21 @@ export function ranksPart(onRank) {
         ...(head.hang ? [h("p", { class: "words" }, head.hang)] : []),
         ...(head.last_rank ? [h("p", { class: "note" }, head.last_rank)] : []),
         ...(head.avoided?.length ? [h("p", { class: "note" }, prose(`not used again for a while: ${head.avoided.map((one) => `${one.host} (${one.evidence})`).join(", ")}`))] : []),
+        ...roles,
         ...(head.ranks.length ? [rankTable(head.ranks, opened, onRank)] : []));
     },
   };
+}
+
+function roleTable(roles, onRole) {
+  const titles = ["role", "state", "ranks", "step", "restarts", ""];
+  const row = (role) => h("tr", {},
+    h("th", { scope: "row" }, button(role.name, () => onRole(role.name), { class: "small", "aria-label": `log of role ${role.name}` })),
+    h("td", {}, stateChip(role.state)),
+    [role.ranks, number(role.step), role.restarts].map((cell) => h("td", { class: "numeric" }, String(cell ?? ""))), h("td", {}, plainText(role.words)));
+  return h("div", { class: "wide" }, h("table", { "aria-label": "roles" },
+    h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col", class: ["ranks", "step", "restarts"].includes(title) ? "numeric" : null }, title)))),
+    h("tbody", {}, roles.map(row))));
 }
 
 function nodeCard(node, ranks, onRank) {

@@ -37,12 +37,13 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
 
   const onLog = (mark, brings = true) => (openTab("logs"), made.logs.jump(mark.at, mark.rank, mark.line, brings));
   const onRank = (rank) => (openTab("logs"), made.logs.jump(run.head.row.ended ? run.head.row.ended_at ?? Date.now() / 1000 : Date.now() / 1000, rank));
+  const onRole = (role) => (openTab("logs"), made.logs.showRole(role));
   const hasEnded = () => Boolean(run?.head.row.ended);
   const makers = {
     curves: () => curvesPart(id, { say, marks, ended: hasEnded }),
     system: () => systemPart(id, { say, ended: hasEnded }),
-    ranks: () => ranksPart(onRank),
-    logs: () => logsPart(id, { say }),
+    ranks: () => ranksPart(onRank, onRole),
+    logs: () => logsPart(id, { say, roles: (run.head.roles ?? []).map((role) => role.name) }),
     artifacts: () => artifactsPart(id, { say }),
     checkpoints: () => checkpointsPart(id, { say, ended: hasEnded }),
     setup: () => ({ element: setupPart(id, run.sheet, { say }) }),
