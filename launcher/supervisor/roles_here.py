@@ -60,7 +60,7 @@ class RolesHere:
         self._run, self._attempt, self._agents, self._mains = run, attempt, agents, mains
         self._keep = mains[0].keep if mains else ()
         self._parts = [_Part(RunDir(Path(one.run_dir)), structs.replace(one, code=plan.code)) for one in plan.roles]
-        self._main = plan.role
+        self._main, self._own = plan.role, _Part(run, plan)
         parts = {self._main: plan.role} | {one.name: one.plan.role for one in self._parts}
         self._roles = Roles(plan.spec.roles, parts)
         self._ready = {name: role.ready for name, role in plan.spec.roles.items()}
@@ -96,6 +96,9 @@ class RolesHere:
             elif part.attempt is not None and part.name in awaited and self._is_ready(part, part.attempt):
                 self._roles.ready(part.name)
                 self._note(f"role {part.name} is ready")
+        if self._main in awaited and self._is_ready(self._own, self._attempt):
+            self._roles.ready(self._main)
+            self._note(f"role {self._main} is ready")
         for name in filter(self._has_restarted, self._roles.followed()):
             self._restart_followers(name)
         due = self._roles.due(now)
@@ -188,8 +191,8 @@ class RolesHere:
 
     def _is_ready(self, part: _Part, attempt: AttemptDir) -> bool:
         way = self._ready.get(part.plan.role) or Readiness()
-        all_of_them = self._addresses[part.plan.role]
-        mine = all_of_them[part.plan.role_rank :] if part.name == part.plan.role else [all_of_them[part.plan.role_rank]]
+        first, count = part.plan.role_rank, part.plan.nodes_max * part.plan.ranks_per_node
+        mine = self._addresses[part.plan.role][first : first + count]
         return is_ready(way, part.run, attempt, part.plan, mine)
 
     def _note(self, text: str) -> None:

@@ -244,6 +244,27 @@ def test_a_resume_gives_each_role_its_whole_budget_again(lab, three):
     assert lab.status(run)["roles"]["actors"]["restarts"]["total"] == 2
 
 
+def test_a_role_may_wait_until_the_main_one_is_ready(lab):
+    main = """
+import os, pathlib, time
+pathlib.Path("works").touch()
+while not pathlib.Path("enough").exists():
+    time.sleep(0.05)
+"""
+    lab.script("main.py", main)
+    lab.script("later.py", "import pathlib\nassert pathlib.Path('works').exists()\npathlib.Path('enough').touch()\n")
+    spec = """
+name: two
+resources: {gpus_per_node: 0}
+roles:
+  main: {main: true, run: {script: main.py}, ready: {file: works}}
+  later: {after: main, run: {script: later.py}}
+"""
+    run = lab.submit(lab.spec(spec))
+    assert lab.wait(run)["state"] == "succeeded"
+    assert [event["text"] for event in lab.events(run, "role")][:2] == ["role main is ready", "role later starts"]
+
+
 def test_a_cancel_leaves_nothing_of_any_role(lab, three):
     run = three("alone")
     lab.until_step(run, 1)
