@@ -243,7 +243,7 @@ class Coordinator:
         cause = Cause.USER_ERROR if fault.setup else Cause.LAUNCHER_FAULT
         where = ("run.setup" if fault.log else "run.python") if fault.setup else None
         found = Verdict(cause, fault.text, node=node.index, where=where, log=fault.log or None)
-        if fault.setup and attempt.generation is None and attempt.phase is AttemptPhase.WAITING:
+        if (fault.setup or fault.port) and attempt.generation is None and attempt.phase is AttemptPhase.WAITING:
             self._aftermath.note_failure(found)
             self._aftermath.finish(State.FAILED, cause, exit_of(cause), fault.text)
             return

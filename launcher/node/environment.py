@@ -66,7 +66,7 @@ def node_environment(
         "TORCHELASTIC_RUN_ID": plan.run_id,  # torch and Lightning take its presence for "started by torchrun"
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # torch's own default
     }
-    ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
+    ours |= {**disk, **_memory_words(checkpoint, memory), **gpus, **_role_words(plan)}
     copy_lag = _every(checkpoint.copy_lag_steps, checkpoint.copy_lag_s)
     if plan.disks_apart and copy_lag:
         ours["LAUNCH_CHECKPOINT_COPY_LAG"] = copy_lag
@@ -149,13 +149,18 @@ def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[st
     return words | ({"LAUNCH_JOINS": "1"} if joins else {})
 
 
-def role_words(plan: Plan, environment: Mapping[str, str], rank: int) -> dict[str, str]:
-    """Return the variables for a rank's place in its role; `environment` is shared by its node's processes."""
+def _role_words(plan: Plan) -> dict[str, str]:
+    """Return the variables that tell ranks of this role where the others are; none in a run of one program."""
+    addresses = {f"LAUNCH_ADDR_{name.upper()}": ",".join(some) for name, some in plan.addresses.items()}
+    return {"LAUNCH_ROLE": plan.role, **addresses} if plan.role else {}
+
+
+def rank_of_role_words(plan: Plan, rank: int) -> dict[str, str]:
+    """Return the variables for a rank's place in its role; none in a run of one program."""
     if not plan.role:
         return {}
-    number = plan.role_rank + rank
-    addresses = environment.get(f"LAUNCH_ADDR_{plan.role.upper()}", "").split(",")
-    port = addresses[number].rpartition(":")[2] if number < len(addresses) else ""
+    number, mine = plan.role_rank + rank, plan.addresses.get(plan.role, ())
+    port = mine[number].rpartition(":")[2] if number < len(mine) else ""
     return {"LAUNCH_ROLE_RANK": str(number), "LAUNCH_PORT": port}
 
 

@@ -26,7 +26,7 @@ from launcher.node.ranks.checkup import NodeUnfit
 from launcher.node.ranks.group import Home, Pids, RankGroup
 from launcher.node.ranks.lease import LeaseWatch, Slept, Watchdog
 from launcher.node.ranks.ports import HeldPort
-from launcher.node.ranks.prepare import Preparation, SetupFailed
+from launcher.node.ranks.prepare import PortTaken, Preparation, SetupFailed
 from launcher.node.ranks.reaper import Death, Reaper
 from launcher.node.ranks.reports.metrics_file import MetricsFile
 from launcher.node.ranks.reserve import ReserveEvent
@@ -157,7 +157,7 @@ class NodeAgent:
     async def _prepare(self) -> None:
         try:
             await self._preparation.run()
-        except (SetupFailed, NodeUnfit) as failure:
+        except (SetupFailed, NodeUnfit, PortTaken) as failure:
             self._line.say(_fault_of(self._home, failure))
             return
         self._tell_health()
@@ -534,7 +534,9 @@ def fault_of_start(node: int, error: OSError) -> messages.Fault | None:
     return messages.Fault(node, False, text, disk=error.errno in DISK_ERRORS)
 
 
-def _fault_of(home: Home, failure: SetupFailed | NodeUnfit) -> messages.Fault:
+def _fault_of(home: Home, failure: SetupFailed | NodeUnfit | PortTaken) -> messages.Fault:
+    if isinstance(failure, PortTaken):
+        return messages.Fault(home.node.index, False, str(failure), port=True)
     if isinstance(failure, NodeUnfit):
         return messages.Fault(home.node.index, False, str(failure), unfit=True)
     return messages.Fault(home.node.index, True, str(failure), failure.log)

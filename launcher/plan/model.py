@@ -86,11 +86,19 @@ class Plan(msgspec.Struct, frozen=True):
     role_rank: int = 0  # what its rank 0 is among all of its role: ranks that restart alone have a plan each
     restarts_all: bool = False  # a failure of one of its ranks ends the attempt, so that all roles start again
     roles: tuple["Plan", ...] = ()  # of the main role, or the first where none is: those of the others
+    first_host: int = 0  # of several programs on several machines: which of the run's hosts is its node 0
+    first_gpu: int = 0  # likewise: which of the GPUs that the run has on each host is its first
+    addresses: dict[str, tuple[str, ...]] = {}  # by role: HOST:PORT of each rank; known once the attempt starts
 
     @property
     def is_beside_main(self) -> bool:
         """Return whether this plan is of a role beside the main one, with its run directory below the main one's."""
         return bool(self.role) and not self.spec.roles
+
+    def addresses_of(self, node: int) -> tuple[str, ...]:
+        """Return the addresses of the ranks of this node, where the plan is of one of several programs."""
+        first = self.role_rank + node * self.ranks_per_node
+        return self.addresses.get(self.role, ())[first : first + self.ranks_per_node]
 
     @property
     def ends_with_all(self) -> bool:

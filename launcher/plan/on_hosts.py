@@ -1,6 +1,7 @@
 """Change a plan once its machines are known, and for each of them."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,14 +12,54 @@ def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tupl
     """Return the plan with its nodes on these hosts, each a name and an address, the leader first.
 
     Hosts beyond what the run needs are spares. An address may be "" for the host to find out. The run does not wait for
-    hosts in `away`, and they do not count as its hosts.
+    hosts in `away`, and they do not count as its hosts. Of a run of several programs each gets its own of these hosts.
     """
+    roles = tuple(with_hosts(one, hosts) for one in plan.roles)
+    hosts = hosts[plan.first_host :][: plan.nodes_max] if plan.role else hosts
     here = len(hosts)
     nodes = tuple(
         NodePlan(index, address, spare=index >= min(plan.nodes_max, here), gpus=None, host=name)
         for index, (name, address) in enumerate((*hosts, *away))
     )
-    return msgspec.structs.replace(plan, nodes=nodes, away=tuple(range(here, len(nodes))))
+    return msgspec.structs.replace(plan, nodes=nodes, away=tuple(range(here, len(nodes))), roles=roles)
+
+
+def hosts_asked(plan: Plan) -> int:
+    """Return how many hosts the programs of a run need together, spares not counted."""
+    return max(one.first_host + one.nodes_max for one in (plan, *plan.roles))
+
+
+class HostShare(NamedTuple):
+    """What a run has of each of its hosts."""
+
+    cpus: int
+    gpus: int
+    memory_gb: float | None
+
+
+def most_of_a_host(plan: Plan) -> HostShare:
+    """Return what the programs on one host need together: the most, as a batch system gives all nodes the same."""
+    hosts = [[one for one in (plan, *plan.roles) if _is_on(one, host)] for host in range(hosts_asked(plan))]
+    memory = [[one.spec.resources.memory_gb or 0.0 for one in there] for there in hosts]
+    return HostShare(
+        max(sum(one.ranks_per_node * one.cpus_per_rank for one in there) for there in hosts),
+        max(sum(one.gpus_per_node for one in there) for there in hosts),
+        max(map(sum, memory)) or None,
+    )
+
+
+def _is_on(plan: Plan, host: int) -> bool:
+    return plan.first_host <= host < plan.first_host + plan.nodes_max
+
+
+def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
+    """Return those of the GPUs in CUDA_VISIBLE_DEVICES of a host that belong to this program of several; None where
+    the plan names them, or it has them all.
+    """
+    if not plan.role or plan.one_machine:
+        return None
+    end = plan.first_gpu + plan.gpus_per_node
+    return tuple((visible.split(",") if visible else [*map(str, range(end))])[plan.first_gpu : end])
 
 
 def kept_at(plan: Plan, run_dir: str, python: str = "") -> Plan:

@@ -1,6 +1,6 @@
-"""Specs of several programs of one run → a plan of each, with its share of the machine. Pure."""
+"""Specs of several programs of one run → a plan of each, with its hosts and its share of them. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -17,21 +17,69 @@ def role_specs(spec: JobSpec) -> dict[str, JobSpec]:
     return main | {name: role.spec for name, role in spec.roles.items() if role.spec is not None}
 
 
-def check_roles(specs: Mapping[str, JobSpec], machine: Machine, projects: Mapping[str, Project]) -> list[Misfit]:
+def check_roles(whole: JobSpec, machine: Machine, projects: Mapping[str, Project]) -> list[Misfit]:
     """Return everything that cannot work here: of each role, and of all together."""
+    specs = {name: _with_gpus_asked(spec) for name, spec in role_specs(whole).items()}
+    # What all nodes, or all GPUs, are enough for is asked of all roles together.
+    alone = replace(machine, nodes=None, asked_gpus=None)
     found = []
     for name, spec in specs.items():
-        for one in check(spec, machine, projects[name], ()):
+        for one in (*check(spec, alone, projects[name], ()), *(_not_apart(whole, spec) if machine.apart else ())):
             found.append(Misfit(f"roles.{name}.{one.key}", one.reason, one.hint))
-    asked = sum(_gpus(spec) for spec in specs.values())
+    together = _of_all_on_hosts(specs, whole, machine) if machine.apart else _of_all_here(specs, machine)
+    return [*found, *together]
+
+
+def _of_all_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Misfit]:
+    asked = sum(_gpus(spec) * spec.resources.nodes.max for spec in specs.values())
     if asked > len(machine.gpus):
         reason = f"ask for {asked} GPUs together, but this machine has {len(machine.gpus)}"
-        found.append(Misfit("roles", reason, "write fewer at their resources.gpus_per_node"))
-    return found
+        yield Misfit("roles", reason, "write fewer at their resources.gpus_per_node")
+
+
+def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Machine) -> Iterator[Misfit]:
+    firsts = first_hosts(whole)
+    asked = max(firsts[name] + spec.resources.nodes.max for name, spec in specs.items())
+    if machine.nodes is not None and asked > machine.nodes:
+        there = "there is 1" if machine.nodes == 1 else f"there are {machine.nodes}"
+        hint = "`colocate: ROLE` puts a role on the nodes of another one"
+        yield Misfit("roles", f"ask for {asked} nodes together, but {there}", hint)
+    most = len(machine.gpus) if machine.asked_gpus is None else machine.asked_gpus
+    for first in dict.fromkeys(firsts.values()):
+        names = [name for name in specs if firsts[name] == first]
+        gpus = sum(_gpus(specs[name]) for name in names)
+        if gpus > most and len(names) > 1:
+            reason = f"{', '.join(names)} ask for {gpus} GPUs of a node together, but it has {most}"
+            yield Misfit("roles", reason, "write fewer at their resources.gpus_per_node")
+    if machine.interface is not None:
+        reason = "programs of one run find each other by the addresses of their nodes' names"
+        yield Misfit("slurm.interface", reason, "leave it out")
+
+
+def _not_apart(whole: JobSpec, spec: JobSpec) -> Iterator[Misfit]:
+    """Yield what a role cannot have where each node is a machine of its own."""
+    nodes, time_s = spec.resources.nodes, whole.resources.time_s
+    if nodes.min != nodes.max:
+        yield Misfit("resources.nodes", "is a range, but nodes are divided among roles for good", "write one number")
+    if spec.recovery.spares:
+        yield Misfit("recovery.spares", "nodes are divided among roles for good", "leave it out")
+    if spec.resources.time_s not in (None, time_s):
+        yield Misfit("resources.time", "all roles are one job", "write it in the main role, or beside `roles`")
+
+
+def first_hosts(whole: JobSpec) -> dict[str, int]:
+    """Return by role which of the run's hosts is its first: one role after the other, each with as many as it has
+    nodes, or with `colocate` that of another role.
+    """
+    firsts, free = dict[str, int](), 0
+    specs = role_specs(whole)
+    for name, spec in specs.items():
+        if whole.roles[name].colocate is None:
+            firsts[name], free = free, free + spec.resources.nodes.max
+    return {name: firsts[whole.roles[name].colocate or name] for name in specs}
 
 
 def build_roles(
-    specs: Mapping[str, JobSpec],
     whole: JobSpec,
     overrides: tuple[str, ...],
     place: RunIdentity,
@@ -44,24 +92,42 @@ def build_roles(
     GPUs get any.
     """
     plans: list[Plan] = []
+    specs = {name: _with_gpus_asked(spec) for name, spec in role_specs(whole).items()}
     total = sum(_ranks(spec, machine) for spec in specs.values())
+    firsts, taken = first_hosts(whole), dict[int, int]()
     left = machine.gpus
     for name, spec in specs.items():
-        mine, left = left[: _gpus(spec)], left[_gpus(spec) :]
-        asked = spec.resources if mine else structs.replace(spec.resources, gpus_per_node=0)
-        share = replace(machine, cpus=max(1, machine.cpus * _ranks(spec, machine) // total), gpus=mine)
+        mine, left = left[: _gpus(spec) * spec.resources.nodes.max], left[_gpus(spec) * spec.resources.nodes.max :]
+        share = machine
+        if not machine.apart:
+            share = replace(machine, cpus=max(1, machine.cpus * _ranks(spec, machine) // total), gpus=mine)
         alone = whole.roles[name].restart == "alone"
-        count = _ranks(spec, machine) if alone else 1
-        for part in range(count):
-            resources = structs.replace(asked, ranks_per_node=1) if alone else asked
+        each = ranks_per_node(spec.resources, machine)
+        for part in range(_ranks(spec, machine) if alone else 1):
             where = place if not plans else replace(place, run_dir=_folder(place, f"{name}-{part}" if alone else name))
-            one = build(
-                structs.replace(spec, resources=resources), overrides, where, share, projects[name], code, python
-            )
-            one = structs.replace(_with_own_gpus(one, machine, mine), role=name, role_rank=part)
-            plans.append(structs.replace(one, restarts_all=whole.roles[name].restart == "all"))
+            asked = _of_one_rank(spec, each) if alone else spec
+            one = build(asked, overrides, where, share, projects[name], code, python)
+            node, local = divmod(part, each) if alone else (0, 0)
+            first = local * one.gpus_per_node
+            if machine.apart:
+                gpu, host = taken.get(firsts[name], 0) + first, firsts[name] + node
+                one = structs.replace(one, first_host=host, first_gpu=gpu)
+            else:
+                one = _with_own_gpus(one, machine, mine[node * _gpus(spec) + first :])
+            all_of_them = whole.roles[name].restart == "all"
+            plans.append(structs.replace(one, role=name, role_rank=part, restarts_all=all_of_them))
+        taken[firsts[name]] = taken.get(firsts[name], 0) + _gpus(spec)
     main, *others = plans
     return structs.replace(main, spec=structs.replace(main.spec, roles=whole.roles), roles=tuple(others))
+
+
+def _of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:
+    """Return the spec of a single rank of a role, with an equal share of what the role has on each node."""
+    asked = spec.resources
+    memory_gb = None if asked.memory_gb is None else asked.memory_gb / ranks
+    one, gpus = structs.replace(asked.nodes, min=1, max=1), (asked.gpus_per_node or 0) // ranks
+    mine = structs.replace(asked, nodes=one, ranks_per_node=1, gpus_per_node=gpus, memory_gb=memory_gb)
+    return structs.replace(spec, resources=mine)
 
 
 def _folder(place: RunIdentity, name: str) -> str:
@@ -77,10 +143,15 @@ def _with_own_gpus(plan: Plan, machine: Machine, mine: Sequence[str]) -> Plan:
     return structs.replace(plan, nodes=tuple(nodes))
 
 
+def _with_gpus_asked(spec: JobSpec) -> JobSpec:
+    """Return the spec with no GPUs where it names no number: of several programs none gets all."""
+    return structs.replace(spec, resources=structs.replace(spec.resources, gpus_per_node=_gpus(spec)))
+
+
 def _gpus(spec: JobSpec) -> int:
-    return (spec.resources.gpus_per_node or 0) * spec.resources.nodes.max
+    """Return the GPUs of a role on each of its nodes."""
+    return spec.resources.gpus_per_node or 0
 
 
 def _ranks(spec: JobSpec, machine: Machine) -> int:
-    asked = spec.resources if spec.resources.gpus_per_node else structs.replace(spec.resources, gpus_per_node=0)
-    return ranks_per_node(asked, machine) * asked.nodes.max
+    return ranks_per_node(spec.resources, machine) * spec.resources.nodes.max

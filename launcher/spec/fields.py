@@ -290,6 +290,8 @@ ROLE = Section(
         Field("follows", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles with which it starts again: once "
               "ranks of one of them have, so do its own", example="learner"),
         Field("ready", READY, "When it can be used", example="{port: true}"),
+        Field("colocate", ROLE_NAME, "The role on whose nodes it is, where it shall have none of its own; of "
+              "no meaning on this machine, which plays all nodes", example="learner"),
         Field("restart", Choice(("role", "alone", "all")), "What is started again when one of its ranks fails: all "
               "its ranks; that one alone, and each rank then is a group of its own, of one; or all roles of the run",
               example="alone"),

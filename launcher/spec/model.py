@@ -329,6 +329,7 @@ class Role(Struct, frozen=True):
     after: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
     ready: Readiness | None = None
+    colocate: str | None = None  # another role, on whose nodes it is; None: it has nodes of its own
     restart: str = "role"  # all its ranks; alone: each rank by itself; all: every role of the run
     spec: "JobSpec | None" = None  # None: of the role whose spec has all roles: the main one, or else the first
 

@@ -35,6 +35,7 @@ def parse_roles(root: Mapping, job: Section) -> JobSpec:
     specs = {name: gather.take(name, partial(_spec_of, root, job, name), root) for name in names}
     problems = [*of_table, *(_of_one_or_all(root, problem) for problem in gather.problems)]
     problems += _among(root, roles) if roles is not None else ()
+    problems += _on_the_same_nodes(root, roles, specs) if roles is not None else ()
     if problems or roles is None:
         raise Wrong(*dict.fromkeys(problems))
     own = _own_role(root)
@@ -86,6 +87,28 @@ def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
             yield Problem(_mark(root, around[0], word), f"{reason}: {told}", key=(_KEY, around[0], word))
 
 
+def _on_the_same_nodes(
+    root: Mapping, roles: Values[str, Role], specs: Values[str, JobSpec | None]
+) -> Iterator[Problem]:
+    """Yield what is wrong with roles that are to be on the nodes of others."""
+    for name, role in roles.items():
+        other, key, mark = role.colocate, (_KEY, name, "colocate"), _mark(root, name, "colocate")
+        if other is None:
+            continue
+        mine, theirs = specs.get(name), specs.get(other)
+        if other not in roles:
+            yield Problem(mark, f"no role {shown(other)}", key=key, word=other, options=tuple(roles))
+        elif name == _own_role(root):
+            hint, which = f"write colocate: {name} in {other}, or in another role", "main" if role.main else "first"
+            yield Problem(mark, f"the nodes of the {which} role are its own, and others may be on them", hint, key)
+        elif roles[other].colocate is not None:
+            hint = f"write colocate: {roles[other].colocate}" if roles[other].colocate != name else ""
+            yield Problem(mark, f"{other} has no nodes of its own", hint, key)
+        elif mine is not None and theirs is not None and mine.resources.nodes.max > theirs.resources.nodes.max:
+            hint = f"write resources.nodes: {theirs.resources.nodes.max}, or fewer"
+            yield Problem(mark, f"{other} has fewer nodes than {name}", hint, key)
+
+
 def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
     """Return the spec of one role. Raises Wrong, with keys as in a spec of a single job."""
     allowed, own, gather = role_section(job), _own(root, name), Gather()
@@ -98,9 +121,6 @@ def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
     spec: JobSpec = job.parse(merged(Mapping(common, root.mark), Mapping(mine, own.mark)))
     if not _is_main(own):
         spec = replace(spec, recovery=_of_a_helper(spec.recovery, own, root))
-    if spec.resources.nodes.max > 1 and _restarts_alone(own):
-        reason = "ranks that restart alone are on one node"
-        raise Wrong(Problem(_mark(root, name, "restart"), reason, "write resources.nodes: 1", ("restart",)))
     return spec
 
 
@@ -132,11 +152,6 @@ def _of_a_helper(recovery: Recovery, own: Mapping, root: Mapping) -> Recovery:
     if "hang_after" not in said:
         recovery = replace(recovery, hang_after_s=None, hang_auto=False)
     return recovery if "no_progress" in said else replace(recovery, no_progress=None)
-
-
-def _restarts_alone(own: Mapping) -> bool:
-    entry = own.find("restart")
-    return entry is not None and isinstance(entry.value, Scalar) and entry.value.text == "alone"
 
 
 def _own(root: Mapping, name: str) -> Mapping:

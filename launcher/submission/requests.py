@@ -179,7 +179,7 @@ def checked(wish: Request, machine: Machine, unset: Collection[str]) -> list[Mis
     """Return everything in the spec that cannot work there, for each of its programs."""
     if not wish.roles:
         return check(wish.spec, machine, wish.project, unset)
-    return [*check_roles(role_specs(wish.spec), machine, wish.roles), *secret_problems(unset)]
+    return [*check_roles(wish.spec, machine, wish.roles), *secret_problems(unset)]
 
 
 def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> dict[str, Project]:
@@ -339,9 +339,7 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
     machine = wish.cluster.machine(wish.spec)
     if wish.roles:
-        plan = build_roles(
-            role_specs(wish.spec), wish.spec, wish.overrides, place, machine, wish.roles, code, wish.python
-        )
+        plan = build_roles(wish.spec, wish.overrides, place, machine, wish.roles, code, wish.python)
     else:
         plan = build(wish.spec, wish.overrides, place, machine, wish.project, code, wish.python)
     told = wish.notifying.recipients if wish.notifying is not None else ()

@@ -61,6 +61,7 @@ class AgentProcess:
     slept: Slept | None = None  # what its lease is worth after a suspend; None: it has no lease that we can see
     lease: "SupervisedLease | None" = None  # that of the process which runs now
     leads: bool = False  # its end is that of its attempt: it is not brought back
+    stops_by: int = signal.SIGTERM  # the signal at which it has its ranks end, and leaves
     gate: socket.socket | None = None  # where its zygote's standby is told to become the next agent
 
     def start(self) -> int:

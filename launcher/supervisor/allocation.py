@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,10 +12,10 @@ from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Failure
 from launcher.states import State
-from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
+from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, agent_process
 from launcher.supervisor.attempt_end import last_word, pass_on_stop, write_end, write_known_end
 from launcher.supervisor.messenger import LINGER_S, Messenger
-from launcher.supervisor.roles_here import RolesHere
+from launcher.supervisor.roles_here import AgentsOf, RolesHere
 from launcher.supervisor.wakeup import Wakeup
 
 _FAREWELL_S = 5.0
@@ -57,8 +58,14 @@ def claim_attempt(marker: Path) -> bool:
     return True
 
 
+def _agents_here(keep: Sequence[int], plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+    return [agent_process(plan, attempt, node.index, keep=keep) for node in plan.nodes]
+
+
 class Allocation:
-    """One attempt on this machine; `carry_out` returns how it ended, once all its processes here are gone."""
+    """One attempt, supervised from this machine; `carry_out` returns how it ended, once all its processes here are
+    gone.
+    """
 
     def __init__(
         self,
@@ -70,6 +77,7 @@ class Allocation:
         agents: Sequence[AgentProcess],  # node 0's, which coordinates, comes first
         *,
         prepare: Callable[[], AttemptEnd | None] = lambda: None,  # before agents; how it ended, where that was all
+        agents_of: AgentsOf | None = None,  # of a role beside the main one; None: they are all on this machine
         told_within_s: float = 0.0,  # what ends everything here when the run has ended waits so long for the messenger
         leave_standbys: bool = False,  # where another attempt follows, each agent's standby waits in its `place`
     ) -> None:
@@ -82,7 +90,8 @@ class Allocation:
         self._messenger = Messenger(run, attempt, told_within_s or LINGER_S)
         self._own, self._leave_standbys = agents, leave_standbys
         self._agents = AgentProcesses(agents, wakeup, spared=self._messenger.pids)
-        self._roles = RolesHere(run, attempt, plan, self._agents, agents)
+        agents_of = agents_of or partial(_agents_here, agents[0].keep)
+        self._roles = RolesHere(run, attempt, plan, self._agents, agents, agents_of)
         self._by_roles: AttemptEnd | None = None  # how the run ends because of another role than the main one
         self._sure_at: float | None = None
 

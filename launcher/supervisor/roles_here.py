@@ -1,13 +1,12 @@
-"""The roles of a run beside its main one, on this machine: opened, watched until they are ready, ended with the run.
+"""The roles of a run beside its main one: opened, watched until they are ready, ended with the run.
 
 Each has a run directory of its own below the run's, with attempts, records, logs and a coordinator as any run has.
 """
 
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from msgspec import structs
 
 from launcher.coordinator.roles import Roles
 from launcher.coordinator.verdict import RESTART
-from launcher.node.ranks.ports import HeldPort
+from launcher.node.ranks.ports import HeldPort, drawn
 from launcher.plan.model import Plan
 from launcher.run.attempts import new_attempt, newest
 from launcher.run.durable import append_line, create_record, make_dir, read_lines, readable, write_record
@@ -26,17 +25,18 @@ from launcher.run.processes import descendants, end_all
 from launcher.run.records import AttemptEnd, Event, Handle, RunState
 from launcher.spec.model import Readiness
 from launcher.states import LOCAL, State
-from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, agent_process
+from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 from launcher.supervisor.attempt_end import ask_to_stop, first_state, last_word
 from launcher.supervisor.ready import is_ready
 
 _READY_S = 0.1  # how often those that others wait for or follow are looked at
+AgentsOf = Callable[[Plan, AttemptDir], Sequence[AgentProcess]]  # of a role: node 0's, which coordinates, comes first
 
 
 @dataclass(slots=True)
 class _Part:
     run: RunDir
-    plan: Plan  # with what is known of the run's code since it was frozen
+    plan: Plan  # with what is known of the run's code since it was frozen, and of all addresses
     attempt: AttemptDir | None = None  # that goes on
     agents: list[AgentProcess] = field(default_factory=list)  # of it
     is_asked: bool = False  # to stop
@@ -54,27 +54,25 @@ class RolesHere:
     """Call `look` before the agents are watched, each time, and `main_ended` where the run outlasts its own role."""
 
     def __init__(
-        self, run: RunDir, attempt: AttemptDir, plan: Plan, agents: AgentProcesses, mains: Sequence[AgentProcess]
+        self,
+        run: RunDir,
+        attempt: AttemptDir,
+        plan: Plan,
+        agents: AgentProcesses,
+        mains: Sequence[AgentProcess],
+        agents_of: AgentsOf,
     ) -> None:
-        """Take the agents of all roles that are watched, and of these the main role's."""
-        self._run, self._attempt, self._agents, self._mains = run, attempt, agents, mains
-        self._keep = mains[0].keep if mains else ()
-        self._parts = [_Part(RunDir(Path(one.run_dir)), structs.replace(one, code=plan.code)) for one in plan.roles]
-        self._main, self._own = plan.role, _Part(run, plan)
+        """Take the agents of all roles that are watched, and of these the main role's; `agents_of` gives another's."""
+        self._run, self._attempt, self._agents, self._mains, self._agents_of = run, attempt, agents, mains, agents_of
+        self._ports: list[HeldPort] = []
+        self._addresses = self._draw([plan, *plan.roles]) if plan.role else {}
+        known = {"code": plan.code, "addresses": self._addresses}
+        self._parts = [_Part(RunDir(Path(one.run_dir)), structs.replace(one, **known)) for one in plan.roles]
+        self._main, self._own = plan.role, _Part(run, structs.replace(plan, addresses=self._addresses))
         parts = {self._main: plan.role} | {one.name: one.plan.role for one in self._parts}
         self._roles = Roles(plan.spec.roles, parts)
         self._ready = {name: role.ready for name, role in plan.spec.roles.items()}
         self._generations: dict[str, int] = {}  # the newest of those that others follow, as it was last seen
-        self._ports: list[HeldPort] = []
-        everyone = [plan, *(one.plan for one in self._parts)] if plan.role else []
-        self._addresses = self._hold_ports(everyone)
-
-    def _environment(self, role: str) -> Mapping[str, str]:
-        """Return the variables that tell ranks of this role where the others are; none in a run of one program."""
-        if not role:
-            return {}
-        addresses = {f"LAUNCH_ADDR_{name.upper()}": ",".join(some) for name, some in self._addresses.items()}
-        return {"LAUNCH_ROLE": role, **addresses}
 
     def next_look(self) -> float | None:
         """Return the moment, by time.monotonic, at which to look again, if nothing wakes the supervisor before."""
@@ -103,7 +101,9 @@ class RolesHere:
             self._restart_followers(name)
         due = self._roles.due(now)
         if self._main in due:
-            self._start(self._mains, self._main)
+            if self._main:
+                write_record(self._attempt.plan, self._own.plan)
+            self._start(self._mains)
         for part in self._parts:
             if part.name in due:
                 self._open(part)
@@ -148,14 +148,22 @@ class RolesHere:
         for port in self._ports:
             port.release()
 
-    def _hold_ports(self, plans: Collection[Plan]) -> dict[str, list[str]]:
-        addresses: dict[str, list[str]] = {}
+    def _draw(self, plans: Collection[Plan]) -> dict[str, tuple[str, ...]]:
+        """Return the address of each rank by role; on this machine its port is kept free from now on, on others by the
+        agent there from its start."""
+        addresses = dict[str, list[str]]()
         for plan in plans:
             for node in plan.nodes[: plan.nodes_max]:
                 for _ in range(plan.ranks_per_node):
-                    self._ports.append(HeldPort(node.address))
-                    addresses.setdefault(plan.role, []).append(f"{node.address}:{self._ports[-1].number}")
-        return addresses
+                    taken = {address for some in addresses.values() for address in some}
+                    addresses.setdefault(plan.role, []).append(self._address(plan, node.address, taken))
+        return {role: tuple(some) for role, some in addresses.items()}
+
+    def _address(self, plan: Plan, address: str, taken: Collection[str]) -> str:
+        if plan.one_machine:
+            self._ports.append(HeldPort(address))
+            return f"{address}:{self._ports[-1].number}"
+        return next(one for one in (f"{address}:{number}" for number in drawn()) if one not in taken)
 
     def _open(self, part: _Part) -> None:
         run, plan = part.run, part.plan
@@ -171,15 +179,14 @@ class RolesHere:
             write_record(run.state, first_state(plan, attempt.number))
         part.attempt, part.is_asked = attempt, False
         self._generations.pop(part.name, None)
-        part.agents = [agent_process(plan, attempt, node.index, keep=self._keep) for node in plan.nodes]
+        part.agents = [*self._agents_of(plan, attempt)]
         part.agents[0].leads = True
         self._agents.add(part.agents)
-        self._start(part.agents, plan.role)
+        self._start(part.agents)
         self._note(f"role {part.name} starts")
 
-    def _start(self, agents: Sequence[AgentProcess], role: str) -> None:
+    def _start(self, agents: Sequence[AgentProcess]) -> None:
         for agent in agents:
-            agent.environment = {**agent.environment, **self._environment(role)}
             agent.start()
 
     def _close(self, part: _Part, attempt: AttemptDir) -> AttemptEnd:
@@ -206,7 +213,7 @@ def _ask(part: _Part, kind: str) -> None:
     if part.attempt is not None:
         ask_to_stop(part.attempt, kind)
     if (pid := part.agents[0].pid) is not None:
-        os.kill(pid, signal.SIGTERM)  # our own child, not reaped yet
+        os.kill(pid, part.agents[0].stops_by)  # our own child, not reaped yet
 
 
 def _resumed_since(whole: RunDir, role: RunDir) -> Event | None:

@@ -145,7 +145,8 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped", tag_field="t"):
 class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
     """agent → coordinator: this node cannot run ranks. `setup`: the user's setup failed, or
     (without a log) their interpreter cannot run them; `disk`: there is no room now,
-    or it does not take what is written; `unfit`: a device did not do what it should; else our own fault."""
+    or it does not take what is written; `unfit`: a device did not do what it should; `port`: another program has
+    the port of one of its ranks; else our own fault."""
 
     node: int
     setup: bool
@@ -153,6 +154,7 @@ class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
     log: str | None = None  # relative to the run directory
     disk: bool = False
     unfit: bool = False
+    port: bool = False
 
     def __post_init__(self) -> None:
         if not _LOG.fullmatch(self.log or ""):

@@ -1328,6 +1328,16 @@ def test_a_setup_that_fails_is_the_users_error() -> None:
     assert (failure.summary, failure.log) == ("run.setup failed on node 1 with exit code 7", "logs/setup.log")
 
 
+def test_a_port_of_a_rank_that_another_program_has_ends_the_attempt() -> None:
+    cluster = Cluster(plan_of(2))
+    cluster.boot(ready=False)
+    cluster.say(1, Fault(1, False, "another program has 10.0.0.2:23456", port=True))
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.FAILED, Cause.LAUNCHER_FAULT)
+    assert cluster.end.message == "another program has 10.0.0.2:23456"
+
+
 def test_a_node_with_a_fault_of_ours_is_left_out() -> None:
     cluster = running(2, least=1)
     cluster.fault(1, setup=False, text="no space left on device")

@@ -2,6 +2,8 @@
 
 import socket
 
+import pytest
+
 from launcher.node.ranks.ports import HeldPort
 
 
@@ -14,6 +16,16 @@ def test_a_held_port_is_given_to_nobody_else():
         except OSError:
             taken = True
     assert taken
+    held.release()
+
+
+def test_a_port_that_another_program_listens_on_is_not_taken():
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        number = stranger.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            HeldPort("127.0.0.1", number)
+    held = HeldPort("127.0.0.1", number)
+    assert held.number == number
     held.release()
 
 

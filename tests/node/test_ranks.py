@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from dataclasses import replace
 
@@ -13,12 +14,12 @@ from one_node import Ears, home_of, play, processes_of_its_own
 from launcher.node.ranks import group as ranks
 from launcher.node.ranks.group import RankGroup
 from launcher.node.ranks.looking import ANSWER_S
-from launcher.node.ranks.prepare import Preparation
+from launcher.node.ranks.prepare import PortTaken, Preparation
 from launcher.node.ranks.reaper import Reaper
 from launcher.run.durable import read_lines
 from launcher.run.processes import descendants, end_all
 from launcher.run.records import RankExit
-from launcher.spec.model import Resources
+from launcher.spec.model import Recovery, Resources
 from launcher.wire.messages import Start
 
 __all__ = ["processes_of_its_own"]
@@ -43,6 +44,20 @@ async def prepared(home, **limits):
     preparation = Preparation(home, Reaper(asyncio.get_running_loop()), **limits)
     await preparation.run()
     return preparation
+
+
+def test_a_node_whose_port_another_program_has_starts_no_ranks(home):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        address = f"127.0.0.1:{stranger.getsockname()[1]}"
+        spec = msgspec.structs.replace(home.plan.spec, recovery=Recovery(lease_s=0.1))
+        words = {"role": "actors", "one_machine": False, "addresses": {"actors": (address,)}}
+        theirs = replace(home, plan=msgspec.structs.replace(home.plan, spec=spec, **words))
+
+        async def scene():
+            with pytest.raises(PortTaken, match=f"another program has {address}"):
+                await prepared(theirs)
+
+        play(scene)
 
 
 def left(preparation):

@@ -77,8 +77,20 @@ def test_what_stands_beside_the_roles_holds_for_all_of_them() -> None:
         ("{A: {main: true, run: {script: a.py}}}", "2:9: roles.A: expected the name of a role"),
         ("{last: {main: true, run: {script: a.py}}}", "2:9: roles.last: expected the name of a role"),
         (
-            "{a: {main: true, run: {script: a.py}}, b: {restart: alone, run: {script: b.py}, resources: {nodes: 2}}}",
-            "roles.b.restart: ranks that restart alone are on one node",
+            "{a: {main: true, run: {script: a.py}}, b: {colocate: c, run: {script: b.py}}}",
+            "2:61: roles.b.colocate: no role 'c'",
+        ),
+        (
+            "{a: {main: true, colocate: b, run: {script: a.py}}, b: {run: {script: b.py}}}",
+            "roles.a.colocate: the nodes of the main role are its own, and others may be on them",
+        ),
+        (
+            "{a: {main: true, run: {script: a.py}}, b: {colocate: b, run: {script: b.py}}}",
+            "roles.b.colocate: b has no nodes of its own",
+        ),
+        (
+            "{a: {main: true, run: {script: a.py}}, b: {colocate: a, run: {script: b.py}, resources: {nodes: 2}}}",
+            "roles.b.colocate: a has fewer nodes than b",
         ),
         ("{a: {main: true, run: {}}}", "roles.a.run"),
         ("3", "roles: expected a mapping from the names of roles to their specs"),

@@ -2,6 +2,7 @@
 
 import posixpath
 import shlex
+from collections.abc import Sequence
 
 from launcher.cli import figures
 from launcher.cli.terminal import columns, paint, safe
@@ -39,8 +40,18 @@ def _role(plan: Plan) -> tuple[str, ...]:
     """Return the row of a role beside the main one; of ranks that restart alone each is a role."""
     name = posixpath.basename(plan.run_dir)
     ranks = figures.count(plan.ranks_per_node * plan.nodes_max, "rank")
-    gpus = " ".join(safe(",".join(node.gpus or ())) or "none" for node in plan.nodes)
-    return name, safe(_command(plan)), f"{figures.count(plan.nodes_max, 'node')}, {ranks}", f"GPUs {gpus}"
+    if plan.one_machine:
+        gpus = " ".join(safe(",".join(node.gpus or ())) or "none" for node in plan.nodes)
+    else:
+        gpus = _span([*range(plan.first_gpu, plan.first_gpu + plan.gpus_per_node)]) or "none"
+    nodes = figures.count(plan.nodes_max, "node")
+    where = "" if plan.one_machine else f" ({_span([*range(plan.first_host, plan.first_host + plan.nodes_max)])})"
+    return name, safe(_command(plan)), f"{nodes}{where}, {ranks}", f"GPUs {gpus}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """Return `2-4` for 2, 3, 4; "" for none."""
+    return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else "".join(map(str, numbers))
 
 
 def _handed(preview: Preview | None) -> list[str]:

@@ -17,7 +17,7 @@ from launcher.clock import WakingClock
 from launcher.coordinator.classify import classify, failed, finished
 from launcher.coordinator.tracebacks import error_file_says, last_exception, likeliest, main_stack
 from launcher.errors import Exit
-from launcher.node.environment import hot_words, rank_environment, role_words
+from launcher.node.environment import hot_words, rank_environment, rank_of_role_words
 from launcher.node.ranks.control import ControlPipe, control_of
 from launcher.node.ranks.looking import NO_ANSWER, Subject, look_at, times_of
 from launcher.node.ranks.native import with_native
@@ -217,7 +217,7 @@ class RankGroup:
     def _environment(self, rank: _Rank) -> dict[str, str]:
         fifo = self._home.attempt.progress(self._home.node.index, rank.local)
         environment = rank_environment(self.start, rank.local, str(fifo), str(self._error_file(rank)))
-        environment |= role_words(self._home.plan, self._home.environment, rank.number)
+        environment |= rank_of_role_words(self._home.plan, rank.number)
         if self._home.notes is not None:
             joins = rank.local in self._joins
             environment |= hot_words(self._home.plan, control_of(fifo), self._home.notes, joins=joins)

@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from launcher.health.evidence import DEVICE_CHECK, DeviceHealth
 from launcher.node.machine import note_environment
 from launcher.node.ranks.checkup import AFTER_FAILURE_S, AT_START_S, Checkup, NodeUnfit
 from launcher.node.ranks.group import Home
+from launcher.node.ranks.ports import HeldPort
 from launcher.node.ranks.reaper import Death, Reaper
 from launcher.node.ranks.reports.logfile import LogFile
 from launcher.node.ranks.reserve import FromReserve, Note, Reserve
@@ -32,6 +34,7 @@ _TAKE_OVER_S = 10.0  # for what takes milliseconds
 _DEATH_S = 5.0
 _REST_S = 60.0
 _LAST_S = 1.0  # for what takes milliseconds; a disk that hangs is not waited for
+_PORT_S = 0.2  # how often a port is tried that another program has
 _NAMED = 2
 _MOST_LETTERS = 100
 
@@ -42,6 +45,10 @@ class SetupFailed(LaunchError):
     def __init__(self, text: str, log: str) -> None:
         super().__init__(text)
         self.log = log
+
+
+class PortTaken(LaunchError):
+    """A port that is promised to a rank of this node belongs to another program."""
 
 
 class Preparation:
@@ -71,8 +78,9 @@ class Preparation:
         self._renewal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._renewal.set_result("")
         self._checkup = Checkup(home, reaper, device_check) if home.plan.spec.recovery.health else None
+        self._ports: list[HeldPort] = []  # of ranks of one of several programs
         self.health: list[DeviceHealth] = []  # as last looked at
-        self.failure: SetupFailed | NodeUnfit | None = None
+        self.failure: SetupFailed | NodeUnfit | PortTaken | None = None
         self.doing = ""  # for people; "" once ranks can be started
 
     @property
@@ -95,6 +103,8 @@ class Preparation:
         return tuple(link.pid for link in links if link is not None and link.pid)
 
     async def run(self) -> None:
+        if not self._home.plan.one_machine:  # else the supervisor holds them
+            await self._hold_ports()
         if self._home.plan.setup is not None:
             self._decline()  # setup may change what is imported
             self.doing = "run.setup is at work"
@@ -109,6 +119,20 @@ class Preparation:
             await self._check(self._checkup, self._checkup.devices, AT_START_S)
             self.doing = ""
         self._settled.set()
+
+    async def _hold_ports(self) -> None:
+        """Keep the ports free that the ranks of this node are to listen on, once those of an attempt before are gone.
+        Raise PortTaken."""
+        deadline = time.monotonic() + self._home.plan.spec.recovery.lease_s
+        for address in self._home.plan.addresses_of(self._home.node.index):
+            host, _, port = address.rpartition(":")
+            while (held := _held(host, int(port))) is None:
+                if time.monotonic() >= deadline:
+                    text = f"another program has {address}, which was drawn for a rank: launch resume draws others"
+                    self.failure = PortTaken(text)
+                    raise self.failure
+                await asyncio.sleep(_PORT_S)
+            self._ports.append(held)
 
     async def check_again(self, local_ranks: Collection[int]) -> None:
         """Check the devices of these failed ranks. Raise NodeUnfit; then no rank can start here any more."""
@@ -269,6 +293,13 @@ class Preparation:
         killed = death is not None and death.signal == signal.SIGKILL
         self._zygote = zygote if zygote.ready.is_set() or killed else None
         return _last_words(death, log) if death is not None and not zygote.began else ""
+
+
+def _held(host: str, port: int) -> HeldPort | None:
+    try:
+        return HeldPort(host, port)
+    except OSError:
+        return None
 
 
 async def _death_of(zygote: ZygoteLink) -> Death | None:
