@@ -22,6 +22,7 @@ from launcher.node.ranks.reaper import Reaper
 from launcher.node.ranks.zygote_link import OfferedZygote
 from launcher.node.standing_by import agent_arguments, gate_from
 from launcher.plan.model import NodePlan, Plan
+from launcher.plan.on_hosts import own_gpus
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.durable import make_dir, readable, write_record
 from launcher.run.fence import check_fence
@@ -51,6 +52,8 @@ def main() -> int:
         plan = read_plan(run, number)
         if plan.role:  # nobody else would end it: of several programs none goes on without the supervisor
             die_with(os.getppid())
+        if (mine := own_gpus(plan, os.environ.get("CUDA_VISIBLE_DEVICES"))) is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
         watchdog = start_watchdog(after_suspend(plan, index), lease=lease)
         return asyncio.run(live(run, plan, number, index, watchdog, offered, gate))
     except Fenced as fenced:

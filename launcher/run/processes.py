@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.run.identity import alive, process_id, stat_fields
+from launcher.run.layout import RunDir
 from launcher.run.records import ProcessId
 
 if TYPE_CHECKING:
@@ -143,6 +144,14 @@ def orphans(root: int, trees: Collection[int]) -> list[int]:
 def tagged(run_dir: str, uid: int) -> list[int]:
     """Return all processes of this user whose environment at exec names the run directory."""
     return tagged_any([run_dir], uid)[run_dir]
+
+
+def tagged_of_run(run_dir: Path, uid: int) -> list[int]:
+    """Return such processes of the run and of its roles beside the main one, each with a run directory of its own."""
+    roles = RunDir(run_dir).roles
+    folders = [run_dir, *(roles.iterdir() if roles.is_dir() else ())]
+    found = tagged_any([str(folder) for folder in folders], uid)
+    return list(dict.fromkeys(pid for pids in found.values() for pid in pids))
 
 
 def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:

@@ -1,5 +1,6 @@
 """Facts → status: one pure, total function. No clock, no disk; failure is never read from a file's age."""
 
+import dataclasses
 import re
 import time
 from typing import assert_never
@@ -137,10 +138,22 @@ def derive(facts: RunFacts) -> RunStatus:
         second_copies=own.second_copies if own is not None else False,
         safe_checkpoint=own.safe_checkpoint if own is not None else None,
         memory_copy=own.memory_copy if own is not None and not verdict.state.ended else None,
-        roles={one.run_dir.name: derive(one) for one in facts.roles},
+        roles={one.run_dir.name: derive(_with_word(one, facts.word, verdict)) for one in facts.roles},
         loads=shown.loads if shown is not None and not verdict.state.ended else (),
         last_rank=shown.last_rank if shown is not None and not verdict.state.ended else None,
     )
+
+
+def _with_word(role: RunFacts, word: ClusterWord | None, whole: _Verdict) -> RunFacts:
+    """Return the facts of a role beside the main one with what is known of the whole run, if another machine has the
+    supervisor of both.
+    """
+    if role.living.supervisor is not None:
+        return role
+    if whole.state.ended:
+        cause = Cause.CANCELLED
+        word = ClusterWord("ended", "", 0.0, text="it ended with the run", ended_as=State.CANCELLED, cause=cause)
+    return dataclasses.replace(role, word=word)
 
 
 def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:

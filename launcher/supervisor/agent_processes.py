@@ -357,10 +357,15 @@ class AgentProcesses:
     def wait_for_others(self, agents: Sequence[AgentProcess], timeout_s: float) -> None:
         """Wait up to `timeout_s` for all but the first of these agents, which were asked to leave."""
         waiting = {agent.pid for agent in agents[1:] if agent.pid is not None}
+        of_other_roles = [agent for agent in self._agents if all(agent is not one for one in agents)]
         deadline = time.monotonic() + timeout_s
         while waiting and time.monotonic() < deadline:
             self._wakeup.sleep(deadline - time.monotonic())
-            waiting -= {pid for pid, _ in self._dead()}
+            dead = dict(self._dead())
+            waiting -= dead.keys()
+            for agent in of_other_roles:
+                if agent.pid in dead:
+                    agent.died(dead[agent.pid])
 
     def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:
         """End every process below this one, except those spared and the standbys that these agents leave in `place`."""

@@ -194,7 +194,8 @@ class RolesHere:
         end_all(lambda: [one for pid in pids for one in (pid, *descendants(pid))])
         self._agents.drop(part.agents)
         part.attempt = None
-        return last_word(part.run, attempt, part.plan, part.agents[0].last)
+        status = part.agents[0].last if part.plan.one_machine else None  # else it is of what had started the agent
+        return last_word(part.run, attempt, part.plan, status)
 
     def _is_ready(self, part: _Part, attempt: AttemptDir) -> bool:
         way = self._ready.get(part.plan.role) or Readiness()

@@ -289,6 +289,6 @@ def test_a_run_whose_supervisor_is_killed_goes_on_with_all_its_roles(lab, three)
 
 def test_other_clusters_refuse_several_programs_with_one_sentence(lab, three):
     lab.spec(SPEC % "role")
-    done = lab.launch("submit", "job.yaml", "--on", "slurm", check=None)
+    done = lab.launch("submit", "job.yaml", "--on", "gridengine", check=None)
     assert done.returncode == 2
-    assert "job.yaml:4:1: roles: runs of several programs do not go to slurm clusters" in done.stderr
+    assert "job.yaml:4:1: roles: runs of several programs do not go to gridengine clusters" in done.stderr

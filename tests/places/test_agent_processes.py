@@ -32,6 +32,35 @@ def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_t
     assert away == [0.0, 1.0, 2.0, 4.0, 0.0, 1.0]
 
 
+OF_TWO_ROLES = """
+import os, sys
+from pathlib import Path
+from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
+from launcher.supervisor.wakeup import Wakeup
+
+log = Path(sys.argv[1], "agent.log")
+first, second, other = (AgentProcess(argv, {}, log) for argv in (["sleep", "600"], ["cat", sys.argv[2]], ["true"]))
+other.leads = True
+agents = AgentProcesses([first, second, other], Wakeup())
+agents.start()
+os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+with open(sys.argv[2], "w"):  # the second one ends with this
+    pass
+agents.wait_for_others([first, second], 150.0)
+print(other.pid, other.last)
+agents.end()
+"""
+
+
+def test_an_agent_of_another_role_that_ends_meanwhile_is_known_to_have_ended(tmp_path):
+    """A signal to its pid would be one to nobody, or to a stranger."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    words = [sys.executable, "-c", OF_TWO_ROLES, str(tmp_path), str(pipe)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "0"], done
+
+
 WITH_A_ZYGOTE = """
 import json, os, socket, subprocess, sys, time
 from launcher.node import ZYGOTE

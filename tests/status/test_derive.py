@@ -1,5 +1,6 @@
 """Facts → status, one row per situation that a run can be found in."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -298,3 +299,29 @@ def test_no_node_of_a_run_that_has_ended_is_up():
     assert words == ["up", "lost", "spare"]
     ended = derive(facts(state=state(nodes=nodes), living=Living(), end=end(State.FAILED, Cause.KILLED, 12)))
     assert [node.state for node in ended.nodes] == ["left", "lost", "left"]
+
+
+@pytest.mark.parametrize(
+    ("whole", "role", "shown"),
+    [
+        (on_slurm("running", "RUNNING", state=state()), facts(state=state(), living=UNKNOWN), State.RUNNING),
+        (
+            on_slurm("queued", "PENDING", state=state(), end=REQUEUED),
+            facts(state=state(), living=UNKNOWN),
+            State.QUEUED,
+        ),
+        (
+            facts(state=state(State.SUCCEEDED), living=UNKNOWN, end=end(State.SUCCEEDED)),
+            facts(state=state(), living=UNKNOWN),
+            State.CANCELLED,
+        ),
+        (
+            facts(state=state(State.SUCCEEDED), living=UNKNOWN, end=end(State.SUCCEEDED)),
+            facts(state=state(), living=UNKNOWN, end=end(State.SUCCEEDED)),
+            State.SUCCEEDED,
+        ),
+        (facts(state=state()), facts(state=state()), State.RUNNING),
+    ],
+)
+def test_of_a_role_on_other_machines_the_whole_run_tells(whole, role, shown):
+    assert derive(replace(whole, roles=(role,))).roles["job-abcd"].state is shown

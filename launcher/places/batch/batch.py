@@ -23,6 +23,7 @@ from launcher.errors import LaunchError, NotStarted
 from launcher.places.batch import environment
 from launcher.places.batch.answers import read_submitted
 from launcher.places.batch.client import Answer
+from launcher.plan.on_hosts import hosts_asked
 from launcher.run.layout import AttemptDir
 from launcher.states import Cause, State
 from launcher.supervisor.standby import supervisor_command
@@ -78,7 +79,7 @@ def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
 
 def nodes_asked(plan: "Plan", each: int = 1) -> str:
     """Return how many nodes, or slots of `each` per node, a job requests; spares are added."""
-    fewest, most = plan.nodes_min * each, (plan.nodes_max + plan.spec.recovery.spares) * each
+    fewest, most = plan.nodes_min * each, (hosts_asked(plan) + plan.spec.recovery.spares) * each
     return f"{fewest}-{most}" if plan.nodes_min < plan.nodes_max else str(most)
 
 
@@ -345,6 +346,12 @@ class BatchSystem(ABC):
         argvs = [(*self.starts, host, *environment.packed(file, host, command)) for host in hosts]
         self.started = [starter_process(argv, plan, attempt) for argv in argvs]
         return [agent_process(plan, attempt, 0), *self.started]
+
+    def role_processes(self, whole: "Plan", plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":  # noqa: ARG002 - of those that can
+        """Return the processes to start for a role beside the main one of the job's run: first the one that ends with
+        node 0's agent.
+        """
+        raise LaunchError(f"{self.called} starts no agents for a program beside the main one")
 
     # -- hosts
 

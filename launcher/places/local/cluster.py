@@ -21,7 +21,7 @@ from launcher.plan.model import AwaitedRun, Plan
 from launcher.run.durable import create_record, readable
 from launcher.run.identity import alive, host, process_id, this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.processes import descendants, end_all, open_process, signal_process, tagged_any
+from launcher.run.processes import descendants, end_all, open_process, signal_process, tagged_of_run
 from launcher.run.records import AgentRecord, ClusterWord, Handle, ProcessId, RunState
 from launcher.spec.model import JobSpec
 from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
@@ -145,9 +145,7 @@ def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
     for root in _roots(attempt):
         if alive(root):
             found.update(dict.fromkeys([root.pid, *descendants(root.pid)]))
-    folders = [run.path, *(run.roles.iterdir() if run.roles.is_dir() else ())]
-    for tagged in tagged_any([str(folder) for folder in folders], os.getuid()).values():
-        found.update(dict.fromkeys(tagged))
+    found.update(dict.fromkeys(tagged_of_run(run.path, os.getuid())))
     return list(found)
 
 

@@ -33,6 +33,7 @@ class SlurmCluster(BatchCluster):
     """Slurm as a cluster to submit to."""
 
     doctor = "launcher.places.slurm.doctor"
+    takes_roles = True
     takes = ("priority", "after", "hold", "at", "max_parallel")
 
     def __init__(self) -> None:

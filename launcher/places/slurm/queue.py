@@ -202,6 +202,9 @@ class SlurmSystem(BatchSystem):
     def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
         return steps.processes(plan, attempt)
 
+    def role_processes(self, whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+        return steps.role_processes(whole, plan, attempt)
+
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
         known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s, in_job=True).out)
         return {host: _word_on(known[host]) for host in hosts if host in known}

@@ -13,6 +13,7 @@ from launcher.places.batch.batch import Ticket, batch_command, nodes_asked, warn
 from launcher.places.batch.job.guard import ENDS_WITH_0
 from launcher.places.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import hosts_asked, most_of_a_host
 
 # What becomes of a value with one of these is sbatch's guess, and a new line would be shell.
 _UNQUOTABLE = ("\n", "\r", "\0")
@@ -36,16 +37,16 @@ def options(
     after they lose a node.
     """
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
-    fewest, most = plan.nodes_min, plan.nodes_max
+    fewest, most, share = plan.nodes_min, plan.nodes_max, most_of_a_host(plan)
     found: dict[str, str | bool | None] = {
         **_waits(plan, dependency),
         "job-name": plan.run_id if ticket.array is None else plan.name,
         "nodes": nodes_asked(plan),
         # With a range Slurm would take it for the wish to have no more nodes than tasks, and give the fewest.
         "ntasks-per-node": "1" if fewest == most else None,
-        "cpus-per-task": str(plan.ranks_per_node * plan.cpus_per_rank),
+        "cpus-per-task": str(share.cpus),
         "gres": gres_of(plan),
-        "mem": None if resources.memory_gb is None else f"{math.ceil(resources.memory_gb * 1000)}M",
+        "mem": None if share.memory_gb is None else f"{math.ceil(share.memory_gb * 1000)}M",
         "time": None if resources.time_s is None else str(max(1, math.ceil(resources.time_s / 60))),
         "signal": f"B:{_LIMIT_SIGNAL}@{math.ceil(signal_before_s(plan))}",
         "partition": slurm.partition,
@@ -105,12 +106,13 @@ def outlives_a_node(plan: Plan) -> bool:
 
 def fewest_nodes(plan: Plan) -> int:
     """Return the number of nodes below which the job does not start."""
-    return plan.nodes_min if plan.nodes_min < plan.nodes_max else plan.nodes_max + plan.spec.recovery.spares
+    return plan.nodes_min if plan.nodes_min < plan.nodes_max else hosts_asked(plan) + plan.spec.recovery.spares
 
 
 def gres_of(plan: Plan) -> str | None:
     """Return the generic resources of each node: the spec's, or else its GPUs."""
-    return plan.spec.slurm.gres or (f"gpu:{plan.gpus_per_node}" if plan.gpus_per_node else None)
+    gpus = most_of_a_host(plan).gpus
+    return plan.spec.slurm.gres or (f"gpu:{gpus}" if gpus else None)
 
 
 def signal_before_s(plan: Plan) -> float:

@@ -1,5 +1,6 @@
 """The processes of an attempt on its machines: node 0's agent as a child of the batch process, the others by srun."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from launcher.places.batch.batch import node_command
 from launcher.places.slurm.container import Container, container_of
 from launcher.places.slurm.script import gres_of
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import most_of_a_host
 from launcher.run.layout import AttemptDir
 from launcher.supervisor.agent_processes import AgentProcess, agent_process, starter_process
 
@@ -23,11 +25,27 @@ def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
     Slurm announces a preemption only to the tasks of a step, hence the listener.
     """
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
-    argv = node_command("slurm", plan, attempt)
+    agent = agent_process(plan, attempt, 0)
+    return [_inside(agent, container, plan, attempt), _step(plan, attempt, [node.host for node in plan.nodes], plan)]
+
+
+def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+    """Return an srun for node 0's agent of a role beside the main one, and another for its other agents: a step ends
+    only when all its tasks have, and the end of the first agent is that of the attempt.
+    """
+    first, *others = [node.host for node in plan.nodes]
+    leading = _step(plan, attempt, [first], whole)
+    leading.stops_by = signal.SIGUSR1  # at SIGTERM an srun kills its tasks
+    return [leading, *([_step(plan, attempt, others, whole)] if others else [])]
+
+
+def _step(plan: Plan, attempt: AttemptDir, hosts: Sequence[str], whole: Plan) -> AgentProcess:
+    """Return an srun for a supervisor on each of these hosts; `whole` is the plan of the job."""
+    container = container_of(plan.spec.slurm.container, mounts(whole), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
-    words = (*_srun([node.host for node in plan.nodes], plan), *options, *_UNWARNED, *prefix, *argv)
-    step = starter_process(words, plan, attempt)
-    return [_inside(agent_process(plan, attempt, 0), container, plan, attempt), step]
+    argv = node_command("slurm", plan, attempt)
+    words = (*_srun(hosts, whole), *options, *_UNWARNED, *prefix, *argv)
+    return starter_process(words, plan, attempt)
 
 
 def visit_words(plan: Plan, job: str, host: str) -> list[str]:
@@ -64,7 +82,7 @@ def _srun(hosts: Sequence[str], plan: Plan) -> tuple[str, ...]:
         f"--ntasks={len(hosts)}",
         "--ntasks-per-node=1",
         f"--nodelist={','.join(hosts)}",
-        f"--cpus-per-task={plan.ranks_per_node * plan.cpus_per_rank}",
+        f"--cpus-per-task={most_of_a_host(plan).cpus}",
         f"--gres={gres_of(plan) or 'none'}",  # after a requeue to other nodes Slurm itself gets this wrong
         "--mem=0",
         "--overlap",

@@ -54,6 +54,20 @@ def test_a_site_that_expedites_is_asked_to_and_its_job_never_fails(tmp_path):
     assert written(script(tmp_path))["requeue"] is True
 
 
+def test_a_job_of_several_programs_has_the_nodes_of_all_and_the_most_that_one_node_needs(tmp_path):
+    main = plan_of(tmp_path, "resources: {ranks_per_node: 2, gpus_per_node: 2, cpus_per_rank: 3, memory_gb: 2}\n")
+    actors = plan_of(tmp_path, "resources: {nodes: 2, gpus_per_node: 1, cpus_per_rank: 4, memory_gb: 1}\n")
+    apart = msgspec.structs.replace(actors, first_host=1)
+    for roles, nodes, cpus, gpus, memory in (
+        ((), "1", "6", "gpu:2", "2000M"),
+        ((apart,), "3", "6", "gpu:2", "2000M"),
+        ((actors,), "2", "10", "gpu:3", "3000M"),
+    ):
+        found = options(msgspec.structs.replace(main, roles=roles), TICKET, "/o")
+        assert [found[name] for name in ("nodes", "cpus-per-task", "gres", "mem")] == [nodes, cpus, gpus, memory]
+        assert "no-kill" not in found, "with a lost node all of it is to start again"
+
+
 GOLDEN = f"""\
 #!/bin/bash
 

@@ -13,6 +13,7 @@ same job after a requeue, else in a new job. A run that has ended is never reque
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,7 +36,7 @@ from launcher.plan.queueing import begun
 from launcher.run.attempts import newest, read_intent, read_plan
 from launcher.run.durable import readable, write_record
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.processes import die_with, end_all, tagged
+from launcher.run.processes import die_with, end_all, tagged_of_run
 from launcher.run.records import AttemptEnd, Handle
 from launcher.supervisor.__main__ import main
 from launcher.supervisor.allocation import Allocation
@@ -74,7 +75,7 @@ class BatchSupervisor(Strategy):
     def keep(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
         """Run one attempt after the other for as long as this allocation can, and return the exit code."""
         if killed_by is not None:
-            end_all(lambda: tagged(str(self.run.path), os.getuid()))
+            end_all(lambda: tagged_of_run(self.run.path, os.getuid()))
         if (put_back := _wait_for_others(queue, self.run, start.job, wakeup)) is not None:
             return put_back
         attempt = claim(queue, self.run, start.job, killed_by)
@@ -89,7 +90,10 @@ class BatchSupervisor(Strategy):
         wishes = BatchWishes(queue, wakeup, attempt, plan, self._job)
         agents = queue.processes(plan, attempt)
         with watched_for_drains(queue, attempt, plan):
-            return Allocation(run, attempt, plan, wakeup, wishes, agents, told_within_s=_TOLD_WITHIN_S).carry_out()
+            return Allocation(
+                run, attempt, plan, wakeup, wishes, agents,
+                agents_of=partial(queue.role_processes, plan), told_within_s=_TOLD_WITHIN_S,
+            ).carry_out()  # fmt: skip
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
         """Have the run go on in this process, in this job or in another one."""

@@ -22,12 +22,14 @@ from launcher.places.batch.job.nodes import index_of
 from launcher.plan.model import Plan
 from launcher.run.attempts import read_plan
 from launcher.run.durable import make_dir, read_record
+from launcher.run.fence import fence
 from launcher.run.identity import alive
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
 from launcher.run.processes import name_this, signal_process
 from launcher.run.records import AgentRecord, Handle
 from launcher.supervisor.agent_processes import AgentProcesses, agent_process
+from launcher.supervisor.attempt_end import last_word
 from launcher.supervisor.own_log import log_to
 from launcher.supervisor.wakeup import Wakeup
 
@@ -51,27 +53,31 @@ def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
     index = index_of(plan, queue.this_host())
     make_dir(attempt.node(index))
     log_to(attempt.node_supervisor_log(index))
-    if index == 0:
+    if index == 0 and not plan.is_beside_main:
         listen(attempt, wakeup)
     else:
-        keep(queue, plan, attempt, index, wakeup)
+        keep(queue, plan, run, attempt, index, wakeup)
 
 
-def keep(queue: BatchSystem, plan: Plan, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
+def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
     """Keep the agent running as long as it is wanted; if it cannot hear the coordinator, look in the folder for
     the attempt's end.
+
+    The first agent of a role beside the main one coordinates that role: its end is that of the role's attempt. Of such
+    roles the folder tells first, because what started them may be killed alone.
     """
     agent = agent_process(plan, attempt, index)
+    agent.leads = index == 0
     agents = AgentProcesses([agent], wakeup, leads=False)
     agents.start()
     sure_at: float | None = None
-    alone = False
+    alone = plan.is_beside_main
     while not agents.all_gone(sure_at is not None) and (sure_at is None or time.monotonic() < sure_at):
         agents.watch(time.monotonic() + _LOOK_S if alone and sure_at is None else sure_at, bring_back=sure_at is None)
-        if agent.may_miss_coordinator():
+        if not plan.is_beside_main and agent.may_miss_coordinator():
             alone = True
             see_to_the_first_node(queue, plan)
-        if alone and sure_at is None and attempt.end.exists():
+        if alone and sure_at is None and (attempt.end.exists() or fence(run) > attempt.number):
             sure_at = time.monotonic() + _SURE_S
         if (wakeup.stop_asked or wakeup.warned) and sure_at is None:
             wakeup.warned = False
@@ -79,6 +85,8 @@ def keep(queue: BatchSystem, plan: Plan, attempt: AttemptDir, index: int, wakeup
             if wakeup.stop_asked:  # the scheduler ends the step; a mere warning is for the coordinator to act on
                 sure_at = time.monotonic() + plan.spec.recovery.grace_s + _SURE_S
     agents.end()
+    if agent.leads and fence(run) <= attempt.number:
+        last_word(run, attempt, plan, agent.last)
 
 
 def see_to_the_first_node(queue: BatchSystem, plan: Plan) -> bool:
