@@ -15,7 +15,7 @@ from launcher.states import State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, agent_process
 from launcher.supervisor.attempt_end import last_word, pass_on_stop, write_end, write_known_end
 from launcher.supervisor.messenger import LINGER_S, Messenger
-from launcher.supervisor.roles_here import AgentsOf, RolesHere
+from launcher.supervisor.roles import AgentsOf, RolesOfRun
 from launcher.supervisor.wakeup import Wakeup
 
 _FAREWELL_S = 5.0
@@ -91,7 +91,7 @@ class Allocation:
         self._own, self._leave_standbys = agents, leave_standbys
         self._agents = AgentProcesses(agents, wakeup, spared=self._messenger.pids)
         agents_of = agents_of or partial(_agents_here, agents[0].keep)
-        self._roles = RolesHere(run, attempt, plan, self._agents, agents, agents_of)
+        self._roles = RolesOfRun(run, attempt, plan, self._agents, agents, agents_of)
         self._by_roles: AttemptEnd | None = None  # how the run ends because of another role than the main one
         self._sure_at: float | None = None
 

@@ -50,7 +50,7 @@ class _Part:
         return self.attempt is not None and self.agents[0].pid is None
 
 
-class RolesHere:
+class RolesOfRun:
     """Call `look` before the agents are watched, each time, and `main_ended` where the run outlasts its own role."""
 
     def __init__(
