@@ -74,11 +74,13 @@ def new_attempt(
     fsync: bool = True,
     first: int = 1,
     secret: str = "",
+    handle: Handle | None = None,
 ) -> tuple[AttemptDir, Intent]:
     """Create the next attempt with its intent on disk: its folder is renamed into place, which serves as the lock.
     The attempt's token is random, or derived from a `secret` that other hosts share. Two callers that race get two
     numbers. With `after`, the attempt that the caller has seen end, one of them gets the next number; the other, and
     any later caller, is Refused. Without `fsync` nobody knows of the run yet.
+    With a `handle` nobody else may ever take it for one that was left to be started.
     """
     make_dir(run.attempts)
     if fsync:
@@ -94,6 +96,8 @@ def new_attempt(
         make_dir(draft.path)
         if plan is not None:
             write_record(draft.plan, plan, fsync=fsync)
+        if handle is not None:
+            write_record(draft.handle, handle, fsync=fsync)
         while True:
             token = attempt_token(secret, number) if secret else drawn
             intent = Intent(number, token, cluster, reason, cause, time.time(), this_process(), kind, ticket, batch)

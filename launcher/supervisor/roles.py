@@ -24,7 +24,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import descendants, end_all
 from launcher.run.records import AttemptEnd, Event, Handle, RunState
 from launcher.spec.model import Readiness
-from launcher.states import LOCAL, State
+from launcher.states import State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 from launcher.supervisor.attempt_end import ask_to_stop, first_state, last_word
 from launcher.supervisor.ready import is_ready
@@ -169,12 +169,15 @@ class RolesOfRun:
         run, plan = part.run, part.plan
         before = newest(run)
         _make(self._run, run, plan)
-        attempt, _ = new_attempt(run, plan.cluster, "submit" if before is None else "requeue", None)
+        reason, whole = "submit" if before is None else "requeue", readable(self._attempt.handle, Handle)
+        handle = Handle(
+            plan.cluster_kind, supervisor=this_process(), job_id=whole.job_id if whole is not None else None
+        )
+        attempt, _ = new_attempt(run, plan.cluster, reason, None, kind=plan.cluster_kind, handle=handle)
         raise_fence(run, attempt.number)
         if (resumed := _resumed_since(self._run, run)) is not None:
             append_line(run.events, structs.replace(resumed, attempt=attempt.number))
         create_record(attempt.started, this_process())
-        write_record(attempt.handle, Handle(LOCAL, supervisor=this_process()))
         if before is None:
             write_record(run.state, first_state(plan, attempt.number))
         part.attempt, part.is_asked = attempt, False

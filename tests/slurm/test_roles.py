@@ -115,6 +115,10 @@ def test_roles_are_on_their_nodes_with_their_gpus_and_end_with_the_main_one(desk
     assert ports == [first["LAUNCH_PORT"], second["LAUNCH_PORT"]]
     assert {one["state"] for one in desk.status(run)["roles"].values()} == {"running"}
     assert '"LAUNCH_ROLE": "actors"' in desk.launch("logs", run, "--role", "actors").stdout
+    seen = desk.launch("exec", run, "--role", "actors", "--rank", "1", "--", "sh", "-c", "hostname; echo $LAUNCH_ROLE")
+    assert seen.stdout.split() == [names[2], "actors"]
+    found = json.loads(desk.launch("stacks", run, "--role", "reward", "--json").stdout)
+    assert [(one["rank"], one["problem"]) for one in found] == [(0, "")]
     status = finish(desk, run)
     assert (status["state"], status["world_size"]) == ("succeeded", 2)
     assert {one["state"] for one in status["roles"].values()} == {"cancelled"}
