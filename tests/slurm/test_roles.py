@@ -2,11 +2,13 @@
 
 import json
 import random
+import shutil
 
 import pytest
 from lab import all_pids, command, kill, log_of, parent
 from runs import job_of, own, record, strike, take_all_nodes
 
+from launcher.cli.shipped import shipped
 from tests.sizes import NIGHTLY, SEED
 
 pytestmark = pytest.mark.nightly
@@ -255,3 +257,24 @@ def is_further(state, before):
     """The main role has worked since, in whichever attempt and generation."""
     place = [(one["attempt"], one["generation"], one["step"] or 0) for one in (before, state)]
     return state["state"] == "running" and place[1] >= (*place[0][:2], place[0][2] + 3)
+
+
+def test_the_shipped_learner_ends_with_the_undisturbed_weights_though_killed_and_preempted(desk, slurm):
+    root = shipped("jobs").parent
+    for name in ("jobs", "templates"):
+        shutil.copytree(root / name, desk.project / name)
+    steps = ("--set", "roles.learner.run.args.steps=40", "--set", "roles.learner.checkpoint.every=5 steps")
+    undisturbed = desk.wait(desk.submit("jobs/actor_learner.yaml", *steps))["fingerprint"]
+    apart = ("--set", "roles.actors.resources.nodes=2", "--set", "roles.actors.resources.ranks_per_node=2")
+    run = desk.submit("jobs/actor_learner.yaml", "--on", "slurm", *steps, *apart, "--set", "slurm.partition=graceful")
+    desk.until_step(run, 6)
+    strike(ranks_of(desk, run, "actors-3")[0])
+    strike(next(pid for pid in desk.processes(desk.run_dir(run)) if f"{desk.run_dir(run)}/logs/" in log_of(pid)))
+    desk.until("a second generation", lambda: desk.read_state(run)["generation"] == 2)
+    desk.until_step(run, 8)
+    take_all_nodes(slurm)
+    desk.until("the end of the first attempt", lambda: record(desk, run, "exit.json"))
+    status = desk.wait(run)
+    assert (status["state"], status["attempt"], status["step"]) == ("succeeded", 2, 40)
+    assert status["fingerprint"] == undisturbed
+    nothing_is_left(desk, run)
