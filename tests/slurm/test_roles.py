@@ -238,8 +238,9 @@ def test_actors_that_follow_the_learner_start_again_with_it_at_their_addresses(d
     nothing_is_left(desk, run)
 
 
-def test_whatever_is_killed_of_whichever_role_the_run_ends_well(desk, three):
-    run = three()
+@pytest.mark.parametrize(("restart", "actors"), [("alone", ("actors-0", "actors-1")), ("role", ("actors",))])
+def test_whatever_is_killed_of_whichever_role_the_run_ends_well(desk, three, restart, actors):
+    run = three(restart)
     draw, folder, struck = random.Random(SEED), desk.run_dir(run), []
     for _ in range(20 if NIGHTLY else 5):
         pid = draw.choice(desk.processes(folder))
@@ -247,8 +248,7 @@ def test_whatever_is_killed_of_whichever_role_the_run_ends_well(desk, three):
         kill(pid)
         now = desk.read_state(run)
         desk.until(f"steps after {struck[-1]}", lambda now=now: is_further(desk.read_state(run), now))
-    parts = ("actors-0", "actors-1", "reward")
-    desk.until("all roles at work", lambda: all(ranks_of(desk, run, part) for part in parts))
+    desk.until("all roles at work", lambda: all(ranks_of(desk, run, part) for part in (*actors, "reward")))
     assert finish(desk, run)["state"] == "succeeded", struck
     nothing_is_left(desk, run)
 
