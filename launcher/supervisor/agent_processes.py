@@ -367,6 +367,11 @@ class AgentProcesses:
                 if agent.pid in dead:
                     agent.died(dead[agent.pid])
 
+    def end_now(self, agents: Sequence[AgentProcess]) -> None:
+        """End these agents and all that runs below them."""
+        pids = [agent.pid for agent in agents if agent.pid is not None]
+        end_all(lambda: [one for pid in pids for one in (pid, *descendants(pid))])
+
     def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:
         """End every process below this one, except those spared and the standbys that these agents leave in `place`."""
         theirs = {agent.pid for agent in standbys_of}

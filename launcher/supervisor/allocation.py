@@ -109,6 +109,8 @@ class Allocation:
         if end is not None:
             return end
         status = self._watch()
+        if self._by_roles is not None:
+            self._agents.end_now(self._own)  # its ranks would fail, or finish, while the other roles stop
         known = readable(self._attempt.end, AttemptEnd)
         if known is not None:
             self._agents.wait_for_others(self._own, _FAREWELL_S)

@@ -21,7 +21,6 @@ from launcher.run.durable import append_line, create_record, make_dir, read_line
 from launcher.run.fence import raise_fence
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.processes import descendants, end_all
 from launcher.run.records import AttemptEnd, Event, Handle, RunState
 from launcher.spec.model import Readiness
 from launcher.states import State
@@ -193,8 +192,7 @@ class RolesOfRun:
             agent.start()
 
     def _close(self, part: _Part, attempt: AttemptDir) -> AttemptEnd:
-        pids = [agent.pid for agent in part.agents if agent.pid is not None]
-        end_all(lambda: [one for pid in pids for one in (pid, *descendants(pid))])
+        self._agents.end_now(part.agents)
         self._agents.drop(part.agents)
         part.attempt = None
         status = part.agents[0].last if part.plan.one_machine else None  # else it is of what had started the agent

@@ -265,6 +265,39 @@ roles:
     assert [event["text"] for event in lab.events(run, "role")][:2] == ["role main is ready", "role later starts"]
 
 
+def test_the_main_role_is_ended_first_where_another_one_ends_the_run(lab):
+    lab.script("bad.py", "raise KeyError('mine')\n")
+    stops_slowly = """
+import pathlib, signal, time
+def stop(*_):
+    pathlib.Path("stopping").touch()
+    time.sleep(1.0)
+    raise SystemExit
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path("up").touch()
+while True:
+    time.sleep(0.05)
+"""
+    lab.script("slow.py", stops_slowly)
+    main = """
+import pathlib, time
+print("up", flush=True)
+while not pathlib.Path("stopping").exists():
+    time.sleep(0.02)
+"""
+    lab.script("main.py", main)
+    spec = """
+name: three
+resources: {gpus_per_node: 0}
+roles:
+  main: {main: true, run: {script: main.py}, ready: {log: up}}
+  slow: {run: {script: slow.py}, ready: {file: up}}
+  bad: {after: [main, slow], run: {script: bad.py}, recovery: {user_error: 0}}
+"""
+    run = lab.submit(lab.spec(spec))
+    assert lab.wait(run, check=10)["message"].startswith("role bad has failed: ")
+
+
 def test_a_cancel_leaves_nothing_of_any_role(lab, three):
     run = three("alone")
     lab.until_step(run, 1)
