@@ -159,9 +159,12 @@ def rank_of_role_words(plan: Plan, rank: int) -> dict[str, str]:
     """Return the variables for a rank's place in its role; none in a run of one program."""
     if not plan.role:
         return {}
-    number, mine = plan.role_rank + rank, plan.addresses.get(plan.role, ())
-    port = mine[number].rpartition(":")[2] if number < len(mine) else ""
-    return {"LAUNCH_ROLE_RANK": str(number), "LAUNCH_PORT": port}
+    number, words = plan.role_rank + rank, dict[str, str]()
+    for name, key in plan.address_keys.items():
+        mine = plan.addresses.get(key, ())
+        port = mine[number].rpartition(":")[2] if number < len(mine) else ""
+        words["LAUNCH_PORT" + (f"_{name.upper()}" if name else "")] = port
+    return {"LAUNCH_ROLE_RANK": str(number), **words}
 
 
 def reserve_environment(start: Start, fifo: str) -> dict[str, str]:

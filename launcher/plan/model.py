@@ -88,7 +88,8 @@ class Plan(msgspec.Struct, frozen=True):
     roles: tuple["Plan", ...] = ()  # of the main role, or the first where none is: those of the others
     first_host: int = 0  # of several programs on several machines: which of the run's hosts is its node 0
     first_gpu: int = 0  # likewise: which of the GPUs that the run has on each host is its first
-    addresses: dict[str, tuple[str, ...]] = {}  # by role: HOST:PORT of each rank; known once the attempt starts
+    ports: tuple[str, ...] = ()  # names of those that each rank of its role has beside the first
+    addresses: dict[str, tuple[str, ...]] = {}  # by role, or by role_port: HOST:PORT of each rank; known at the start
 
     @property
     def is_beside_main(self) -> bool:
@@ -98,7 +99,13 @@ class Plan(msgspec.Struct, frozen=True):
     def addresses_of(self, node: int) -> tuple[str, ...]:
         """Return the addresses of the ranks of this node, where the plan is of one of several programs."""
         first = self.role_rank + node * self.ranks_per_node
-        return self.addresses.get(self.role, ())[first : first + self.ranks_per_node]
+        found = [self.addresses.get(key, ())[first : first + self.ranks_per_node] for key in self.address_keys.values()]
+        return tuple(address for some in found for address in some)
+
+    @property
+    def address_keys(self) -> dict[str, str]:
+        """Return where in `addresses` those of its role are, by the names of its ports; "" is the first of a rank."""
+        return {"": self.role} | {port: f"{self.role}_{port}" for port in self.ports}
 
     @property
     def ends_with_all(self) -> bool:

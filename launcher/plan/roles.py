@@ -114,8 +114,8 @@ def build_roles(
                 one = structs.replace(one, first_host=host, first_gpu=gpu)
             else:
                 one = _with_own_gpus(one, machine, mine[node * _gpus(spec) + first :])
-            all_of_them = whole.roles[name].restart == "all"
-            plans.append(structs.replace(one, role=name, role_rank=part, restarts_all=all_of_them))
+            all_of_them, ports = whole.roles[name].restart == "all", whole.roles[name].ports
+            plans.append(structs.replace(one, role=name, role_rank=part, restarts_all=all_of_them, ports=ports))
         taken[firsts[name]] = taken.get(firsts[name], 0) + _gpus(spec)
     main, *others = plans
     return structs.replace(main, spec=structs.replace(main.spec, roles=whole.roles), roles=tuple(others))

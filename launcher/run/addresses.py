@@ -7,11 +7,15 @@ from launcher.errors import BadInput
 _ADDRESSES = "LAUNCH_ADDR_"
 
 
-def peers(role: str) -> list[str]:
-    """Return the address, HOST:PORT, of each rank of this role, in their order; they are the same after a restart."""
-    found = os.environ.get(_ADDRESSES + role.upper())
+def peers(role: str, port: str = "") -> list[str]:
+    """Return the address, HOST:PORT, of each rank of this role, in their order; they are the same after a restart.
+
+    `port` is the name of one of its `ports`.
+    """
+    found = os.environ.get(_ADDRESSES + (f"{role}_{port}" if port else role).upper())
     if found is None:
         known = [name.removeprefix(_ADDRESSES).lower() for name in os.environ if name.startswith(_ADDRESSES)]
         there = f"hint: there is {', '.join(sorted(known))}" if known else "hint: only ranks of a run with `roles` do"
+        role = f"{role}, port {port}" if port else role
         raise BadInput(f"{role!r}: this process knows of no such role", there)
     return found.split(",")

@@ -21,7 +21,8 @@ def one_entry(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
 
 
 def one_way_to_be_ready(ready: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    if len(ready.entries) != 1 or values.get("port") is False:
+    ways = ready.entries.keys() - ({"port"} if isinstance(values.get("port"), str) and "path" in ready.entries else ())
+    if len(ways) != 1:
         yield Problem(ready.mark, "expected exactly one of port, path, log and file", "write {port: true}")
 
 

@@ -12,7 +12,7 @@ from launcher.spec.kinds.leaf import WordOr
 from launcher.spec.kinds.names import SecretSource, VariableName, job_name
 from launcher.spec.kinds.numbers import Boolean, Integer, Nodes, Number, Size
 from launcher.spec.kinds.queueing import PredecessorName, Priority, WrittenMoment
-from launcher.spec.kinds.roles import ROLE_NAME, RolesTable
+from launcher.spec.kinds.roles import PORT_NAME, ROLE_NAME, PortToTry, RolesTable
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.steps import NEEDS, NEEDS_KEY, ON, ON_KEY, StepsTable
 from launcher.spec.kinds.targets import WhoHears
@@ -270,7 +270,8 @@ QUEUE = Section(
 READY = Section(
     Readiness,
     (
-        Field("port", Boolean(), "The port of each of its ranks, LAUNCH_PORT, takes connections", example="true"),
+        Field("port", PortToTry(), "The port of each of its ranks, LAUNCH_PORT or that of this name, takes connections",
+              example="true"),
         Field("path", Text("a path that begins with /", r"/[!-~]{0,1023}"), "An HTTP request for this path, to that "
               "port, is answered with 200", example="/health"),
         Field("log", Text(), "The log of each of its ranks has this text", example="listening"),
@@ -289,6 +290,8 @@ ROLE = Section(
               example="reward"),
         Field("follows", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles with which it starts again: once "
               "ranks of one of them have, so do its own", example="learner"),
+        Field("ports", ListOf(PORT_NAME, single=True, may_be_blank=True, name_of=str), "Further ports that are kept "
+              "free for each of its ranks, by name: LAUNCH_PORT_HTTP", example="http"),
         Field("ready", READY, "When it can be used", example="{port: true}"),
         Field("colocate", ROLE_NAME, "The role on whose nodes it is, where it shall have none of its own; of "
               "no meaning on this machine, which plays all nodes", example="learner"),

@@ -316,8 +316,8 @@ class SweepOptions(Struct, frozen=True):
 class Readiness(Struct, frozen=True):
     """The condition under which a role counts as ready; exactly one of these applies to each of its ranks."""
 
-    port: bool = False  # its own port takes connections
-    path: str | None = None  # an HTTP request for it, to its own port, is answered with 200
+    port: bool | str = False  # its own port takes connections; or that of this name does
+    path: str | None = None  # an HTTP request for it, to that port, is answered with 200
     log: str | None = None  # its log has this text
     file: str | None = None  # this file is there; relative to workdir
 
@@ -328,6 +328,7 @@ class Role(Struct, frozen=True):
     main: bool = False
     after: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()  # names of further ones of each rank
     ready: Readiness | None = None
     colocate: str | None = None  # another role, on whose nodes it is; None: it has nodes of its own
     restart: str = "role"  # all its ranks; alone: each rank by itself; all: every role of the run

@@ -35,6 +35,7 @@ def parse_roles(root: Mapping, job: Section) -> JobSpec:
     specs = {name: gather.take(name, partial(_spec_of, root, job, name), root) for name in names}
     problems = [*of_table, *(_of_one_or_all(root, problem) for problem in gather.problems)]
     problems += _among(root, roles) if roles is not None else ()
+    problems += _of_ports(root, roles) if roles is not None else ()
     problems += _on_the_same_nodes(root, roles, specs) if roles is not None else ()
     if problems or roles is None:
         raise Wrong(*dict.fromkeys(problems))
@@ -129,6 +130,18 @@ def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
     return replace(problem, key=tuple(key) if above else (_KEY, name, *key))
+
+
+def _of_ports(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
+    """Yield what is wrong with the names of ports."""
+    for name, role in roles.items():
+        port = role.ready.port if role.ready is not None else False
+        if isinstance(port, str) and port not in role.ports:
+            hint, key = f"write ports: {port} in {name}, or port: true", (_KEY, name, "ready", "port")
+            yield Problem(_mark(root, name, "ready"), f"no port {shown(port)}", hint, key, port, role.ports)
+        for other in {f"{name}_{port}" for port in role.ports} & roles.keys():
+            reason = f"the addresses of one of them and of role {other} would have the same variable"
+            yield Problem(_mark(root, name, "ports"), reason, "give one of them another name", (_KEY, name, "ports"))
 
 
 def _own_role(root: Mapping) -> str:

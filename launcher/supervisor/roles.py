@@ -153,10 +153,10 @@ class RolesOfRun:
         addresses = dict[str, list[str]]()
         for plan in plans:
             for node in plan.nodes[: plan.nodes_max]:
-                for _ in range(plan.ranks_per_node):
+                for key in [*plan.address_keys.values()] * plan.ranks_per_node:
                     taken = {address for some in addresses.values() for address in some}
-                    addresses.setdefault(plan.role, []).append(self._address(plan, node.address, taken))
-        return {role: tuple(some) for role, some in addresses.items()}
+                    addresses.setdefault(key, []).append(self._address(plan, node.address, taken))
+        return {key: tuple(some) for key, some in addresses.items()}
 
     def _address(self, plan: Plan, address: str, taken: Collection[str]) -> str:
         if plan.one_machine:
@@ -201,7 +201,8 @@ class RolesOfRun:
     def _is_ready(self, part: _Part, attempt: AttemptDir) -> bool:
         way = self._ready.get(part.plan.role) or Readiness()
         first, count = part.plan.role_rank, part.plan.nodes_max * part.plan.ranks_per_node
-        mine = self._addresses[part.plan.role][first : first + count]
+        key = part.plan.address_keys[way.port if isinstance(way.port, str) else ""]
+        mine = self._addresses[key][first : first + count]
         return is_ready(way, part.run, attempt, part.plan, mine)
 
     def _note(self, text: str) -> None:

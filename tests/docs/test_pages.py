@@ -168,7 +168,7 @@ def test_the_options_that_those_who_come_from_elsewhere_are_shown():
         parse_spec("\n".join(lines) + "\n", "coming-from.md")
 
 
-OF_ROLES = {"LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_PORT", "LAUNCH_ADDR_"}
+OF_ROLES = {"LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_PORT", "LAUNCH_PORT_", "LAUNCH_ADDR_"}
 
 
 @pytest.mark.daily

@@ -12,7 +12,7 @@ import json, os, pathlib, sys, time, urllib.request
 import launcher
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_GENERATION")
 print(json.dumps({name: os.environ[name] for name in names} | {"actors": launcher.peers("actors")}))
-[reward] = launcher.peers("reward")
+[reward] = launcher.peers("reward", "http")
 print("reward says", urllib.request.urlopen(f"http://{reward}/health").status)
 wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
 step = 0
@@ -34,7 +34,7 @@ class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(os.environ["LAUNCH_PORT"])), Health).serve_forever()
+http.server.HTTPServer(("127.0.0.1", int(os.environ["LAUNCH_PORT_HTTP"])), Health).serve_forever()
 """
 SPEC = """
 name: three
@@ -42,7 +42,7 @@ resources: {gpus_per_node: 0}
 roles:
   learner: {main: true, after: reward, run: {script: learner.py}, resources: {ranks_per_node: 2}}
   actors: {run: {script: actor.py}, resources: {ranks_per_node: 2}, restart: %s, recovery: {user_error: 1, grace: 5s}}
-  reward: {run: {script: reward.py}, ready: {path: /health}}
+  reward: {run: {script: reward.py}, ports: http, ready: {port: http, path: /health}}
 """
 
 

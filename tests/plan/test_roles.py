@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from launcher.ids import parse_run_id
+from launcher.node.environment import rank_of_role_words
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
 from launcher.plan.on_hosts import hosts_asked, most_of_a_host, own_gpus, with_hosts
@@ -123,3 +125,17 @@ def test_what_the_roles_cannot_have_together_is_named(change, machine, said):
 def test_roles_that_fit_have_no_problem():
     assert problems(spec(THREE % "")) == problems(spec(THREE % ON_LEARNER)) == []
     assert problems(spec(THREE % ON_LEARNER), HERE) == []
+
+
+def test_each_rank_has_a_port_of_each_name_and_its_own_address_for_each():
+    whole = plan(spec(THREE % ", ports: [http, metrics]"))
+    addresses = {"reward": ("n:1",), "reward_http": ("n:2",), "reward_metrics": ("n:3",)}
+    reward = structs.replace(whole.roles[-1], addresses=addresses)
+    assert reward.addresses_of(0) == ("n:1", "n:2", "n:3")
+    words = rank_of_role_words(reward, 0)
+    assert words == {
+        "LAUNCH_ROLE_RANK": "0",
+        "LAUNCH_PORT": "1",
+        "LAUNCH_PORT_HTTP": "2",
+        "LAUNCH_PORT_METRICS": "3",
+    }

@@ -75,6 +75,22 @@ def test_what_stands_beside_the_roles_holds_for_all_of_them() -> None:
         ),
         ("{a: {main: true, run: {script: a.py}, ready: {}}}", "roles.a.ready: expected exactly one of port, path"),
         ("{A: {main: true, run: {script: a.py}}}", "2:9: roles.A: expected the name of a role"),
+        (
+            "{a: {main: true, run: {script: a.py}, ports: [http, http]}}",
+            "2:60: roles.a.ports[1]: 'http' is in the list already",
+        ),
+        (
+            "{a: {main: true, run: {script: a.py}, ports: http}, a_http: {run: {script: b.py}}}",
+            "2:53: roles.a.ports: the addresses of one of them and of role a_http would have the same variable",
+        ),
+        (
+            "{a: {main: true, run: {script: a.py}, ports: http, ready: {port: htp}}}",
+            "roles.a.ready.port: no port 'htp'",
+        ),
+        (
+            "{a: {main: true, run: {script: a.py}, ready: {port: true, path: /x}}}",
+            "roles.a.ready: expected exactly one of port, path",
+        ),
         ("{last: {main: true, run: {script: a.py}}}", "2:9: roles.last: expected the name of a role"),
         (
             "{a: {main: true, run: {script: a.py}}, b: {colocate: c, run: {script: b.py}}}",

@@ -2,15 +2,29 @@
 
 from msgspec import Struct
 
-from launcher.spec.kinds.leaf import Json
+from launcher.spec.kinds.leaf import Json, Leaf
 from launcher.spec.kinds.sections import Section
 from launcher.spec.kinds.text import Text
 from launcher.spec.model import Role
 from launcher.spec.problems import Gather, Wrong, got, wrong
-from launcher.spec.tree import Mapping, Node, Unusable
+from launcher.spec.tree import Mapping, Node, Scalar, Unusable
 
 _PATTERN = r"(?!last$)[a-z][a-z0-9_]{0,30}"  # commands call the newest run so, and a role's folder is one of a run
 ROLE_NAME = Text("the name of a role, of a-z, 0-9 and _, at most 31 long, and not `last`", _PATTERN)
+
+PORT_NAME = Text("the name of a port, of a-z, 0-9 and _, at most 31 long", r"[a-z][a-z0-9_]{0,30}")
+
+
+class PortToTry(Leaf, frozen=True):
+    """The port of a rank by which one sees that it is ready: its own, or that of a name."""
+
+    WORDS = "true or the name of a port"
+
+    def convert(self, scalar: Scalar) -> bool | str:
+        return True if scalar.text == "true" else PORT_NAME.convert(scalar)
+
+    def schema(self) -> Json:
+        return {"anyOf": [{"const": True}, PORT_NAME.schema()]}
 
 
 class RolesTable(Struct, frozen=True):
