@@ -34,7 +34,7 @@ from launcher.run.durable import read_lines, readable, write_record
 from launcher.run.hangs import HangReport
 from launcher.run.layout import RunDir
 from launcher.run.locks import locked
-from launcher.run.records import KEPT, ClusterWord, Event, Labels, MoveRequest, NodeState, RunState
+from launcher.run.records import KEPT, ClusterAnswer, Event, Labels, MoveRequest, NodeState, RunState
 from launcher.states import LOCAL, State
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import RunFacts, read_facts, role_dirs
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from launcher.remote.running import Running
     from launcher.run.code.listing import CodeList
     from launcher.run.layout import AttemptDir
-    from launcher.run.records import Blame
+    from launcher.run.records import Exclusion
     from launcher.run.removal import Usage
     from launcher.status.about import About
     from launcher.status.checkpoints import Checkpoint
@@ -63,7 +63,7 @@ Spec = str | Path | Mapping[str, Any] | Any  # a file, or what would stand in on
 WATCH_S = 5.0  # how old the word of a cluster may be for those who watch
 _WAIT_STEP_S = 0.1
 UNLISTED = "it was submitted with another HOME or XDG_STATE_HOME, with which it can be asked, followed and ended"
-_heard: dict[Path, tuple[float, ClusterWord | None]] = {}
+_heard: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,15 +303,17 @@ class Run:
             return False
         return not any(event.kind == KEPT for event in read_lines(run.events, Event))
 
-    def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
+    def include_nodes(self, hosts: Collection[str] = ()) -> "list[Exclusion]":
         """Include lost nodes again, these or all; return why they were excluded."""
-        from launcher.run.avoided import pardon  # late: nothing else needs it
+        from launcher.run.avoided import include  # late: nothing else needs it
 
         run = RunDir(self.path)
         place = _place_of(newest(run))
         if place is not None and not self.status().state.ended:
             place.include_nodes(run, hosts)
-        return pardon(run, hosts)
+        return include(run, hosts)
+
+    pardon = include_nodes  # as it was called in 0.1
 
     def nodes_of_ranks(self) -> dict[int, int]:
         """Return the node of each rank that runs now. Raise Refused if none does."""
@@ -627,7 +629,7 @@ def _places_of(run: RunDir) -> list[Place]:
     return [place for place in asked if place.remote]
 
 
-def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterWord | None]":
+def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
     """Return the place's answers, which may be a moment old: a watcher looks ten times a second."""
     now = time.monotonic()
     known = kind_named(kind)
@@ -810,7 +812,7 @@ def as_it_lies(run: Run) -> RunStatus:
 
 def _as_it_lies(facts: RunFacts) -> RunStatus:
     if _is_asked(facts):
-        facts = replace(facts, word=ClusterWord("unknown", "", 0.0, silent=UNLISTED))
+        facts = replace(facts, word=ClusterAnswer("unknown", "", 0.0, silent=UNLISTED))
     return msgspec.structs.replace(derive(facts), next="")
 
 

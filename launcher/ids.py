@@ -1,4 +1,4 @@
-"""Names: the ids of runs, the only ones that paths are made of, and the tokens and tickets of attempts."""
+"""Names: the ids of runs, the only ones that paths are made of, and the tokens and submit tokens of attempts."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def attempt_token(secret: str, number: int) -> str:
     return hmac.new(bytes.fromhex(secret), f"attempt {number}".encode(), "sha256").hexdigest()
 
 
-def new_ticket() -> str:
+def new_submit_token() -> str:
     """Return a submit token: the unique name, not a secret, by which a batch job is found before it has an id."""
     return os.urandom(8).hex()
 

@@ -46,15 +46,15 @@ from launcher.wire.messages import (
     Exited,
     Fault,
     Follow,
+    Heartbeat,
+    HeartbeatAck,
     HostLeaves,
     Join,
     Leads,
     LinkSeen,
     Look,
     Looked,
-    Pulse,
-    PulseAck,
-    RankPulse,
+    RankHeartbeat,
     Ready,
     Settled,
     Start,
@@ -440,7 +440,7 @@ class Cluster:
         match message:
             case Welcome():
                 agent.leased_at = max(agent.leased_at, agent.joined_at)
-            case PulseAck(seq=seq):
+            case HeartbeatAck(seq=seq):
                 sent_at = agent.sent_at.pop(seq, None)
                 if sent_at is not None and sent_at >= agent.leased_at:
                     agent.answered, agent.took_s, agent.leased_at = seq, self.mono - sent_at, sent_at
@@ -566,22 +566,22 @@ class Cluster:
     def _can_read(self, agent: Agent) -> bool:
         return bool(self.down[agent.index]) and agent.alive and not agent.frozen
 
-    def pulse(self, index: int, **how: Any) -> None:
+    def heartbeat(self, index: int, **how: Any) -> None:
         agent = self.agents[index]
         if not agent.alive or not agent.connected or agent.frozen:
             return
         agent.seq += 1
         agent.sent_at[agent.seq] = self.mono
-        ranks = tuple(self._rank_pulse(rank, **how) for rank in agent.live)
+        ranks = tuple(self._rank_heartbeat(rank, **how) for rank in agent.live)
         said: dict[str, Any] = {"preparing": agent.preparing, "answered": agent.answered, "took_s": agent.took_s}
-        self.say(index, Pulse(index, agent.seq, agent.generation, ranks, agent.fetched, **said))
+        self.say(index, Heartbeat(index, agent.seq, agent.generation, ranks, agent.fetched, **said))
 
-    def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
+    def _rank_heartbeat(self, rank: SimRank, **how: Any) -> RankHeartbeat:
         idle_s = self.mono - rank.active_at
         fields = {"reported": rank.step is not None, "step": rank.step, "checkpoint": self.checkpoint, **how}
         can: dict[str, Any] = {"can_continue": rank.can_continue, "resizes": rank.resizes}
         can["goes_back"] = rank.goes_back
-        return RankPulse(rank.number, idle_s, frozen=rank.frozen, waits=rank.waits, **can, **fields)
+        return RankHeartbeat(rank.number, idle_s, frozen=rank.frozen, waits=rank.waits, **can, **fields)
 
     def _train(self) -> None:
         """One step of all ranks, if none is missing or stuck."""
@@ -594,7 +594,7 @@ class Cluster:
             rank.step, rank.active_at = (rank.step or 0) + 1, self.mono
 
     def advance(self, seconds: float, *, deliver: bool = True, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass, with a pulse of every agent at each full second."""
+        """Let time pass, with a heartbeat of every agent at each full second."""
         end = self.mono + seconds
         if deliver:
             self.settle()
@@ -607,7 +607,7 @@ class Cluster:
             if moment == int(moment):
                 self._train()
                 for index in self.agents:
-                    self.pulse(index)
+                    self.heartbeat(index)
             if deliver:
                 self.settle()
             if deadline is not None and self.mono >= deadline and self.end is None:

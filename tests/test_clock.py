@@ -17,7 +17,7 @@ def test_it_runs_on_while_the_machine_is_suspended():
 
 @given(st.floats(0.001, 1e6))
 def test_ranks_are_ended_a_second_before_others_take_their_places(lease_s):
-    """Within the lease where it has the seconds, and never in so much of it that no pulse could renew it."""
+    """Within the lease where it has the seconds, and never in so much of it that no heartbeat could renew it."""
     ranks_s, places_s = lease_of_ranks(lease_s), lease_of_places(lease_s)
     assert places_s - ranks_s == pytest.approx(ENDING_S)
     assert ranks_s >= 0.79 * lease_s

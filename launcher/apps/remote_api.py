@@ -155,7 +155,7 @@ def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
         case EndRun():
             return _run(request.run).cancel()
         case IncludeNodes():
-            return _run(request.run).pardon(request.hosts)
+            return _run(request.run).include_nodes(request.hosts)
         case ReleaseRun():
             return api.release(_run(request.run))
 

@@ -173,9 +173,9 @@ class Coordinator:
 
     def _heard(self, message: messages.ToCoordinator) -> None:
         node = self._nodes.get(message.node)
-        if isinstance(message, messages.Pulse) and node is not None:
+        if isinstance(message, messages.Heartbeat) and node is not None:
             if not node.is_replaced:  # its ranks may be held still until they have leave to go on: until Stopped
-                self._ledger.send(node.index, messages.PulseAck(message.seq))
+                self._ledger.send(node.index, messages.HeartbeatAck(message.seq))
                 self._nodes.answer(node, message.seq, message.answered, message.took_s, self._ledger.mono)
             node.prepares(message.preparing, self._ledger.mono)
         if node is None or node.process is None:
@@ -188,7 +188,7 @@ class Coordinator:
             case (
                 messages.Leads()
                 | messages.Started()
-                | messages.Pulse()
+                | messages.Heartbeat()
                 | messages.Exited()
                 | messages.Stopped()
                 | messages.Looked()
@@ -217,7 +217,7 @@ class Coordinator:
                 raise AssertionError("a Join has a way of its own")
             case _:
                 assert_never(message)
-        if not isinstance(message, messages.Pulse):
+        if not isinstance(message, messages.Heartbeat):
             self._nodes.settle(node)
 
     def _will_fail(self, node: KnownNode, message: messages.DeviceFails | messages.HostLeaves) -> None:

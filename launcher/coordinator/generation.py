@@ -6,7 +6,7 @@ from math import inf
 
 from launcher.coordinator.classify import failed, finished
 from launcher.run.records import RankExit
-from launcher.wire.messages import Pulse, RankPulse
+from launcher.wire.messages import Heartbeat, RankHeartbeat
 
 
 @dataclass(slots=True)
@@ -112,11 +112,11 @@ class Generation:
         for rank, pid in zip(self.of_node(node), pids, strict=False):
             rank.pid = pid
 
-    def hear(self, pulse: Pulse, mono: float) -> list[RankPulse]:
+    def hear(self, heartbeat: Heartbeat, mono: float) -> list[RankHeartbeat]:
         """Take in a node's heartbeat and return the part of it that is about its ranks in this generation."""
         known = []
-        for news in pulse.ranks:
-            rank = self.rank_of(pulse.node, news.rank)
+        for news in heartbeat.ranks:
+            rank = self.rank_of(heartbeat.node, news.rank)
             if rank is None:
                 continue
             known.append(news)
@@ -138,12 +138,12 @@ class Generation:
                 self._set_idle(rank, idle_s > self._silence.limit_s(reported=rank.reported))
         return known
 
-    def unaccounted(self, pulse: Pulse) -> list[Rank]:
+    def unaccounted(self, heartbeat: Heartbeat) -> list[Rank]:
         """Return the ranks that a node which had been cut off should run but does not report any more."""
-        if pulse.node not in self.returned:
+        if heartbeat.node not in self.returned:
             return []
-        named = {news.rank for news in pulse.ranks}
-        return [rank for rank in self.of_node(pulse.node) if rank.live and rank.number not in named]
+        named = {news.rank for news in heartbeat.ranks}
+        return [rank for rank in self.of_node(heartbeat.node) if rank.live and rank.number not in named]
 
     def end(self, exit: RankExit, tail: tuple[str, ...]) -> bool:
         """Note how a rank ended; return False if that was known, or the rank is not on this node."""

@@ -37,7 +37,7 @@ class RestartHold:
                     self._held = []
                 case Finish():
                     now += self.release()
-            waits = isinstance(effect, Send) and not isinstance(effect.message, messages.PulseAck)
+            waits = isinstance(effect, Send) and not isinstance(effect.message, messages.HeartbeatAck)
             (self._held if waits and self._held is not None else now).append(effect)
         return now
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from launcher.run.records import Event, NotFinite
-from launcher.wire.messages import RankPulse
+from launcher.wire.messages import RankHeartbeat
 
 _WINDOW_S = 20.0
 _MOST_METRICS = 128
@@ -35,7 +35,7 @@ class Pace:
         self._began_at, self.moves = (self.step if in_place else self.checkpoint) or 0, False
         self._made_before = self.made_in_all
 
-    def hear(self, ranks: Iterable[RankPulse], mono: float) -> None:
+    def hear(self, ranks: Iterable[RankHeartbeat], mono: float) -> None:
         for news in ranks:
             if news.checkpoint is not None and not self.moves:
                 self._began_at = news.checkpoint  # that they have loaded: an older one, where the newest is damaged

@@ -187,7 +187,7 @@ class CoordinatorServer:
             self._carry_out_all(self._coordinator.handle(StoodStill(stood_s), now))
         self._carry_out_all(self._coordinator.handle(event, now))
         self._wind()
-        if not isinstance(event, messages.Pulse | Tick):
+        if not isinstance(event, messages.Heartbeat | Tick):
             self._write_state_soon()
 
     def _now(self) -> Now:

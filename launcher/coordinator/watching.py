@@ -25,7 +25,7 @@ _LOOK_S = 0.5
 OfRanks = (
     messages.Leads
     | messages.Started
-    | messages.Pulse
+    | messages.Heartbeat
     | messages.Exited
     | messages.Stopped
     | messages.Looked
@@ -50,8 +50,8 @@ class Watch:
                 self._led(message)
             case messages.Started():
                 self._started(node, message)
-            case messages.Pulse():
-                self._pulse(message)
+            case messages.Heartbeat():
+                self._heartbeat(message)
             case messages.Exited():
                 if self._attempt.is_current(message.exit.generation) and message.exit.node == message.node:
                     self._rank_ended(message)
@@ -148,28 +148,30 @@ class Watch:
         else:
             self._closer.close(found)
 
-    def _pulse(self, pulse: messages.Pulse) -> None:
+    def _heartbeat(self, heartbeat: messages.Heartbeat) -> None:
         attempt = self._attempt
-        if pulse.load is not None:
-            attempt.nodes[pulse.node].load = pulse.load
-        if not attempt.is_current(pulse.generation):
+        if heartbeat.load is not None:
+            attempt.nodes[heartbeat.node].load = heartbeat.load
+        if not attempt.is_current(heartbeat.generation):
             return
         generation, starting = attempt.current, attempt.phase is AttemptPhase.STARTING
-        if pulse.keeps and not attempt.kept:
+        if heartbeat.keeps and not attempt.kept:
             attempt.kept, attempt.may_begin_anew = True, False
-            attempt.ledger.record(KEPT, "the run has a checkpoint: it does not begin anew by itself", node=pulse.node)
-        self._hear_steps(generation.hear(pulse, attempt.mono))
-        if pulse.fetched is not None and starting and generation.fetch(pulse.node, pulse.fetched):
+            attempt.ledger.record(
+                KEPT, "the run has a checkpoint: it does not begin anew by itself", node=heartbeat.node
+            )
+        self._hear_steps(generation.hear(heartbeat, attempt.mono))
+        if heartbeat.fetched is not None and starting and generation.fetch(heartbeat.node, heartbeat.fetched):
             attempt.start_by = attempt.mono + START_S
             megabytes = sum(generation.fetched.values()) / 1e6
             text = f"generation {generation.number} fetches its checkpoint, {megabytes:.0f} MB so far"
             attempt.standing.message = text
-        if pulse.node in generation.returned:
-            self._catch_up(pulse)
-        if attempt.phase is AttemptPhase.RUNNING and generation.stalls(pulse.node):
+        if heartbeat.node in generation.returned:
+            self._catch_up(heartbeat)
+        if attempt.phase is AttemptPhase.RUNNING and generation.stalls(heartbeat.node):
             self._check_hang()
 
-    def _hear_steps(self, news: Sequence[messages.RankPulse]) -> None:
+    def _hear_steps(self, news: Sequence[messages.RankHeartbeat]) -> None:
         attempt, moved = self._attempt, self._attempt.pace.moves
         attempt.pace.hear(news, attempt.mono)
         if attempt.is_open and attempt.pace.moves and not moved:
@@ -193,16 +195,16 @@ class Watch:
         elif attempt.standing.message == generation.went_back:
             attempt.standing.message = ""
 
-    def _catch_up(self, pulse: messages.Pulse) -> None:
+    def _catch_up(self, heartbeat: messages.Heartbeat) -> None:
         """Handle what the messages lost in a network cut would have said, as the next heartbeat shows it."""
         generation = self._attempt.current
-        if pulse.ranks and pulse.node in generation.starting:
-            generation.start(pulse.node, ())
+        if heartbeat.ranks and heartbeat.node in generation.starting:
+            generation.start(heartbeat.node, ())
             self._all_started()
-        if pulse.node in generation.starting:
+        if heartbeat.node in generation.starting:
             return
-        for rank in generation.unaccounted(pulse):
-            self._rank_ended(messages.Exited(pulse.node, verdict.unseen_end(generation, rank)))
+        for rank in generation.unaccounted(heartbeat):
+            self._rank_ended(messages.Exited(heartbeat.node, verdict.unseen_end(generation, rank)))
 
     def _check_hang(self) -> None:
         attempt, mono = self._attempt, self._attempt.mono

@@ -1,4 +1,4 @@
-"""Contents over a socket, in a thread of their own: the agent's pulse never waits for a disk or for a peer."""
+"""Contents over a socket, in a thread of their own: the agent's heartbeat never waits for a disk or for a peer."""
 
 import contextlib
 import os

@@ -91,7 +91,7 @@ def measured(members: Sequence[Member], tell: Callable[[str], None] | None = Non
     return ways
 
 
-class RankWord(msgspec.Struct, frozen=True):
+class RankAnswer(msgspec.Struct, frozen=True):
     """The answer of a rank of the trial all-reduce."""
 
     port: int = 0
@@ -107,10 +107,10 @@ def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Fin
     ranks: dict[str, Helper] = {}
     numbers = {member.name: rank for rank, member in enumerate(members)}
 
-    def boot(name: str, member: Member) -> RankWord:
+    def boot(name: str, member: Member) -> RankAnswer:
         ranks[name] = start(name)
         words = {"rank": numbers[name], "world": len(members), "address": member.address}
-        return ranks[name].ask(words, RankWord, _BOOT_S)
+        return ranks[name].ask(words, RankAnswer, _BOOT_S)
 
     try:
         booted = for_all({member.name: member for member in members}, boot)
@@ -118,7 +118,7 @@ def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Fin
             return _failed(bad)
         go = {"address": members[0].address, "port": max(one.port for one in answers(booted).values())}
         go |= {"limit_s": _REDUCE_S / 2, "mb": _MB}
-        done = for_all(ranks, lambda _, rank: rank.ask(go, RankWord, _REDUCE_S))
+        done = for_all(ranks, lambda _, rank: rank.ask(go, RankAnswer, _REDUCE_S))
         if bad := _errors(done):
             return _failed(bad)
         took_s = max(one.took_s for one in answers(done).values())
@@ -127,7 +127,7 @@ def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Fin
         for_all(ranks, lambda _, rank: rank.leave())
 
 
-def _errors(results: Mapping[str, RankWord | LaunchError]) -> dict[str, str]:
+def _errors(results: Mapping[str, RankAnswer | LaunchError]) -> dict[str, str]:
     words = answers(results)
     said = {name: str(one.lines[0]) for name, one in failures(results).items()}
     said |= {name: one.error for name, one in words.items() if one.error}

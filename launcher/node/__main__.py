@@ -74,7 +74,7 @@ async def live(
     attempt = run.attempt(number)
     intent = read_intent(attempt)
     node = located(plan.nodes[index], plan.interface)
-    with waiting_for_disks():  # nothing runs here yet; later this thread may not wait, or its pulse would stop
+    with waiting_for_disks():  # nothing runs here yet; later this thread may not wait, or its heartbeat would stop
         make_dir(attempt.node(index))
         make_dir(run.metrics)
         buried = predecessor(attempt, index)

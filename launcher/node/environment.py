@@ -163,7 +163,7 @@ def rank_of_role_words(plan: Plan, rank: int) -> dict[str, str]:
     for name, key in plan.address_keys.items():
         mine = plan.addresses.get(key, ())
         port = mine[number].rpartition(":")[2] if number < len(mine) else ""
-        words["LAUNCH_PORT" + (f"_{name.upper()}" if name else "")] = port
+        words[f"LAUNCH_PORT_{name.upper()}" if name else "LAUNCH_PORT"] = port
     return {"LAUNCH_ROLE_RANK": str(number), **words}
 
 

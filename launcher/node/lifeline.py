@@ -15,8 +15,8 @@ from launcher.wire import messages
 from launcher.wire.frames import Wire, WireError, complain, dial, wire_key
 from launcher.wire.messages import ToAgent, ToCoordinator
 
-PULSE_S = 1.0
-_PULSES = 4  # in a lease, at least
+HEARTBEAT_S = 1.0
+_HEARTBEATS = 4  # in a lease, at least
 _RETRY_S = 0.05
 _LOOK_S = 1.0
 _MOST_GENERATIONS = 1 << 31
@@ -47,9 +47,9 @@ class Lifeline:
         return self._wire is not None
 
     @property
-    def pulse_s(self) -> float:
+    def heartbeat_s(self) -> float:
         """Return the longest time to the next heartbeat: several are sent within a lease."""
-        return min(PULSE_S, self._lease_s / _PULSES)
+        return min(HEARTBEAT_S, self._lease_s / _HEARTBEATS)
 
     def say(self, message: ToCoordinator) -> None:
         if self._wire is not None:
@@ -79,13 +79,13 @@ class Lifeline:
             self.say(one)
         self._unsaid.clear()
 
-    def pulse(self, pulse: messages.Pulse) -> None:
+    def heartbeat(self, heartbeat: messages.Heartbeat) -> None:
         """Send a heartbeat with a sequence number."""
         if self._wire is None:
             return
         self._sequence += 1
         self._sent_at[self._sequence] = boottime()
-        self.say(msgspec.structs.replace(pulse, seq=self._sequence, answered=self._answered, took_s=self._took_s))
+        self.say(msgspec.structs.replace(heartbeat, seq=self._sequence, answered=self._answered, took_s=self._took_s))
 
     def welcomed(self, lease_s: float) -> None:
         """Apply a Welcome. A coordinator that has lost our ranks sends one too, so an expired lease is renewed only

@@ -1,9 +1,9 @@
 """One node's agent: prepares the node, keeps the link to the coordinator, and carries out Start and Stop.
 
 prepare ─ setup, zygote ─┐
-link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Pulse
+link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Heartbeat
                          └─► Stop  ─► Stopped
-lease: no answer to a pulse for that long → every rank is ended, and the agent leaves; ranks/lease sees to it
+lease: no answer to a heartbeat for that long → every rank is ended, and the agent leaves; ranks/lease sees to it
 """
 
 import asyncio
@@ -110,7 +110,7 @@ class NodeAgent:
         for life in (
             self._prepare(),
             self._line.keep(self._introduce, self._obey),
-            self._keep_pulse(),
+            self._keep_heartbeat(),
             self._watch_lease(),
         ):
             self._go(life)
@@ -247,7 +247,7 @@ class NodeAgent:
         match message:
             case messages.Welcome(lease_s=lease_s):
                 self._line.welcomed(lease_s)
-            case messages.PulseAck(seq=seq):
+            case messages.HeartbeatAck(seq=seq):
                 self._line.answered(seq)
             case messages.CheckLink():
                 self._go(self._check_link(message))
@@ -361,7 +361,7 @@ class NodeAgent:
             self._opens = 0
         group = self._group
         if group is not None and group.generation <= stop.generation:
-            self._say_pulse()
+            self._say_heartbeat()
             await group.stop(stop.grace_s, stop.hung, *self._not_of_ranks)
             if not stop.grace_s:
                 await self._is_still_fit(group.suspects)
@@ -393,7 +393,7 @@ class NodeAgent:
         self._fresh.set()
 
     def last_news(self) -> None:
-        self._say_pulse()
+        self._say_heartbeat()
 
     def ended(self, exited: messages.Exited) -> None:
         self._line.tell(exited)
@@ -407,27 +407,27 @@ class NodeAgent:
         problem = "; ".join(filter(None, problems))
         self._line.tell(messages.Settled(self._home.node.index, generation, problem))
 
-    # -- pulse and lease
+    # -- heartbeat and lease
 
-    async def _keep_pulse(self) -> None:
+    async def _keep_heartbeat(self) -> None:
         while True:
-            self._say_pulse()
+            self._say_heartbeat()
             self._fresh.clear()
             try:
-                async with asyncio.timeout(self._line.pulse_s):
+                async with asyncio.timeout(self._line.heartbeat_s):
                     await self._fresh.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(NEWS_S)  # so that many reports make one pulse
+            await asyncio.sleep(NEWS_S)  # so that many reports make one heartbeat
 
-    def _say_pulse(self) -> None:
+    def _say_heartbeat(self) -> None:
         group = self._group
-        ranks = group.pulses() if group is not None else ()
+        ranks = group.heartbeats() if group is not None else ()
         fetched = self._replication.fetched if self._replication is not None else None
         keeps = self._replication is not None and self._replication.keeps
         doing, load = self._preparation.doing, self._sampler.fresh() if self._line.is_up else None
         node = self._home.node.index
-        self._line.pulse(messages.Pulse(node, 0, self._generation, ranks, fetched, keeps, doing, load))
+        self._line.heartbeat(messages.Heartbeat(node, 0, self._generation, ranks, fetched, keeps, doing, load))
 
     def _rank_pids(self) -> dict[int, int]:
         """Asked by the sampler's thread."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.errors import LaunchError
 from launcher.places.kinds import kind_named, of_kind
-from launcher.run.records import ClusterWord
+from launcher.run.records import ClusterAnswer
 from launcher.states import State
 from launcher.status.derive import derive, state_text
 from launcher.status.facts import RunFacts, read_facts
@@ -20,7 +20,7 @@ class OtherRuns:
     """The other runs that a run waits for; their folders are read each time, their clusters asked now and then."""
 
     def __init__(self) -> None:
-        self._words: dict[Path, tuple[float, ClusterWord | None]] = {}
+        self._words: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
     def look(self, run_dir: Path) -> OtherRun:
         if not run_dir.is_dir():
@@ -36,7 +36,7 @@ class OtherRuns:
             status = derive(replace(facts, word=word))
         return OtherRun(status.state, state_text(status), status.step)
 
-    def _word(self, facts: RunFacts) -> ClusterWord | None:
+    def _word(self, facts: RunFacts) -> ClusterAnswer | None:
         kind = kind_named(facts.asks) if facts.asks else None
         if kind is None or not kind.asked:
             return None
@@ -54,10 +54,10 @@ def _mend_here(facts: RunFacts) -> None:
         of_kind(facts.asks).mend([facts.attempt_dir])
 
 
-def _asked(facts: RunFacts) -> ClusterWord | None:
+def _asked(facts: RunFacts) -> ClusterAnswer | None:
     try:
         place = of_kind(facts.asks)
         place.mend([facts.attempt_dir])  # its submitter may be gone, and no other command may look
         return place.look([facts.attempt_dir])[0]
     except LaunchError as error:
-        return ClusterWord("unknown", "", 0.0, silent=str(error))
+        return ClusterAnswer("unknown", "", 0.0, silent=str(error))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from launcher.errors import NotSupported
 from launcher.ids import RunId
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import ClusterWord
+from launcher.run.records import ClusterAnswer
 
 if TYPE_CHECKING:
     from launcher.health.findings import Finding
@@ -120,7 +120,7 @@ class Place(ABC):
         """Start the attempt of the run in `plan.run_dir`, whose intent is on disk, once; return at once."""
 
     @abstractmethod
-    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
         """Return the place's word on each attempt, or None if it knows no more than the run's folder and processes.
 
         Starts, ends and changes nothing.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from launcher.errors import Refused
-from launcher.ids import attempt_token, new_ticket, new_token
+from launcher.ids import attempt_token, new_submit_token, new_token
 from launcher.run import drafts
 from launcher.run.durable import Damaged, make_dir, read_record, readable, sync_dir, write_record
 from launcher.run.fence import fence
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import ClusterWord, Handle, Intent, RunState
+from launcher.run.records import ClusterAnswer, Handle, Intent, RunState
 from launcher.states import LOCAL, Cause
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def newest(run: RunDir) -> AttemptDir | None:
     return next((one for one in map(run.attempt, reversed(_numbers(run))) if one.intent.exists()), None)
 
 
-def last_seen(attempt: AttemptDir, silent: str) -> ClusterWord:
+def last_seen(attempt: AttemptDir, silent: str) -> ClusterAnswer:
     """Return what the attempt's place said of it when it last answered, with why nothing newer is known."""
-    before = readable(attempt.seen, ClusterWord) or ClusterWord("unknown", "", 0.0)
+    before = readable(attempt.seen, ClusterAnswer) or ClusterAnswer("unknown", "", 0.0)
     return msgspec.structs.replace(before, silent=silent)
 
 
@@ -68,7 +68,7 @@ def new_attempt(
     plan: "Plan | None" = None,
     *,
     kind: str = LOCAL,
-    ticket: str = "",
+    submit_token: str = "",
     batch: str = "",
     after: int | None = None,
     fsync: bool = True,
@@ -90,7 +90,7 @@ def new_attempt(
     if after is not None:
         _refuse_later(run, there, after)
     number = max((attempt.number for attempt in there), default=first - 1) + 1
-    drawn, ticket = new_token(), ticket or new_ticket()
+    drawn, submit_token = new_token(), submit_token or new_submit_token()
     draft = AttemptDir(drafts.new_draft(run.attempts), 0)
     try:
         make_dir(draft.path)
@@ -100,7 +100,9 @@ def new_attempt(
             write_record(draft.handle, handle, fsync=fsync)
         while True:
             token = attempt_token(secret, number) if secret else drawn
-            intent = Intent(number, token, cluster, reason, cause, time.time(), this_process(), kind, ticket, batch)
+            intent = Intent(
+                number, token, cluster, reason, cause, time.time(), this_process(), kind, submit_token, batch
+            )
             write_record(draft.intent, intent, fsync=fsync)
             if _claim(draft, run.attempt(number), fsync=fsync):
                 return run.attempt(number), intent

@@ -9,18 +9,18 @@ from collections.abc import Collection
 
 from launcher.run.durable import readable, write_record
 from launcher.run.layout import RunDir
-from launcher.run.records import Blame
+from launcher.run.records import Exclusion
 
 
-def avoided(run: RunDir, now: float | None = None) -> list[Blame]:
+def avoided(run: RunDir, now: float | None = None) -> list[Exclusion]:
     """Return the nodes and devices that are excluded at this moment."""
     now = time.time() if now is None else now
-    return [blame for blame in readable(run.avoided, list[Blame]) or [] if blame.until > now]
+    return [exclusion for exclusion in readable(run.avoided, list[Exclusion]) or [] if exclusion.until > now]
 
 
 def is_over(run: RunDir, now: float) -> bool:
     """Return whether an exclusion has expired that a job may still have been told to observe."""
-    return any(blame.until <= now for blame in readable(run.avoided, list[Blame]) or [])
+    return any(exclusion.until <= now for exclusion in readable(run.avoided, list[Exclusion]) or [])
 
 
 def forget(run: RunDir, now: float) -> None:
@@ -28,17 +28,17 @@ def forget(run: RunDir, now: float) -> None:
     write_record(run.avoided, avoided(run, now))
 
 
-def avoid(run: RunDir, blames: Collection[Blame]) -> None:
+def avoid(run: RunDir, exclusions: Collection[Exclusion]) -> None:
     """Exclude these nodes and devices; an earlier exclusion of the same host is replaced."""
-    hosts = {blame.host for blame in blames}
-    kept = [blame for blame in avoided(run) if blame.host not in hosts]
-    write_record(run.avoided, [*kept, *blames])
+    hosts = {exclusion.host for exclusion in exclusions}
+    kept = [exclusion for exclusion in avoided(run) if exclusion.host not in hosts]
+    write_record(run.avoided, [*kept, *exclusions])
 
 
-def pardon(run: RunDir, hosts: Collection[str] = ()) -> list[Blame]:
+def include(run: RunDir, hosts: Collection[str] = ()) -> list[Exclusion]:
     """Include these hosts again, or all, and return the exclusions that were removed."""
     before = avoided(run)
-    taken_back = [blame for blame in before if not hosts or blame.host in hosts]
+    taken_back = [exclusion for exclusion in before if not hosts or exclusion.host in hosts]
     if taken_back:
-        write_record(run.avoided, [blame for blame in before if blame not in taken_back])
+        write_record(run.avoided, [exclusion for exclusion in before if exclusion not in taken_back])
     return taken_back

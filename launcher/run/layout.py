@@ -10,7 +10,7 @@ from launcher.ids import RunId, parse_run_id
 STORE = ".code"  # of frozen code, shared by all runs of a folder
 SWEEPS = ".sweeps"  # of sweeps, beside the runs that are their trials
 GRAPHS = ".graphs"  # of files with several jobs, beside the runs of these
-BATCH_PREFIX = ".batch-"  # and a ticket: the name of a folder of runs in one job
+BATCH_PREFIX = ".batch-"  # and a submit token: the name of a folder of runs in one job
 _LOG_FOLDER = re.compile(r"a([0-9]{4,18})\.(?:g([0-9]{4,18})|setup)")
 _LOG_FILE = re.compile(r"(?:rank|node)-([0-9]{2,18})\.log")
 
@@ -136,7 +136,7 @@ def debug_socket(progress: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class BatchDir:
-    """<runs root>/.batch-<ticket>/: several runs that were handed to a cluster as one job."""
+    """<runs root>/.batch-<submit_token>/: several runs that were handed to a cluster as one job."""
 
     path: Path
 

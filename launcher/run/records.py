@@ -44,7 +44,8 @@ class Intent(msgspec.Struct, frozen=True):
     created_at: float
     created_by: ProcessId
     cluster_kind: str = LOCAL
-    ticket: str = ""  # what the cluster's job is known by before it has an id; no secret
+    # What the cluster's job is known by before it has an id; no secret.
+    submit_token: str = msgspec.field(default="", name="ticket")
     batch: str = ""  # the folder of runs that were submitted as one job; "": this run alone
 
 
@@ -54,7 +55,8 @@ class Handle(msgspec.Struct, frozen=True):
     cluster_kind: str
     supervisor: ProcessId | None = msgspec.field(default=None, name="keeper")
     job_id: str | None = None
-    ticket: str = ""  # in that job's comment: ids are given again by a controller that lost its memory
+    # In that job's comment: ids are given again by a controller that lost its memory.
+    submit_token: str = msgspec.field(default="", name="ticket")
     run: str | None = None  # what the run is called where it is, if another machine has taken it over; once "" if not
     path: str = ""  # and its folder there
 
@@ -68,7 +70,7 @@ class Site(msgspec.Struct, frozen=True):
     cluster: str  # as its controller calls it
 
 
-class ClusterWord(msgspec.Struct, frozen=True, omit_defaults=True):
+class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """attempts/0001/seen.json: what the cluster said of the attempt's job when it was last asked and answered."""
 
     phase: str  # queued, running, ending, ended, unknown; gone: the cluster knows of no such job
@@ -83,7 +85,7 @@ class ClusterWord(msgspec.Struct, frozen=True, omit_defaults=True):
     silent: str = ""  # why this is not today's answer: the cluster did not give any; never on disk
 
 
-class Blame(msgspec.Struct, frozen=True):
+class Exclusion(msgspec.Struct, frozen=True):
     """One entry of avoided.json: a node that was lost, and is not used again before that moment."""
 
     host: str

@@ -12,8 +12,8 @@ from launcher.errors import Exit
 from launcher.run.hangs import LastRank
 from launcher.run.records import (
     AttemptEnd,
-    Blame,
-    ClusterWord,
+    ClusterAnswer,
+    Exclusion,
     Failure,
     NodeLoad,
     NodeState,
@@ -67,7 +67,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     run_dir: str
     next: str  # the command to go on with, or ""
     job: str | None = None  # the cluster's id of it
-    avoided: tuple[Blame, ...] = ()  # nodes that were lost, and are not used again for a while
+    avoided: tuple[Exclusion, ...] = ()  # nodes that were lost, and are not used again for a while
     second_copies: bool = False  # each node has a disk of its own, and checkpoints get second copies
     safe_checkpoint: int | None = None  # the newest that has them all, and survives the loss of any one disk
     memory_copy: int | None = None  # the newest step in memory that survives the loss of any one node
@@ -144,7 +144,7 @@ def derive(facts: RunFacts) -> RunStatus:
     )
 
 
-def _with_word(role: RunFacts, word: ClusterWord | None, whole: _Verdict) -> RunFacts:
+def _with_word(role: RunFacts, word: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
     """Return the facts of a role beside the main one with what is known of the whole run, if another machine has the
     supervisor of both.
     """
@@ -152,7 +152,7 @@ def _with_word(role: RunFacts, word: ClusterWord | None, whole: _Verdict) -> Run
         return role
     if whole.state.ended:
         cause = Cause.CANCELLED
-        word = ClusterWord("ended", "", 0.0, text="it ended with the run", ended_as=State.CANCELLED, cause=cause)
+        word = ClusterAnswer("ended", "", 0.0, text="it ended with the run", ended_as=State.CANCELLED, cause=cause)
     return dataclasses.replace(role, word=word)
 
 
@@ -264,7 +264,7 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
             return _elsewhere(facts, _own_state(facts))
 
 
-def _cluster_verdict(facts: RunFacts, word: ClusterWord) -> _Verdict:
+def _cluster_verdict(facts: RunFacts, word: ClusterAnswer) -> _Verdict:
     """Return the verdict from what the cluster says of the job, because no record of the run says how it ended."""
     own, end = _own_state(facts), facts.end
     cause = end.cause if end is not None else None
@@ -303,11 +303,11 @@ def _avoids(facts: RunFacts) -> str:
     return f"it avoids {', '.join(times)}" if times else ""
 
 
-def _who(word: ClusterWord) -> str:
+def _who(word: ClusterAnswer) -> str:
     return word.said_by or "the cluster"
 
 
-def _last_seen(word: ClusterWord, own: RunState | None) -> str:
+def _last_seen(word: ClusterAnswer, own: RunState | None) -> str:
     if own is not None and own.updated_at >= word.at:
         return f"last seen {own.state.upper()} at {_clock(own.updated_at)}"
     return f"last seen {word.word or word.phase.upper()} at {_clock(word.at)}" if word.at else "never seen"

@@ -24,9 +24,9 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import (
     AgentRecord,
     AttemptEnd,
-    Blame,
-    ClusterWord,
+    ClusterAnswer,
     Endpoint,
+    Exclusion,
     Handle,
     Intent,
     ProcessId,
@@ -84,8 +84,8 @@ class RunFacts:
     living: Living = Living()
     submitter: bool | None = False  # the process that opened the attempt; looked for only where no supervisor is known
     trouble: tuple[str, ...] = ()  # what is there but could not be read
-    word: ClusterWord | None = None  # what the cluster says, where one was asked
-    avoided: tuple[Blame, ...] = ()
+    word: ClusterAnswer | None = None  # what the cluster says, where one was asked
+    avoided: tuple[Exclusion, ...] = ()
     roles: tuple["RunFacts", ...] = ()  # of a run of several programs: those beside the main one
     no_room: str = ""  # why the disk of the run's folder takes nothing now
 
@@ -218,9 +218,11 @@ class _Look:
             no_room=_no_room(self.run.path),
         )
 
-    def _avoided(self) -> tuple[Blame, ...]:
+    def _avoided(self) -> tuple[Exclusion, ...]:
         now = time.time()
-        return tuple(blame for blame in self.read(self.run.avoided, list[Blame]) or () if blame.until > now)
+        return tuple(
+            exclusion for exclusion in self.read(self.run.avoided, list[Exclusion]) or () if exclusion.until > now
+        )
 
     def without_attempt(self) -> RunFacts:
         state = self.read(self.run.state, RunState)

@@ -18,7 +18,7 @@ import msgspec
 
 from launcher.copies import news
 from launcher.errors import BadInput, LaunchError, NotStarted, Refused, Unreachable, some_exist, with_runs
-from launcher.ids import RunId, new_run_id, new_ticket
+from launcher.ids import RunId, new_run_id, new_submit_token
 from launcher.plan.model import Plan
 from launcher.plan.secret_values import read_secret_values
 from launcher.run import drafts, registry
@@ -164,7 +164,7 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
     """Create the runs of one job by one rename each, then submit the job to the cluster."""
     root = registry.runs_root(Path(group[0].project.path), create=True)
     drafts.remove_orphans(root)  # of submitters that were killed
-    ticket, opened, first = new_ticket(), list[tuple[RunId, Path]](), group[0].as_run.first
+    submit_token, opened, first = new_submit_token(), list[tuple[RunId, Path]](), group[0].as_run.first
 
     def is_taken(name: RunId) -> bool:
         return taken(root)(name) or (name, root / name) in opened
@@ -174,14 +174,14 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
         run_id = named if named and not is_taken(named) else new_run_id(wish.spec.name, is_taken)
         opened.append((run_id, root / run_id))
     choose(opened)
-    batch = root / f"{BATCH_PREFIX}{ticket}" if len(group) > 1 else None
+    batch = root / f"{BATCH_PREFIX}{submit_token}" if len(group) > 1 else None
     plans = [plan_of(wish, *one, time.time()) for wish, one in zip(group, opened, strict=True)]
     starts = [wish.cluster.prepare(plan) for wish, plan in zip(group, plans, strict=True)]
     try:
         if batch is not None:
             make_dir(batch)
             write_record(BatchDir(batch).runs, [str(path) for _, path in opened])
-        _make(root, group, plans, ticket, batch)
+        _make(root, group, plans, submit_token, batch)
     except BaseException:
         for each in starts:
             each.drop()
@@ -212,7 +212,7 @@ def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
     return f"{there}: `launch status {ref}` shows what became of {them}"
 
 
-def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], ticket: str, batch: Path | None) -> None:
+def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], submit_token: str, batch: Path | None) -> None:
     """Create all of these runs or none: write them under draft names, then rename each."""
     folders = [drafts.new_draft(root) for _ in plans]
     runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
@@ -220,7 +220,7 @@ def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], ticket: s
     origin = origin_of(Path(group[0].project.path)) if group[0].shipped is None else None
     try:
         for draft, wish, plan in zip(folders, group, plans, strict=True):
-            _write(RunDir(draft), wish, plan, ticket, batch)
+            _write(RunDir(draft), wish, plan, submit_token, batch)
             if origin is not None:
                 write_record(RunDir(draft).origin, origin, fsync=False)
         sync_trees(root, folders)
@@ -252,7 +252,7 @@ def _unmake(made: Opened, batch: Path | None) -> None:
         drafts.remove(batch)
 
 
-def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Path | None) -> None:
+def _write(draft: RunDir, wish: Request, unfrozen: Plan, submit_token: str, batch: Path | None) -> None:
     """Write the first contents of a run's folder; the caller makes them durable."""
     make_dir(draft.path)
     place = None if _is_copied_later(wish) else draft.code
@@ -270,7 +270,15 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Pat
     shared = str(batch) if batch is not None else ""
     first, told = wish.as_run.first, f"submitted {wish.file.name} to {wish.on}"
     new_attempt(
-        draft, wish.on, "submit", None, kind=wish.cluster.kind, ticket=ticket, batch=shared, first=first, fsync=False
+        draft,
+        wish.on,
+        "submit",
+        None,
+        kind=wish.cluster.kind,
+        submit_token=submit_token,
+        batch=shared,
+        first=first,
+        fsync=False,
     )
     raise_fence(draft, first, fsync=False)
     if wish.as_run.events:

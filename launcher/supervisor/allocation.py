@@ -90,7 +90,7 @@ class Allocation:
         self._messenger = Messenger(run, attempt, told_within_s or LINGER_S)
         self._own, self._leave_standbys = agents, leave_standbys
         self._agents = AgentProcesses(agents, wakeup, spared=self._messenger.pids)
-        agents_of = agents_of or partial(_agents_here, agents[0].keep)
+        agents_of = agents_of or partial(_agents_here, agents[0].keep if agents else ())
         self._roles = RolesOfRun(run, attempt, plan, self._agents, agents, agents_of)
         self._by_roles: AttemptEnd | None = None  # how the run ends because of another role than the main one
         self._sure_at: float | None = None

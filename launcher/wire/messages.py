@@ -84,7 +84,7 @@ class WentBack(msgspec.Struct, frozen=True, array_like=True):
     why: Annotated[str, msgspec.Meta(max_length=500)] = ""
 
 
-class RankPulse(msgspec.Struct, frozen=True, array_like=True):
+class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
     """The recent activity of one rank."""
 
     rank: int
@@ -108,19 +108,19 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     went_back: WentBack | None = None  # as it has reported in this generation
 
 
-class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
     """agent → coordinator: alive, once a second, sooner where a rank has news."""
 
     node: int
     seq: Count
     generation: int
-    ranks: tuple[RankPulse, ...] = ()
+    ranks: tuple[RankHeartbeat, ...] = ()
     fetched: Count | None = None  # bytes of a checkpoint so far, while it brings here what its ranks are to load
     keeps: bool = False  # disks apart: a checkpoint of the trainer's has been seen on this node's
     preparing: Name = ""  # what has to end before ranks can be started here
     load: NodeLoad | None = None  # where there is a new sample
-    answered: Count = 0  # the newest pulse whose answer has come
-    took_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # from that pulse to its answer
+    answered: Count = 0  # the newest heartbeat whose answer has come
+    took_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # from that heartbeat to its answer
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
@@ -333,8 +333,8 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="t"):
     hung: tuple[int, ...] = ()
 
 
-class PulseAck(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
-    """coordinator → agent: renews the agent's lease as of when it sent that pulse."""
+class HeartbeatAck(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
+    """coordinator → agent: renews the agent's lease as of when it sent that heartbeat."""
 
     seq: int
 
@@ -347,10 +347,10 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
 
 
 ToCoordinator = (
-    Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
+    Join | Ready | Leads | Started | Heartbeat | Exited | Stopped | Fault | StopAsked
     | NotFetched | NothingWhole | Copied | Settled | Noted | LinkSeen | DeviceFails | HostLeaves | Looked | Entered
 )  # fmt: skip
-ToAgent = Welcome | CheckLink | Look | Start | ContinueInPlace | Follow | Stop | PulseAck | End
+ToAgent = Welcome | CheckLink | Look | Start | ContinueInPlace | Follow | Stop | HeartbeatAck | End
 
 TO_COORDINATOR: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
 TO_AGENT: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)

@@ -7,11 +7,11 @@ from launcher import api
 from launcher.cli.looking.follow import follow
 from launcher.errors import Exit
 from launcher.run.layout import RunDir
-from launcher.run.records import ClusterWord, Handle, Intent
+from launcher.run.records import ClusterAnswer, Handle, Intent
 from launcher.states import Cause, State
 
-RUNNING = ClusterWord("running", "RUNNING", 2000.0, "7")
-CANCELLED = ClusterWord("ended", "CANCELLED by 0", 2000.0, "7", ended_as=State.CANCELLED, cause=Cause.CANCELLED)
+RUNNING = ClusterAnswer("running", "RUNNING", 2000.0, "7")
+CANCELLED = ClusterAnswer("ended", "CANCELLED by 0", 2000.0, "7", ended_as=State.CANCELLED, cause=Cause.CANCELLED)
 
 
 SOON_ASKED_AGAIN = "login"  # twice a second, by who follows

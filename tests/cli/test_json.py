@@ -17,7 +17,7 @@ from saved_checkpoints import save_model
 from launcher.cli.answers import schema_of
 from launcher.cli.arguments import arguments_of
 from launcher.cli.commands import COMMANDS, INSTEAD, WITHOUT_JSON
-from launcher.run.records import Blame, NodeState
+from launcher.run.records import Exclusion, NodeState
 from launcher.spec.fields import schema
 from tests import documented
 
@@ -102,9 +102,9 @@ def test_what_is_changed_of_runs(three):
     [over] = answer(three, "cancel", "good", "--json")
     assert (over["state"], over["already_ended"], over["ended"]) == ("succeeded", True, [])
     assert answer(three, "notify", "good", "--json") == []
-    blame = Blame("gpu07", "it burns", 1, time.time(), time.time() + 900)
+    exclusion = Exclusion("gpu07", "it burns", 1, time.time(), time.time() + 900)
     three.run("lost-dddd").plan().attempt(supervisor=before_this_boot()).state().write(
-        (three.root / "runs" / "lost-dddd" / "avoided.json"), [blame]
+        (three.root / "runs" / "lost-dddd" / "avoided.json"), [exclusion]
     )
     assert answer(three, "nodes", "include", "lost", "--json")["included"][0]["host"] == "gpu07"
     assert answer(three, "nodes", "include", "lost", "--json")["included"] == []

@@ -259,7 +259,7 @@ def project(desk):
     runs = project / ".launch" / "runs"
     RunFolder(runs / "done-aaaa").succeeded(submitted_at=time.time() - 100)
     queued = RunFolder(runs / "queued-bbbb").plan().intent(kind="slurm")
-    queued.write(queued.run.attempt(1).handle, Handle("slurm", job_id="7", ticket="x")).state(State.STARTING)
+    queued.write(queued.run.attempt(1).handle, Handle("slurm", job_id="7", submit_token="x")).state(State.STARTING)
     RunFolder(runs / "live-cccc").running()
     return project
 

@@ -18,12 +18,12 @@ from launcher.wire.messages import (
     End,
     Exited,
     Fault,
+    Heartbeat,
+    HeartbeatAck,
     Join,
     Leads,
     Look,
-    Pulse,
-    PulseAck,
-    RankPulse,
+    RankHeartbeat,
     Ready,
     Start,
     Started,
@@ -44,7 +44,7 @@ def running(nodes: int = 2, **how: object) -> Cluster:
 
 
 def told(cluster: Cluster, node: int) -> set[object]:
-    return {message for _, to, message in cluster.sent if to == node and isinstance(message, PulseAck)}
+    return {message for _, to, message in cluster.sent if to == node and isinstance(message, HeartbeatAck)}
 
 
 # -- starting
@@ -128,7 +128,7 @@ def test_a_node_that_is_silent_as_long_as_the_agent_before_it_is_lost_in_the_sam
     cluster = Cluster(plan_of(3, spares=1))
     cluster.boot()
     cluster.advance(2.5)
-    cluster.pulse(1)
+    cluster.heartbeat(1)
     cluster.settle()
     cluster.kill(1, proof=False)
     cluster.boot(1)
@@ -247,8 +247,10 @@ def test_the_first_step_of_each_generation_is_noted() -> None:
     cluster.end_rank(1, signal=9)
     cluster.settle()
     assert [(event.generation, event.step) for event in cluster.recorded("training")] == [(1, 1)]
-    pulses = [RankPulse(rank, 0.0, True, False, step=3) for rank in (0, 1)]  # that was loaded, and is no new one
-    cluster.feed(Pulse(0, 1, 2, tuple(pulses)))
+    heartbeats = [
+        RankHeartbeat(rank, 0.0, True, False, step=3) for rank in (0, 1)
+    ]  # that was loaded, and is no new one
+    cluster.feed(Heartbeat(0, 1, 2, tuple(heartbeats)))
     assert len(cluster.recorded("training")) == 1
     cluster.advance(3)
     assert [(event.generation, event.step) for event in cluster.recorded("training")][1:] == [(2, 4)]
@@ -262,8 +264,8 @@ def test_a_generation_that_goes_on_from_an_older_checkpoint_trains_from_its_firs
     cluster.settle()
     for step in (2, 3):  # the one that was loaded, and the first that was made, which is the one of the damaged one
         noted = len(cluster.recorded("training"))
-        pulses = [RankPulse(rank, 0.0, True, False, step=step, checkpoint=2) for rank in (0, 1)]
-        cluster.feed(Pulse(0, 1, 2, tuple(pulses)))
+        heartbeats = [RankHeartbeat(rank, 0.0, True, False, step=step, checkpoint=2) for rank in (0, 1)]
+        cluster.feed(Heartbeat(0, 1, 2, tuple(heartbeats)))
         assert len(cluster.recorded("training")) == noted + (step == 3)
     assert [(event.generation, event.step) for event in cluster.recorded("training")] == [(1, 1), (2, 3)]
 
@@ -579,17 +581,19 @@ def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_
     cluster.freeze(1)
     cluster.advance(LEASE + 1)
     assert sorted(cluster.starts(2)) == [0]
-    cluster.feed(Pulse(1, 99, 1))
-    cluster.feed(Pulse(1, 100, 1))
+    cluster.feed(Heartbeat(1, 99, 1))
+    cluster.feed(Heartbeat(1, 100, 1))
     cluster.feed(Ready(1))
     assert cluster.stops(1)[-1][0] == 1
-    assert not {PulseAck(99), PulseAck(100)} & told(cluster, 1), "what it holds still until it is answered would go on"
+    assert not {HeartbeatAck(99), HeartbeatAck(100)} & told(cluster, 1), (
+        "what it holds still until it is answered would go on"
+    )
     cluster.end_rank(0, signal=9)
     cluster.advance(1)
     assert sorted(cluster.starts(3)) == [0]
     cluster.feed(Stopped(1, 1))
-    cluster.feed(Pulse(1, 101, 0))
-    assert PulseAck(101) in told(cluster, 1)
+    cluster.feed(Heartbeat(1, 101, 0))
+    assert HeartbeatAck(101) in told(cluster, 1)
     cluster.end_rank(0, signal=9)
     cluster.advance(2)
     assert sorted(cluster.starts(4)) == [0, 1]
@@ -601,7 +605,7 @@ def test_status_tells_of_replaced_ranks_as_long_as_nobody_has_seen_them_end() ->
     cluster.advance(LEASE + 1)
     assert sorted(cluster.starts(2)) == [0]
     assert "ranks that were replaced may still run on node 1, until heard again" in cluster.state().message
-    cluster.feed(Pulse(1, 99, 1))
+    cluster.feed(Heartbeat(1, 99, 1))
     assert "may still run on node 1" in cluster.state().message, "it is told to end them"
     cluster.feed(Stopped(1, 1))
     assert "may still run" not in cluster.state().message
@@ -633,12 +637,12 @@ def test_ranks_that_were_replaced_have_no_grace_and_no_leave_to_go_on_if_their_a
     cluster.deliver(0, up=True)
     assert cluster.stops(2) == [(0, Stop(2, cluster.plan.spec.recovery.grace_s))]
     cluster.feed(Join(1, "127.0.0.2", cluster.agents[1].process, 20_001, 1))
-    cluster.feed(Pulse(1, 99, 1))
+    cluster.feed(Heartbeat(1, 99, 1))
     assert cluster.stops(1)[-1] == (1, Stop(1, 0.0))
-    assert PulseAck(99) not in told(cluster, 1)
+    assert HeartbeatAck(99) not in told(cluster, 1)
     cluster.feed(Stopped(1, 1))
-    cluster.feed(Pulse(1, 100, 0))
-    assert PulseAck(100) in told(cluster, 1)
+    cluster.feed(Heartbeat(1, 100, 0))
+    assert HeartbeatAck(100) in told(cluster, 1)
 
 
 def test_a_new_agent_on_a_node_proves_nothing_about_the_one_before() -> None:
@@ -650,7 +654,7 @@ def test_a_new_agent_on_a_node_proves_nothing_about_the_one_before() -> None:
     assert cluster.state().nodes[1].state == "unknown"
     cluster.agents[1].connected = False
     for second in range(1, 20):
-        cluster.feed(Pulse(1, second, 0))
+        cluster.feed(Heartbeat(1, second, 0))
         cluster.advance(1, until=lambda: len(cluster.open_starts) > 1)
     assert cluster.recorded("failure")[0].cause is Cause.NODE_LOST
     assert sorted(cluster.starts(2)) == [0, 1]
@@ -760,8 +764,8 @@ def test_a_silent_rank_hangs_though_others_make_steps_all_the_while() -> None:
     cluster.training = False
     for second in range(1, 20):
         cluster.mono += 1
-        silent = RankPulse(1, float(second), True, False, 1)
-        cluster.feed(Pulse(0, second, 1, (RankPulse(0, 0.0, True, False, second + 1), silent)))
+        silent = RankHeartbeat(1, float(second), True, False, 1)
+        cluster.feed(Heartbeat(0, second, 1, (RankHeartbeat(0, 0.0, True, False, second + 1), silent)))
         cluster.settle()
     assert cluster.stops(1)[0][1].hung == (1,)
 
@@ -773,7 +777,11 @@ def test_a_rank_that_never_reported_may_be_silent_while_others_go_on() -> None:
     cluster.training = False
     for second in range(60):
         cluster.mono += 1
-        cluster.feed(Pulse(0, second, 1, (RankPulse(0, float(second), False, False), RankPulse(1, 0.2, False, False))))
+        cluster.feed(
+            Heartbeat(
+                0, second, 1, (RankHeartbeat(0, float(second), False, False), RankHeartbeat(1, 0.2, False, False))
+            )
+        )
     assert not cluster.recorded("failure")
 
 
@@ -786,8 +794,8 @@ def test_silence_before_the_first_report_has_a_limit_of_its_own() -> None:
     while not cluster.recorded("failure") and silent < 100:
         silent += 1
         cluster.mono += 1
-        ranks = (RankPulse(0, silent, False, False), RankPulse(1, silent, False, False))
-        cluster.feed(Pulse(0, int(silent), 1, ranks))
+        ranks = (RankHeartbeat(0, silent, False, False), RankHeartbeat(1, silent, False, False))
+        cluster.feed(Heartbeat(0, int(silent), 1, ranks))
         cluster.settle()
     (failure,) = cluster.recorded("failure")
     assert failure.cause is Cause.HANG
@@ -802,8 +810,8 @@ def test_once_one_that_reported_hangs_the_silent_ones_have_had_their_time_too() 
     cluster.training = False
     for second in range(12):
         cluster.mono += 1
-        ranks = (RankPulse(0, float(second), True, False, 1), RankPulse(1, float(second), False, False))
-        cluster.feed(Pulse(0, second, 1, ranks))
+        ranks = (RankHeartbeat(0, float(second), True, False, 1), RankHeartbeat(1, float(second), False, False))
+        cluster.feed(Heartbeat(0, second, 1, ranks))
         cluster.settle()
     assert cluster.stops(1)[0][1].hung == (0, 1)
 
@@ -830,8 +838,8 @@ def test_nobody_hangs_while_a_rank_waits_for_a_debugger() -> None:
         for _ in range(seconds):
             silent += 1
             cluster.mono += 1
-            idle = RankPulse(0, float(silent), True, False, 1)
-            cluster.feed(Pulse(0, silent, 1, (idle, replace(idle, rank=1, breakpoint=place))))
+            idle = RankHeartbeat(0, float(silent), True, False, 1)
+            cluster.feed(Heartbeat(0, silent, 1, (idle, replace(idle, rank=1, breakpoint=place))))
             cluster.settle()
         return bool(cluster.stops(1))
 
@@ -880,7 +888,7 @@ def test_what_is_kept_of_a_hang_says_how_busy_the_gpus_of_each_rank_are() -> Non
     cluster = hanging(Recovery(), *OUT_OF_STEP)
     gpus = tuple(GpuLoad(index, 0, 0, busy) for index, busy in enumerate((100, 7, None)))
     ranks = (RankLoad(0, 1.0, 0, gpus=(1,)), RankLoad(1, 1.0, 0, gpus=(0, 2)))
-    cluster.feed(Pulse(0, 90, 1, load=NodeLoad(0, 1.0, 8, 2.0, 10, 20, gpus=gpus, ranks=ranks)))
+    cluster.feed(Heartbeat(0, 90, 1, load=NodeLoad(0, 1.0, 8, 2.0, 10, 20, gpus=gpus, ranks=ranks)))
     cluster.advance(60, until=lambda: bool(cluster.hangs))
     assert [look.gpus_busy for look in cluster.hangs[1].ranks] == [(7,), (100,)]
     assert "its GPUs 7 % busy" in cluster.hangs[1].verdict.evidence[0]
@@ -935,7 +943,9 @@ def test_a_rank_that_goes_on_before_it_is_looked_at_is_left_alone() -> None:
     cluster = hanging(Recovery(), waiting_in("all_reduce", 0, 12), waiting_in("all_reduce", 1, 12))
     for second in range(1, 8):
         cluster.mono += 1
-        cluster.feed(Pulse(0, 90 + second, 1, tuple(RankPulse(rank, second, True, rank == 1) for rank in (0, 1))))
+        cluster.feed(
+            Heartbeat(0, 90 + second, 1, tuple(RankHeartbeat(rank, second, True, rank == 1) for rank in (0, 1)))
+        )
         cluster.settle()
     assert cluster.hangs[1].verdict.kind is not HangKind.FROZEN and not cluster.stops(1)
 
@@ -967,8 +977,8 @@ def test_a_rank_that_has_nothing_to_report_is_not_looked_at_while_another_one_re
     cluster.training = False
     for second in range(1, 400):
         cluster.mono += 1
-        quiet = RankPulse(1, float(second), True, False)
-        cluster.feed(Pulse(0, second, 1, (RankPulse(0, 0.0, True, False, second), quiet)))
+        quiet = RankHeartbeat(1, float(second), True, False)
+        cluster.feed(Heartbeat(0, second, 1, (RankHeartbeat(0, 0.0, True, False, second), quiet)))
         cluster.settle()
     assert not [message for _, _, message in cluster.sent if isinstance(message, Look) and not message.times]
 
@@ -982,10 +992,10 @@ def test_ranks_that_train_are_not_looked_at() -> None:
 def test_where_a_rank_answers_requests_is_shown_as_long_as_it_lives() -> None:
     cluster = running(1)
     cluster.training = False
-    rank = RankPulse(0, 0.0, False, False, address="http://10.0.0.1:8000")
-    cluster.feed(Pulse(0, 1, 1, (rank,)))
+    rank = RankHeartbeat(0, 0.0, False, False, address="http://10.0.0.1:8000")
+    cluster.feed(Heartbeat(0, 1, 1, (rank,)))
     assert cluster.state().message == "serves http://10.0.0.1:8000"
-    cluster.feed(Pulse(0, 2, 1, (replace(rank, address=""),)))
+    cluster.feed(Heartbeat(0, 2, 1, (replace(rank, address=""),)))
     assert cluster.state().message == ""
 
 
@@ -1520,9 +1530,9 @@ def test_messages_of_old_generations_and_strangers_change_nothing() -> None:
         Exited(0, RankExit(2, 3, 1, 0, 9, signal=11)),
         Stopped(1, 1),
         Started(1, 1, (5, 6), 1),
-        Pulse(1, 5, 1, (RankPulse(2, 0.0, True, False, step=99),)),
-        Pulse(7, 5, 2, (RankPulse(2, 0.0, True, False, step=99),)),
-        Pulse(1, 6, 2, (RankPulse(0, 0.0, True, False, step=99),)),
+        Heartbeat(1, 5, 1, (RankHeartbeat(2, 0.0, True, False, step=99),)),
+        Heartbeat(7, 5, 2, (RankHeartbeat(2, 0.0, True, False, step=99),)),
+        Heartbeat(1, 6, 2, (RankHeartbeat(0, 0.0, True, False, step=99),)),
         Ready(9),
         Disconnected(9),
         ProvenDead(1, "an agent before this one"),
@@ -1537,7 +1547,7 @@ def test_the_newest_sample_of_each_node_is_shown_until_the_run_is_over() -> None
     cluster = running(2)
     ranks = tuple(RankLoad(rank, cpu=1.0, memory=300_000_000) for rank in range(4))
     for at in (1.0, 2.0):
-        cluster.feed(Pulse(1, 90, 1, load=NodeLoad(0, at, 8, 2.0, 10, 20, ranks=ranks)))
+        cluster.feed(Heartbeat(1, 90, 1, load=NodeLoad(0, at, 8, 2.0, 10, 20, ranks=ranks)))
     (load,) = cluster.state().loads
     assert (load.node, load.at) == (1, 2.0), "a node speaks of itself alone"
     assert [one.rank for one in load.ranks] == [2, 3]
@@ -1551,10 +1561,10 @@ def test_the_newest_sample_of_each_node_is_shown_until_the_run_is_over() -> None
     assert cluster.state().loads == ()
 
 
-def test_every_pulse_is_answered_and_every_join_welcomed() -> None:
+def test_every_heartbeat_is_answered_and_every_join_welcomed() -> None:
     cluster = running(2)
-    cluster.feed(Pulse(1, 41, 0))
-    assert cluster.sent[-1][1:] == (1, PulseAck(41))
+    cluster.feed(Heartbeat(1, 41, 0))
+    assert cluster.sent[-1][1:] == (1, HeartbeatAck(41))
     assert [node for _, node, message in cluster.sent if message == Welcome(LEASE)] == [0, 1]
 
 
@@ -1572,7 +1582,7 @@ def test_nothing_comes_after_the_end() -> None:
 def test_pace_metrics_and_checkpoints_are_shown() -> None:
     cluster = running(1)
     cluster.checkpoint = 2
-    cluster.pulse(0, metrics={"loss": 0.5}, total_steps=100, fingerprint="abc")
+    cluster.heartbeat(0, metrics={"loss": 0.5}, total_steps=100, fingerprint="abc")
     cluster.advance(30)
     state = cluster.state()
     assert (state.checkpoint, state.total_steps, state.metrics, state.fingerprint) == (2, 100, {"loss": 0.5}, "abc")
@@ -1584,13 +1594,13 @@ def test_pace_metrics_and_checkpoints_are_shown() -> None:
 
 def test_a_loss_that_is_no_number_and_lines_that_are_no_reports_are_shown() -> None:
     cluster = running(1)
-    cluster.pulse(0, metrics={"loss": 0.5, "lr": 0.1})
-    cluster.pulse(0, not_finite={"loss": NotFinite("NaN", 3)}, malformed=2)
+    cluster.heartbeat(0, metrics={"loss": 0.5, "lr": 0.1})
+    cluster.heartbeat(0, not_finite={"loss": NotFinite("NaN", 3)}, malformed=2)
     cluster.settle()
     state = cluster.state()
     assert (state.metrics, state.not_finite) == ({"lr": 0.1}, {"loss": NotFinite("NaN", 3)})
     assert state.malformed == 2 * len(state.ranks)
-    cluster.pulse(0, metrics={"loss": 0.25})
+    cluster.heartbeat(0, metrics={"loss": 0.25})
     cluster.settle()
     assert (cluster.state().metrics["loss"], cluster.state().not_finite) == (0.25, {})
 

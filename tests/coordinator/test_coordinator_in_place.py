@@ -12,9 +12,9 @@ from launcher.wire.messages import (
     ContinueInPlace,
     DeviceFails,
     Fault,
+    Heartbeat,
     HostLeaves,
-    Pulse,
-    RankPulse,
+    RankHeartbeat,
     SlowRank,
     Start,
     Started,
@@ -296,7 +296,7 @@ def test_steps_that_nothing_was_lost_of_are_progress() -> None:
 
 def test_what_a_rank_had_said_counts_for_nothing_once_it_takes_it_back() -> None:
     cluster = running()
-    cluster.feed(Pulse(1, 999, 1, (RankPulse(3, 0.0, True, False, can_continue=False),)))
+    cluster.feed(Heartbeat(1, 999, 1, (RankHeartbeat(3, 0.0, True, False, can_continue=False),)))
     cluster.end_rank(0, signal=9)
     cluster.settle()
     assert not words(cluster, ContinueInPlace)
@@ -357,7 +357,7 @@ def test_a_node_that_was_only_frozen_and_wakes_ends_its_ranks() -> None:
     cluster.freeze(1)
     cluster.advance(HOT.lease_s + 3)
     assert joined(cluster) == [(2, 1, 2)]
-    cluster.agents[1].leased_at = cluster.mono  # its guard holds the ranks still until a pulse is answered
+    cluster.agents[1].leased_at = cluster.mono  # its guard holds the ranks still until a heartbeat is answered
     cluster.thaw(1)
     cluster.advance(3)
     stops = words(cluster, Stop)
@@ -1202,7 +1202,7 @@ def test_a_training_that_went_back_in_place_says_so_once_and_in_its_status_until
     back = WentBack(8, 2, "no rank has shard 1 any more")
     text = "no rank has shard 1 any more; back to step 8 in place, 2 steps are done again"
     for seq, step, message in ((1000, 8, text), (1001, 9, text), (1002, 10, "")):
-        cluster.feed(Pulse(0, seq, 1, (RankPulse(0, 0.0, True, False, step=step, went_back=back),)))
+        cluster.feed(Heartbeat(0, seq, 1, (RankHeartbeat(0, 0.0, True, False, step=step, went_back=back),)))
         assert cluster.state().message == message
     assert [event.text for event in cluster.recorded("went_back")] == [text]
 
@@ -1213,10 +1213,10 @@ REPLACE = replace(HOT, replace_stragglers=True)
 
 
 def waits_for(cluster: Cluster, rank: int, generation: int = 1) -> None:
-    """Rank 0 says so, and goes on saying so in each pulse."""
+    """Rank 0 says so, and goes on saying so in each heartbeat."""
     for seq in (1000, 1001):
-        found = RankPulse(0, 0.0, True, False, slow=SlowRank(rank, 1.9, 1.0))
-        cluster.feed(Pulse(0, seq, generation, (found,)))
+        found = RankHeartbeat(0, 0.0, True, False, slow=SlowRank(rank, 1.9, 1.0))
+        cluster.feed(Heartbeat(0, seq, generation, (found,)))
         cluster.settle()
 
 

@@ -9,7 +9,7 @@ from launcher.coordinator.history_copies import HistoryCopies
 from launcher.coordinator.holding import RestartHold
 from launcher.run.records import AttemptEnd, Event
 from launcher.states import State
-from launcher.wire.messages import ContinueInPlace, End, PulseAck, Start, Stop
+from launcher.wire.messages import ContinueInPlace, End, HeartbeatAck, Start, Stop
 
 FAILURE, OPENED = (Record(Event(0.0, 1, kind, "")) for kind in ("failure", "generation_opened"))
 START = Start(2, 0, 1, 2, 0, 2, "127.0.0.1", 20_000, 1)
@@ -31,7 +31,7 @@ def test_a_restart_and_what_follows_it_are_held_until_they_are_released(copies, 
     ]  # fmt: skip
     assert hold.pass_on([OPENED, Send(1, begin), Send(2, begin)]) == [OPENED]
     assert hold.holds and copies.awaited
-    assert hold.pass_on([Send(1, Stop(2, 0.0)), Send(1, PulseAck(7))]) == [Send(1, PulseAck(7))]
+    assert hold.pass_on([Send(1, Stop(2, 0.0)), Send(1, HeartbeatAck(7))]) == [Send(1, HeartbeatAck(7))]
     assert hold.release() == [Send(1, begin), Send(2, begin), Send(1, Stop(2, 0.0))]
     assert not hold.holds and not copies.awaited
     assert hold.pass_on([Send(1, begin)]) == [Send(1, begin)], "no failure since"

@@ -84,7 +84,8 @@ RUNS_THAT_STAND_STILL = {
         "node/test_hostile_agent.py", "sent_again",
     ),
     "a rank that ended behind a cut is not noticed": (
-        "coordinator/watching.py", "if pulse.node in generation.returned:", "if False:", TESTS, "ended_behind_a_cut",
+        "coordinator/watching.py", "if heartbeat.node in generation.returned:", "if False:", TESTS,
+        "ended_behind_a_cut",
     ),
     "an agent that died alone is not waited for": (
         ATTENDANCE, "node.returns_by = self._ledger.mono + RETURN_S", "pass", TESTS, "died_alone",

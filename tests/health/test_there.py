@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from launcher.errors import Unreachable
 from launcher.health import machine_there
 from launcher.health.machine_there import MachineFacts, Measured, OpenDoors
-from launcher.health.network import RankWord
+from launcher.health.network import RankAnswer
 from launcher.health.session import Helper, read_answer
 from launcher.places.batch.trial.checks import Hello, NodeReport, read_stopped
 
 PROGRAMS = sorted(Path(machine_there.__file__).parent.glob("*_there.py"))
-ANSWERS = (MachineFacts, OpenDoors, Measured, RankWord, Hello, NodeReport)
+ANSWERS = (MachineFacts, OpenDoors, Measured, RankAnswer, Hello, NodeReport)
 
 
 def imported(tree):

@@ -124,9 +124,9 @@ def refuses(*_, **__):
 
 def test_what_was_heard_is_not_given_up_because_of_what_comes_later(left, monkeypatch):
     ((_, attempt),) = left.members
-    ticket = left.intent.ticket
+    submit_token = left.intent.submit_token
     monkeypatch.setattr(handover, "persistently", refuses)
-    monkeypatch.setattr(handover, "ask", lambda *_, **__: {ticket: Outcome(made("a-2222"))})
+    monkeypatch.setattr(handover, "ask", lambda *_, **__: {submit_token: Outcome(made("a-2222"))})
     handover.finish(left)
     assert (read_record(attempt.handle, Handle).run, attempt.end.exists()) == ("a-2222", False)
 

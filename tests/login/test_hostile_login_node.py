@@ -85,13 +85,13 @@ class Hostile:
         told["have"] = {"value": True}
         told["void"] = {"value": {}}
         told["cancel"] = {"value": {"ended": ["all of it"], "already": False}}
-        blame = {"host": "n1", "evidence": "gone", "attempt": 1, "at": 1.0, "until": 1e10}
-        told["forgive"] = {"value": [blame]}
+        exclusion = {"host": "n1", "evidence": "gone", "attempt": 1, "at": 1.0, "until": 1e10}
+        told["forgive"] = {"value": [exclusion]}
         news = self.ended["value"][self.run]
         assert news["state"] == "succeeded" and news["attempts"][0]["end"], news
         self.running = json.loads(json.dumps(self.ended))
         news = self.running["value"][self.run]
-        news |= {"state": "running", "avoided": [blame]}
+        news |= {"state": "running", "avoided": [exclusion]}
         news["attempts"][0]["end"] = None
         news["last"] |= {"state": "running", "exit_code": None, "ended_at": None}
         told["files"] = str(saved)

@@ -10,7 +10,7 @@ from launcher.places.login.messages import AttemptNews, KnownRun, RunNews
 from launcher.run.attempts import last_seen
 from launcher.run.durable import read_record, write_record
 from launcher.run.layout import RunDir
-from launcher.run.records import AttemptEnd, Blame, ClusterWord, Handle, Intent, RunState
+from launcher.run.records import AttemptEnd, ClusterAnswer, Exclusion, Handle, Intent, RunState
 from launcher.states import Cause, State
 
 
@@ -18,7 +18,9 @@ from launcher.states import Cause, State
 def here(tmp_path):
     """A run that was handed to a login node."""
     folder = RunFolder(tmp_path / "job-aaaa").plan().intent(kind="login")
-    write_record(folder.run.attempt(1).handle, Handle("login", ticket="ab" * 8, run="job-bbbb", path="/far/job-bbbb"))
+    write_record(
+        folder.run.attempt(1).handle, Handle("login", submit_token="ab" * 8, run="job-bbbb", path="/far/job-bbbb")
+    )
     folder.run.events.write_bytes(b'{"ours": 1}\n')
     return folder.run
 
@@ -125,10 +127,10 @@ def test_an_exit_code_goes_with_the_state(here, state, cause, said, code):
 
 def test_what_other_places_hold_against_nodes_is_not_for_a_login_node_to_say(here):
     RunFolderOf(here).intent(2)  # on this machine
-    ours, theirs, forged = (Blame(host, "", attempt, 1.0, 1e10) for host, attempt in (("a", 2), ("b", 1), ("c", 2)))
+    ours, theirs, forged = (Exclusion(host, "", attempt, 1.0, 1e10) for host, attempt in (("a", 2), ("b", 1), ("c", 2)))
     write_record(here.avoided, [ours])
     records.keep(here, here.attempt(1), news(began(1), began(2), avoided=(theirs, forged)))
-    assert read_record(here.avoided, list[Blame]) == [ours, theirs]
+    assert read_record(here.avoided, list[Exclusion]) == [ours, theirs]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_silence_says_when_it_was_last_seen(here):
     seen = records.word_of(here.attempt(1), news())
     told = last_seen(here.attempt(1), "away")
     assert (told.silent, told.word, told.at) == ("away", "RUNNING", seen.at)
-    assert read_record(here.attempt(1).seen, ClusterWord).silent == "", "that is never on disk"
+    assert read_record(here.attempt(1).seen, ClusterAnswer).silent == "", "that is never on disk"
 
 
 def test_no_end_is_kept_before_all_events_are_here(here):

@@ -9,7 +9,7 @@ from launcher.coordinator.opening import START_S
 from launcher.run.records import ANEW, KEPT, Event
 from launcher.spec.model import CheckpointOptions, JobSpec, Recovery, RunOptions
 from launcher.states import Cause, State
-from launcher.wire.messages import Copied, Noted, NotFetched, NothingWhole, Pulse, ReplicaAddress, Settled
+from launcher.wire.messages import Copied, Heartbeat, Noted, NotFetched, NothingWhole, ReplicaAddress, Settled
 
 LEASE = Recovery().lease_s
 
@@ -314,8 +314,8 @@ def without_checkpoint(*away: int, nodes: int = 2, spares: int = 1, **how: objec
 LACKS = "no checkpoint is whole: rank-00001.data of step 208 is on no node that is here"
 
 
-def keeping(cluster: Cluster) -> Pulse:
-    return Pulse(0, 10_000, cluster.state().generation, keeps=True)
+def keeping(cluster: Cluster) -> Heartbeat:
+    return Heartbeat(0, 10_000, cluster.state().generation, keeps=True)
 
 
 def test_a_run_that_has_had_a_checkpoint_says_so_to_who_looks_for_one() -> None:
@@ -499,12 +499,12 @@ def test_with_guests_alone_nobody_goes_on() -> None:
     assert not cluster.agents[0].live
 
 
-def test_a_pulse_that_was_long_on_its_way_makes_nobody_heard_for_longer() -> None:
+def test_a_heartbeat_that_was_long_on_its_way_makes_nobody_heard_for_longer() -> None:
     """Its host counts its lease from when it was sent, and votes for another leader afterwards."""
     nodes = NodeTable(plan_of(3).nodes, LEASE, voters=frozenset(range(3)))
     for node in nodes:
         node.link, node.follows_from = Presence.UP, 100.0
     nodes.answer(nodes[1], 1, 0, 0.0, 108.0)  # sent before 108, nobody knows when
     assert nodes.heard(99.0 + LEASE - 0.5) == {0, 1, 2}
-    nodes.answer(nodes[1], 2, 1, 3.0, 109.0)  # the answer of 108 came 3 s after its pulse was sent
+    nodes.answer(nodes[1], 2, 1, 3.0, 109.0)  # the answer of 108 came 3 s after its heartbeat was sent
     assert nodes.heard(104.0 + LEASE - 1.5) == {1} and nodes.heard(104.0 + LEASE) == set()

@@ -290,6 +290,7 @@ def test_ranks_that_die_with_all_that_was_warm_wait_for_one_import_and_do_none_b
         await preparation.renew()
         group = RankGroup(counted, start(2), preparation.starter, ears)
         await group.begin()
+        await until(lambda: all(counted.run.rank_log(1, 2, rank).exists() for rank in range(RANKS)))
         await group.stop(0.0, (), preparation.own_pids)
         group.close()
         assert count.read_text() == "once\n" * 2
@@ -371,13 +372,13 @@ def test_a_rank_whose_own_thread_cannot_answer_is_looked_at_by_what_faulthandler
         question = home.attempt.progress(0, 0).with_suffix(".look")
         os.mkfifo(question)
         deaf = os.open(question, os.O_RDWR)
-        group.pulses()
+        group.heartbeats()
         looks = await group.look()
         assert "stay.py" in looks[0].stack[-1].file
         assert [one.problem for one in looks] == ["did not answer"] + ["has no process group of torch's"] * (RANKS - 1)
         assert "most recent call first" in logs[0].read_text()
         assert "most recent call first" not in logs[1].read_text()
-        assert group.pulses()[0].idle_s >= ANSWER_S / 2
+        assert group.heartbeats()[0].idle_s >= ANSWER_S / 2
         os.close(deaf)
         await group.stop(0.0, (), preparation.own_pids)
         await preparation.close()
@@ -387,7 +388,7 @@ def test_a_rank_whose_own_thread_cannot_answer_is_looked_at_by_what_faulthandler
 
 async def look(group):
     while True:
-        group.pulses()
+        group.heartbeats()
         await asyncio.sleep(0.01)
 
 

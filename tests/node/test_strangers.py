@@ -11,7 +11,7 @@ import pytest
 from replication_lab import OTHER
 from separate_hosts import Hosts, until
 
-from launcher.places.ssh.host.supervisor_messages import Agreed, Begin
+from launcher.places.ssh.host.supervisor_messages import Agreed, Prepare
 from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
 from launcher.places.ssh.messages import Peer
 from launcher.run.processes import descendants
@@ -124,11 +124,11 @@ def test_a_supervisor_answers_among_strangers(tmp_path):
             port = int(supervisor.stdout.readline())
             asker = SupervisorRpc("127.0.0.1", OTHER, lambda *_: Agreed())
             asker.join([Peer("host0", "127.0.0.1", port), Peer("host1", "127.0.0.1", asker.port)], 1)
-            assert asker.ask_one(Begin(1), 0) == Agreed()
+            assert asker.ask_one(Prepare(1), 0) == Agreed()
             before = memory_kb(supervisor.pid)
             with crowd([("127.0.0.1", port)], CONNECTIONS) as strangers:
                 assert strangers.stdout.readline() == DONE
-                assert asker.ask_one(Begin(1), 0, limit_s=60.0) == Agreed()
+                assert asker.ask_one(Prepare(1), 0, limit_s=60.0) == Agreed()
                 strangers.kill()
             assert memory_kb(supervisor.pid) - before < MOST_MORE_KB
             asker.close()

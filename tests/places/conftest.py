@@ -19,13 +19,13 @@ from launcher.supervisor.attempt_end import first_state
 
 
 @dataclass
-class Begun:
+class Commit:
     """A run on node0 and node1, whose first attempt has been started as job 7."""
 
     run: RunDir
     attempt: AttemptDir
     plan: Plan
-    ticket: str
+    submit_token: str
     job: str = "7"
 
 
@@ -40,10 +40,10 @@ def begun(tmp_path):
     nodes = tuple(msgspec.structs.replace(node, host=f"node{node.index}") for node in submitted.nodes)
     plan = msgspec.structs.replace(submitted, nodes=nodes)
     create_record(attempt.started, this_process())
-    create_record(attempt.handle, Handle("slurm", this_process(), Begun.job, intent.ticket))
+    create_record(attempt.handle, Handle("slurm", this_process(), Commit.job, intent.submit_token))
     write_record(attempt.plan, plan)
     write_record(run.state, first_state(plan, 1))
-    return Begun(run, attempt, plan, intent.ticket)
+    return Commit(run, attempt, plan, intent.submit_token)
 
 
 @pytest.fixture

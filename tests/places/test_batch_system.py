@@ -26,7 +26,7 @@ class Small(BatchSystem):
     kind, called = "small", "Small"
     known = ()
 
-    def script(self, plan, ticket, where, avoid):
+    def script(self, plan, submit_token, where, avoid):
         raise NotImplementedError
 
     def jobs(self, ids=(), *, called="", limit_s=0.0):

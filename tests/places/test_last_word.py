@@ -18,7 +18,7 @@ from launcher.status.facts import read_facts
 from launcher.supervisor import allocation
 from launcher.supervisor.allocation import Allocation
 from launcher.supervisor.attempt_end import has_finished
-from launcher.wire.messages import Exited, Join, Pulse, RankPulse, Ready, Started
+from launcher.wire.messages import Exited, Heartbeat, Join, RankHeartbeat, Ready, Started
 
 _LAST_WRITES = 4  # how it stood, how it ended, the event, the state
 
@@ -78,7 +78,7 @@ def finished(run, writes, monkeypatch):
             Join(0, "127.0.0.1", dead_process(), 20_001),
             Ready(0),
             Started(0, 1, (17,), 20_002),
-            Pulse(0, 1, 1, (RankPulse(0, 0.0, True, False, step=7, fingerprint="f00d"),)),
+            Heartbeat(0, 1, 1, (RankHeartbeat(0, 0.0, True, False, step=7, fingerprint="f00d"),)),
         ):
             server._handle(message)
         await asyncio.to_thread(server._record_writer.close)

@@ -126,9 +126,9 @@ print(name)
 import json, os
 jobs, told = os.environ["TOY_JOBS"], {}
 for name in os.listdir(jobs):
-    pid, run, ticket = open(f"{jobs}/{name}").read().split(" ")
+    pid, run, submit_token = open(f"{jobs}/{name}").read().split(" ")
     if os.path.exists(f"/proc/{pid}") and "State:\\tZ" not in open(f"/proc/{pid}/status").read():
-        told[name] = {"job_state": "R", "Job_Name": run, "Account_Name": ticket, "exec_host": "localhost/0"}
+        told[name] = {"job_state": "R", "Job_Name": run, "Account_Name": submit_token, "exec_host": "localhost/0"}
 print(json.dumps({"Jobs": told}))
 """,
     "qdel": """

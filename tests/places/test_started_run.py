@@ -218,7 +218,7 @@ class BehindLogin:
         registry.register(started.name, self.there.path, fsync=False)
         self.here = RunFolder(place / "here" / "job-aaaa").plan().intent(kind="login").run
         self.attempt = self.here.attempt(1)
-        handle = Handle("login", ticket="ab" * 8, run=started.name, path=str(self.there.path))
+        handle = Handle("login", submit_token="ab" * 8, run=started.name, path=str(self.there.path))
         write_record(self.attempt.handle, handle)
 
     def line(self):

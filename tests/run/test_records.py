@@ -22,8 +22,8 @@ ME = records.ProcessId("host", "boot", 7, 8)
 WHOLE = [
     records.Intent(1, "ab" * 32, "local", "submit", Cause.HANG, 1.5, ME),
     records.Handle("slurm", ME, "77"),
-    records.ClusterWord("queued", "PENDING", 1.0),
-    records.Blame("node1", "lost", 1, 1.0, 2.0),
+    records.ClusterAnswer("queued", "PENDING", 1.0),
+    records.Exclusion("node1", "lost", 1, 1.0, 2.0),
     records.AgentRecord(0, "127.0.0.1", ME),
     records.RankExit(1, 0, 0, 0, 7, code=1, raised=(records.Raised("ValueError: x"),)),
     records.RunState("job-2345", "job", "local", State.RUNNING, 1, 1, 0.0, metrics={"loss": 1.0}),
@@ -100,7 +100,7 @@ def test_a_handle_of_the_version_before_is_read(tmp_path):
     text = b'{"cluster_kind":"slurm","keeper":null,"job_id":"77","ticket":"ab","run":"","path":""}'
     (tmp_path / "handle.json").write_bytes(text)
     handle = read_record(tmp_path / "handle.json", records.Handle)
-    assert (handle.job_id, handle.ticket, handle.run_there()) == ("77", "ab", None)
+    assert (handle.job_id, handle.submit_token, handle.run_there()) == ("77", "ab", None)
 
 
 def test_a_fifo_in_a_records_place_holds_nobody(tmp_path):

@@ -177,7 +177,7 @@ def test_silent_accounts_are_no_failure(desk, slurm, clients):
     desk.launch("cancel", run)
 
 
-ROW = r"printf '%s\x1f%s\x1fFAILED\x1f0\x1fN/A\x1fN/A\x1f\x1f\x1fNonZeroExitCode\x1flaunch:%s\x1e' {job} {job} {ticket}"
+ROW = r"printf '%s\x1f%s\x1fFAILED\x1f0\x1fN/A\x1fN/A\x1f\x1f\x1fNonZeroExitCode\x1flaunch:%s\x1e' {job} {job} {mark}"
 ACCOUNT = r"printf '%s\x1f%s\x1fNODE_FAIL\x1f1:0\x1fN/A\x1fN/A\x1fN/A\x1fnode0\n' {job} {job}"
 
 
@@ -194,7 +194,7 @@ def test_an_end_of_its_own_holds_whatever_slurm_says(desk, slurm, clients, scrip
     assert desk.wait(run, check=code)["state"] == end
     job = job_of(desk, run)
     lies = [
-        {"squeue": ROW.format(job=job, ticket=record(desk, run, "token.json")["ticket"]), "sacct": "exit 1"},
+        {"squeue": ROW.format(job=job, mark=record(desk, run, "token.json")["ticket"]), "sacct": "exit 1"},
         {"squeue": FORGETS, "sacct": ACCOUNT.format(job=job)},
         {"squeue": "exit 1", "sacct": "exit 1"},
     ]

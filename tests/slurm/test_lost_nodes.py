@@ -7,7 +7,7 @@ from runs import causes, fingerprint_here, job_of, own, record, strike, two_node
 
 from launcher.run.avoided import avoid, avoided
 from launcher.run.layout import RunDir
-from launcher.run.records import Blame
+from launcher.run.records import Exclusion
 from tests.lab.nodes import Cut
 
 pytestmark = pytest.mark.nightly
@@ -92,7 +92,7 @@ def test_a_lost_node_is_shown_with_the_evidence_and_can_be_pardoned(desk, slurm)
     desk.until_step(run, 20)
     slurm.nodes[1].power_off()
     desk.until("the end of the first attempt", lambda: record(desk, run, "exit.json"))
-    shown = desk.until("the blame", lambda: desk.status(run)["avoided"])
+    shown = desk.until("the exclusion", lambda: desk.status(run)["avoided"])
     assert [(one["host"], one["attempt"]) for one in shown] == [("node1", 1)] and "not heard" in shown[0]["evidence"]
     page = desk.launch("status", run).stdout
     assert f"launch nodes include {run}" in page and "node1" in page
@@ -118,7 +118,7 @@ def waiting(desk, slurm):
         reason = ("squeue", "--noheader", "--format=%r", f"--jobs={job_of(desk, run)}")
         desk.until("a job that waits for ever", lambda: slurm.ask(*reason).strip() == "BadConstraints")
         now = time.time()
-        avoid(RunDir(desk.run_dir(run)), [Blame("node1", "not heard for 30 s", 1, now, now + until_s)])
+        avoid(RunDir(desk.run_dir(run)), [Exclusion("node1", "not heard for 30 s", 1, now, now + until_s)])
         return run
 
     return begin

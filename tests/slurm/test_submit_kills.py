@@ -47,7 +47,7 @@ class Ledger:
         return sorted(self.path.read_text().split()) if self.path.exists() else []
 
     def jobs(self):
-        """Every job since this test began: its id, its index in an array, its state and its ticket."""
+        """Every job since this test began: its id, its index in an array, its state and its submit token."""
         rows = self.slurm.run("squeue", "--noheader", "--array", "--states=all", SHOWN).stdout.split("\x1e")
         fields = (row.strip().split("\x1f") for row in rows if row.strip())
         return [(job, index, state, note) for job, index, state, note in fields if int(job) > self.last_job]
@@ -56,18 +56,18 @@ class Ledger:
         return json.loads(self.desk.launch("status", "--json", "--all").stdout)
 
     def check_jobs(self, point):
-        """After one `status`: each run has a job, and of each ticket there is one, the one that its runs name."""
+        """After one `status`: each run has a job, and of each submit token there is one, the one that its runs name."""
         shown = self.statuses()
         named = {}
         for run in shown:
             assert run["job"], (point, run)
             assert run["state"] in ("queued", "starting", "running", "succeeded"), (point, run["state"], run["message"])
-            ticket = record(self.desk, run["run"], "token.json")["ticket"]
-            named.setdefault(f"launch:{ticket}", set()).add(run["job"].partition("_")[0])
+            submit_token = record(self.desk, run["run"], "token.json")["ticket"]
+            named.setdefault(f"launch:{submit_token}", set()).add(run["job"].partition("_")[0])
         known = {}
-        for job, _, state, ticket in self.jobs():
+        for job, _, state, submit_token in self.jobs():
             if state != "CANCELLED":
-                known.setdefault(ticket, set()).add(job)
+                known.setdefault(submit_token, set()).add(job)
         assert all(len(jobs) == 1 for jobs in named.values()), (point, named)
         assert named == known, point
 
@@ -195,7 +195,7 @@ def test_whatever_becomes_of_sbatch(ledger, sbatch, desk):
 
 @pytest.mark.daily
 @pytest.mark.parametrize("words", [(), ("--repeat", "3")])
-def test_of_two_jobs_with_one_ticket_one_does_it(ledger, sbatch, desk, words):
+def test_of_two_jobs_with_one_submit_token_one_does_it(ledger, sbatch, desk, words):
     hold = ledger.path.with_suffix(".hold")
     hold.touch()
     runs = submit(desk, sbatch('"$REAL" "$@" >/dev/null; "$REAL" "$@"'), 0, words=words).stdout.split()
@@ -283,4 +283,4 @@ def test_the_check_bites(ledger, desk):
     comment = f"--comment=launch:{record(desk, run, 'token.json')['ticket']}"
     ledger.slurm.ask("sbatch", "--hold", comment, "--output=/dev/null", "--wrap=true")
     with pytest.raises(AssertionError):
-        ledger.check_jobs("a second job with the same ticket")
+        ledger.check_jobs("a second job with the same submit_token")

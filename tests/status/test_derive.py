@@ -11,7 +11,7 @@ from run_folder import dead_process, of_another_machine, state_of
 
 from launcher.errors import Exit
 from launcher.run.identity import boot_id, this_process
-from launcher.run.records import AttemptEnd, ClusterWord, Failure, Handle, Intent, NodeState, RankState, StopRequest
+from launcher.run.records import AttemptEnd, ClusterAnswer, Failure, Handle, Intent, NodeState, RankState, StopRequest
 from launcher.states import Cause, State
 from launcher.status.derive import derive, exit_code_of
 from launcher.status.facts import Living, Moment, PlanHead, RunFacts
@@ -83,7 +83,7 @@ SITUATIONS = {
 def on_slurm(phase, word="", **more):
     """What Slurm says of a run whose supervisor is another machine's."""
     said = {name: more.pop(name) for name in ("text", "starts_at", "ended_as", "cause", "silent") if name in more}
-    asked = ClusterWord(phase, word, 1999.0, "12", **said)
+    asked = ClusterAnswer(phase, word, 1999.0, "12", **said)
     return facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), word=asked, **more)
 
 
@@ -284,7 +284,7 @@ def test_a_job_that_waits_says_why_and_until_when():
 
 def test_who_said_so_is_part_of_the_word():
     for said_by, who in (("Grid Engine", "Grid Engine says"), ("", "the cluster says")):
-        asked = ClusterWord("ended", "FAILED", 1999.0, "12", ended_as=State.LOST, said_by=said_by)
+        asked = ClusterAnswer("ended", "FAILED", 1999.0, "12", ended_as=State.LOST, said_by=said_by)
         told = derive(facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), word=asked, state=state()))
         assert told.message.startswith(f"{who} FAILED of job 12")
 

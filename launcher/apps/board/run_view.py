@@ -18,7 +18,7 @@ from launcher.errors import MEANING, LaunchError
 from launcher.run.attempts import read_plan
 from launcher.run.hangs import HangReport
 from launcher.run.layout import RunDir
-from launcher.run.records import Blame, Environment, Failure, GpuLoad, NodeLoad, NotFinite, RankState
+from launcher.run.records import Environment, Exclusion, Failure, GpuLoad, NodeLoad, NotFinite, RankState
 from launcher.states import Cause, State, exit_of
 from launcher.status.about import About
 from launcher.status.checkpoints import Checkpoint, by_script
@@ -94,7 +94,7 @@ class RunHead(msgspec.Struct, frozen=True):
     not_finite: dict[str, NotFinite]
     nodes: list[BoardNode]
     ranks: list[BoardRank]
-    avoided: tuple[Blame, ...]
+    avoided: tuple[Exclusion, ...]
     last_rank: str = ""  # into collectives, in words, where the others wait for it
     hang: str = ""  # who waits for whom, where that is how the run is, or why it failed
     roles: tuple[BoardRole, ...] = ()

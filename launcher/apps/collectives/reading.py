@@ -16,7 +16,7 @@ MARK = "collectives "
 _MOST_LINES = 20_000
 
 
-class PlaceWord(msgspec.Struct, frozen=True, tag_field="what", tag="place"):
+class PlaceMessage(msgspec.Struct, frozen=True, tag_field="what", tag="place"):
     """The backend, the device, and how many ranks and nodes take part."""
 
     backend: str
@@ -25,14 +25,14 @@ class PlaceWord(msgspec.Struct, frozen=True, tag_field="what", tag="place"):
     nodes: int
 
 
-class CopyWord(msgspec.Struct, frozen=True, tag_field="what", tag="copy"):
+class CopyMessage(msgspec.Struct, frozen=True, tag_field="what", tag="copy"):
     """A copy in memory."""
 
     size_bytes: int
     bytes_per_s: float
 
 
-class TimedWord(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
+class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
     """One operation with one size."""
 
     operation: str
@@ -43,7 +43,7 @@ class TimedWord(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
     lacking: str = ""
 
 
-class PairWord(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
+class PairMessage(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
     """Two nodes."""
 
     one: int
@@ -54,11 +54,11 @@ class PairWord(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
     plain_bytes_per_s: float
 
 
-class EndWord(msgspec.Struct, frozen=True, tag_field="what", tag="end"):
+class EndMessage(msgspec.Struct, frozen=True, tag_field="what", tag="end"):
     """The last line of a complete output."""
 
 
-Word = PlaceWord | CopyWord | TimedWord | PairWord | EndWord
+Word = PlaceMessage | CopyMessage | TimedMessage | PairMessage | EndMessage
 _DECODER: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
 
 
@@ -66,23 +66,23 @@ def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") ->
     """Return the report of a run; `failed` says why the run failed. A run with a wrong result fails too, but its
     output is complete.
     """
-    place, ended = PlaceWord("", "", 0, 0), False
+    place, ended = PlaceMessage("", "", 0, 0), False
     lines, copies, pairs, lacking = list[CollectiveLine](), list[MemoryCopy](), list[NodePair](), list[Lacking]()
     said = [text.removeprefix(MARK) for text in texts if text.startswith(MARK)]
     for text in said[:_MOST_LINES]:
         match _decoded(text):
-            case PlaceWord() as place:
+            case PlaceMessage() as place:
                 pass
-            case CopyWord() as one:
+            case CopyMessage() as one:
                 copies.append(MemoryCopy(one.size_bytes, one.bytes_per_s))
-            case TimedWord(lacking="") as one if one.times_s:
+            case TimedMessage(lacking="") as one if one.times_s:
                 lines.append(_line(one))
-            case TimedWord() as one:
+            case TimedMessage() as one:
                 lacking.append(Lacking(one.operation, one.ranks, one.lacking[:200]))
-            case PairWord() as one:
+            case PairMessage() as one:
                 found = (one.size_bytes, one.bytes_per_s, one.round_trip_s, one.plain_bytes_per_s)
                 pairs.append(NodePair(one.one, one.other, *found))
-            case EndWord():
+            case EndMessage():
                 ended = True
     return CollectivesReport(
         run, cluster, place.backend, place.device, place.ranks, place.nodes, tuple(lines), tuple(copies),
@@ -97,7 +97,7 @@ def _decoded(text: str) -> Word:
         raise LaunchError(f"a rank said what cannot be understood: {error}") from error
 
 
-def _line(one: TimedWord) -> CollectiveLine:
+def _line(one: TimedMessage) -> CollectiveLine:
     usual = statistics.median(one.times_s)
     rate = algorithm_bandwidth(one.size_bytes, usual)
     return CollectiveLine(

@@ -10,34 +10,34 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 Key = bytes  # equal inputs have equal ones
-Ticket = TypeVar("Ticket")
+Client = TypeVar("Client")
 _LONGEST_RETRY_S = 60
 
 
 @dataclass(eq=False, slots=True)
-class WantedAnswer(Generic[Ticket]):
+class WantedAnswer(Generic[Client]):
     """One distinct input, and those who wait for its answer."""
 
     key: Key
     payload: Any
     since: float
-    tickets: list[Ticket] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list)
 
 
-class Batcher(Generic[Ticket]):
+class Batcher(Generic[Client]):
     """A batch is due when there are `size` distinct inputs, or when the first of them has waited `wait_s`."""
 
     def __init__(self, size: int, wait_s: float, most_waiting: int) -> None:
         self._size, self._wait_s, self._most = size, wait_s, most_waiting
-        self._queue: OrderedDict[Key, WantedAnswer[Ticket]] = OrderedDict()
-        self._computed: dict[Key, WantedAnswer[Ticket]] = {}
-        self._tickets = 0
+        self._queue: OrderedDict[Key, WantedAnswer[Client]] = OrderedDict()
+        self._computed: dict[Key, WantedAnswer[Client]] = {}
+        self._clients = 0
         self.shared = 0  # how often somebody joined those who wait for an equal input
 
     @property
     def waiting(self) -> int:
-        """Return the number of tickets without an answer, including those that are being computed."""
-        return self._tickets
+        """Return the number of clients without an answer, including those that are being computed."""
+        return self._clients
 
     @property
     def queued(self) -> int:
@@ -48,25 +48,25 @@ class Batcher(Generic[Ticket]):
         """Return whether `count` more inputs may wait. A request larger than the limit is accepted when nothing else
         waits.
         """
-        return self._tickets + count <= self._most or self._tickets == 0
+        return self._clients + count <= self._most or self._clients == 0
 
-    def ask(self, key: Key, payload: Any, ticket: Ticket, now: float) -> None:
+    def ask(self, key: Key, payload: Any, client: Client, now: float) -> None:
         known = self._queue.get(key) or self._computed.get(key)
         if known is None:
             known = self._queue[key] = WantedAnswer(key, payload, now)
         else:
             self.shared += 1
-        known.tickets.append(ticket)
-        self._tickets += 1
+        known.clients.append(client)
+        self._clients += 1
 
-    def withdraw(self, key: Key, ticket: Ticket) -> None:
-        """Withdraw the ticket of a client that has left; an input that no ticket waits for is not computed."""
+    def withdraw(self, key: Key, client: Client) -> None:
+        """Withdraw the client of a client that has left; an input that no client waits for is not computed."""
         wanted = self._queue.get(key) or self._computed.get(key)
-        if wanted is None or ticket not in wanted.tickets:
+        if wanted is None or client not in wanted.clients:
             return
-        wanted.tickets.remove(ticket)
-        self._tickets -= 1
-        if not wanted.tickets and key in self._queue:
+        wanted.clients.remove(client)
+        self._clients -= 1
+        if not wanted.clients and key in self._queue:
             del self._queue[key]
 
     def due_at(self) -> float | None:
@@ -76,7 +76,7 @@ class Batcher(Generic[Ticket]):
         first = next(iter(self._queue.values()))
         return first.since if len(self._queue) >= self._size else first.since + self._wait_s
 
-    def take(self, now: float) -> list[WantedAnswer[Ticket]]:
+    def take(self, now: float) -> list[WantedAnswer[Client]]:
         """Return the batch that is due, for a free worker, or an empty list if none is due yet."""
         due = self.due_at()
         if due is None or now < due:
@@ -85,18 +85,18 @@ class Batcher(Generic[Ticket]):
         self._computed |= {wanted.key: wanted for wanted in batch}
         return batch
 
-    def put_back(self, batch: "Sequence[WantedAnswer[Ticket]]") -> None:
+    def put_back(self, batch: "Sequence[WantedAnswer[Client]]") -> None:
         """Return a batch to the front of the queue because its worker ended before starting it."""
         for wanted in reversed(batch):
             del self._computed[wanted.key]
-            if wanted.tickets:
+            if wanted.clients:
                 self._queue[wanted.key] = wanted
                 self._queue.move_to_end(wanted.key, last=False)
 
-    def settle(self, batch: Sequence[WantedAnswer[Ticket]]) -> None:
+    def settle(self, batch: Sequence[WantedAnswer[Client]]) -> None:
         """Remove a batch that was answered or never will be."""
         for wanted in batch:
-            self._tickets -= len(wanted.tickets)
+            self._clients -= len(wanted.clients)
             del self._computed[wanted.key]
 
 

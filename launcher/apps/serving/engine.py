@@ -87,7 +87,7 @@ class TookTooLong(Exception):
     """No worker was free for it in time."""
 
 
-Ticket = asyncio.Future[Computed]
+AnswerFuture = asyncio.Future[Computed]
 
 
 def pause_s(failures: int) -> float:
@@ -101,7 +101,7 @@ class Engine:
     def __init__(self, served: Served, options: ServingOptions, say: Callable[[str], None]) -> None:
         self._served, self.options = served, options
         self.say = say
-        self._batcher: Batcher[Ticket] = Batcher(options.batch, options.wait_s, options.queue)
+        self._batcher: Batcher[AnswerFuture] = Batcher(options.batch, options.wait_s, options.queue)
         self._cache = AnswerCache(options.cache, options.cache_s)
         self._pace = BatchPace()
         self._idle: deque[ServingWorker] = deque()
@@ -178,31 +178,33 @@ class Engine:
             self.figures.refused += 1
             raise Overloaded(self._pace.retry_after_s(self._batcher.waiting, self.ready))
         found = [
-            self._ticket(key, payload, now) if one is None else one
+            self._future(key, payload, now) if one is None else one
             for (key, payload), one in zip(keyed, kept, strict=True)
         ]
         self._pump()
         return await self._answers(keyed, found) if missing else [self._kept(one) for one in found]
 
-    async def _answers(self, keyed: Sequence[tuple[Key, bytes]], found: "Sequence[Ticket | bytes]") -> list[Computed]:
-        tickets = [(key, one) for (key, _), one in zip(keyed, found, strict=True) if not isinstance(one, bytes)]
+    async def _answers(
+        self, keyed: Sequence[tuple[Key, bytes]], found: "Sequence[AnswerFuture | bytes]"
+    ) -> list[Computed]:
+        futures = [(key, one) for (key, _), one in zip(keyed, found, strict=True) if not isinstance(one, bytes)]
         try:
-            await asyncio.wait([one for _, one in tickets], timeout=self.options.timeout_s)
-            if not all(one.done() for _, one in tickets):
+            await asyncio.wait([one for _, one in futures], timeout=self.options.timeout_s)
+            if not all(one.done() for _, one in futures):
                 raise TookTooLong(f"not answered within {self.options.timeout_s:g} s")
             answered = [self._kept(one) if isinstance(one, bytes) else one for one in found]
             return [one if isinstance(one, Computed) else one.result() for one in answered]
         finally:
-            for key, ticket in tickets:
-                if not ticket.done():
-                    self._batcher.withdraw(key, ticket)
-                elif not ticket.cancelled():
-                    ticket.exception()  # of several that failed one is told; the others are known all the same
+            for key, future in futures:
+                if not future.done():
+                    self._batcher.withdraw(key, future)
+                elif not future.cancelled():
+                    future.exception()  # of several that failed one is told; the others are known all the same
 
-    def _ticket(self, key: Key, payload: bytes, now: float) -> Ticket:
-        ticket: Ticket = asyncio.get_running_loop().create_future()
-        self._batcher.ask(key, payload, ticket, now)
-        return ticket
+    def _future(self, key: Key, payload: bytes, now: float) -> AnswerFuture:
+        future: AnswerFuture = asyncio.get_running_loop().create_future()
+        self._batcher.ask(key, payload, future, now)
+        return future
 
     def _kept(self, answer: Any) -> Computed:
         return Computed(answer, self.step, cached=True)
@@ -219,7 +221,7 @@ class Engine:
         if self._idle and due is not None:
             self._timer = loop.call_at(due, self._pump)
 
-    async def _run(self, worker: ServingWorker, batch: Sequence[WantedAnswer[Ticket]]) -> None:
+    async def _run(self, worker: ServingWorker, batch: Sequence[WantedAnswer[AnswerFuture]]) -> None:
         loop = asyncio.get_running_loop()
         began, step = loop.time(), worker.step
         try:
@@ -231,8 +233,8 @@ class Engine:
         except WorkerLost as error:
             self.figures.lost_workers += 1
             self._batcher.settle(batch)
-            for ticket in _waiting(batch):
-                ticket.set_exception(error)
+            for future in _waiting(batch):
+                future.set_exception(error)
             return
         took = loop.time() - began
         self._pace.took(took, len(batch))
@@ -242,16 +244,16 @@ class Engine:
             self._settle(wanted, answer, step, loop.time())
         self.free(worker)
 
-    def _settle(self, wanted: WantedAnswer[Ticket], answer: Answer, step: int | None, now: float) -> None:
+    def _settle(self, wanted: WantedAnswer[AnswerFuture], answer: Answer, step: int | None, now: float) -> None:
         if "json" in answer and step == self.step:  # answers of a group that was replaced meanwhile are not cached
             self._cache.put(wanted.key, answer["json"], now)
-        for ticket in _waiting([wanted]):
+        for future in _waiting([wanted]):
             if "json" in answer:
-                ticket.set_result(Computed(answer["json"], step))
+                future.set_result(Computed(answer["json"], step))
             elif "field" in answer:
-                ticket.set_exception(InputRefused(answer["field"], answer["why"]))
+                future.set_exception(InputRefused(answer["field"], answer["why"]))
             else:
-                ticket.set_exception(PredictFailed(answer["error"]))
+                future.set_exception(PredictFailed(answer["error"]))
 
     # -- workers
 
@@ -421,8 +423,8 @@ def _keyed(one: Any) -> tuple[Key, bytes]:
     return hashlib.blake2b(payload, digest_size=_KEY_BYTES).digest(), payload
 
 
-def _waiting(batch: Sequence[WantedAnswer[Ticket]]) -> list[Ticket]:
-    return [ticket for wanted in batch for ticket in wanted.tickets if not ticket.done()]
+def _waiting(batch: Sequence[WantedAnswer[AnswerFuture]]) -> list[AnswerFuture]:
+    return [future for wanted in batch for future in wanted.clients if not future.done()]
 
 
 def _name(choice: Entry | None) -> str:

@@ -8,7 +8,7 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import safe, to_json
 from launcher.errors import Exit, Refused
-from launcher.run.records import Blame
+from launcher.run.records import Exclusion
 
 EXAMPLES = """
   launch nodes include last            whatever was held against nodes is forgotten
@@ -20,7 +20,7 @@ class IncludedNodes(msgspec.Struct, frozen=True):
     """The nodes that a run may use again, and why it avoided them."""
 
     run: str
-    included: tuple[Blame, ...]
+    included: tuple[Exclusion, ...]
 
 
 def declare(arguments: Arguments) -> None:
@@ -31,12 +31,12 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     one = api.run(options.run)
-    taken_back = one.pardon(options.hosts)
-    unknown = sorted(set(options.hosts) - {blame.host for blame in taken_back})
+    taken_back = one.include_nodes(options.hosts)
+    unknown = sorted(set(options.hosts) - {exclusion.host for exclusion in taken_back})
     if options.json:
         print(to_json(IncludedNodes(one.id, tuple(taken_back))))
-    for blame in taken_back if not options.json else ():
-        print(f"{safe(blame.host)} may be used again: {safe(blame.evidence)}")
+    for exclusion in taken_back if not options.json else ():
+        print(f"{safe(exclusion.host)} may be used again: {safe(exclusion.evidence)}")
     if unknown:
         raise Refused(f"{one.id} does not avoid {', '.join(map(safe, unknown))}", f"hint: launch status {one.id}")
     if not taken_back and not options.json:

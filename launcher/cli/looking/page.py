@@ -249,8 +249,8 @@ def _avoided(status: RunStatus, now: float) -> list[str]:
         )
         for one in status.avoided
     ]
-    pardon = f"nodes that are avoided; `launch nodes include {safe(status.run)}` lets them be used again"
-    return ["", paint(pardon, "bold"), *columns(rows, indent="  ")]
+    heading = f"nodes that are avoided; `launch nodes include {safe(status.run)}` lets them be used again"
+    return ["", paint(heading, "bold"), *columns(rows, indent="  ")]
 
 
 def _numbers(ranks: tuple[int, ...]) -> str:

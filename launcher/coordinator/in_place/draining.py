@@ -11,7 +11,7 @@ from launcher.coordinator.nodes import KnownNode
 from launcher.coordinator.verdict import Verdict
 from launcher.run.records import MOVED, NOT_MOVED
 from launcher.states import Cause
-from launcher.wire.messages import Pulse, ToCoordinator
+from launcher.wire.messages import Heartbeat, ToCoordinator
 
 
 class Drainer:
@@ -106,7 +106,7 @@ class Drainer:
         for that.
         """
         attempt = self._attempt
-        if not isinstance(message, Pulse) or attempt.phase is not AttemptPhase.RUNNING:
+        if not isinstance(message, Heartbeat) or attempt.phase is not AttemptPhase.RUNNING:
             return
         ranks = attempt.current.ranks if attempt.is_current(message.generation) else ()
         for slow in [news.slow for news in message.ranks if news.slow is not None]:

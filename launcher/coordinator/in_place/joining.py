@@ -17,7 +17,7 @@ from launcher.coordinator.generation import Generation, Rank
 from launcher.coordinator.in_place.continuing import WARM, HotOpener
 from launcher.coordinator.nodes import KnownNode
 from launcher.coordinator.opening import START_S, copies_in_memory, place, preferred, silence_of, starts
-from launcher.wire.messages import Exited, Pulse, Started, Stop, ToCoordinator
+from launcher.wire.messages import Exited, Heartbeat, Started, Stop, ToCoordinator
 
 
 class Joiner:
@@ -53,7 +53,7 @@ class Joiner:
         match message:
             case Started() if message.generation == joining.generation.number:
                 joining.generation.start(message.node, message.pids)
-            case Pulse() if message.generation == joining.generation.number:
+            case Heartbeat() if message.generation == joining.generation.number:
                 joining.generation.hear(message, self._attempt.mono)
             case Exited() if message.exit.generation == joining.generation.number:
                 if message.exit.node == message.node and joining.generation.end(message.exit, message.tail):

@@ -1,6 +1,8 @@
-"""A sample every five seconds of what a node's machine and ranks use: a thread looks, so that no driver holds the
-agent up, and the next pulse takes the newest along. What was seen while ranks ran is kept in a file of metrics, ever
-further apart as the run grows older."""
+"""Samples every five seconds what a node's machine and ranks use.
+
+A thread looks, so that no driver holds the agent up, and the next heartbeat takes the newest along. What was seen while
+ranks ran is kept in a file of metrics, ever further apart as the run grows older.
+"""
 
 import os
 import threading

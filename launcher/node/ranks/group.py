@@ -37,7 +37,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import end_all, is_stopped_by_signal, orphans, signal_process
 from launcher.run.records import ProcessId, RankExit, RankProcess
 from launcher.states import Cause
-from launcher.wire.messages import ContinueInPlace, Exited, RankPulse, Start
+from launcher.wire.messages import ContinueInPlace, Exited, RankHeartbeat, Start
 from launcher.wire.progress import Progress, ProgressPipe
 
 _DUMP_BOUND_S = 3.0  # for hung ranks to write their stacks
@@ -243,15 +243,15 @@ class RankGroup:
     def _error_file(self, rank: _Rank) -> Path:
         return self._home.attempt.error_file(self._home.node.index, rank.local)
 
-    def pulses(self) -> tuple[RankPulse, ...]:
+    def heartbeats(self) -> tuple[RankHeartbeat, ...]:
         """Return the recent activity of each live rank; growth of logs is recorded too."""
-        return tuple(self._pulse(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
+        return tuple(self._heartbeat(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 
-    def _pulse(self, rank: _Rank, now: float) -> RankPulse:
+    def _heartbeat(self, rank: _Rank, now: float) -> RankHeartbeat:
         if rank.log.grew() and not rank.dumps:
             rank.active_at = now
         progress = rank.progress
-        return RankPulse(
+        return RankHeartbeat(
             rank=rank.number,
             idle_s=round(now - rank.active_at, 3),
             reported=progress.reported,

@@ -41,7 +41,7 @@ _WARNED_S = 120.0  # before its limit a run is warned
 _REACHED_S = 5.0  # before its limit a job may be ended for that
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class SubmitToken(msgspec.Struct, frozen=True):
     """The submit token that identifies a job before it has an id; it is written on the job, where everybody can
     read it.
     """
@@ -55,7 +55,7 @@ class Ticket(msgspec.Struct, frozen=True):
         return f"{_MARK}{self.text}"
 
 
-def tickets_in(text: str) -> frozenset[str]:
+def submit_tokens_in(text: str) -> frozenset[str]:
     """Return the submit tokens whose marks are among these words."""
     return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
 
@@ -106,7 +106,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
     word: str  # the scheduler's own for its state
     text: str = ""  # for people: why it waits, where it runs, who ended it
     hosts: str = ""
-    tickets: frozenset[str] = frozenset()
+    submit_tokens: frozenset[str] = frozenset()
     element: tuple[str, int] | None = None  # of an array: the array's id, and which of its runs, from 0
     starts_at: float | None = None  # the scheduler's estimate while it waits
     ends_at: float | None = None  # by its time limit while it runs
@@ -116,11 +116,11 @@ class QueuedJob(msgspec.Struct, frozen=True):
     suspended: bool = False  # it has its nodes, and all of it stands still there
     name: str = ""  # what its submitter called it, where the scheduler shows that with the rest
 
-    def may_have(self, ticket: str) -> bool:
+    def may_have(self, submit_token: str) -> bool:
         """Return whether it may be this token's job; a job without any token may, as a site's plugins can
         rewrite that field.
         """
-        return not ticket or not self.tickets or ticket in self.tickets
+        return not submit_token or not self.submit_tokens or submit_token in self.submit_tokens
 
 
 class JobStart(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ class JobStart(msgspec.Struct, frozen=True):
     element: int | None  # which run of an array, from 0
 
 
-class NodeWord(msgspec.Struct, frozen=True):
+class NodeAnswer(msgspec.Struct, frozen=True):
     """A node's state as the scheduler reports it."""
 
     down: bool  # given up; a node that merely takes no new jobs is not
@@ -148,7 +148,7 @@ class ExecHost(msgspec.Struct, frozen=True):
     free_gpus: int | None = None
     used: bool = False  # by jobs, of whomever
     up: bool = True  # it answers
-    drains: bool = False  # as of NodeWord
+    drains: bool = False  # as of NodeAnswer
     queues: frozenset[str] = frozenset()
     text: str = ""  # its state, for people
 
@@ -193,7 +193,7 @@ class BatchSystem(ABC):
     # -- how jobs go in
 
     @abstractmethod
-    def script(self, plan: "Plan", ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+    def script(self, plan: "Plan", submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
         """Return the whole batch script, which runs `batch_command(kind, where)` alone: see `script_of`.
 
         Nodes to avoid may yet be insisted on by the spec. `where`: the run's folder, or an array's; what the job writes
@@ -359,11 +359,11 @@ class BatchSystem(ABC):
         """Return the hosts that jobs of this queue may get, or all: one question. `gpu`: what GPUs are called there."""
         return []
 
-    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
         """Return what is known of these nodes, without those of which nothing is."""
         known = {one.name: one for one in self.exec_hosts(None, self.gpu_resource, limit_s=limit_s)}
         found = {host: known[host] for host in hosts if host in known}
-        return {host: NodeWord(not one.up, one.text, drains=one.drains) for host, one in found.items()}
+        return {host: NodeAnswer(not one.up, one.text, drains=one.drains) for host, one in found.items()}
 
 
 def directives(sign: str, options: Mapping[str, str | None]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import Unreachable
 from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob
-from launcher.places.batch.hand_over import ThisCluster, ticket_on, tickets_of
+from launcher.places.batch.hand_over import ThisCluster, submit_token_on, submit_tokens_of
 from launcher.places.place import CancelReport
 from launcher.plan.model import Plan
 from launcher.run.attempts import newest
@@ -56,18 +56,18 @@ class Cancelling:
             return self._end_all()
 
     def _end_all(self) -> CancelReport:
-        job, ticket = self._job()
+        job, submit_token = self._job()
         others = self._others(job)
         for one in others:  # of older attempts: left over, or requeued late
             self._queue.cancel(one.id)
-        report = self._end_newest(job, ticket)
+        report = self._end_newest(job, submit_token)
         for one in others:
             self._wait_until_gone(one.id)
         ended = (*report.ended, *map(_named, others))
         return CancelReport(ended, already=report.already and not others, cut_off=report.cut_off)
 
-    def _end_newest(self, job: QueuedJob | None, ticket: str) -> CancelReport:
-        if (job is None or ticket not in job.tickets) and (
+    def _end_newest(self, job: QueuedJob | None, submit_token: str) -> CancelReport:
+        if (job is None or submit_token not in job.submit_tokens) and (
             why := ThisCluster(self._queue).elsewhere(self._run, self._attempt)
         ):
             raise Unreachable(why)
@@ -75,7 +75,7 @@ class Cancelling:
             already = has_ended(self._run, self._attempt)  # by itself, meanwhile
             write_cancelled(self._run, self._attempt, self._plan)
             return CancelReport((), already=already)
-        ours = ticket in job.tickets
+        ours = submit_token in job.submit_tokens
         if job.phase is Phase.RUNNING and not job.suspended:  # the processes of a suspended job cannot answer
             if ours:
                 self._queue.warn(job.id)
@@ -102,7 +102,7 @@ class Cancelling:
 
     def _others(self, job: QueuedJob | None) -> list[QueuedJob]:
         """Return the run's jobs besides that of its newest attempt."""
-        found = [one for one in self._queue.jobs() if not _has_left(one) and ticket_on(one, self._run)]
+        found = [one for one in self._queue.jobs() if not _has_left(one) and submit_token_on(one, self._run)]
         return [one for one in found if job is None or one.id != job.id]
 
     @contextlib.contextmanager
@@ -132,17 +132,19 @@ class Cancelling:
         jobs = self._queue.jobs()
         handle = readable(self._attempt.handle, Handle)
         if handle is not None:
-            noted = (job for job in jobs if job.id == handle.job_id and job.may_have(handle.ticket))
-            return next(noted, None), handle.ticket
-        for ticket, index in tickets_of(self._run):
-            ours = [job for job in jobs if ticket in job.tickets and (job.element or ("", None))[1] == index]
+            noted = (job for job in jobs if job.id == handle.job_id and job.may_have(handle.submit_token))
+            return next(noted, None), handle.submit_token
+        for submit_token, index in submit_tokens_of(self._run):
+            ours = [
+                job for job in jobs if submit_token in job.submit_tokens and (job.element or ("", None))[1] == index
+            ]
             if ours:
-                return min(ours, key=_has_left), ticket
+                return min(ours, key=_has_left), submit_token
         intent = readable(self._attempt.intent, Intent)
-        job, ticket = (None, "") if intent is not None else self._job_by_name()
+        job, submit_token = (None, "") if intent is not None else self._job_by_name()
         if job is None:
             self._refuse_to_guess(jobs, intent)
-        return job, ticket
+        return job, submit_token
 
     def _job_by_name(self) -> tuple[QueuedJob | None, str]:
         """Return the job with the run's name and its token, if no record holds a token; array elements do not count.
@@ -150,13 +152,13 @@ class Cancelling:
         Raises Unreachable if several live jobs have the name.
         """
         jobs = self._queue.jobs(called=self._run.path.name)
-        named = sorted((job for job in jobs if job.tickets and job.element is None), key=_has_left)
+        named = sorted((job for job in jobs if job.submit_tokens and job.element is None), key=_has_left)
         live = [job for job in named if not _has_left(job)]
         if len(live) > 1:
             text = f"{len(live)} jobs are called {self._run.path.name}, and no record says which is this run's"
             hands = [self._queue.by_hand(job.id) for job in live]
             raise Unreachable(text, *(f"hint: if `{see}` shows that it is this run's: {end}" for see, end in hands))
-        return next(((job, ticket) for job in named for ticket in job.tickets), (None, ""))
+        return next(((job, submit_token) for job in named for submit_token in job.submit_tokens), (None, ""))
 
     def _refuse_to_guess(self, jobs: Sequence[QueuedJob], intent: Intent | None) -> None:
         """Raise Unreachable if an array's element may be the run's and no record says which run it has."""
@@ -164,8 +166,8 @@ class Cancelling:
         doubtful = [
             job
             for job in jobs
-            if job.element is not None and not _has_left(job) and job.tickets - known
-            if intent is None or intent.ticket in job.tickets
+            if job.element is not None and not _has_left(job) and job.submit_tokens - known
+            if intent is None or intent.submit_token in job.submit_tokens
         ]
         if doubtful:
             ids = ", ".join(job.id for job in doubtful[:_SHOWN]) + (", ..." if len(doubtful) > _SHOWN else "")
@@ -177,7 +179,7 @@ class Cancelling:
         """Raise, unless the run has ended by what its own people have read in its folder."""
         if not self._has_ended():
             see, end = self._queue.by_hand(job.id)
-            text = f"job {job.id} does not have this run's ticket on it: it may be somebody else's by now"
+            text = f"job {job.id} does not have this run's submit token on it: it may be somebody else's by now"
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _wait_for_the_end(self, timeout_s: float) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from launcher.errors import BadInput, Refused, Unreachable
-from launcher.places.batch.batch import BatchSystem, ExecHost, Phase, QueuedJob, Ticket
+from launcher.places.batch.batch import BatchSystem, ExecHost, Phase, QueuedJob, SubmitToken
 from launcher.places.batch.cancelling import Cancelling
 from launcher.places.batch.dependencies import dependency_problems
 from launcher.places.batch.hand_over import hand_over
@@ -19,7 +19,7 @@ from launcher.plan.model import AwaitedRun, Plan
 from launcher.plan.queueing import not_taken, only_behind
 from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import ClusterWord, Handle
+from launcher.run.records import ClusterAnswer, Handle
 from launcher.spec.model import JobSpec
 from launcher.supervisor.handover import Handover
 
@@ -36,7 +36,7 @@ class BatchCluster(Place):
     def __init__(self, queue: BatchSystem) -> None:
         self.queue = queue
         self.kind = queue.kind
-        self._heard: tuple[list[tuple[RunDir, AttemptDir]], list[ClusterWord | None]] = ([], [])
+        self._heard: tuple[list[tuple[RunDir, AttemptDir]], list[ClusterAnswer | None]] = ([], [])
 
     def most_together(self) -> int:
         """Return how many runs one array may have."""
@@ -75,7 +75,7 @@ class BatchCluster(Place):
 
     def preview(self, plan: Plan) -> Preview:
         """Return the batch script and what the scheduler answers about it without taking it."""
-        script = self.queue.script(plan, Ticket("0" * 16), Path(plan.run_dir), [])
+        script = self.queue.script(plan, SubmitToken("0" * 16), Path(plan.run_dir), [])
         try:
             return Preview(script, self.queue.try_out(script))
         except Unreachable as error:
@@ -92,7 +92,7 @@ class BatchCluster(Place):
         """Hand over what a killed submitter left lying, end what was handed over twice."""
         self._heard = list(attempts), of_each(attempts, lambda whole: mend(self.queue, whole))
 
-    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
         """Return the scheduler's word on each attempt with one query, reusing that of a `mend` just before."""
         (asked, words), self._heard = self._heard, ([], [])
         return words if asked == list(attempts) else of_each(attempts, lambda whole: look(self.queue, whole))

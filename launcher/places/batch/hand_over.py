@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob, Ticket
+from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob, SubmitToken
 from launcher.plan.queueing import begun
 from launcher.run.attempts import attempts, read_plan
 from launcher.run.avoided import avoided
@@ -49,9 +49,9 @@ def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) ->
         known = _known(queue, handover) if again else None
         if known is not None and known.phase in _STILL_AT_IT:
             return
-        made = known or _Known(_submit(queue, handover, lock), handover.intent.ticket)
+        made = known or _Known(_submit(queue, handover, lock), handover.intent.submit_token)
         handles = {
-            attempt: Handle(queue.kind, job_id=_name(queue, handover, made.id, index), ticket=made.ticket)
+            attempt: Handle(queue.kind, job_id=_name(queue, handover, made.id, index), submit_token=made.submit_token)
             for index, attempt in missing
         }
         # Jobs that have started already have written their own.
@@ -65,7 +65,7 @@ class _Known(msgspec.Struct, frozen=True):
     """A job that exists and the token on it; `phase` is set for an older job of the run."""
 
     id: str
-    ticket: str
+    submit_token: str
     phase: Phase | None = None
 
 
@@ -84,24 +84,31 @@ def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
     For an attempt that follows another it may be the older attempt's job, put back by a controller that answered too
     late.
     """
-    jobs, ticket = queue.jobs(), handover.intent.ticket
+    jobs, submit_token = queue.jobs(), handover.intent.submit_token
     for one in jobs:
-        if ticket in one.tickets:
-            return _Known(one.id if one.element is None else one.element[0], ticket)
+        if submit_token in one.submit_tokens:
+            return _Known(one.id if one.element is None else one.element[0], submit_token)
     if handover.intent.reason != "requeue":
         return None
     run, _ = handover.members[0]
-    older = ((one, own) for one in jobs if one.phase is not Phase.ENDED and (own := ticket_on(one, run)))
+    older = ((one, own) for one in jobs if one.phase is not Phase.ENDED and (own := submit_token_on(one, run)))
     return next((_Known(one.id, own, one.phase) for one, own in older), None)
 
 
-def ticket_on(job: QueuedJob, run: RunDir) -> str:
+def submit_token_on(job: QueuedJob, run: RunDir) -> str:
     """Return the run's token on this job, or "" if the job is another run's."""
     index = job.element[1] if job.element is not None else None
-    return next((ticket for ticket, own in tickets_of(run) if ticket in job.tickets and own == index), "")
+    return next(
+        (
+            submit_token
+            for submit_token, own in submit_tokens_of(run)
+            if submit_token in job.submit_tokens and own == index
+        ),
+        "",
+    )
 
 
-def tickets_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
+def submit_tokens_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
     """Yield every token of the run, the newest first, with its element if the job is an array.
 
     An attempt after a requeue is in the job of the one before it.
@@ -109,7 +116,7 @@ def tickets_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
     for attempt in reversed(attempts(run)):
         intent = readable(attempt.intent, Intent)
         if intent is not None and not intent.batch:
-            yield intent.ticket, None
+            yield intent.submit_token, None
     for folder in sorted(run.path.parent.glob(f"{BATCH_PREFIX}*")):
         names = [Path(path).name for path in readable(BatchDir(folder).runs, list[str]) or []]
         if run.path.name in names:
@@ -121,8 +128,8 @@ def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
     plan = read_plan(run, attempt.number)
     if handover.intent.reason == "requeue":
         plan = begun(plan)
-    ticket = Ticket(handover.intent.ticket, len(handover.members) if handover.intent.batch else None)
-    script = queue.script(plan, ticket, _folder(handover), [blame.host for blame in avoided(run)])
+    submit_token = SubmitToken(handover.intent.submit_token, len(handover.members) if handover.intent.batch else None)
+    script = queue.script(plan, submit_token, _folder(handover), [exclusion.host for exclusion in avoided(run)])
     write_bytes(handover.script, script.encode(), fsync=False)  # it is read now, and never again
     environ = {name: value for name, value in os.environ.items() if name not in plan.secrets}
     return queue.submit(handover.script, environ, lock)

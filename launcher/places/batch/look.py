@@ -15,14 +15,14 @@ from launcher.run.attempts import last_seen, read_intent, read_plan
 from launcher.run.durable import read_record, readable
 from launcher.run.identity import alive
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import ClusterWord, Handle
+from launcher.run.records import ClusterAnswer, Handle
 from launcher.supervisor.handover import Handover
 
 _SKEW_S = 3600.0  # between this machine's clock and the scheduler's
 _GONE = "gone"
 
 Asked = Sequence[tuple[RunDir, AttemptDir]]
-Words = list[ClusterWord | None]
+Words = list[ClusterAnswer | None]
 
 
 def look(queue: BatchSystem, attempts: Asked) -> Words:
@@ -37,7 +37,7 @@ def look(queue: BatchSystem, attempts: Asked) -> Words:
 
 def of_each(attempts: Asked, say: Callable[[Asked], Words]) -> Words:
     """Return a word on each attempt; one with damaged records gets a word about that, so that it holds up no other."""
-    words: dict[AttemptDir, ClusterWord | None] = {}
+    words: dict[AttemptDir, ClusterAnswer | None] = {}
     for run, attempt in attempts:
         try:
             read_intent(attempt)
@@ -79,18 +79,18 @@ class _Asked(msgspec.Struct, frozen=True):
     @property
     def is_ours(self) -> bool:
         """Return whether the job surely belongs to the attempt, by its token."""
-        ticket = self.handle.ticket if self.handle is not None else ""
-        return self.job is not None and (not ticket or ticket in self.job.tickets)
+        submit_token = self.handle.submit_token if self.handle is not None else ""
+        return self.job is not None and (not submit_token or submit_token in self.job.submit_tokens)
 
     @property
     def forgotten(self) -> str:
         """Return the id of the attempt's job if it is not shown, or "" if there is none; a controller may reuse ids."""
         if self.handle is None or self.handle.job_id is None:
             return ""
-        return "" if self.job is not None and self.job.may_have(self.handle.ticket) else self.handle.job_id
+        return "" if self.job is not None and self.job.may_have(self.handle.submit_token) else self.handle.job_id
 
 
-def _words_on_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
+def _words_on_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
     """Return words on jobs that are not shown, or not as ours: on another cluster, known to the accounting, or gone."""
     here = ThisCluster(queue)
     try:
@@ -104,7 +104,7 @@ def _words_on_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) 
     return words | _words_on_forgotten(queue, [one for one in asked if one.forgotten and one.attempt not in away], now)
 
 
-def _words_on_forgotten(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
+def _words_on_forgotten(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
     """Return the accounting's words on jobs that are not shown; if it does not answer, other attempts are
     unaffected.
     """
@@ -116,31 +116,31 @@ def _words_on_forgotten(queue: BatchSystem, asked: Sequence[_Asked], now: float)
     except Unreachable as error:
         return {one.attempt: last_seen(one.attempt, str(error.lines[0])) for one in asked}
     known = {job.id: _word_of(queue, job, now) for job in accounts}
-    return {one.attempt: known.get(one.forgotten) or ClusterWord(_GONE, "", now, one.forgotten) for one in asked}
+    return {one.attempt: known.get(one.forgotten) or ClusterAnswer(_GONE, "", now, one.forgotten) for one in asked}
 
 
-def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterWord | None, now: float) -> ClusterWord | None:
+def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterAnswer | None, now: float) -> ClusterAnswer | None:
     if word is None:
         return _being_submitted(queue, attempt, now)
-    before = readable(attempt.seen, ClusterWord) if word.phase == _GONE else None
+    before = readable(attempt.seen, ClusterAnswer) if word.phase == _GONE else None
     return before if before is not None and before.phase == Phase.ENDED else word
 
 
-def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterWord | None:
+def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterAnswer | None:
     """Return a word for an attempt without a job, or None if its submitter lives here and reports by itself.
 
     The submitter may be on another machine, or be dead while its client is not, so the attempt is not lost.
     """
     if attempt.end.exists() or attempt.handle.exists() or alive(read_intent(attempt).created_by):
         return None
-    return ClusterWord(Phase.QUEUED, "", now, text=f"it is being handed to {queue.called}")
+    return ClusterAnswer(Phase.QUEUED, "", now, text=f"it is being handed to {queue.called}")
 
 
-def _word_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterWord:
+def _word_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterAnswer:
     """Return the word on one job; a running one has no text, which would hide what the run itself reports."""
     text = "" if job.phase is Phase.RUNNING else job.text
     if job.suspended:
         text = f"its job is suspended: all of it stands still until {queue.called} lets it go on"
-    return ClusterWord(
+    return ClusterAnswer(
         job.phase, job.word, now, job.id, text, job.starts_at, job.ended_as, job.cause, said_by=queue.called
     )

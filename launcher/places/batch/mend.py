@@ -10,20 +10,20 @@ from collections.abc import Collection, Iterator, Sequence
 
 from launcher.errors import NotStarted, Unreachable
 from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob
-from launcher.places.batch.hand_over import ThisCluster, hand_over, tickets_of
+from launcher.places.batch.hand_over import ThisCluster, hand_over, submit_tokens_of
 from launcher.places.batch.look import Asked, silence, words_on
 from launcher.run.attempts import newest, read_plan
 from launcher.run.avoided import avoided, forget, is_over
 from launcher.run.durable import read_record, readable, write_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import DISK_ERRORS
-from launcher.run.records import ClusterWord, Handle
+from launcher.run.records import ClusterAnswer, Handle
 from launcher.supervisor.handover import Handover, is_open
 
 _SEEN_AGAIN_S = 60.0
 
 
-def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterWord | None]:
+def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
     """Finish what was left undone and return what `look` would, so that the scheduler is asked once for both."""
     here = ThisCluster(queue)
     try:
@@ -75,14 +75,14 @@ def _end_doubles(
     Elements of an array are left alone, as any of them may be some run's.
     """
     wanted = {
-        ticket: handle.job_id
+        submit_token: handle.job_id
         for (run, _), handle in zip(attempts, handles, strict=True)
         if handle is not None
-        for ticket, element in tickets_of(run)
-        if ticket and element is None
+        for submit_token, element in submit_tokens_of(run)
+        if submit_token and element is None
     }
     for job in jobs:
-        ours = next((wanted[ticket] for ticket in job.tickets if ticket in wanted), None)
+        ours = next((wanted[submit_token] for submit_token in job.submit_tokens if submit_token in wanted), None)
         if ours is not None and job.id != ours and job.phase is Phase.QUEUED:
             queue.cancel(job.id)
 
@@ -94,7 +94,7 @@ def _let_wait_for_fewer(
     now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
     for (run, attempt), handle in zip(attempts, handles, strict=True):
         if handle is not None and handle.job_id in waiting and is_over(run, now):
-            left = [blame.host for blame in avoided(run, now)]
+            left = [exclusion.host for exclusion in avoided(run, now)]
             queue.start_again(read_plan(run, attempt.number), handle.job_id, left)
             forget(run, now)
 
@@ -105,14 +105,14 @@ def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> No
     handle = readable(attempt.handle, Handle) if attempt is not None else None
     if attempt is None or handle is None or handle.job_id is None:
         return
-    left = [blame.host for blame in avoided(run) if hosts and blame.host not in hosts]
+    left = [exclusion.host for exclusion in avoided(run) if hosts and exclusion.host not in hosts]
     for job in queue.jobs([handle.job_id]):
-        if job.phase is Phase.QUEUED and job.may_have(handle.ticket):
+        if job.phase is Phase.QUEUED and job.may_have(handle.submit_token):
             queue.start_again(read_plan(run, attempt.number), job.id, left)
 
 
-def _remember(attempt: AttemptDir, word: ClusterWord) -> None:
+def _remember(attempt: AttemptDir, word: ClusterAnswer) -> None:
     """Keep the scheduler's answer for a time when it is silent or has forgotten how the job ended."""
-    before = readable(attempt.seen, ClusterWord)
+    before = readable(attempt.seen, ClusterAnswer)
     if before is None or before.phase != word.phase or before.word != word.word or word.at - before.at > _SEEN_AGAIN_S:
         write_record(attempt.seen, word)

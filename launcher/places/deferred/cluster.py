@@ -19,7 +19,7 @@ from launcher.run.durable import create_record
 from launcher.run.identity import alive, this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.locks import locked
-from launcher.run.records import ClusterWord
+from launcher.run.records import ClusterAnswer
 from launcher.spec.model import JobSpec
 from launcher.supervisor.attempt_end import has_ended
 from launcher.supervisor.standby import StandbySupervisor
@@ -50,7 +50,7 @@ class DeferredCluster(Place):
     def start(self, plan: Plan, attempt: int) -> None:
         self.prepare(plan).start(attempt)
 
-    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:

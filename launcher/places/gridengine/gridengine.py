@@ -24,7 +24,7 @@ from launcher.places.batch.batch import (
     ExecHost,
     Phase,
     QueuedJob,
-    Ticket,
+    SubmitToken,
     directives,
     in_plain_words,
     job_name,
@@ -41,7 +41,7 @@ from launcher.spec.model import JobSpec
 from launcher.states import Cause, State
 
 CALLED = "Grid Engine"
-TICKET = "launch"  # the variable in a job's context that has the ticket
+MARK = "launch"  # the variable in a job's context that has the submit token
 NO_SUBMIT_HOST = "denied: host"
 _NO_ANSWER = (
     "commlib error", "to contact qmaster", "to qmaster using", "cannot connect to qmaster", "failed receiving gdi",
@@ -86,9 +86,9 @@ class GridEngineSystem(BatchSystem):
             named = named or Path(root, cell, "common", "cluster_name").read_text().strip()
         return named
 
-    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+    def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
         rule, follows = rule_of(plan.spec.gridengine.pe), jobs_to_follow(plan.awaited)
-        return script_of(plan, ticket, where, avoid, rule, follows)
+        return script_of(plan, submit_token, where, avoid, rule, follows)
 
     def refusal(self, answer: Answer) -> str:
         return _last_word(answer)
@@ -164,12 +164,12 @@ Follows = Sequence[tuple[AwaitedRun, str]]
 
 
 def script_of(
-    plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None, follows: Follows = ()
+    plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], rule: str | None, follows: Follows = ()
 ) -> str:
     """Return the script for qsub; `rule` is how the parallel environment gives out slots, `follows` are runs
     with jobs to wait for.
     """
-    chosen = options(plan, ticket, where, avoid, rule)
+    chosen = options(plan, submit_token, where, avoid, rule)
     if follows:
         chosen["hold_jid"] = ",".join(job for _, job in follows)
     # A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end.
@@ -177,7 +177,9 @@ def script_of(
     return batch.script_of("gridengine", directives("#$", chosen), where, limit_s, before_s)
 
 
-def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None) -> dict[str, str | None]:
+def options(
+    plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], rule: str | None
+) -> dict[str, str | None]:
     """Return the options of qsub, without their dash."""
     own, queue, at, limit_s = plan.spec.gridengine, plan.spec.queue, plan.starts_at, plan.spec.resources.time_s
     hosts = dict.fromkeys((*own.exclude, *avoid))
@@ -198,7 +200,7 @@ def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule:
         "o": output_file(where, "gridengine-$JOB_ID.out"),
         "r": "y",
         "notify": "",
-        "ac": f"{TICKET}={ticket.text}",
+        "ac": f"{MARK}={submit_token.text}",
         "pe": f"{own.pe} {nodes_asked(plan, _slots_of_a_host(plan, rule))}" if own.pe and rule is not None else None,
         "q": own.queue,
         "P": own.project,
@@ -283,7 +285,7 @@ def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: S
         text=reason_of(state, words_in(details, "QIM_message"), messages) if phase is Phase.QUEUED else f"on {hosts}",
         hosts=hosts,
         suspended=phase is Phase.RUNNING and bool(set(state) & set("sST")),
-        tickets=frozenset({context.get(TICKET, "")} - {""}),
+        submit_tokens=frozenset({context.get(MARK, "")} - {""}),
         ends_at=None if started is None or limit is None else started + limit,
     )
 

@@ -21,10 +21,10 @@ from launcher.places.batch.batch import (
     ExecHost,
     Fate,
     JobStart,
-    NodeWord,
+    NodeAnswer,
     Phase,
     QueuedJob,
-    Ticket,
+    SubmitToken,
     job_name,
 )
 from launcher.places.batch.client import Programs
@@ -46,7 +46,7 @@ _NO_ANSWER = (
 )  # fmt: skip
 ask = Programs(CALLED, "API server", _NO_ANSWER).ask
 _MANAGED = {"app.kubernetes.io/managed-by": "launch"}
-_TICKET, _RUN = "launch/ticket", "launch/run"
+_MARK_LABEL, _RUN = "launch/ticket", "launch/run"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _SET = "jobset.sigs.k8s.io/jobset-name"
@@ -81,8 +81,8 @@ class KubernetesSystem(BatchSystem):
     gpu_resource = "nvidia.com/gpu"
     leaves_with: int | None = _AGAIN
 
-    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - a cordoned node is avoided by Kubernetes
-        return json.dumps(job_set(plan, ticket, where), indent=2) + "\n"
+    def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - a cordoned node is avoided by Kubernetes
+        return json.dumps(job_set(plan, submit_token, where), indent=2) + "\n"
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         """Submit the manifest and return its name; Kubernetes refuses a second one of that name."""
@@ -115,7 +115,7 @@ class KubernetesSystem(BatchSystem):
     def fate(self, job: str) -> Fate:  # noqa: ARG002 - pods cannot ask
         return Fate.UNKNOWN
 
-    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:  # noqa: ARG002 - a run knows its pods, and they cannot ask
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:  # noqa: ARG002 - a run knows its pods, and they cannot ask
         return {}
 
     def this_start(self) -> JobStart:
@@ -143,7 +143,7 @@ class KubernetesSystem(BatchSystem):
 # -- the JobSet
 
 
-def job_set(plan: Plan, ticket: Ticket, where: Path) -> dict[str, Any]:
+def job_set(plan: Plan, submit_token: SubmitToken, where: Path) -> dict[str, Any]:
     """Return the object that kubectl gets. Raises BadInput where pods could not see the run."""
     own, resources, count = plan.spec.k8s, plan.spec.resources, plan.nodes_max + plan.spec.recovery.spares
     for option, value in (("image", own.image), ("claim", own.claim), ("mount", own.mount)):
@@ -154,8 +154,8 @@ def job_set(plan: Plan, ticket: Ticket, where: Path) -> dict[str, Any]:
     if not where.is_relative_to(own.mount or "/"):
         hint = f"hint: LAUNCH_RUNS={own.mount}/runs, on this machine too"
         raise BadInput(f"k8s.mount: pods see {own.mount}, and the run would be in {where}", hint)
-    name = f"{job_name(plan.run_id).lower().replace('_', '-')[:_LONGEST].rstrip('-')}-{ticket.text[:6]}"
-    labels = {**_MANAGED, _TICKET: ticket.text, _RUN: plan.run_id}
+    name = f"{job_name(plan.run_id).lower().replace('_', '-')[:_LONGEST].rstrip('-')}-{submit_token.text[:6]}"
+    labels = {**_MANAGED, _MARK_LABEL: submit_token.text, _RUN: plan.run_id}
     asked = {
         "cpu": str(plan.ranks_per_node * plan.cpus_per_rank),
         own.gpu_resource: str(plan.gpus_per_node) if plan.gpus_per_node else None,
@@ -243,7 +243,7 @@ def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob
         word=word,
         text=_why(one, ours, true) if phase is Phase.QUEUED else f"on {nodes}" if nodes else "",
         hosts=nodes,
-        tickets=frozenset({str(_at(one, "metadata", "labels", _TICKET) or "")} - {""}),
+        submit_tokens=frozenset({str(_at(one, "metadata", "labels", _MARK_LABEL) or "")} - {""}),
         ended_as=State.LOST if phase is Phase.ENDED else None,
     )
 

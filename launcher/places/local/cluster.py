@@ -22,7 +22,7 @@ from launcher.run.durable import create_record, readable
 from launcher.run.identity import alive, host, process_id, this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import descendants, end_all, open_process, signal_process, tagged_of_run
-from launcher.run.records import AgentRecord, ClusterWord, Handle, ProcessId, RunState
+from launcher.run.records import AgentRecord, ClusterAnswer, Handle, ProcessId, RunState
 from launcher.spec.model import JobSpec
 from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.supervisor.slots.table import CPU, GPU, occupancy
@@ -84,7 +84,7 @@ class LocalCluster(Place):
     def start(self, plan: Plan, attempt: int) -> None:
         self.prepare(plan).start(attempt)
 
-    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:

@@ -36,7 +36,7 @@ from launcher.run.attempts import last_seen, newest
 from launcher.run.code.listing import CodeList, list_code
 from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import Blame, ClusterWord, Handle
+from launcher.run.records import ClusterAnswer, Exclusion, Handle
 from launcher.spec.model import JobSpec, Login
 from launcher.status.checkpoints import Checkpoint
 from launcher.supervisor.attempt_end import grace_s_of
@@ -122,10 +122,10 @@ class LoginCluster(Place):
 
     # -- runs that are there
 
-    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
         """Ask each login node once, all at the same time; copy their records into the runs' folders."""
         asked: dict[Address, list[tuple[RunId, RunDir, AttemptDir]]] = {}
-        words: dict[Path, ClusterWord] = {}
+        words: dict[Path, ClusterAnswer] = {}
         for run, attempt in attempts:
             try:
                 if (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
@@ -155,13 +155,13 @@ class LoginCluster(Place):
         for name, trouble in failures(for_all(left, lambda _, handover: _mend(handover))).items():
             self._not_handed |= {one.path: trouble.lines[0] for _, one in left[name].members}
 
-    def _unfinished(self, attempt: AttemptDir) -> ClusterWord | None:
+    def _unfinished(self, attempt: AttemptDir) -> ClusterAnswer | None:
         """Return the state of an attempt that no login node is known to have."""
         if attempt.handle.exists() or attempt.end.exists():
             return None  # by now
         if why := self._not_handed.get(attempt.path):
             return last_seen(attempt, f"it was not handed over yet: {why}")
-        return ClusterWord("queued", "", time.time(), text="it is being handed to its login node")
+        return ClusterAnswer("queued", "", time.time(), text="it is being handed to its login node")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
         address = address_of(run, attempt)
@@ -185,7 +185,7 @@ class LoginCluster(Place):
         attempt = newest(run)
         if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
             request = IncludeNodes(there, tuple(hosts))
-            ask(address_of(run, attempt), request, list[Blame], timeout_s=_ANSWER_S)
+            ask(address_of(run, attempt), request, list[Exclusion], timeout_s=_ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
         """Reach a node through the login node's own way to it: `launch _inside` there passes on what both send."""
@@ -232,7 +232,7 @@ def at(login: Login) -> Address:
 
 def _word(
     address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
-) -> ClusterWord:
+) -> ClusterAnswer:
     if isinstance(answer, LaunchError):
         why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))
         return last_seen(attempt, why)

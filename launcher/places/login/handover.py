@@ -76,7 +76,7 @@ def withdraw(handover: Handover) -> bool:
 
 def _has_begun(handover: Handover) -> bool:
     """Return whether the login node has begun it; from now on it never will if it has not."""
-    token, address = handover.intent.ticket, _address(handover)
+    token, address = handover.intent.submit_token, _address(handover)
     outcomes = ask(address, VoidTokens(address.folder, (token,)), dict[str, Outcome], timeout_s=_PATIENT.answer_s)
     outcome = outcomes.get(token, Outcome())
     if outcome.runs:
@@ -102,7 +102,7 @@ def _carry_out(handover: Handover, patience: _Patience) -> None:
 
     try:
         if following is None and (attempt.number > 1 or (run.path / plan.spec.checkpoint.dir).exists()):
-            _bring_checkpoints_there(run, address, handover.intent.ticket)
+            _bring_checkpoints_there(run, address, handover.intent.submit_token)
         outcome = persistently(address, work, without=plan.secrets)
     except LaunchError as error:
         if begun:
@@ -120,7 +120,9 @@ def _carry_out(handover: Handover, patience: _Patience) -> None:
 def _settle(handover: Handover, outcome: Outcome) -> None:
     """Record what the login node started. Raises what went wrong there."""
     for (_, attempt), made in zip(handover.members, outcome.runs, strict=False):
-        write_record(attempt.handle, Handle(KIND, ticket=handover.intent.ticket, run=made.run, path=made.path))
+        write_record(
+            attempt.handle, Handle(KIND, submit_token=handover.intent.submit_token, run=made.run, path=made.path)
+        )
     if outcome.runs and not outcome.error:
         return
     lines = outcome.error or ("the login node gave no answer",)
@@ -147,7 +149,7 @@ def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttem
         added = (*added, *remote_options(plan, address))
     usual = None if plan.defaults == last.defaults else _without_the_way(plan)
     anew = any(event.kind == ANEW and event.attempt == attempt.number for event in read_lines(run.events, Event))
-    return OpenAttempt(address.folder, handover.intent.ticket, there, after, added, usual, anew)
+    return OpenAttempt(address.folder, handover.intent.submit_token, there, after, added, usual, anew)
 
 
 def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaunch, patience: _Patience) -> OpenRuns:
@@ -166,7 +168,7 @@ def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaun
         runs.append(RunWanted(own.run_id, len(specs) - 1, repeat_of(own), number, events, own.starts_at))
     secrets = read_record(first.secrets, dict[str, str]) or {}
     notifying = readable(first.notify, Notifying)
-    token = handover.intent.ticket
+    token = handover.intent.submit_token
     return OpenRuns(address.folder, address.on, token, digest, tuple(specs), tuple(runs), secrets, notifying)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from launcher.copies.mirror.tails import Tail
 from launcher.ids import RunId
 from launcher.places.place import Preview
-from launcher.run.records import AttemptEnd, Blame, RunState, StopRequest
+from launcher.run.records import AttemptEnd, Exclusion, RunState, StopRequest
 from launcher.spec.model import JobSpec, Predecessor, QueueOptions
 from launcher.states import Cause, State
 from launcher.supervisor.notify.record import Notifying
@@ -161,7 +161,7 @@ class RunNews(msgspec.Struct, frozen=True):
     job: str | None
     attempts: Annotated[tuple[AttemptNews, ...], msgspec.Meta(max_length=MOST_ATTEMPTS)]  # from the newest known one on
     last: RunState | None  # its state.json
-    avoided: tuple[Blame, ...]
+    avoided: tuple[Exclusion, ...]
     events_at: Count  # where the events that follow belong; 0: they are all
     events: bytes
     more: bool = False  # events than fit into this answer
@@ -193,7 +193,7 @@ class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class IncludeNodes(msgspec.Struct, frozen=True, tag="forgive"):
-    """Include these nodes again, or all if none is named. → list of Blame"""
+    """Include these nodes again, or all if none is named. → list of Exclusion"""
 
     run: RunId
     hosts: tuple[str, ...]

@@ -18,7 +18,7 @@ from launcher.run.attempts import newest, read_intent
 from launcher.run.durable import make_dir, read_record, write_record
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import Blame, ClusterWord, Handle, Intent, StopRequest
+from launcher.run.records import ClusterAnswer, Exclusion, Handle, Intent, StopRequest
 from launcher.states import State
 
 _OVERLAP = 4096  # bytes of the events that are compared: do others continue these?
@@ -88,17 +88,19 @@ def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str 
     if not here.intent.exists():
         before = read_intent(known)
         intent = Intent(news.number, "", before.cluster, news.reason, news.cause, news.created_at, this_process(), KIND)
-        write_record(here.intent, msgspec.structs.replace(intent, ticket=before.ticket))
+        write_record(here.intent, msgspec.structs.replace(intent, submit_token=before.submit_token))
 
 
 def _keep_avoided(run: RunDir, news: RunNews) -> None:
     """Keep which nodes are excluded there; records of attempts elsewhere are not changed by a login node."""
-    before = read_record(run.avoided, list[Blame]) or []
-    theirs = {number for number in {blame.attempt for blame in (*before, *news.avoided)} if _was_there(run, number)}
-    blames = [blame for blame in before if blame.attempt not in theirs]
-    blames += [blame for blame in news.avoided if blame.attempt in theirs]
-    if blames != before:
-        write_record(run.avoided, blames)
+    before = read_record(run.avoided, list[Exclusion]) or []
+    theirs = {
+        number for number in {exclusion.attempt for exclusion in (*before, *news.avoided)} if _was_there(run, number)
+    }
+    exclusions = [exclusion for exclusion in before if exclusion.attempt not in theirs]
+    exclusions += [exclusion for exclusion in news.avoided if exclusion.attempt in theirs]
+    if exclusions != before:
+        write_record(run.avoided, exclusions)
 
 
 def _was_there(run: RunDir, number: int) -> bool:
@@ -117,26 +119,26 @@ def _keep_events(run: RunDir, news: RunNews) -> None:
         file.write(news.events)  # not durable: what a crash takes is asked for again
 
 
-def word_of(attempt: AttemptDir, news: RunNews) -> ClusterWord:
+def word_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
     """Return the state that the login node reports, and note it for the time when it reports nothing."""
-    last = read_record(attempt.seen, ClusterWord)
+    last = read_record(attempt.seen, ClusterAnswer)
     word = _word(news, last)
     if last is None or last.word != word.word or word.at - last.at > _SEEN_S:
         write_record(attempt.seen, word)
     return word
 
 
-def _word(news: RunNews, last: ClusterWord | None) -> ClusterWord:
+def _word(news: RunNews, last: ClusterAnswer | None) -> ClusterAnswer:
     at = time.time()
     match news.state:
         case State.UNKNOWN:
             word, at = (last.word, last.at) if last is not None else ("", 0.0)
-            return ClusterWord("unknown", word, at, text=news.message)
+            return ClusterAnswer("unknown", word, at, text=news.message)
         case State.QUEUED:
-            return ClusterWord("queued", "QUEUED", at, job_id=news.job or "", text=news.message)
+            return ClusterAnswer("queued", "QUEUED", at, job_id=news.job or "", text=news.message)
         case state if state.ended and news.more:
-            return ClusterWord("running", State.RUNNING.upper(), at, text="it has ended, and its events are coming")
+            return ClusterAnswer("running", State.RUNNING.upper(), at, text="it has ended, and its events are coming")
         case state if state.ended:
-            return ClusterWord("ended", state.upper(), at, text=news.message, ended_as=state, cause=news.cause)
+            return ClusterAnswer("ended", state.upper(), at, text=news.message, ended_as=state, cause=news.cause)
         case state:
-            return ClusterWord("running", state.upper(), at, text=news.message)
+            return ClusterAnswer("running", state.upper(), at, text=news.message)

@@ -22,14 +22,14 @@ from launcher.places.batch.batch import (
     JobStart,
     Phase,
     QueuedJob,
-    Ticket,
+    SubmitToken,
     directives,
     in_plain_words,
     job_name,
     meanings,
     output_file,
     script_of,
-    tickets_in,
+    submit_tokens_in,
 )
 from launcher.places.batch.client import Programs
 from launcher.places.batch.cluster import BatchCluster
@@ -84,9 +84,9 @@ class LsfSystem(BatchSystem):
         found = re.search(r"^My cluster name is (\S+)", ask(["lsid"]).out, re.MULTILINE)
         return found[1] if found else ""
 
-    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+    def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
         follows = [job for _, job in jobs_to_follow(plan.awaited)]
-        lines = directives("#BSUB", options(plan, ticket, where, avoid, follows))
+        lines = directives("#BSUB", options(plan, submit_token, where, avoid, follows))
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
 
     def submitted(self, text: str) -> str | None:
@@ -122,7 +122,7 @@ class LsfSystem(BatchSystem):
 
 
 def options(
-    plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], follows: Sequence[str]
+    plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], follows: Sequence[str]
 ) -> dict[str, str | None]:
     """Return the options of bsub, without their dash. `follows`: jobs to be waited for, however they end: the job
     itself looks at how the runs did. LSF fills a range of slots as it likes: the most that the run may use is asked."""
@@ -134,9 +134,9 @@ def options(
     gpus = [f"num={plan.gpus_per_node}", own.gpu]
     name = job_name(plan.run_id)
     chosen: dict[str, str | None] = {
-        "J": _quoted(f"{name}[1-{ticket.array}]") if ticket.array else name,
-        "Jd": ticket.mark,
-        "o": output_file(where, "lsf-%J-%I.out" if ticket.array else "lsf-%J.out"),
+        "J": _quoted(f"{name}[1-{submit_token.array}]") if submit_token.array else name,
+        "Jd": submit_token.mark,
+        "o": output_file(where, "lsf-%J-%I.out" if submit_token.array else "lsf-%J.out"),
         "r": "",
         "Q": str(_AGAIN),
         "q": own.queue,
@@ -199,7 +199,7 @@ def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
         text=why or text if phase is Phase.ENDED else text,
         hosts=hosts,
         suspended=word in ("USUSP", "SSUSP"),
-        tickets=tickets_in(_text(one, "JOB_DESCRIPTION")),
+        submit_tokens=submit_tokens_in(_text(one, "JOB_DESCRIPTION")),
         element=(found[1], index - 1) if index else None,
         ends_at=now + limit - ran if phase is Phase.RUNNING and limit is not None and ran is not None else None,
         ended_as=_ended_as(timed_out=timed_out, by_hand=by_hand) if phase is Phase.ENDED else None,

@@ -22,7 +22,7 @@ from launcher.places.batch.batch import (
     JobStart,
     Phase,
     QueuedJob,
-    Ticket,
+    SubmitToken,
     directives,
     in_plain_words,
     job_name,
@@ -37,7 +37,7 @@ from launcher.plan.model import Plan
 from launcher.states import Cause, State
 
 CALLED = "PBS"
-TICKET = "JOB_LAUNCH_TICKET"  # the variable of a job that has the ticket: its account is the site's to charge
+MARK = "JOB_LAUNCH_TICKET"  # the variable of a job that has the submit_token: its account is the site's to charge
 _NO_ANSWER = (
     "cannot connect to server", "connection refused", "connection timed out", "no route to host", "pbs_iff",
     "server shutting down", "unable to obtain", "errno=15010", "errno=111",
@@ -81,8 +81,8 @@ class PbsSystem(BatchSystem):
         known = read_settings(file.read_text(), "=") if file.is_file() else {}
         return os.environ.get("PBS_SERVER") or known.get("PBS_SERVER", "")
 
-    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - PBS places jobs by what a host has, never by what it is not
-        lines = options(plan, ticket, where, [job for _, job in jobs_to_follow(plan.awaited)])
+    def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - PBS places jobs by what a host has, never by what it is not
+        lines = options(plan, submit_token, where, [job for _, job in jobs_to_follow(plan.awaited)])
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
 
     def submitted(self, text: str) -> str | None:
@@ -133,7 +133,7 @@ class PbsSystem(BatchSystem):
 # -- the script
 
 
-def options(plan: Plan, ticket: Ticket, where: Path, follows: Sequence[str] = ()) -> list[str]:
+def options(plan: Plan, submit_token: SubmitToken, where: Path, follows: Sequence[str] = ()) -> list[str]:
     """Return the directives of a script. `follows`: jobs to be waited for, however they end: the job itself looks at
     how the runs did. PBS takes no range of nodes: as many are asked for as the run may use."""
     own, queue, resources, at = plan.spec.pbs, plan.spec.queue, plan.spec.resources, plan.starts_at
@@ -150,8 +150,8 @@ def options(plan: Plan, ticket: Ticket, where: Path, follows: Sequence[str] = ()
         "j": "oe",
         "o": output_file(where, ""),  # a folder: the file has the job's id as its name
         "r": "y",
-        "v": f"{TICKET}={ticket.text},{environment.FILE}",
-        "J": f"0-{ticket.array - 1}" if ticket.array else None,
+        "v": f"{MARK}={submit_token.text},{environment.FILE}",
+        "J": f"0-{submit_token.array - 1}" if submit_token.array else None,
         "q": own.queue,
         "P": own.project,
         "A": own.account,
@@ -204,7 +204,7 @@ def _job(name: str, one: Mapping[str, Any]) -> QueuedJob:
         text=reason_of(word, comment) if phase is Phase.QUEUED else f"on {hosts}" if hosts else "",
         hosts=hosts,
         suspended=word in _STANDS_STILL,
-        tickets=frozenset({_text(_inner(one, "Variable_List"), TICKET)} - {""}),
+        submit_tokens=frozenset({_text(_inner(one, "Variable_List"), MARK)} - {""}),
         element=(f"{array}[]{rest}", int(index)) if index else None,
         starts_at=read_time(_text(_inner(one, "estimated"), "start_time")) if phase is Phase.QUEUED else None,
         ends_at=None if started is None or limit is None else started + limit,

@@ -19,10 +19,10 @@ from launcher.places.batch.batch import (
     BatchSystem,
     Fate,
     JobStart,
-    NodeWord,
+    NodeAnswer,
     Phase,
     QueuedJob,
-    Ticket,
+    SubmitToken,
 )
 from launcher.places.batch.client import deaf
 from launcher.places.slurm import script, steps
@@ -105,9 +105,9 @@ class SlurmSystem(BatchSystem):
     def site(self) -> str:
         return self.config.cluster or ""
 
-    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+    def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
         bearable, dependency = self._bearable(plan, avoid), dependency_of(plan.awaited)
-        return script.script_of(plan, ticket, where, bearable, dependency, expedites=self.expedites)
+        return script.script_of(plan, submit_token, where, bearable, dependency, expedites=self.expedites)
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         from launcher.places.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
@@ -205,7 +205,7 @@ class SlurmSystem(BatchSystem):
     def role_processes(self, whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
         return steps.role_processes(whole, plan, attempt)
 
-    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
         known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s, in_job=True).out)
         return {host: _word_on(known[host]) for host in hosts if host in known}
 
@@ -232,7 +232,7 @@ def _queued(job: SlurmJob) -> QueuedJob:
         word=job.state.word,
         text=text,
         hosts=job.hosts,
-        tickets=job.tickets,
+        submit_tokens=job.submit_tokens,
         element=job.array,
         starts_at=job.starts_at if job.state.phase is Phase.QUEUED else None,
         ends_at=job.ends_at,
@@ -249,6 +249,6 @@ def _ended_waiting(job: SlurmJob) -> str:
     return "while it waited for a job that has ended otherwise than it demands, unless somebody ended it by hand"
 
 
-def _word_on(node: Node) -> NodeWord:
+def _word_on(node: Node) -> NodeAnswer:
     reason = f": {node.reason}" if node.reason else ""
-    return NodeWord(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)
+    return NodeAnswer(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)

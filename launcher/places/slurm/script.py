@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.places.batch.batch import Ticket, batch_command, nodes_asked, warned_before_s
+from launcher.places.batch.batch import SubmitToken, batch_command, nodes_asked, warned_before_s
 from launcher.places.batch.job.guard import ENDS_WITH_0
 from launcher.places.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
@@ -24,7 +24,7 @@ _DEAF = "trap '' USR1 USR2"
 
 def options(
     plan: Plan,
-    ticket: Ticket,
+    submit_token: SubmitToken,
     output: str,
     hosts_to_avoid: Sequence[str] = (),
     dependency: str = "",
@@ -40,7 +40,7 @@ def options(
     fewest, most, share = plan.nodes_min, plan.nodes_max, most_of_a_host(plan)
     found: dict[str, str | bool | None] = {
         **_waits(plan, dependency),
-        "job-name": plan.run_id if ticket.array is None else plan.name,
+        "job-name": plan.run_id if submit_token.array is None else plan.name,
         "nodes": nodes_asked(plan),
         # With a range Slurm would take it for the wish to have no more nodes than tasks, and give the fewest.
         "ntasks-per-node": "1" if fewest == most else None,
@@ -66,10 +66,10 @@ def options(
     }
     extra = {name: value or True for name, value in slurm.extra.items()}
     note = extra.pop("comment", None)
-    found["comment"] = ticket.mark if note in (None, True) else f"{ticket.mark} {note}"
-    if ticket.array is not None:
+    found["comment"] = submit_token.mark if note in (None, True) else f"{submit_token.mark} {note}"
+    if submit_token.array is not None:
         at_once = f"%{spec.queue.max_parallel}" if spec.queue.max_parallel else ""
-        found["array"] = f"0-{ticket.array - 1}{at_once}"
+        found["array"] = f"0-{submit_token.array - 1}{at_once}"
     chosen = {**extra, **{name: value for name, value in found.items() if value is not None}}
     for name, value in chosen.items():
         if isinstance(value, str) and any(sign in value for sign in _UNQUOTABLE):
@@ -122,7 +122,7 @@ def signal_before_s(plan: Plan) -> float:
 
 def script_of(
     plan: Plan,
-    ticket: Ticket,
+    submit_token: SubmitToken,
     where: Path,
     avoid: Sequence[str],
     dependency: str = "",
@@ -130,17 +130,17 @@ def script_of(
     expedites: bool = False,
 ) -> str:
     """Return the script for sbatch; `where` is the folder named to the batch process, where its first output goes."""
-    chosen = options(plan, ticket, _output(ticket, str(where)), avoid, dependency, expedites=expedites)
+    chosen = options(plan, submit_token, _output(submit_token, str(where)), avoid, dependency, expedites=expedites)
     # Slurm puts an expedited job that exits otherwise back, too, and holds it: one for each run that has failed.
     always_0 = f" {ENDS_WITH_0}" if expedites else ""
     return render(chosen, f"{_DEAF}\n{batch_command('slurm', where, guarded=True)}{always_0}")
 
 
-def _output(ticket: Ticket, folder: str) -> str:
+def _output(submit_token: SubmitToken, folder: str) -> str:
     """Return the file for the batch process's output before it has a log of its own."""
     if any(sign in folder for sign in "\\\n\r"):
         return os.devnull  # neither sbatch nor the patterns of its file names have a way to write these
-    name = "slurm-%j.out" if ticket.array is None else "slurm-%A_%a.out"
+    name = "slurm-%j.out" if submit_token.array is None else "slurm-%A_%a.out"
     return f"{folder.replace('%', '%%')}/{name}"  # in a folder's own name a % is no pattern
 
 

@@ -17,7 +17,7 @@ from launcher.plan.model import AwaitedRun, Plan
 from launcher.plan.queueing import not_taken
 from launcher.remote.shipping import bundle
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import ClusterWord
+from launcher.run.records import ClusterAnswer
 from launcher.spec.model import JobSpec, Ssh
 from launcher.supervisor.handover import is_open
 from launcher.supervisor.slots.table import GPU
@@ -94,7 +94,7 @@ class SshCluster(Place):
             if not is_open(run, attempt):
                 ask.ask_lost(run)
 
-    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
         return look.look(attempts, self._not_mended)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan | None) -> CancelReport:
@@ -104,7 +104,7 @@ class SshCluster(Place):
         return cancel.cancel(run, attempt, gone=gone)
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        cancel.pardon(run, hosts)
+        cancel.include_hosts(run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         from launcher.places.ssh.inside import reach  # late: only who looks inside needs it

@@ -15,7 +15,7 @@ from launcher.copies.mirror.tails import Part
 from launcher.ids import RunId
 from launcher.remote.rpc.wire import Size, bytes_of
 from launcher.remote.shipping.tree import FileEntry
-from launcher.run.records import AttemptEnd, Blame, Intent, RunState, StopRequest
+from launcher.run.records import AttemptEnd, Exclusion, Intent, RunState, StopRequest
 from launcher.states import Cause, State
 from trainer.checkpoint_files.layout import Kind
 
@@ -118,7 +118,7 @@ class RunReport(msgspec.Struct, frozen=True):
     began: bool = False  # its supervisor was told to go
     begun: OpenedByHosts | None = None
     last: RunState | None = None  # its state.json
-    avoided: tuple[Blame, ...] | None = None
+    avoided: tuple[Exclusion, ...] | None = None
     stop: StopRequest | None = None
     end: AttemptEnd | None = None
     files: tuple[Part, ...] = ()

@@ -36,12 +36,12 @@ def test_or_when_the_first_has_waited_for_long_enough():
 
 def test_equal_inputs_are_one_also_while_they_are_computed():
     wanted = batcher()
-    for ticket in ("t", "u"):
-        wanted.ask(b"a", 1, ticket, 5.0)
+    for client in ("t", "u"):
+        wanted.ask(b"a", 1, client, 5.0)
     (batch,) = wanted.take(6.0)
     wanted.ask(b"a", 1, "v", 6.5)
     assert wanted.queued == 0
-    assert batch.tickets == ["t", "u", "v"]
+    assert batch.clients == ["t", "u", "v"]
     assert (wanted.shared, wanted.waiting) == (2, 3)
     wanted.settle([batch])
     wanted.ask(b"a", 1, "w", 7.0)
@@ -97,17 +97,17 @@ def test_everybody_is_answered_once_and_in_turn(moves, size):
             computed.append(batch)
         elif move == "settle" and computed:
             batch = computed.pop(0)
-            answered += [ticket for one in batch for ticket in one.tickets]
+            answered += [client for one in batch for client in one.clients]
             wanted.settle(batch)
         elif move == "withdraw" and asked:
-            gone, ticket = asked[0]
-            if ticket not in answered:
-                wanted.withdraw(bytes([gone]), ticket)
-                left.append(ticket)
+            gone, client = asked[0]
+            if client not in answered:
+                wanted.withdraw(bytes([gone]), client)
+                left.append(client)
     while batch := wanted.take(now + 10):
         computed.append(batch)
     for batch in computed:
-        answered += [ticket for one in batch for ticket in one.tickets]
+        answered += [client for one in batch for client in one.clients]
         wanted.settle(batch)
     assert sorted(answered) == sorted({number for _, number in asked} - set(left))
     assert wanted.waiting == wanted.queued == 0

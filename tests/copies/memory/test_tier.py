@@ -71,7 +71,7 @@ def test_an_attempt_that_follows_by_itself_takes_it_over_and_out_of_older_hands(
 
 @pytest.mark.parametrize(("attempt", "inherit"), [(2, False), (3, True)])
 def test_what_is_of_another_past_is_cleared_away(memory, run, attempt, inherit):
-    """Begun by a person, or with an attempt in between that left nothing here."""
+    """Commit by a person, or with an attempt in between that left nothing here."""
     filled(open_tier(run, 0, 1, inherit=False, memory=memory))
     path = open_tier(run, 0, attempt, inherit=inherit, memory=memory)
     assert names(path) == ["owner.json"]

@@ -36,12 +36,14 @@ def test_a_running_job_has_its_hosts_and_the_first_is_the_batch_process_own():
     [job] = read_jobs(recorded("qstat-running.xml"), recorded("qstat-j-running.xml"))
     hosts = "node1,node0,node2"
     assert (job.id, job.phase, job.word, job.hosts, job.text) == ("34", Phase.RUNNING, "r", hosts, f"on {hosts}")
-    assert job.ends_at is None and job.tickets == frozenset()
+    assert job.ends_at is None and job.submit_tokens == frozenset()
 
 
-def test_jobs_that_wait_have_their_tickets_and_reasons():
+def test_jobs_that_wait_have_their_submit_tokens_and_reasons():
     jobs = {job.id: job for job in read_jobs(recorded("qstat-waiting.xml"), recorded("qstat-j-waiting.xml"))}
-    assert jobs["4"].tickets == {"aaaa"} and jobs["8"].tickets == {"eeee"} and jobs["5"].tickets == set()
+    assert (
+        jobs["4"].submit_tokens == {"aaaa"} and jobs["8"].submit_tokens == {"eeee"} and jobs["5"].submit_tokens == set()
+    )
     assert {name: (job.word, job.phase.value) for name, job in jobs.items()} == {
         "4": ("qw", "queued"), "5": ("qw", "queued"), "6": ("hqw", "queued"), "7": ("Eqw", "queued"),
         "8": ("r", "running"), "9": ("qw", "queued"), "10": ("qw", "queued"), "11": ("hqw", "queued"),

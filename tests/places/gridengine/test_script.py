@@ -11,7 +11,7 @@ import pytest
 
 from launcher.errors import BadInput
 from launcher.places.batch import environment
-from launcher.places.batch.batch import Ticket
+from launcher.places.batch.batch import SubmitToken
 from launcher.places.gridengine.gridengine import check_rule, script_of
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -28,7 +28,7 @@ def lines(folder, body="", *, rule="1", where=RUN, avoid=(), run_id="train-7k3f"
     place = RunIdentity(run_id, str(where), "gridengine", "gridengine", "/p/job.yaml", 12.0)
     project = Project("/p", {"train.py"}, set(), module_found=True)
     plan = build(read_spec(folder / "job.yaml", ()), (), place, NODE, project, FrozenCode("d", 1, 10), sys.executable)
-    return script_of(plan, Ticket("c0ffee"), where, avoid, rule).splitlines()
+    return script_of(plan, SubmitToken("c0ffee"), where, avoid, rule).splitlines()
 
 
 def test_two_hosts(tmp_path):

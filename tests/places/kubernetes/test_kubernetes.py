@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import BadInput, LaunchError, NotStarted, Unreachable
-from launcher.places.batch.batch import Fate, Phase, Ticket
+from launcher.places.batch.batch import Fate, Phase, SubmitToken
 from launcher.places.kubernetes.kubernetes import KubernetesCluster, KubernetesSystem, ask, read_jobs, read_nodes
 from launcher.places.kubernetes.meeting import YOUNG_S, meet, stand_by
 from launcher.plan.build import build
@@ -34,7 +34,7 @@ def job_set(folder, body, run_id="train-7k3f", where=RUN):
     place = RunIdentity(run_id, str(where), "k8s", "k8s", "/p/job.yaml", 12.0)
     project = Project("/p", {"train.py"}, set(), module_found=True)
     plan = build(read_spec(folder / "job.yaml", ()), (), place, NODE, project, FrozenCode("d", 1, 10), sys.executable)
-    return json.loads(KubernetesSystem().script(plan, Ticket("c0ffee77"), where, []))
+    return json.loads(KubernetesSystem().script(plan, SubmitToken("c0ffee77"), where, []))
 
 
 # -- the JobSet
@@ -100,7 +100,7 @@ def test_what_job_sets_do_and_why_they_wait():
         "gone-1": (Phase.ENDING, "Deleting", ""),
     }
     first = read_jobs(recorded("get.json"))[0]
-    assert (first.tickets, first.name, first.hosts) == ({"c0ffee"}, "train-7k3f", "gpu7,gpu8")
+    assert (first.submit_tokens, first.name, first.hosts) == ({"c0ffee"}, "train-7k3f", "gpu7,gpu8")
 
 
 @pytest.mark.parametrize("damaged", ["", "error: x", "{", "{}", '{"items": 7}'])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import BadInput, NotStarted, Unreachable
-from launcher.places.batch.batch import Fate, JobStart, Phase, Ticket
+from launcher.places.batch.batch import Fate, JobStart, Phase, SubmitToken
 from launcher.places.lsf.lsf import LsfSystem, ask, fate_of, read_duration, read_hosts, read_jobs, reason_of
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -35,16 +35,16 @@ def script(folder, body="", array=None, where=RUN, avoid=()):
     place = RunIdentity("train-7k3f", str(where), "lsf", "lsf", "/p/job.yaml", 12.0)
     project = Project("/p", {"train.py"}, set(), module_found=True)
     plan = build(read_spec(folder / "job.yaml", ()), (), place, NODE, project, FrozenCode("d", 1, 10), sys.executable)
-    return LsfSystem().script(plan, Ticket("c0ffee", array), where, avoid).splitlines()
+    return LsfSystem().script(plan, SubmitToken("c0ffee", array), where, avoid).splitlines()
 
 
 # -- answers
 
 
-def test_a_running_job_has_its_hosts_its_ticket_and_its_end():
+def test_a_running_job_has_its_hosts_its_submit_token_and_its_end():
     job = jobs()["806290"]
     assert (job.name, job.phase, job.word, job.hosts) == ("train-7k3f", Phase.RUNNING, "RUN", "hostA,hostB")
-    assert (job.text, job.tickets, job.ends_at) == ("on hostA,hostB", {"c0ffee"}, NOW + 1440 * 60 - 16038)
+    assert (job.text, job.submit_tokens, job.ends_at) == ("on hostA,hostB", {"c0ffee"}, NOW + 1440 * 60 - 16038)
 
 
 def test_states():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import BadInput, NotStarted, Unreachable
-from launcher.places.batch.batch import Fate, JobStart, Phase, Ticket
+from launcher.places.batch.batch import Fate, JobStart, Phase, SubmitToken
 from launcher.places.pbs.pbs import PbsSystem, ask, read_duration, read_hosts, read_jobs, reason_of
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -35,16 +35,16 @@ def script(folder, body="", array=None, where=RUN):
     place = RunIdentity("train-7k3f", str(where), "pbs", "pbs", "/p/job.yaml", 12.0)
     project = Project("/p", {"train.py"}, set(), module_found=True)
     plan = build(read_spec(folder / "job.yaml", ()), (), place, NODE, project, FrozenCode("d", 1, 10), sys.executable)
-    return PbsSystem().script(plan, Ticket("c0ffee", array), where, ["n9"]).splitlines()
+    return PbsSystem().script(plan, SubmitToken("c0ffee", array), where, ["n9"]).splitlines()
 
 
 # -- answers
 
 
-def test_a_running_job_has_its_hosts_its_ticket_and_its_end():
+def test_a_running_job_has_its_hosts_its_submit_token_and_its_end():
     job = jobs()["4730912"]
     assert (job.id, job.name, job.phase, job.word) == ("4730912.pbs01", "train-7k3f", Phase.RUNNING, "R")
-    assert (job.hosts, job.text, job.tickets) == ("node1299,node1300", "on node1299,node1300", {"c0ffee"})
+    assert (job.hosts, job.text, job.submit_tokens) == ("node1299,node1300", "on node1299,node1300", {"c0ffee"})
     assert job.ends_at == time.mktime((2024, 3, 12, 13, 4, 41, 0, 0, -1)) + 48 * 3600
 
 
@@ -53,7 +53,7 @@ def test_a_job_that_waits_says_why_and_when_it_may_start():
     assert job.phase is Phase.QUEUED
     assert job.text == "hosts have too little ngpus free: it asks for 8, and 3 of 64 is free"
     assert job.starts_at == time.mktime((2024, 3, 13, 9, 0, 0, 0, 0, -1))
-    assert job.tickets == {"12345678"}  # what looks like a number is one in PBS's JSON
+    assert job.submit_tokens == {"12345678"}  # what looks like a number is one in PBS's JSON
 
 
 def test_letters_and_substates():

@@ -83,17 +83,19 @@ def clients(tmp_path, monkeypatch):
 def submitted(tmp_path):
     """A run that was handed over as this job; with None its submitter was killed before it could note that."""
 
-    def make(name, job, ticket, *, batch="", **handle):
+    def make(name, job, submit_token, *, batch="", **handle):
         run = RunDir(tmp_path / name)
         make_dir(run.path)
         plan = msgspec.structs.replace(plan_of(run.path), cluster_kind="slurm")
-        attempt, intent = new_attempt(run, "slurm", "submit", None, kind="slurm", ticket=ticket, batch=str(batch))
+        attempt, intent = new_attempt(
+            run, "slurm", "submit", None, kind="slurm", submit_token=submit_token, batch=str(batch)
+        )
         write_record(attempt.intent, msgspec.structs.replace(intent, created_by=dead_process()))
         raise_fence(run, 1)
         write_record(run.plan, plan)
         write_record(run.state, first_state(plan, 1))
         if job is not None:
-            create_record(attempt.handle, Handle("slurm", job_id=job, ticket=ticket, **handle))
+            create_record(attempt.handle, Handle("slurm", job_id=job, submit_token=submit_token, **handle))
         return run, attempt, plan
 
     return make

@@ -45,7 +45,7 @@ def test_the_job_of_a_run_that_has_ended_is_left_alone_and_so_is_its_folder(clie
     assert not attempt.stop.exists()
 
 
-def test_a_job_with_the_ticket_of_another_run_is_not_ended(clients, submitted):
+def test_a_job_with_the_submit_token_of_another_run_is_not_ended(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "PENDING", "launch:another"))
     assert Cancelling(SlurmSystem(), run, attempt, plan).carry_out().ended == ()
@@ -56,7 +56,7 @@ def test_a_job_with_the_ticket_of_another_run_is_not_ended(clients, submitted):
 def test_a_job_that_may_be_anybodys_is_not_ended_and_the_wish_stays(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "PENDING", "site:billing=x"))
-    with pytest.raises(Unreachable, match="does not have this run's ticket") as caught:
+    with pytest.raises(Unreachable, match="does not have this run's submit token") as caught:
         Cancelling(SlurmSystem(), run, attempt, plan).carry_out()
     assert any("scancel 7" in line for line in caught.value.lines)
     assert clients.ended == []
@@ -98,7 +98,7 @@ def test_of_an_array_without_its_id_the_runs_own_element_is_ended(clients, submi
     assert clients.ended == ["5_1"]
 
 
-def test_without_its_id_a_job_is_found_by_its_ticket(clients, submitted):
+def test_without_its_id_a_job_is_found_by_its_submit_token(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", None, "mine")
     clients.rows(("7", "PENDING", "launch:other"), ("8", "PENDING", "launch:mine"))
     Cancelling(SlurmSystem(), run, attempt, plan).carry_out()
@@ -148,7 +148,7 @@ def test_damaged_records_keep_nobody_from_ending_its_job(clients, submitted, rec
 def test_an_attempt_after_a_requeue_is_in_the_job_of_the_one_before(clients, submitted):
     run, _, _ = submitted("train-aaaa", "8", "mine")
     again, _ = new_attempt(run, "slurm", "requeue", None, kind="slurm")
-    write_record(again.handle, Handle("slurm", job_id="8", ticket="mine"))
+    write_record(again.handle, Handle("slurm", job_id="8", submit_token="mine"))
     damaged(again.handle)
     clients.rows(("8", "PENDING", "launch:mine"))
     assert api.Run("train-aaaa", run.path).cancel().ended == ("job 8 (pending on n0)",)
@@ -227,10 +227,10 @@ def test_without_any_attempt_the_runs_element_of_an_array_is_found(clients, subm
 
 
 def test_every_job_of_the_run_is_ended_whichever_attempt_it_was_made_for(clients, submitted):
-    """A first copy that was cut off, or a job that was put back late: its ticket is of an older attempt."""
+    """A first copy that was cut off, or a job that was put back late: its submit token is of an older attempt."""
     run, _, plan = submitted("train-aaaa", "7", "mine")
-    again, _ = new_attempt(run, "slurm", "requeue", None, kind="slurm", ticket="later")
-    write_record(again.handle, Handle("slurm", job_id="8", ticket="later"))
+    again, _ = new_attempt(run, "slurm", "requeue", None, kind="slurm", submit_token="later")
+    write_record(again.handle, Handle("slurm", job_id="8", submit_token="later"))
     rows = [("6", "PENDING", "launch:other"), ("7", "RUNNING", "launch:mine"), ("8", "PENDING", "launch:later")]
     clients.rows(*rows)
     report = Cancelling(SlurmSystem(), run, again, plan).carry_out()

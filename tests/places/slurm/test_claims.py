@@ -18,14 +18,14 @@ esac"""
 
 
 @pytest.mark.parametrize(("job", "is_new"), [("7", False), ("9", True)], ids=["again", "anew"])
-def test_an_attempt_whose_submitter_died_is_the_first_jobs_that_starts_with_that_jobs_ticket(begun, job, is_new):
+def test_an_attempt_whose_submitter_died_is_the_first_jobs_that_starts_with_that_jobs_submit_token(begun, job, is_new):
     """Of a job that starts again the comment says what it said before, whatever the attempt was to be known by."""
     write_record(begun.attempt.end, AttemptEnd(State.QUEUED, Cause.NODE_LOST, 15, 12.0))
     _, intent = new_attempt(begun.run, "slurm", "requeue", Cause.NODE_LOST, kind="slurm")
     attempt = claim(SlurmSystem(), begun.run, job)
     handle = read_record(attempt.handle, Handle)
     assert (attempt.number, handle.job_id) == (2, job)
-    assert handle.ticket == (intent.ticket if is_new else begun.ticket)
+    assert handle.submit_token == (intent.submit_token if is_new else begun.submit_token)
 
 
 @pytest.mark.parametrize(

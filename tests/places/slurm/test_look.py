@@ -17,7 +17,7 @@ from launcher.run.attempts import new_attempt, read_intent
 from launcher.run.avoided import avoided, is_over
 from launcher.run.durable import create_record, make_dir, read_record, write_record
 from launcher.run.layout import BatchDir
-from launcher.run.records import AttemptEnd, Blame, ClusterWord, Handle, RunState, Site
+from launcher.run.records import AttemptEnd, ClusterAnswer, Exclusion, Handle, RunState, Site
 from launcher.states import Cause, State
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
@@ -37,7 +37,7 @@ def test_of_a_job_on_another_cluster_nobody_here_can_tell(clients, submitted):
     write_record(one[1].site, Site("far"))
     said = "its job is on the Slurm cluster far, and this is here: ask on a login node of far"
     assert phases(one) == [said]
-    clients.rows(("7", "RUNNING", "site:x"))  # the same id on this cluster, and no ticket
+    clients.rows(("7", "RUNNING", "site:x"))  # the same id on this cluster, and no submit token
     assert phases(one) == [said]
     clients.rows(("7", "RUNNING", "launch:another"))
     assert phases(one) == [said]
@@ -86,7 +86,7 @@ def test_the_attempt_after_a_requeue_is_on_the_cluster_of_the_one_before(clients
     run, first, plan = submitted("train-aaaa", "7", "mine")
     write_record(first.site, Site("far"))
     second, _ = new_attempt(run, "slurm", "requeue", None, kind="slurm")
-    create_record(second.handle, Handle("slurm", job_id="7", ticket="mine"))
+    create_record(second.handle, Handle("slurm", job_id="7", submit_token="mine"))
     assert "on the Slurm cluster far" in phases((run, second, plan))[0]
 
 
@@ -123,7 +123,7 @@ def test_silent_accounts_make_only_those_silent_that_squeue_does_not_show(client
     lost, well = submitted("train-aaaa", "7", "one"), submitted("train-bbbb", "8", "two")
     clients.rows(("8", "RUNNING", "launch:two"))
     clients.program("sacct", DATABASE_DOWN)
-    write_record(lost[1].seen, ClusterWord("running", "RUNNING", 5.0, "7"))
+    write_record(lost[1].seen, ClusterAnswer("running", "RUNNING", 5.0, "7"))
     words = mend(SlurmSystem(), [lost[:2], well[:2]])
     assert "accounting database does not answer" in words[0].silent and words[0].word == "RUNNING"
     assert (words[1].phase, words[1].silent) == ("running", "")
@@ -167,7 +167,7 @@ def followed(submitted, *, by=None):
     """A run whose second attempt has an intent and no job; its first one was job 7's."""
     run, first, plan = submitted("train-aaaa", "7", "mine")
     write_record(first.end, AttemptEnd(State.QUEUED, Cause.PREEMPTED, 16, 5.0))
-    second, intent = new_attempt(run, "slurm", "requeue", Cause.PREEMPTED, kind="slurm", ticket="later")
+    second, intent = new_attempt(run, "slurm", "requeue", Cause.PREEMPTED, kind="slurm", submit_token="later")
     write_record(second.intent, msgspec.structs.replace(intent, created_by=by or dead_process()))
     return run, second, plan
 
@@ -180,7 +180,7 @@ def test_a_job_that_was_put_back_late_is_the_attempts_that_was_to_get_another(cl
         clients.rows(("7", state, "launch:mine"))
         assert phases(one) == [phase]
     handle = read_record(one[1].handle, Handle)
-    assert (handle.job_id, handle.ticket) == ("7", "mine")
+    assert (handle.job_id, handle.submit_token) == ("7", "mine")
     assert clients.ended == []
 
 
@@ -194,7 +194,7 @@ def test_without_an_older_job_it_gets_one(clients, submitted):
 
 def test_an_older_job_that_was_put_back_beside_a_new_one_is_ended(clients, submitted):
     one = followed(submitted)
-    create_record(one[1].handle, Handle("slurm", job_id="9", ticket="later"))
+    create_record(one[1].handle, Handle("slurm", job_id="9", submit_token="later"))
     clients.rows(("7", "RUNNING", "launch:mine"), ("9", "RUNNING", "launch:later"))
     assert phases(one) == ["running"] and clients.ended == []  # it may be about to end by itself
     clients.rows(("7", "PENDING", "launch:mine"), ("9", "RUNNING", "launch:later"))
@@ -205,7 +205,7 @@ def test_an_older_job_that_was_put_back_beside_a_new_one_is_ended(clients, submi
 
 
 def blamed(run, **until):
-    write_record(run.avoided, [Blame(host, "not heard", 1, 5.0, at) for host, at in until.items()])
+    write_record(run.avoided, [Exclusion(host, "not heard", 1, 5.0, at) for host, at in until.items()])
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_a_job_that_waits_may_have_a_node_again_when_its_hour_is_over(clients, s
     for _ in range(2):
         assert phases(one) == ["queued"]
         assert told() == ["update JobId=7 ExcNodeList=node2"]  # once
-    assert [blame.host for blame in avoided(one[0])] == ["node2"]
+    assert [exclusion.host for exclusion in avoided(one[0])] == ["node2"]
 
 
 def test_where_slurm_is_silent_it_is_told_the_next_time(clients, submitted, told):
@@ -246,7 +246,7 @@ def test_a_pardon_reaches_the_job_that_waits(clients, submitted, told, hosts, le
     write_record(attempt.plan, plan)
     blamed(run, node1=time.time() + 3600, node2=time.time() + 3600)
     clients.rows(("7", "PENDING", "launch:mine"))
-    assert len(api.Run("train-aaaa", run.path).pardon(hosts)) == (len(hosts) or 2)
+    assert len(api.Run("train-aaaa", run.path).include_nodes(hosts)) == (len(hosts) or 2)
     assert told() == [f"update JobId=7 ExcNodeList={left}"]
 
 
@@ -254,7 +254,7 @@ def test_who_waits_says_whom_it_avoids_and_until_when(submitted):
     run, _, _ = submitted("train-aaaa", "7", "mine")
     until = time.time() + 3600
     blamed(run, node1=until, node2=until - 60)
-    word = ClusterWord("queued", "PENDING", time.time(), "7", "will never start: no node has what it asks for")
+    word = ClusterAnswer("queued", "PENDING", time.time(), "7", "will never start: no node has what it asks for")
     message = derive(replace(read_facts(run.path), word=word)).message
     clock = [time.strftime("%H:%M", time.localtime(at)) for at in (until, until - 60)]
     assert f"it avoids node1 until {clock[0]}, node2 until {clock[1]}" in message

@@ -10,7 +10,7 @@ from launcher.errors import LaunchError
 from launcher.places.batch.look import look
 from launcher.places.slurm.queries.values import FIELD, ROW
 from launcher.places.slurm.queue import SlurmSystem
-from launcher.run.records import ClusterWord
+from launcher.run.records import ClusterAnswer
 from tests.sizes import NIGHTLY, SCALE, SEED
 
 MANY = 300 * SCALE if NIGHTLY else 25  # of each program's answers
@@ -59,7 +59,7 @@ def test_any_answer_is_a_word_or_one_error(clients, tmp_path, running, program, 
         try:
             (word,) = look(SlurmSystem(), [(run, attempt)])
             told.add(None if word is None else word.silent or word.phase)
-            assert word is None or msgspec.convert(msgspec.to_builtins(word), ClusterWord) == word
+            assert word is None or msgspec.convert(msgspec.to_builtins(word), ClusterAnswer) == word
         except LaunchError as error:
             told.add(str(error))
             assert error.lines and len(str(error)) < 2_000, text

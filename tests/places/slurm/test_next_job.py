@@ -19,7 +19,7 @@ from launcher.run.attempts import new_attempt, newest
 from launcher.run.avoided import avoid, avoided
 from launcher.run.durable import append_line, make_dir, read_lines, read_record, write_record
 from launcher.run.identity import this_process
-from launcher.run.records import AgentRecord, AttemptEnd, Blame, Endpoint, Event, Handle, RunState
+from launcher.run.records import AgentRecord, AttemptEnd, Endpoint, Event, Exclusion, Handle, RunState
 from launcher.states import Cause, State
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
@@ -121,7 +121,7 @@ def test_the_word_of_slurm_that_ends_the_job_is_heard_though_it_ends_who_asks_to
 
 def test_a_lost_node_is_blamed_where_whoever_asks_gets_a_sigterm(begun, moves):
     moves(Cause.NODE_LOST, scontrol=f"kill -TERM $$; {scontrol(RUNS)}")
-    assert [blame.host for blame in avoided(begun.run)] == ["node1"]
+    assert [exclusion.host for exclusion in avoided(begun.run)] == ["node1"]
 
 
 def test_a_scheduler_that_is_silent_about_the_job_makes_it_neither_cancelled_nor_lost(begun, moves, slurm_programs):
@@ -174,7 +174,7 @@ def test_a_requeued_job_leaves_out_what_the_spec_says_and_what_is_avoided_now(
     """Slurm takes the list as a whole, and keeps it: what is pardoned since the last requeue has to leave it."""
     spec = replace(begun.plan.spec, slurm=replace(begun.plan.spec.slurm, exclude=exclude))
     begun.plan = msgspec.structs.replace(begun.plan, spec=spec)
-    avoid(begun.run, [Blame(host, "not heard", 1, time.time(), time.time() + 3600) for host in lost])
+    avoid(begun.run, [Exclusion(host, "not heard", 1, time.time(), time.time() + 3600) for host in lost])
     moves(Cause.PREEMPTED, sinfo=sinfo("node0", "node1", "node2", "node3"))
     words = until_asked(slurm_programs, "scontrol update")
     assert words == f"scontrol update JobId=7 StartTime=now+3 ExcNodeList={expected}"
@@ -188,7 +188,7 @@ def test_a_requeued_job_leaves_out_what_the_spec_says_and_what_is_avoided_now(
 def test_no_more_nodes_are_avoided_than_leave_the_run_what_it_needs(begun, moves, slurm_programs, there, expected):
     """Such a job would wait for ever: it asks for more nodes than it may have."""
     begun.plan = msgspec.structs.replace(begun.plan, nodes_min=2)
-    avoid(begun.run, [Blame(host, "not heard", 1, time.time(), time.time() + 3600) for host in ("node0", "node1")])
+    avoid(begun.run, [Exclusion(host, "not heard", 1, time.time(), time.time() + 3600) for host in ("node0", "node1")])
     moves(Cause.PREEMPTED, sinfo=sinfo(*there))
     assert until_asked(slurm_programs, "scontrol update").endswith(f" ExcNodeList={expected}")
 
@@ -204,11 +204,11 @@ def row(job, state, comment):
 
 def test_with_no_new_job_for_a_lost_node_the_next_attempt_is_the_same_jobs(begun, moves, slurm_programs):
     assert moves(Cause.NODE_LOST, sbatch=REFUSED) == [120.0]
-    slurm_programs(squeue=row("7", "PENDING", f"launch:{begun.ticket}"))
+    slurm_programs(squeue=row("7", "PENDING", f"launch:{begun.submit_token}"))
     assert look(SlurmSystem(), [(begun.run, newest(begun.run))])[0].phase == "queued"
     attempt = claim(SlurmSystem(), begun.run, "7")
     assert attempt == newest(begun.run) and not attempt.end.exists()
-    slurm_programs(squeue=row("7", "RUNNING", f"launch:{begun.ticket}"))
+    slurm_programs(squeue=row("7", "RUNNING", f"launch:{begun.submit_token}"))
     assert look(SlurmSystem(), [(begun.run, attempt)])[0].phase == "running"
     assert claim(SlurmSystem(), begun.run, "9") is None
 
@@ -278,7 +278,7 @@ def test_a_requeue_that_a_frozen_controller_carries_out_late_is_no_reason_for_a_
 )
 def test_a_node_is_blamed_where_nothing_else_explains_its_silence(begun, moves, job, blamed):
     moves(Cause.NODE_LOST, scontrol=scontrol(job))
-    assert [blame.host for blame in avoided(begun.run)] == blamed
+    assert [exclusion.host for exclusion in avoided(begun.run)] == blamed
 
 
 @pytest.fixture
@@ -319,7 +319,7 @@ def test_a_node_that_does_not_answer_or_has_begun_nothing_since_is_gone(
 ):
     slurm_programs(sbatch="echo 9", scontrol=scontrol())
     assert lose_node_1(back, address) is None
-    assert [blame.host for blame in avoided(begun.run)] == ["node1"]
+    assert [exclusion.host for exclusion in avoided(begun.run)] == ["node1"]
 
 
 def test_a_node_that_is_unfit_is_avoided_though_its_agent_is_heard(begun, slurm_programs):
@@ -333,7 +333,7 @@ def test_a_node_that_is_unfit_is_avoided_though_its_agent_is_heard(begun, slurm_
     end = AttemptEnd(State.QUEUED, Cause.KILLED, 15, time.time(), "a new attempt follows")
     write_record(begun.attempt.end, end)
     NextJob(SlurmSystem(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)
-    assert [(blame.host, blame.evidence) for blame in avoided(begun.run)] == [("node1", seen)]
+    assert [(exclusion.host, exclusion.evidence) for exclusion in avoided(begun.run)] == [("node1", seen)]
     assert read_record(begun.run.attempt(2).handle, Handle).job_id == "9", "a new job, which leaves it out"
 
 

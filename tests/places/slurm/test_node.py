@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from launcher.places.batch.batch import NodeWord
+from launcher.places.batch.batch import NodeAnswer
 from launcher.places.batch.job.drains import note_drains, watched_for_drains
 from launcher.places.batch.job.on_node import see_to_the_first_node
 from launcher.places.gridengine.gridengine import GridEngineSystem
@@ -39,7 +39,7 @@ def test_where_only_the_batch_process_can_put_a_job_back_nobody_else_says_that_i
     """Grid Engine does it for who leaves with exit code 99: that was on the host that is lost."""
     monkeypatch.setenv("JOB_ID", "12")
     monkeypatch.setattr(
-        GridEngineSystem, "nodes", lambda _, hosts: dict.fromkeys(hosts, NodeWord(True, "not heard by the qmaster"))
+        GridEngineSystem, "nodes", lambda _, hosts: dict.fromkeys(hosts, NodeAnswer(True, "not heard by the qmaster"))
     )
     monkeypatch.setattr(GridEngineSystem, "start_again", lambda *_: pytest.fail("it does not start again"))
     assert not see_to_the_first_node(GridEngineSystem(), begun.plan)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from launcher.places.batch.batch import Ticket, batch_command
+from launcher.places.batch.batch import SubmitToken, batch_command
 from launcher.places.slurm.script import gres_of, options, render, script_of, signal_before_s
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -20,7 +20,7 @@ RUN = Path("/runs/train-7k3f")
 PYTHON = sys.executable
 HEAD = "name: train\nrun:\n  script: train.py\n"
 NODE = Machine(32, ("0", "1", "2", "3"), apart=True)
-TICKET = Ticket("c0ffee")
+MARK = SubmitToken("c0ffee")
 
 
 def plan_of(folder, body="", machine=NODE, run_dir=RUN):
@@ -35,8 +35,8 @@ def with_extra(plan, extra):
     return msgspec.structs.replace(plan, spec=spec)
 
 
-def script(folder, body="", ticket=TICKET, where=RUN, avoid=(), **more):
-    return script_of(plan_of(folder, body, run_dir=where, **more), ticket, where, avoid)
+def script(folder, body="", submit_token=MARK, where=RUN, avoid=(), **more):
+    return script_of(plan_of(folder, body, run_dir=where, **more), submit_token, where, avoid)
 
 
 def written(text):
@@ -48,7 +48,7 @@ def written(text):
 
 def test_a_site_that_expedites_is_asked_to_and_its_job_never_fails(tmp_path):
     """Slurm puts an expedited job whose script fails back and holds it: a failed run would leave one in the queue."""
-    text = script_of(plan_of(tmp_path), TICKET, RUN, (), expedites=True)
+    text = script_of(plan_of(tmp_path), MARK, RUN, (), expedites=True)
     assert written(text)["requeue"] == "expedite"
     assert text.rstrip().endswith(f"batch.job.guard slurm {RUN} ends-with-0")
     assert written(script(tmp_path))["requeue"] is True
@@ -63,7 +63,7 @@ def test_a_job_of_several_programs_has_the_nodes_of_all_and_the_most_that_one_no
         ((apart,), "3", "6", "gpu:2", "2000M"),
         ((actors,), "2", "10", "gpu:3", "3000M"),
     ):
-        found = options(msgspec.structs.replace(main, roles=roles), TICKET, "/o")
+        found = options(msgspec.structs.replace(main, roles=roles), MARK, "/o")
         assert [found[name] for name in ("nodes", "cpus-per-task", "gres", "mem")] == [nodes, cpus, gpus, memory]
         assert "no-kill" not in found, "with a lost node all of it is to start again"
 
@@ -191,7 +191,7 @@ def test_what_the_spec_asks_for_becomes_an_option_and_the_command_stays(tmp_path
 
 
 def test_an_array_is_named_by_the_spec_and_writes_one_file_for_each_run(tmp_path):
-    alone, several = (script(tmp_path, ticket=Ticket("c0ffee", size)) for size in (None, 5))
+    alone, several = (script(tmp_path, submit_token=SubmitToken("c0ffee", size)) for size in (None, 5))
     changed = dict(written(several).items() - written(alone).items())
     assert changed == {"array": "0-4", "job-name": "train", "output": "/runs/train-7k3f/slurm-%A_%a.out"}
 
@@ -243,14 +243,14 @@ def test_nobody_else_sets_what_the_launcher_writes(tmp_path):
     """Whatever got into a plan by another way than the spec's own checks."""
     plan = plan_of(tmp_path)
     other = with_extra(plan, {"output": "/etc/passwd", "job-name": "x", "requeue": "no", "chdir": "/tmp"})
-    assert render(options(other, TICKET, "/o"), "exec true") == render(options(plan, TICKET, "/o"), "exec true")
+    assert render(options(other, MARK, "/o"), "exec true") == render(options(plan, MARK, "/o"), "exec true")
 
 
 @pytest.mark.parametrize("sign", ["\n", "\r", "\0"])
 def test_a_value_of_several_lines_is_never_written(tmp_path, sign):
     plan = with_extra(plan_of(tmp_path), {"comment": f"x{sign}touch canary"})
     with pytest.raises(ValueError, match="--comment: expected one line"):
-        options(plan, TICKET, "/o")
+        options(plan, MARK, "/o")
 
 
 @pytest.mark.parametrize("name", ["with spaces", "q'uo\"te", "$(touch canary)", "`x`;y", "#x", "é漢字", "a\\b", "a\nb"])
@@ -275,9 +275,9 @@ def test_what_a_run_waits_for_is_said_in_slurms_words(tmp_path):
     plain = written(script(tmp_path))
     assert not {"hold", "begin", "nice", "dependency", "kill-on-invalid-dep"} & {*plain}
     waits = plan_of(tmp_path, "queue: {hold: true, at: 2027-01-31 22:00, priority: -10, max_parallel: 3}\n")
-    found = written(script_of(waits, TICKET, RUN, (), "afterok:12,afterany:13_4"))
+    found = written(script_of(waits, MARK, RUN, (), "afterok:12,afterany:13_4"))
     assert found["hold"] is True and found["begin"] == "2027-01-31T22:00:00" and found["nice"] == "10"
     assert (found["dependency"], found["kill-on-invalid-dep"]) == ("afterok:12,afterany:13_4", "yes")
-    assert written(script_of(waits, Ticket("c0ffee", array=20), RUN, ()))["array"] == "0-19%3"
-    again = written(script_of(begun(waits), TICKET, RUN, ()))
+    assert written(script_of(waits, SubmitToken("c0ffee", array=20), RUN, ()))["array"] == "0-19%3"
+    again = written(script_of(begun(waits), MARK, RUN, ()))
     assert not {"hold", "begin"} & {*again} and again["nice"] == "10"

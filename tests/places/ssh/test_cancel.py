@@ -23,7 +23,7 @@ from launcher.remote.rpc.client import GREETING_S
 from launcher.run.attempts import attempts, read_plan
 from launcher.run.durable import append_line, read_lines
 from launcher.run.identity import this_process
-from launcher.run.records import ANEW, ClusterWord, Event
+from launcher.run.records import ANEW, ClusterAnswer, Event
 from launcher.spec.model import Recovery
 from launcher.states import State
 from launcher.submission import reopening
@@ -172,7 +172,7 @@ def test_what_the_others_say_counts(hosts, run):
 def test_how_it_ended_is_asked_before_anybody_decides(hosts, run, monkeypatch):
     hosts.on("node1").attempt(supervisor=dead_process())
     hosts.cut.add("node0")
-    fell_silent = ClusterWord("unknown", "", 0.0, silent="node1 does not answer")
+    fell_silent = ClusterAnswer("unknown", "", 0.0, silent="node1 does not answer")
     monkeypatch.setattr(cancel, "judge", lambda *_: fell_silent)
     with pytest.raises(Unreachable, match="how it ended could not be asked"):
         run.cancel(gone=["node0"])

@@ -24,7 +24,7 @@ from launcher.remote.rpc.client import RpcClient
 from launcher.remote.rpc.server import answer_all
 from launcher.remote.rpc.wire import Incoming, Reply, decoded, greeting
 from launcher.run.identity import this_process
-from launcher.run.records import AttemptEnd, Blame, StopRequest
+from launcher.run.records import AttemptEnd, Exclusion, StopRequest
 from launcher.spec.model import SshHost
 from launcher.states import State
 from tests.places.ssh.near_hosts import on_hosts
@@ -43,7 +43,8 @@ JSON = st.recursive(
 KINDS = [RunReport, Tails, Submitted, Opened, CancelReport, tuple[Held, ...], list[str], type(None)]
 STATE = state_of(RUN, State.RUNNING, 2)
 REPORT = RunReport(
-    State.RUNNING, "text", None, 2, True, OpenedByHosts(("node0",), None, 1.0), STATE, (Blame("h", "e", 1, 1.0, 2.0),),
+    State.RUNNING, "text", None, 2, True, OpenedByHosts(("node0",), None, 1.0), STATE,
+    (Exclusion("h", "e", 1, 1.0, 2.0),),
     StopRequest("cancel", 1.0, this_process()), AttemptEnd(State.FAILED, None, 1, 1.0),
     (tails.Part("events.jsonl", 0, 3), tails.Part("keeper.log", 0, 2)),
 )  # fmt: skip

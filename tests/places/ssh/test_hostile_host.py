@@ -28,7 +28,7 @@ from launcher.run.attempts import read_plan
 from launcher.run.durable import read_record
 from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
-from launcher.run.records import Blame, ClusterWord, Intent, RunState
+from launcher.run.records import ClusterAnswer, Exclusion, Intent, RunState
 from launcher.spec.model import Recovery, Ssh, SshHost
 from launcher.states import State
 from tests.places.ssh.near_hosts import RUN, NearHosts, on_hosts
@@ -79,7 +79,7 @@ class HostileHost:
         self.near.mirror.write(self.run.plan, msgspec.structs.replace(plan, cluster="pool", cluster_kind="ssh"))
         there = self.near.on("node0").attempt(2, supervisor=dead_process()).state(State.RUNNING, 2, step=7)
         there.event("begun").log(0, "a line\n", attempt=2).end(State.FAILED, attempt=2, exit_code=10)
-        there.write(there.run.avoided, [Blame("node1", "lost", 2, 1.0, 1e12)]).stop(attempt=2)
+        there.write(there.run.avoided, [Exclusion("node1", "lost", 2, 1.0, 1e12)]).stop(attempt=2)
         there.run.attempt(2).supervisor_log.write_text("kept\n")
         there.run.spec.write_text(SPEC)
         save_part(there.path / "checkpoints", 5, range(2))
@@ -97,7 +97,7 @@ class HostileHost:
             lambda: look.look([(self.run, newest)])[0].silent,
             lambda: "; ".join(one.lines[0] for one in fetch._bring(self.run, [place]).values()),
             lambda: fetch.fetch(self.run, "newest") and "",
-            lambda: cancel.pardon(self.run, ()),
+            lambda: cancel.include_hosts(self.run, ()),
             lambda: cancel.cancel(self.run, newest) and "",
             lambda: discovery._mirrored(discovery.FoundRun(RUN, "pool", ssh, {"node0": place})) and "",
         ]
@@ -256,7 +256,7 @@ def test_a_found_run_is_watched_where_our_own_pool_is_and_is_never_resumed_here(
     plan = read_plan(RunDir(path), 2)
     assert (plan.cluster, plan.cluster_kind, plan.spec.ssh, plan.overrides) == ("pool", "ssh", ssh, ())
     assert plan.spec.checkpoint.dir == "ours" and plan.spec.recovery.grace_s <= 3600
-    monkeypatch.setattr(look, "judge", lambda *_: ClusterWord("ended", "LOST", 0.0, ended_as=State.LOST))
+    monkeypatch.setattr(look, "judge", lambda *_: ClusterAnswer("ended", "LOST", 0.0, ended_as=State.LOST))
     with pytest.raises(LaunchError, match="was submitted from another machine"):
         Run(RUN, path).resume()
 

@@ -19,7 +19,7 @@ from launcher.places.ssh.submit.handover import PoolHandover, mend
 from launcher.run.avoided import avoided
 from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
-from launcher.run.records import Blame, Event, Handle
+from launcher.run.records import Event, Exclusion, Handle
 from launcher.spec.model import Ssh, SshHost
 from launcher.states import Cause, State, exit_of
 from launcher.status.derive import exit_code_of
@@ -277,8 +277,8 @@ def test_an_older_attempt_is_not_copied_over_a_newer_one(hosts):
     needs(hosts, 2)
     hosts.cut.add("node1")
     assert status(hosts).state is State.UNKNOWN
-    blame = Blame("node1", "lost", 1, 1.0, 1e12)
-    report.keep(hosts.run, report.HostReport("node0", RunReport(State.LOST, attempt=1, avoided=(blame,)), []))
+    exclusion = Exclusion("node1", "lost", 1, 1.0, 1e12)
+    report.keep(hosts.run, report.HostReport("node0", RunReport(State.LOST, attempt=1, avoided=(exclusion,)), []))
     assert (json.loads(hosts.run.state.read_text())["attempt"], avoided(hosts.run)) == (2, [])
 
 
@@ -366,15 +366,15 @@ def test_logs_and_a_cancel_reach_the_hosts_of_all_attempts(hosts):
 
 def test_a_pardon_is_not_kept_by_a_dead_host_whose_blame_is_over(hosts):
     hosts.on("node0").attempt()
-    blames = [Blame("node1", "lost", 1, 1.0, 2.0), Blame("node2", "lost", 1, 1.0, 1e12)]
+    exclusions = [Exclusion("node1", "lost", 1, 1.0, 2.0), Exclusion("node2", "lost", 1, 1.0, 1e12)]
     for one in (hosts.mirror, hosts.on("node0")):
-        one.write(one.run.avoided, blames)
+        one.write(one.run.avoided, exclusions)
     hosts.cut.add("node1")
-    cancel.pardon(hosts.run, ())
+    cancel.include_hosts(hosts.run, ())
     assert avoided(hosts.on("node0").run) == []
-    hosts.mirror.write(hosts.run.avoided, blames[1:])
+    hosts.mirror.write(hosts.run.avoided, exclusions[1:])
     with pytest.raises(Unreachable, match="could not tell node1"):
-        cancel.pardon(hosts.run, ())
+        cancel.include_hosts(hosts.run, ())
     assert avoided(hosts.run) == []
 
 
@@ -384,7 +384,7 @@ def test_nobody_waits_longer_for_logs_or_a_pardon_than_for_a_look(hosts):
     (limit_s,) = hosts.lines["node0"].limits
     hosts.on("node1").attempt()
     fetch.bring_logs(hosts.run)
-    cancel.pardon(hosts.run, ())
+    cancel.include_hosts(hosts.run, ())
     assert hosts.lines["node0"].limits == {limit_s}
 
 

@@ -37,7 +37,7 @@ def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = Non
         if end is None:
             cancel(run, attempt)
         return _leave("the run was cancelled")
-    if end is None and not attempt.started.exists() and _take(queue, attempt, job, ticket_of(attempt)):
+    if end is None and not attempt.started.exists() and _take(queue, attempt, job, submit_token_of(attempt)):
         return attempt
     if end is None:  # an earlier start of this job, or batch process of this start, which wrote no end
         end = _speak_for_the_one_before(queue, run, attempt, killed_by)
@@ -57,37 +57,39 @@ def next_attempt(
         return _leave(str(later.lines[0]))
     return (
         attempt
-        if _take(queue, attempt, job, ticket_of(before))
+        if _take(queue, attempt, job, submit_token_of(before))
         else _leave(f"attempt {attempt.number} was started by another process")
     )
 
 
-def ticket_of(attempt: AttemptDir) -> str:
+def submit_token_of(attempt: AttemptDir) -> str:
     """Return the submit token on the attempt's job, or ""."""
     handle = read_record(attempt.handle, Handle)
-    return handle.ticket if handle is not None else ""
+    return handle.submit_token if handle is not None else ""
 
 
 def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
     """Return the job that the attempt belongs to: the first that claimed it, which is ours if no other has."""
     with contextlib.suppress(FileExistsError):
-        create_record(attempt.handle, Handle(queue.kind, job_id=job, ticket=_ticket_of_job(run, attempt, job)))
+        create_record(
+            attempt.handle, Handle(queue.kind, job_id=job, submit_token=_submit_token_of_job(run, attempt, job))
+        )
     handle = read_record(attempt.handle, Handle)
     return handle.job_id if handle is not None else None
 
 
-def _ticket_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
+def _submit_token_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
     """Return the token on this job: the previous attempt's, if it was in this job too, else this attempt's own."""
     earlier = (read_record(run.attempt(number).handle, Handle) for number in range(attempt.number - 1, 0, -1))
     before = next((handle for handle in earlier if handle is not None), None)
-    return before.ticket if before is not None and before.job_id == job else read_intent(attempt).ticket
+    return before.submit_token if before is not None and before.job_id == job else read_intent(attempt).submit_token
 
 
-def _take(queue: BatchSystem, attempt: AttemptDir, job: str, ticket: str) -> bool:
+def _take(queue: BatchSystem, attempt: AttemptDir, job: str, submit_token: str) -> bool:
     """Return True for the one process that may run this attempt."""
     if not claim_attempt(attempt.started):
         return False
-    write_record(attempt.handle, Handle(queue.kind, supervisor=this_process(), job_id=job, ticket=ticket))
+    write_record(attempt.handle, Handle(queue.kind, supervisor=this_process(), job_id=job, submit_token=submit_token))
     return True
 
 

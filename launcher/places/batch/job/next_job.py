@@ -17,7 +17,7 @@ from launcher.run.attempts import new_attempt, newest
 from launcher.run.avoided import avoid, avoided
 from launcher.run.durable import append_line, read_lines, read_record, readable
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import EXPLAINED, AttemptEnd, Blame, Event, Failure, Handle, RunState
+from launcher.run.records import EXPLAINED, AttemptEnd, Event, Exclusion, Failure, Handle, RunState
 from launcher.states import Cause, State, exit_of
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
 from launcher.supervisor.handover import Handover
@@ -62,7 +62,9 @@ class NextJob:
         self._wakeup.wait(_LAST_S)
         return Exit.OK
 
-    def _move(self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Blame], unfit: Sequence[Blame]) -> bool:
+    def _move(
+        self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Exclusion], unfit: Sequence[Exclusion]
+    ) -> bool:
         """Have the scheduler start the run again, elsewhere or later, unless a user ended it; return True if it is this
         job.
 
@@ -108,7 +110,7 @@ class NextJob:
                 break
         return fate
 
-    def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Blame]) -> AttemptEnd:
+    def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Exclusion]) -> AttemptEnd:
         """Return the end with its true cause: nodes that fell silent because the scheduler ended their tasks
         are not lost.
         """
@@ -124,14 +126,14 @@ class NextJob:
         write_end(self._run, attempt, told, self._plan, failure)
         return told
 
-    def _any_is_down(self, lost: Sequence[Blame]) -> bool:
+    def _any_is_down(self, lost: Sequence[Exclusion]) -> bool:
         """Return whether the scheduler reports one of the lost nodes as down; False if it does not answer."""
         hosts = [one.host for one in lost]
         with contextlib.suppress(Unreachable):
             return bool(hosts) and any(node.down for node in self._queue.nodes(hosts, limit_s=_ASK_S).values())
         return False
 
-    def _gone(self, attempt: AttemptDir, lost: Sequence[Blame]) -> list[Blame]:
+    def _gone(self, attempt: AttemptDir, lost: Sequence[Exclusion]) -> list[Exclusion]:
         """Return the lost nodes that have not come back."""
         return [one for one in lost if not is_back(self._plan, attempt, one)]
 
@@ -225,4 +227,4 @@ def _may_submit(queue: BatchSystem) -> bool:
 
 def start_again(queue: BatchSystem, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
     """Have the requeued job start after this delay, and not on nodes that the run avoids."""
-    queue.start_again(plan, job, [blame.host for blame in avoided(run)], delay_s)
+    queue.start_again(plan, job, [exclusion.host for exclusion in avoided(run)], delay_s)

@@ -11,7 +11,7 @@ from launcher.plan.model import Plan
 from launcher.plan.on_hosts import with_hosts
 from launcher.run.durable import readable
 from launcher.run.layout import AttemptDir
-from launcher.run.records import NODE_UNFIT, AgentRecord, Blame, Endpoint, Event
+from launcher.run.records import NODE_UNFIT, AgentRecord, Endpoint, Event, Exclusion
 from launcher.states import Cause
 
 _ASK_S = 5.0
@@ -56,7 +56,7 @@ def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cau
     return Cause.PREEMPTED, taken
 
 
-def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Blame]:
+def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
     """Return the hosts that were lost in this attempt and have not reported since.
 
     If our own node is among them, it was this node that was cut off, and none is known to be lost.
@@ -69,24 +69,24 @@ def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float)
         return []
     until = now + plan.spec.recovery.avoid_s
     return [
-        Blame(plan.nodes[node].host, event.evidence or event.text, attempt, event.at, until)
+        Exclusion(plan.nodes[node].host, event.evidence or event.text, attempt, event.at, until)
         for node, event in sorted(last.items())
         if event.kind == "agent_lost" and node < len(plan.nodes)
     ]
 
 
-def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Blame]:
+def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
     """Return the hosts on which a device was found unfit in this attempt; a new agent there does not change that."""
     until = now + plan.spec.recovery.avoid_s
     found = {event.node: event for event in history if event.attempt == attempt and event.kind == NODE_UNFIT}
     return [
-        Blame(plan.nodes[node].host, event.evidence, attempt, event.at, until)
+        Exclusion(plan.nodes[node].host, event.evidence, attempt, event.at, until)
         for node, event in found.items()
         if node is not None and node < len(plan.nodes)
     ]
 
 
-def is_back(plan: Plan, attempt: AttemptDir, lost: Blame) -> bool:
+def is_back(plan: Plan, attempt: AttemptDir, lost: Exclusion) -> bool:
     """Return whether a new agent runs on the lost host and answers, so that only the network to it was down."""
     node = next((node.index for node in plan.nodes if node.host == lost.host), None)
     if node is None or not attempt.agent(node).exists():

@@ -7,7 +7,7 @@ from itertools import islice
 import msgspec
 
 from launcher.errors import Unreachable
-from launcher.places.batch.batch import tickets_in
+from launcher.places.batch.batch import submit_tokens_in
 from launcher.places.slurm.queries.states import JobState, read_state
 from launcher.places.slurm.queries.values import FIELD, JOB_ID, ROW, read_number, read_rows, read_time, read_word
 
@@ -42,9 +42,9 @@ class SlurmJob(msgspec.Struct, frozen=True):
     submitted_at: float | None = None  # of a requeued job: when it was requeued
 
     @property
-    def tickets(self) -> frozenset[str]:
+    def submit_tokens(self) -> frozenset[str]:
         """Return the submit tokens in its comment."""
-        return tickets_in(self.comment)
+        return submit_tokens_in(self.comment)
 
 
 def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:

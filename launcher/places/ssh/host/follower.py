@@ -12,7 +12,7 @@ from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.run.attempts import newest
 from launcher.run.avoided import avoid
 from launcher.run.durable import readable
-from launcher.run.records import AttemptEnd, Blame
+from launcher.run.records import AttemptEnd, Exclusion
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcesses
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_failure
@@ -179,5 +179,5 @@ class TakeOver:
             supervisor.run, supervisor.attempt, supervisor.plan, Cause.NODE_LOST, text, evidence=evidence
         )
         until = end.ended_at + supervisor.plan.spec.recovery.avoid_s
-        avoid(supervisor.run, [Blame(lost, text, supervisor.attempt.number, end.ended_at, until)])
+        avoid(supervisor.run, [Exclusion(lost, text, supervisor.attempt.number, end.ended_at, until)])
         return end

@@ -4,7 +4,7 @@ It boots while the submitter is connected, reports where it listens, is told who
 then on needs no submitter. Until it is told to go it starts nothing. If it was told only who the others are, it asks
 them whether they were told to go.
 
-It waits for slots until all hosts have theirs (Begin). Then the leader runs the coordinator's agent, the others run
+It waits for slots until all hosts have theirs (Prepare). Then the leader runs the coordinator's agent, the others run
 their nodes' agents, and the next attempt follows. If the leader is lost, the next in line of a majority takes over.
 """
 
@@ -23,7 +23,7 @@ from launcher.places.ssh.host import late_messages
 from launcher.places.ssh.host.disk.runs_here import RunsOnHost
 from launcher.places.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.places.ssh.host.leader import Leader, propose, tell, tell_others
-from launcher.places.ssh.host.supervisor_messages import Ask, Begin, Begun, SupervisorStatus, granted, statuses
+from launcher.places.ssh.host.supervisor_messages import Ask, Commit, Prepare, SupervisorStatus, granted, statuses
 from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.places.ssh.messages import GoAhead, Opened, Supervisors
@@ -300,14 +300,14 @@ def _all_begin(supervisor: SupervisorState) -> bool:
         waits += [f"{host} does not answer the other hosts (launch doctor finds out why)" for host in silent]
         say_queued(supervisor.run, supervisor.attempt, "; ".join(filter(None, waits)) or "waits for the other hosts")
         return False
-    if any(one.promised > supervisor.attempt.number for one in there.values()):
+    if any(one.voted_for > supervisor.attempt.number for one in there.values()):
         _open_anew(supervisor, there)
         return False
     ready = supervisor.ready
     ready.prepared = True
-    prepared = granted(supervisor.rpc.ask(Begin(supervisor.attempt.number), there))
+    prepared = granted(supervisor.rpc.ask(Prepare(supervisor.attempt.number), there))
     ready.began = ready.prepared = len(prepared) == len(there)
-    supervisor.rpc.ask(Begun(supervisor.attempt.number, by_all=ready.began), prepared)  # who misses it asks us
+    supervisor.rpc.ask(Commit(supervisor.attempt.number, by_all=ready.began), prepared)  # who misses it asks us
     return ready.began
 
 

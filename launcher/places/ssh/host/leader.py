@@ -27,7 +27,7 @@ from launcher.run.avoided import avoid, avoided
 from launcher.run.durable import append_line, make_dir, read_lines, readable
 from launcher.run.layout import AttemptDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.records import NODE_UNFIT, AttemptEnd, Blame, Event, RunState
+from launcher.run.records import NODE_UNFIT, AttemptEnd, Event, Exclusion, RunState
 from launcher.states import Cause, State
 from launcher.supervisor.allocation import Allocation, StopSignal
 from launcher.supervisor.attempt_end import cut_short
@@ -93,7 +93,7 @@ def avoid_silent(supervisor: SupervisorState, gone: Collection[int]) -> None:
     here = {node.host for node in supervisor.plan.nodes if node.index not in supervisor.plan.away}
     names = [name for one in sorted(gone) if (name := supervisor.rpc.peer(one).host) in here]
     if names and recovery.avoid_s:
-        avoid(supervisor.run, [Blame(name, text, number, now, now + recovery.avoid_s) for name in names])
+        avoid(supervisor.run, [Exclusion(name, text, number, now, now + recovery.avoid_s) for name in names])
 
 
 class Leader:
@@ -121,7 +121,7 @@ class Leader:
             end = Allocation(
                 supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent]
             ).carry_out()
-            blame_hosts(supervisor)
+            exclude_lost_hosts(supervisor)
             if end.state.ended:
                 supervisor.ready.give_back()
             over = end.state.ended and not self._wakeup.stop_asked  # a stop is sent to all hosts by its sender
@@ -169,7 +169,7 @@ class Leader:
         tell(self._supervisor)
 
 
-def blame_hosts(supervisor: SupervisorState) -> None:
+def exclude_lost_hosts(supervisor: SupervisorState) -> None:
     """Avoid hosts whose disks ended generations, or which are unfit, in the next attempt, even one that a user opens.
 
     Our own host, which leads as long as it is there, is avoided only if it is unfit; then a user has to act.
@@ -178,13 +178,13 @@ def blame_hosts(supervisor: SupervisorState) -> None:
     said = [one for one in read_lines(supervisor.run.events, Event) if one.attempt == number]
     texts = {one.node: one.text for one in said if one.node and one.cause is Cause.DISK}
     texts |= {one.node: one.evidence for one in said if one.node is not None and one.kind == NODE_UNFIT}
-    blames = [
-        Blame(node.host, texts[node.index], number, now, now + recovery.avoid_s)
+    exclusions = [
+        Exclusion(node.host, texts[node.index], number, now, now + recovery.avoid_s)
         for node in supervisor.plan.nodes
         if node.index in texts
     ]
-    if blames and recovery.avoid_s:
-        avoid(supervisor.run, blames)
+    if exclusions and recovery.avoid_s:
+        avoid(supervisor.run, exclusions)
 
 
 def enough(supervisor: SupervisorState, others: Collection[int], *, leads: bool) -> bool:
@@ -243,7 +243,7 @@ def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *,
     used = max(attempt.number for attempt in attempts(supervisor.run))
     if not supervisor.plan.disks_apart:
         return Elected(used + 1, tuple(there))
-    number = supervisor.stand(max([used, *(one.promised for one in there.values())]))
+    number = supervisor.stand(max([used, *(one.voted_for for one in there.values())]))
     records = supervisor.ballot.records()
     asked = Vote(number, supervisor.node, RecordsSaid(records.attempt, records.length, records.digest))
     others = tuple(granted(supervisor.rpc.ask(asked, there)))
@@ -255,7 +255,7 @@ def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *,
 
 def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None, *, leads: bool) -> int | None:
     """Have the attempt accepted that this host was elected for; return its number, or None if too few do."""
-    bad = {blame.host for blame in avoided(supervisor.run)}
+    bad = {exclusion.host for exclusion in avoided(supervisor.run)}
     names = [supervisor.rpc.peer(number).host for number in elected.others]
     here = [supervisor.host, *sorted(names, key=lambda name: name in bad)]
     away = [name for name in supervisor.first_nodes if name not in here]

@@ -25,7 +25,7 @@ from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
 from launcher.plan.on_hosts import quorum
 from launcher.run.durable import NOT_JSON, make_dir, sync_dir, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd, Blame, Endpoint, Event, RunState, StopRequest
+from launcher.run.records import AttemptEnd, Endpoint, Event, Exclusion, RunState, StopRequest
 
 _WHOLE = -1
 _PIECE = 256 << 10
@@ -52,7 +52,7 @@ def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
     """Return the replicated records by their names on the wire."""
     return {
         ENDPOINT: KeptRecord(attempt.endpoint, Endpoint),
-        "avoided": KeptRecord(run.avoided, list[Blame]),
+        "avoided": KeptRecord(run.avoided, list[Exclusion]),
         "stop": KeptRecord(attempt.stop, StopRequest),
         "end": KeptRecord(attempt.end, AttemptEnd),  # before what follows from it
         EVENTS: KeptRecord(run.events, Event),

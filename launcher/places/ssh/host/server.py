@@ -47,11 +47,11 @@ from launcher.places.ssh.messages import (
 )
 from launcher.remote.rpc.server import Body, WithBytes, serve
 from launcher.run.attempts import newest, plan_as, read_intent, remains
-from launcher.run.avoided import pardon
+from launcher.run.avoided import include
 from launcher.run.durable import create_record, readable
 from launcher.run.identity import alive, this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd, Blame, Handle, RunState, StopRequest
+from launcher.run.records import AttemptEnd, Exclusion, Handle, RunState, StopRequest
 from launcher.states import State
 from launcher.status.derive import derive
 from launcher.status.facts import RunFacts, read_facts
@@ -115,7 +115,7 @@ class HostServer:
 
                 return receive.come_back(_run(request))
             case IncludeHosts():
-                pardon(_run(request), request.hosts)
+                include(_run(request), request.hosts)
             case Tidy():
                 from launcher.places.ssh.host.disk import tidying  # late: `launch status` needs none of it
 
@@ -172,7 +172,7 @@ def _report(run: RunDir, events_from: int) -> object:
         began=presence.began(attempt),
         begun=_begun(run, attempt),
         last=last,
-        avoided=readable(run.avoided, tuple[Blame, ...]),
+        avoided=readable(run.avoided, tuple[Exclusion, ...]),
         stop=readable(attempt.stop, StopRequest),
         end=end,
         files=tails.parts_of(files),

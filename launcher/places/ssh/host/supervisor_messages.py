@@ -2,8 +2,8 @@
 
 Ask ─► SupervisorStatus            the state of the other one
 Replica ─► Agreed              a record of the leader's, for hosts that do not share its disk
-Begin ─► Agreed, Declined      prepare: keep what the host has, until all have prepared or one has not
-Begun ─► Agreed, Declined      commit: all have prepared and it begins; or not all, and it may let go again
+Prepare ─► Agreed, Declined      prepare: keep what the host has, until all have prepared or one has not
+Commit ─► Agreed, Declined      commit: all have prepared and it begins; or not all, and it may let go again
 Vote ─► Agreed, Declined       promise that no older attempt writes here any more; one candidate per number
 OpenAttempt ─► Agreed, Declined  the next attempt, from the leader or from an elected candidate
 Settled ─► Agreed              enough voters have accepted the attempt
@@ -40,7 +40,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t")
     history: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0  # bytes
     waits_for: Text = ""
     prepared: bool = False  # it keeps what it has; the leader: it asks whether all do
-    promised: Number = 0  # the newest attempt that had its vote
+    voted_for: Number = 0  # the newest attempt that had its vote
     led_by: Text = ""  # the host that leads its attempt
     held_back: bool = False  # by something that comes before any host is wanted
     silent_s: Age = 0.0  # the leader: since its coordinator spoke, where it should; by a clock that it alone reads
@@ -59,11 +59,11 @@ class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
     ends: bool = False  # of a candidate's history: what comes after it goes
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
+class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
     attempt: Number
 
 
-class Begun(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
+class Commit(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
     attempt: Number
     by_all: bool
 
@@ -125,7 +125,7 @@ class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):
     why: Text
 
 
-SupervisorQuestion = Ask | Replica | Begin | Begun | Vote | OpenAttempt | Settled | Cancelled | Rejoin
+SupervisorQuestion = Ask | Replica | Prepare | Commit | Vote | OpenAttempt | Settled | Cancelled | Rejoin
 SupervisorReply = SupervisorStatus | Agreed | Declined | OpenAttempt
 
 

@@ -14,11 +14,11 @@ from launcher.places.ssh.host.ballot import Ballot
 from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
-    Begin,
-    Begun,
     Cancelled,
+    Commit,
     Declined,
     OpenAttempt,
+    Prepare,
     RecordsSaid,
     Rejoin,
     Replica,
@@ -42,7 +42,7 @@ from launcher.supervisor.attempt_end import ask_to_stop
 from launcher.supervisor.slots.take import Alone, Slots
 from launcher.supervisor.wakeup import Wakeup
 
-_ToBeDone = Begin | Begun | Cancelled | OpenAttempt | Rejoin | Replica | Settled | Vote
+_ToBeDone = Prepare | Commit | Cancelled | OpenAttempt | Rejoin | Replica | Settled | Vote
 
 
 class Readiness:
@@ -259,7 +259,7 @@ class SupervisorState:
             history=self.ballot.records().length if apart else 0,
             waits_for=self.ready.waits_for,
             prepared=self.ready.prepared,
-            promised=self.ballot.voted[0] if apart else 0,
+            voted_for=self.ballot.voted[0] if apart else 0,
             led_by=self.leader,
             held_back=self.ready.held_back,
             silent_s=self._coordinators_silence_s(),
@@ -304,7 +304,7 @@ class SupervisorState:
     def _against_asker(self, question: _ToBeDone, asker: str) -> str:
         """Return why the asker is refused, or ""; it has to have the address of the host for which it speaks."""
         match question:
-            case Begin() | Begun():
+            case Prepare() | Commit():
                 name = self.leader
             case (
                 Cancelled(node=node)
@@ -323,9 +323,9 @@ class SupervisorState:
     def _against(self, question: _ToBeDone) -> str:
         """Do what was asked, and return why not, or ""."""
         match question:
-            case Begin(attempt=attempt):
+            case Prepare(attempt=attempt):
                 return self._against_leader_of(attempt) or self.ready.prepare()
-            case Begun(attempt=attempt, by_all=by_all):
+            case Commit(attempt=attempt, by_all=by_all):
                 return self._against_leader_of(attempt) or self.ready.begin(by_all=by_all)
             case Vote():
                 return self._vote(question)

@@ -19,7 +19,7 @@ from launcher.run import avoided
 from launcher.run.attempts import newest, read_plan
 from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd, Blame, ClusterWord
+from launcher.run.records import AttemptEnd, ClusterAnswer, Exclusion
 from launcher.supervisor.attempt_end import cancelled, write_end
 from launcher.supervisor.handover import Handover, is_being_handed, is_open
 
@@ -129,7 +129,7 @@ def _not_ended(
     return Unreachable(f"{what}: something of the run may be left there", *reasons(troubles), hint)
 
 
-def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bool:
+def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> bool:
     """Write that the run was cancelled, if no host that answered has anything left or knows another end."""
     last = newest(run)
     end = read_record(last.end, AttemptEnd) if last is not None else None
@@ -142,7 +142,7 @@ def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bo
     return True
 
 
-def pardon(run: RunDir, hosts: Collection[str]) -> None:
+def include_hosts(run: RunDir, hosts: Collection[str]) -> None:
     """Have the supervisors of an active run include these hosts again, or all."""
 
     def forget(client: HostClient) -> None:
@@ -150,8 +150,8 @@ def pardon(run: RunDir, hosts: Collection[str]) -> None:
 
     troubles = failures(ask_all(places_of(run), forget))
     # Who was ever blamed may well be gone, whether or not that still counts.
-    silent = sorted(troubles.keys() - {blame.host for blame in read_record(run.avoided, list[Blame]) or []})
+    silent = sorted(troubles.keys() - {exclusion.host for exclusion in read_record(run.avoided, list[Exclusion]) or []})
     if silent:
-        avoided.pardon(run, hosts)  # applies here at once, without waiting for hosts that are gone
+        avoided.include(run, hosts)  # applies here at once, without waiting for hosts that are gone
         hint = f"hint: launch nodes include {run.path.name} again, once {', '.join(silent)} can be reached"
         raise Unreachable(f"could not tell {', '.join(silent)}", troubles[silent[0]].lines[0], hint)

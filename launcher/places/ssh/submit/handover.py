@@ -68,7 +68,7 @@ class PoolHandover:
         troubles = pool.troubles_of(plan.spec.ssh)
         troubles |= failures(self._pythons)
         while True:
-            chosen = choose(plan, ready, {blame.host for blame in avoided(self._run)})
+            chosen = choose(plan, ready, {exclusion.host for exclusion in avoided(self._run)})
             if len(chosen) < plan.nodes_min:
                 raise _too_few(plan, len(chosen), troubles)
             failed = self._hand_over(
@@ -104,7 +104,7 @@ class PoolHandover:
             for one in clients.values():
                 one.close()  # a supervisor that waits and was not told to go exits
         if not failed:
-            write_record(there.handle, Handle("ssh", ticket=intent.ticket))
+            write_record(there.handle, Handle("ssh", submit_token=intent.submit_token))
         return failed
 
     def _told_to_go(
@@ -263,7 +263,7 @@ def _mend(run: RunDir, attempt: AttemptDir) -> None:
             return
         reports = ask_reports(run, handed_to(run, attempt))
         if any(one.has_begun(attempt) for one in knowing(reports)):
-            write_record(attempt.handle, Handle("ssh", ticket=handover.intent.ticket))
+            write_record(attempt.handle, Handle("ssh", submit_token=handover.intent.submit_token))
         elif not failures(reports):
             ssh = read_plan(run, attempt.number).spec.ssh
             found, troubles = pool.surveyed(ssh)

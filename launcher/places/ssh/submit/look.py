@@ -17,7 +17,7 @@ from launcher.run import registry
 from launcher.run.attempts import last_attempt, last_seen, read_plan
 from launcher.run.durable import write_record
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import ClusterWord
+from launcher.run.records import ClusterAnswer
 from launcher.states import State
 from launcher.supervisor.handover import Handover, is_open
 
@@ -28,7 +28,7 @@ Asked = tuple[RunDir, AttemptDir]
 _MAY_TAKE_OVER = 2  # hosts; one is never more than half of those that count
 
 
-def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None = None) -> list[ClusterWord | None]:
+def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None = None) -> list[ClusterAnswer | None]:
     """Return the word of each run's hosts, copying their records; an error of one run does not affect the others.
 
     `not_mended` is why an attempt could not be handed to its hosts now, by its folder.
@@ -54,11 +54,11 @@ def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> di
     return for_all({str(attempt.path): (run, attempt) for run, attempt in wanted}, done, at_once=AT_ONCE)
 
 
-def _said_of(word: ClusterWord | LaunchError | None) -> ClusterWord | None:
-    return ClusterWord("unknown", "", 0.0, silent=word.lines[0]) if isinstance(word, LaunchError) else word
+def _said_of(word: ClusterAnswer | LaunchError | None) -> ClusterAnswer | None:
+    return ClusterAnswer("unknown", "", 0.0, silent=word.lines[0]) if isinstance(word, LaunchError) else word
 
 
-def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterWord | None:
+def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterAnswer | None:
     if is_open(run, attempt):
         handover = Handover.of(run, attempt)
         if handover.is_in_hand():
@@ -68,7 +68,7 @@ def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> Cl
     return judge(run, attempt)
 
 
-def judge(run: RunDir, attempt: AttemptDir) -> ClusterWord:
+def judge(run: RunDir, attempt: AttemptDir) -> ClusterAnswer:
     """Return the run's state: the first host's word if no other can know better, else that of all."""
     plan = read_plan(run, last_attempt(run).number)
     places = _leader_first(plan, places_of(run))
@@ -82,7 +82,7 @@ def judge(run: RunDir, attempt: AttemptDir) -> ClusterWord:
 
 def _of_another_machine(
     run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]
-) -> ClusterWord:
+) -> ClusterAnswer:
     """Return the state of another machine's run, which may have resumed it on further hosts: while one is
     silent, no end counts.
     """
@@ -101,7 +101,9 @@ def _of_another_machine(
     return _unanswered(attempt, silent, best) if silent else _judged(run, attempt, plan, said)
 
 
-def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> ClusterWord:
+def _judged(
+    run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]
+) -> ClusterAnswer:
     """Return the run's state from the best report of a host.
 
     It is unknown if a host that did not answer may have a newer one, and lost if all answer and none knows the attempt.
@@ -112,7 +114,7 @@ def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, Hos
         if silent:
             return _unanswered(attempt, silent, best)
         text = "its hosts know nothing of it any more"
-        return ClusterWord("ended", "", time.time(), text=text, ended_as=State.LOST)
+        return ClusterAnswer("ended", "", time.time(), text=text, ended_as=State.LOST)
     if silent and not best.lives and not _settles(best, plan, said):
         return _unanswered(attempt, silent, best)
     keep(run, best)
@@ -138,10 +140,10 @@ def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | Launc
     return 2 * agreed >= len(said) or len(said) - len(knowing(said)) < max(_MAY_TAKE_OVER, plan.nodes_min)
 
 
-def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: LaunchError | None) -> ClusterWord | None:
+def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: LaunchError | None) -> ClusterAnswer | None:
     """Return the state of an attempt whose submitter is gone, or None if its hosts were told to go all the same."""
     if handover.is_locked():
-        return ClusterWord("queued", "", time.time(), text="it is being handed to its hosts")
+        return ClusterAnswer("queued", "", time.time(), text="it is being handed to its hosts")
     said = ask_reports(run, handed_to(run, attempt))
     if any(one.has_begun(attempt) for one in knowing(said)):
         return None
@@ -149,7 +151,7 @@ def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: Laun
     return _unanswered(attempt, reasons(failures(said)) or [never], None)
 
 
-def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterWord:
+def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterAnswer:
     why = silent[0] if len(silent) == 1 else f"{len(silent)} of its hosts do not answer: {'; '.join(silent)}"
     if best is not None and best.head.state is State.CANCELLED:
         why = f"{why}; the others say CANCELLED, without a word of those that it has ended there and holds no slots"
@@ -164,16 +166,16 @@ def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
     return sorted(places, key=lambda place: order.index(place.host.name) if place.host.name in order else len(order))
 
 
-def _word(said: RunReport) -> ClusterWord:
+def _word(said: RunReport) -> ClusterAnswer:
     now = time.time()
     match said.state:
         case State.QUEUED:
-            return ClusterWord("queued", "QUEUED", now, text=said.message)
+            return ClusterAnswer("queued", "QUEUED", now, text=said.message)
         case State.LOST:
-            return ClusterWord("ended", "LOST", now, text=said.message, ended_as=State.LOST)
+            return ClusterAnswer("ended", "LOST", now, text=said.message, ended_as=State.LOST)
         case State.UNKNOWN | None:
-            return ClusterWord("unknown", "UNKNOWN", now, text=said.message)
+            return ClusterAnswer("unknown", "UNKNOWN", now, text=said.message)
         case state if state.ended and said.more:
-            return ClusterWord("running", State.RUNNING.upper(), now, text="it has ended, and its events are coming")
+            return ClusterAnswer("running", State.RUNNING.upper(), now, text="it has ended, and its events are coming")
         case state:
-            return ClusterWord("running", state.upper(), now, text=said.message if said.stale else "")
+            return ClusterAnswer("running", state.upper(), now, text=said.message if said.stale else "")

@@ -23,7 +23,7 @@ from launcher.run.attempts import newest, read_plan
 from launcher.run.durable import make_dir, write_bytes, write_record
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import Blame, Handle, Intent, StopRequest
+from launcher.run.records import Exclusion, Handle, Intent, StopRequest
 from launcher.states import State
 
 _LOG = re.compile(r"exits\.jsonl|(node-\d{2,6}/)?[a-z][a-z-]{0,40}\.log", re.ASCII)
@@ -149,7 +149,7 @@ def keep(run: RunDir, told: HostReport) -> None:
             if file.content != (path.read_bytes() if path.exists() else b""):
                 make_dir(path.parent)
                 write_bytes(path, file.content)
-    renew(run.avoided, head.avoided, tuple[Blame, ...])
+    renew(run.avoided, head.avoided, tuple[Exclusion, ...])
     if not head.more:
         renew(attempt.stop, head.stop, StopRequest)
     if head.last is not None and not (head.more and head.last.state.ended):

@@ -9,9 +9,9 @@ import pytest
 from launcher.places.ssh.comeback import returning_supervisor as comeback
 from launcher.places.ssh.host.follower import TakeOver
 from launcher.places.ssh.host.leader import Hearing, enough, propose
-from launcher.places.ssh.host.supervisor_messages import Agreed, Ask, Begin, Declined, OpenAttempt, Replica, granted
+from launcher.places.ssh.host.supervisor_messages import Agreed, Ask, Declined, OpenAttempt, Prepare, Replica, granted
 from launcher.run.attempts import read_intent, read_plan
-from launcher.run.avoided import pardon
+from launcher.run.avoided import include
 from launcher.spec.model import Budget
 from launcher.states import Cause, State
 from tests.places.ssh.host import test_supervisors
@@ -54,7 +54,7 @@ def test_a_host_is_avoided_once_for_each_time_that_it_falls_silent(tmp_path):
         now[0] += 1.0
         spared.silent = silent
         hearing.look()
-        assert [blame.host for blame in pardon(member.run)] == avoided
+        assert [exclusion.host for exclusion in include(member.run)] == avoided
 
 
 def test_who_missed_an_attempt_while_it_was_frozen_votes_for_one_that_has_it(spared):
@@ -151,7 +151,7 @@ def test_nobody_speaks_for_another_host(table):
     table.lose(0)
     table.asking.number = 2
     opening = table.supervisors[1].opening(2, ["host1", "host2"], None, [])
-    for word in (table.vote(2, 1), Replica(0, 1, "state", -1, "{}"), opening, Begin(1)):
+    for word in (table.vote(2, 1), Replica(0, 1, "state", -1, "{}"), opening, Prepare(1)):
         answer = table.said(3, word)
         assert isinstance(answer, Declined) and "127.0.0.3 does not speak for host" in answer.why
     assert isinstance(table.said(3, table.vote(2, 2)), Agreed)

@@ -18,7 +18,7 @@ from launcher.remote.shipping.tree import FileEntry, contents, digest_of, entrie
 from launcher.run.avoided import avoided
 from launcher.run.code.listing import list_frozen
 from launcher.run.durable import read_lines
-from launcher.run.records import Blame, Event
+from launcher.run.records import Event, Exclusion
 from tests.run_folder import RunFolder
 
 NOWHERE = "192.0.2.1"  # an address that this machine has not
@@ -59,12 +59,12 @@ def test_a_torn_line_is_not_continued(run):
 
 
 def test_what_a_person_forgave_is_not_held_against_anybody_there(run):
-    blames = [Blame(name, "lost", 1, 1.0, 1e12) for name in ("node1", "node2")]
-    RunFolder.write(None, run.avoided, blames)
+    exclusions = [Exclusion(name, "lost", 1, 1.0, 1e12) for name in ("node1", "node2")]
+    RunFolder.write(None, run.avoided, exclusions)
     bring_up_to_date(run, 2, {})
     assert len(avoided(run)) == 2
-    bring_up_to_date(run, 2, {"avoided.json": msgspec.json.encode(blames[1:])})
-    assert [blame.host for blame in avoided(run)] == ["node2"]
+    bring_up_to_date(run, 2, {"avoided.json": msgspec.json.encode(exclusions[1:])})
+    assert [exclusion.host for exclusion in avoided(run)] == ["node2"]
 
 
 def test_nobody_comes_back_in_the_place_of_a_host_that_calls_itself_the_same(tmp_path):
@@ -125,7 +125,7 @@ def test_code_that_is_not_what_was_said_is_not_kept(code, tmp_path):
 def test_after_refused_code_its_contents_are_not_taken_for_requests(tmp_path):
     """They are passed over, and the next request is answered."""
     folder = RunFolder(tmp_path / "runs" / "job-1a2b")
-    RunFolder.write(None, folder.run.avoided, [Blame("node1", "lost", 1, 1.0, 1e12)])
+    RunFolder.write(None, folder.run.avoided, [Exclusion("node1", "lost", 1, 1.0, 1e12)])
     pardon = encoded(IncludeHosts("job-1a2b", str(tmp_path), ()))
     code = CodeTree(str(tmp_path), "0" * 64, (FileEntry("../out", len(pardon), False),))
     told = io.BytesIO()

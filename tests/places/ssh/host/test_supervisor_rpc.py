@@ -12,8 +12,8 @@ from launcher.places.ssh.host.ballot import Ballot
 from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
-    Begin,
     Declined,
+    Prepare,
     RecordsSaid,
     SupervisorStatus,
     Vote,
@@ -53,7 +53,7 @@ def test_all_others_are_asked_at_once(seated):
     answers[1] = lambda _: standing(1)
     answers[2] = lambda _: standing(2, has_slots=False, waits_for="2 GPUs")
     assert rpcs[0].ask(Ask()) == {1: standing(1), 2: standing(2, has_slots=False, waits_for="2 GPUs")}
-    assert rpcs[2].ask_one(Begin(1), 0) == Agreed()
+    assert rpcs[2].ask_one(Prepare(1), 0) == Agreed()
 
 
 def test_who_is_gone_or_slow_is_not_among_the_answers(seated):
@@ -62,7 +62,7 @@ def test_who_is_gone_or_slow_is_not_among_the_answers(seated):
     answers[1] = lambda _: answered.wait(60) and Agreed()
     try:
         for limit_s in (0.3, 3.0, 30.0):  # on a busy machine whoever answers at once needs a while too
-            if there := granted(rpcs[0].ask(Begin(1), limit_s=limit_s)):
+            if there := granted(rpcs[0].ask(Prepare(1), limit_s=limit_s)):
                 break
         assert there == [2]
     finally:
@@ -81,7 +81,7 @@ def test_how_a_supervisor_is_waits_for_no_other_answer(seated):
         return answered.wait(60) and Agreed()
 
     answers[1] = answer
-    askers = [threading.Thread(target=rpcs[0].ask, args=(Begin(number), [1])) for number in range(busy.parties - 1)]
+    askers = [threading.Thread(target=rpcs[0].ask, args=(Prepare(number), [1])) for number in range(busy.parties - 1)]
     try:
         for one in askers:
             one.start()
@@ -109,14 +109,14 @@ def test_a_supervisor_is_gone_where_its_host_says_that_nobody_listens(seated):
     one.ask(Ask())
     assert one.all_gone(0.0) and not one.all_gone(60.0)
     rpcs.append(SupervisorRpc("127.0.0.2", KEY, lambda *_: Agreed(), port))
-    assert (rpcs[1].port, granted(one.ask(Begin(1)))) == (port, [1])
+    assert (rpcs[1].port, granted(one.ask(Prepare(1)))) == (port, [1])
     assert not one.all_gone(0.0)
 
 
 def test_a_refusal_is_no_agreement(seated):
     rpcs, answers = seated
     answers[2] = lambda _: Declined("no")
-    assert granted(rpcs[0].ask(Begin(1))) == [1]
+    assert granted(rpcs[0].ask(Prepare(1))) == [1]
 
 
 def test_a_stranger_gets_nothing(seated):
@@ -152,7 +152,7 @@ def test_errors_of_ours_are_declined(seated):
         raise LaunchError("not now")
 
     answers[1] = fail
-    assert rpcs[0].ask_one(Begin(1), 1) == Declined("not now")
+    assert rpcs[0].ask_one(Prepare(1), 1) == Declined("not now")
 
 
 def test_a_relay_at_a_dead_supervisors_port_adds_no_vote(seated):

@@ -21,11 +21,11 @@ from launcher.places.ssh.host.record_copies import RecordReplicator
 from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
-    Begin,
-    Begun,
     Cancelled,
+    Commit,
     Declined,
     OpenAttempt,
+    Prepare,
     RecordsSaid,
     Replica,
     SupervisorStatus,
@@ -46,7 +46,7 @@ from launcher.run.durable import (
 from launcher.run.fence import fence, raise_fence
 from launcher.run.identity import boot_id, this_process
 from launcher.run.layout import RunDir
-from launcher.run.records import AttemptEnd, Blame, Event, Intent, NodeState, ProcessId, RunState
+from launcher.run.records import AttemptEnd, Event, Exclusion, Intent, NodeState, ProcessId, RunState
 from launcher.spec.model import Budget, Recovery
 from launcher.states import Cause, State
 from launcher.supervisor.allocation import StopSignal
@@ -538,8 +538,8 @@ def test_a_host_whose_disk_ended_a_generation_comes_last_in_the_next_attempt(tab
     member = table.supervisors[0]
     for node, attempt in ((1, 1), (0, 1), (2, 0)):
         append_line(member.run.events, Event(time.time(), attempt, "failure", "no space", node=node, cause=Cause.DISK))
-    leader.blame_hosts(member)
-    assert [(blame.host, blame.evidence) for blame in avoided(member.run)] == [("host1", "no space")]
+    leader.exclude_lost_hosts(member)
+    assert [(exclusion.host, exclusion.evidence) for exclusion in avoided(member.run)] == [("host1", "no space")]
     assert proposed(table, member, [1, 2], Cause.KILLED) == 2
     assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
 
@@ -549,8 +549,8 @@ def test_a_host_that_is_unfit_comes_last_and_the_one_that_leads_where_a_person_r
     for node in (0, 1):
         told = Event(time.time(), 1, "node_unfit", "left out", node=node, evidence=f"cuda:{node}: memory")
         append_line(member.run.events, told)
-    leader.blame_hosts(member)
-    assert {blame.host: blame.evidence for blame in avoided(member.run)} == {
+    leader.exclude_lost_hosts(member)
+    assert {exclusion.host: exclusion.evidence for exclusion in avoided(member.run)} == {
         "host0": "cuda:0: memory",
         "host1": "cuda:1: memory",
     }
@@ -714,7 +714,7 @@ def test_a_host_that_is_avoided_is_used_again_and_comes_last(tmp_path):
     table = Table(tmp_path, nodes_min=3)
     member = table.supervisors[0]
     now = time.time()
-    avoid(member.run, [Blame("host1", "", 1, now, now + 60.0)])
+    avoid(member.run, [Exclusion("host1", "", 1, now, now + 60.0)])
     assert enough(member, [1, 2], leads=True) and not enough(member, [2], leads=True)
     assert proposed(table, member, [1, 2], None) == 2
     assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
@@ -725,7 +725,7 @@ def test_a_host_that_has_no_part_in_the_attempt_is_not_avoided_again(table):
     assert proposed(table, member, [2], None) == 2
     member.move(2)
     avoid_silent(member, {1, 2})
-    assert [blame.host for blame in avoided(member.run)] == ["host2"]
+    assert [exclusion.host for exclusion in avoided(member.run)] == ["host2"]
 
 
 def test_a_host_that_missed_the_proposal_leaves(table, agents):
@@ -850,7 +850,7 @@ def test_who_waits_without_a_leader_takes_the_run_over(table):
         assert watch.look()
     assert [member.attempt.number for member in table.supervisors] == [1, 2, 2]
     assert host_supervisor._all_begin(table.supervisors[1]) and table.supervisors[2].ready.began
-    assert [blame.host for blame in avoided(table.supervisors[1].run)] == ["host0"]
+    assert [exclusion.host for exclusion in avoided(table.supervisors[1].run)] == ["host0"]
     table.silent = set()
     with pytest.raises(Fenced, match="led by host1"):
         host_supervisor._all_begin(table.supervisors[0])
@@ -864,7 +864,7 @@ def test_a_leader_that_is_back_after_a_promise_begins_anew(table):
     table.lose(0)
     assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
     table.silent = set()
-    assert isinstance(table.said(2, Begin(1)), Declined)
+    assert isinstance(table.said(2, Prepare(1)), Declined)
     assert not host_supervisor._all_begin(table.supervisors[0])
     assert all(watch.look() for watch in watches)
     assert host_supervisor._all_begin(table.supervisors[0])
@@ -894,25 +894,25 @@ def test_a_host_without_which_it_began_leaves(table):
 
 def test_a_host_that_missed_the_word_to_begin_asks_for_it(table):
     watch = table.watches()[2]
-    table.deafen(2, Begun)
+    table.deafen(2, Commit)
     assert host_supervisor._all_begin(table.supervisors[0]) and not table.supervisors[2].ready.began
     assert watch.look() and table.supervisors[2].ready.began
 
 
-@pytest.mark.parametrize("lost", [(), (Begun,)])
+@pytest.mark.parametrize("lost", [(), (Commit,)])
 def test_who_has_prepared_lets_go_where_not_all_have(table, monkeypatch, lost):
     """Else it holds what an older run waits for, which holds what we wait for."""
     watch, slots, said = table.watches()[1], Slots(), table.said
     table.deafen(1, *lost)
 
     def declined(number, question):
-        return Declined("gone") if number == 2 and isinstance(question, Begin) else said(number, question)
+        return Declined("gone") if number == 2 and isinstance(question, Prepare) else said(number, question)
 
     monkeypatch.setattr(table, "said", declined)
-    assert isinstance(table.said(1, Begin(1)), Agreed)
+    assert isinstance(table.said(1, Prepare(1)), Agreed)
     assert not table.supervisors[1].ready.let_go(slots)
     assert not host_supervisor._all_begin(table.supervisors[0])
-    assert table.supervisors[1].ready.prepared == (Begun in lost)
+    assert table.supervisors[1].ready.prepared == (Commit in lost)
     assert watch.look() and not table.supervisors[1].ready.began
     assert table.supervisors[1].ready.let_go(slots) and slots.released
 

@@ -1,8 +1,8 @@
 """Hosts whose ranks run as long as leases last: clocks tick, messages come at any later moment, hosts crash and return.
 
 Histories are all alike here (records_world.py has those), so that what is explored is time. Clocks run equally fast; a
-host that stands still is one that sends and receives nothing for a while. Of a host's pulses the newest is on its way,
-and of the answers to it, each for as long as it takes: an older one says nothing that lasts longer.
+host that stands still is one that sends and receives nothing for a while. Of a host's heartbeats the newest is on its
+way, and of the answers to it, each for as long as it takes: an older one says nothing that lasts longer.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ class Accepted(NamedTuple):
     attempt: int
 
 
-class Pulse(NamedTuple):
+class Heartbeat(NamedTuple):
     host: Host
     attempt: int
     asked_at: float
@@ -78,9 +78,9 @@ class Answer(NamedTuple):
 class State(NamedTuple):
     now: float
     nodes: tuple[Node, ...]
-    sent: frozenset[RequestVote | Granted | Open | Accepted | Pulse | Answer]
+    sent: frozenset[RequestVote | Granted | Open | Accepted | Heartbeat | Answer]
     crashes: int
-    pulses: int = 0
+    heartbeats: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LeaseWorld:
     hosts: int
     attempts: int
     ticks: int
-    pulses: int  # of all hosts together
+    heartbeats: int  # of all hosts together
     crashes: int = 0
     voter: type[Voter] = field(default=Voter, repr=False)
     counts_from_receipt: bool = field(default=False, repr=False)
@@ -107,7 +107,7 @@ class LeaseWorld:
         if state.now < self.ticks:
             now = state.now + 1
             nodes = tuple(_without_what_is_over(node, now) for node in state.nodes)
-            yield "a second passes", State(now, nodes, _that_matter(nodes, state.sent), state.crashes, state.pulses)
+            yield "a second passes", State(now, nodes, _that_matter(nodes, state.sent), state.crashes, state.heartbeats)
         for node in state.nodes:
             yield from self._own_steps(state, node)
         for message in state.sent:
@@ -116,7 +116,7 @@ class LeaseWorld:
                     yield from self._counted_vote(state, state.nodes[message.candidate], message)
                 case Accepted():
                     yield from self._counted(state, message)
-                case Pulse():
+                case Heartbeat():
                     yield from self._answered(state, message)
                 case Answer():
                     yield from self._heard(state, state.nodes[message.host], message)
@@ -148,10 +148,13 @@ class LeaseWorld:
                 settled = voter.settle(Settle(voter.newest.attempt, me))
                 new = node._replace(voter=settled, memory=Leads(confirmed, max(now, starts)))
                 yield f"host {me} leads attempt {voter.newest.attempt}", _after(state, new)
-        if memory is None and state.pulses < self.pulses:
-            pulse = Pulse(me, voter.newest.attempt, now, node.seen, voter.counts)
-            if pulse not in state.sent:
-                yield f"host {me} sends a pulse", _after(state, node, pulse)._replace(pulses=state.pulses + 1)
+        if memory is None and state.heartbeats < self.heartbeats:
+            heartbeat = Heartbeat(me, voter.newest.attempt, now, node.seen, voter.counts)
+            if heartbeat not in state.sent:
+                yield (
+                    f"host {me} sends a heartbeat",
+                    _after(state, node, heartbeat)._replace(heartbeats=state.heartbeats + 1),
+                )
         if state.crashes < self.crashes:
             new = node._replace(memory=None, heard_at=now, seen=-inf, ranks=(0, 0))
             yield f"host {me} crashes and returns", _after(state, new)._replace(crashes=state.crashes + 1)
@@ -184,18 +187,21 @@ class LeaseWorld:
                     new = node._replace(memory=node.memory._replace(accepted=accepted | {message.voter}))
                     yield f"host {node.voter.me} counts host {message.voter}", _after(state, new)
 
-    def _answered(self, state: State, pulse: Pulse) -> Iterator[tuple[str, State]]:
+    def _answered(self, state: State, heartbeat: Heartbeat) -> Iterator[tuple[str, State]]:
         for node in state.nodes:
             match node.memory:
-                case Leads(confirmed_at=confirmed, starts_from=starts) if pulse.attempt == node.voter.newest.attempt:
-                    if pulse.counts:
-                        at = state.now if self.counts_from_receipt else pulse.seen
-                        before = confirmed[pulse.host]
-                        confirmed = (*confirmed[: pulse.host], max(at, before), *confirmed[pulse.host + 1 :])
+                case Leads(confirmed_at=confirmed, starts_from=starts) if (
+                    heartbeat.attempt == node.voter.newest.attempt
+                ):
+                    if heartbeat.counts:
+                        at = state.now if self.counts_from_receipt else heartbeat.seen
+                        before = confirmed[heartbeat.host]
+                        confirmed = (*confirmed[: heartbeat.host], max(at, before), *confirmed[heartbeat.host + 1 :])
                     new = node._replace(memory=Leads(confirmed, starts))
                     runs = starts <= state.now < _leads_until(new)
-                    answer = Answer(pulse.host, pulse.attempt, pulse.asked_at, state.now, runs)
-                    text = f"host {node.voter.me} answers host {pulse.host}'s pulse of second {pulse.asked_at:g}"
+                    answer = Answer(heartbeat.host, heartbeat.attempt, heartbeat.asked_at, state.now, runs)
+                    asked = f"host {heartbeat.host}'s heartbeat of second {heartbeat.asked_at:g}"
+                    text = f"host {node.voter.me} answers {asked}"
                     yield text, _after(state, new, answer)
 
     def _heard(self, state: State, node: Node, answer: Answer) -> Iterator[tuple[str, State]]:
@@ -250,25 +256,25 @@ def _records_of(voter: Voter) -> Records:
     return Records(voter.newest.attempt, 0, "")
 
 
-def _after(state: State, node: Node, *sent: RequestVote | Granted | Open | Accepted | Pulse | Answer) -> State:
+def _after(state: State, node: Node, *sent: RequestVote | Granted | Open | Accepted | Heartbeat | Answer) -> State:
     me = node.voter.me
     nodes = (*state.nodes[:me], _without_what_is_over(node, state.now), *state.nodes[me + 1 :])
     on_the_way = state.sent
     for new in sent:
-        if isinstance(new, Pulse | Answer):
+        if isinstance(new, Heartbeat | Answer):
             on_the_way = frozenset(one for one in on_the_way if type(one) is not type(new) or one[0] != new[0])
         on_the_way |= {new}
     return state._replace(nodes=nodes, sent=_that_matter(nodes, on_the_way))
 
 
 def _that_matter(
-    nodes: tuple[Node, ...], sent: frozenset[RequestVote | Granted | Open | Accepted | Pulse | Answer]
-) -> frozenset[RequestVote | Granted | Open | Accepted | Pulse | Answer]:
+    nodes: tuple[Node, ...], sent: frozenset[RequestVote | Granted | Open | Accepted | Heartbeat | Answer]
+) -> frozenset[RequestVote | Granted | Open | Accepted | Heartbeat | Answer]:
     """Without messages that nobody would take any more."""
     return frozenset(one for one in sent if _matters(nodes, one))
 
 
-def _matters(nodes: tuple[Node, ...], message: RequestVote | Granted | Open | Accepted | Pulse | Answer) -> bool:
+def _matters(nodes: tuple[Node, ...], message: RequestVote | Granted | Open | Accepted | Heartbeat | Answer) -> bool:
     match message:
         case RequestVote(attempt=attempt, candidate=candidate):
             node = nodes[candidate]
@@ -292,7 +298,7 @@ def _matters(nodes: tuple[Node, ...], message: RequestVote | Granted | Open | Ac
                 and voter not in node.memory.accepted
                 for node in nodes
             )
-        case Pulse(host=host, attempt=attempt):
+        case Heartbeat(host=host, attempt=attempt):
             leads = any(isinstance(node.memory, Leads) and node.voter.newest.attempt == attempt for node in nodes)
             return leads and nodes[host].voter.newest.attempt == attempt
         case Answer(host=host, attempt=attempt):

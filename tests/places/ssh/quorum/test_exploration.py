@@ -42,9 +42,9 @@ DAILY: list[tuple[World, int | None]] = [
     (RecordsWorld(hosts=3, attempts=3, crashes=0), None),
     (RecordsWorld(hosts=4, attempts=2, crashes=0), None),
     (RecordsWorld(hosts=5, attempts=2, crashes=0), 60_000),
-    (LeaseWorld(hosts=2, attempts=2, ticks=4, pulses=4, crashes=1), 60_000),
-    (LeaseWorld(hosts=3, attempts=2, ticks=3, pulses=1), None),
-    (LeaseWorld(hosts=4, attempts=2, ticks=3, pulses=1), 30_000),
+    (LeaseWorld(hosts=2, attempts=2, ticks=4, heartbeats=4, crashes=1), 60_000),
+    (LeaseWorld(hosts=3, attempts=2, ticks=3, heartbeats=1), None),
+    (LeaseWorld(hosts=4, attempts=2, ticks=3, heartbeats=1), 30_000),
 ]
 MOST = 500_000 * SCALE  # states of a world that has more
 NIGHTLY: list[tuple[World, int | None]] = [
@@ -54,10 +54,10 @@ NIGHTLY: list[tuple[World, int | None]] = [
     (RecordsWorld(hosts=4, attempts=3, crashes=0), MOST),
     (RecordsWorld(hosts=4, attempts=2, crashes=1, entries=1), MOST),
     (RecordsWorld(hosts=5, attempts=2, crashes=0), None),
-    (LeaseWorld(hosts=2, attempts=3, ticks=5, pulses=5, crashes=1), MOST),
-    (LeaseWorld(hosts=3, attempts=2, ticks=4, pulses=3, crashes=1), MOST),
-    (LeaseWorld(hosts=3, attempts=3, ticks=5, pulses=2), MOST),
-    (LeaseWorld(hosts=4, attempts=2, ticks=3, pulses=1), MOST),
+    (LeaseWorld(hosts=2, attempts=3, ticks=5, heartbeats=5, crashes=1), MOST),
+    (LeaseWorld(hosts=3, attempts=2, ticks=4, heartbeats=3, crashes=1), MOST),
+    (LeaseWorld(hosts=3, attempts=3, ticks=5, heartbeats=2), MOST),
+    (LeaseWorld(hosts=4, attempts=2, ticks=3, heartbeats=1), MOST),
 ]
 
 
@@ -95,12 +95,12 @@ SABOTAGED: dict[str, tuple[World, str]] = {
         RecordsWorld(hosts=2, attempts=2, crashes=0, voter=HalfIsEnough),
         "attempt 2 has two leaders",
     ),
-    "a lease counts from when a pulse was received": (
-        LeaseWorld(hosts=3, attempts=2, ticks=3, pulses=1, counts_from_receipt=True),
+    "a lease counts from when a heartbeat was received": (
+        LeaseWorld(hosts=3, attempts=2, ticks=3, heartbeats=1, counts_from_receipt=True),
         "ranks run at once",
     ),
     "ranks start though a host of the last attempt is silent": (
-        LeaseWorld(hosts=3, attempts=2, ticks=3, pulses=1, waits_for_the_silent=False),
+        LeaseWorld(hosts=3, attempts=2, ticks=3, heartbeats=1, waits_for_the_silent=False),
         "ranks run at once",
     ),
 }

@@ -118,7 +118,7 @@ LEADERS = {
 
 RUNS_THAT_STAND_STILL = {
     "a number that another has the votes for is asked for for ever": (
-        LEADER, "supervisor.stand(max([used, *(one.promised for one in there.values())]))", "supervisor.stand(used)",
+        LEADER, "supervisor.stand(max([used, *(one.voted_for for one in there.values())]))", "supervisor.stand(used)",
         ELECTIONS, "for_ever",
     ),
     "a host without a vote holds a take-over up": (
