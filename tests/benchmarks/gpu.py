@@ -18,7 +18,8 @@ says what it costs, not what it saves. Each figure comes from a process of its o
   step of all, and whether the end is that of an undisturbed run, bit for bit. With one GPU its two ranks share it
   (shared_gpu.py), and their steps are slow; how they part and meet again is as elsewhere. `waits once a step` is
   what a step costs where it can be gone on from in place: the host lets the GPU finish it before the update;
-- collectives: with several GPUs what `launch doctor --collectives` says of nccl between them, every result checked.
+- collectives: with several GPUs what `launch doctor --collectives` says of nccl between them, every result checked;
+- hangs: with several GPUs the kinds of hang of hang.py on nccl: whether the right rank was named, and how soon.
 """
 
 import argparse
@@ -38,6 +39,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from checkpoint_load import memory, read
+from hang import INAPPLICABLE, KINDS, Case, counted, judged
+from hang import spread as spread_of_hangs
 from replica import Replica, folder_for_all, ratio, spread
 from results import publish
 from torch.nn.parallel import DistributedDataParallel
@@ -415,6 +418,21 @@ def collective_rows(args):
             yield f"| {what} | {times} | {one['bus_bytes_per_s'] / 1e9:.2f} | {one['wrong']} |"
 
 
+def hang_rows(args):
+    """A row for each kind of hang, on so many GPUs; nothing of one alone."""
+    if args.ranks < 2:
+        return
+    for kind in args.hangs:
+        found = []
+        for style in ("hand", "ddp", "fsdp"):
+            if (kind, style) in INAPPLICABLE:
+                continue
+            with Case(kind, style, f"1x{args.ranks}", args.device) as case:
+                took_s, verdict = case.seconds_to_verdict()
+                found.append((judged(kind, verdict, case.crashed()), took_s))
+        yield f"| {kind} | {counted(found)} | {spread_of_hangs([took_s for _, took_s in found])} |"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script itself")
@@ -436,6 +454,7 @@ def main():
     usual = [f"tp={gpus}", f"pp={gpus}", *(["dp=2,tp=2", "pp=2,dp=2"] if gpus == 4 else [])] if gpus > 1 else []
     parser.add_argument("--mesh", nargs="*", default=usual, metavar="MESH", help="dp=2,tp=2: beside ddp on all ranks")
     parser.add_argument("--sizes", default="64KB,1MB,16MB,256MB", help="of collectives, as launch doctor takes them")
+    parser.add_argument("--hangs", nargs="*", choices=KINDS, default=[*KINDS], metavar="KIND", help="of hang.py")
     parser.add_argument("--folder", type=Path, help="where checkpoints are written; left out: the temporary folder")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
@@ -460,6 +479,7 @@ def main():
         ("| ranks together | GPUs | tokens/s | range | of ddp | most memory of a rank, GB |", mesh_rows),
         ("| killed | ranks | mode | kills | kill to next step of all, s | range | steps again | end |", recovery_rows),
         ("| collective, GPUs x size | ms | fastest | slowest | bus, GB/s | wrong |", collective_rows),
+        ("| hang | right | unknown | wrong | crashed | seconds to the verdict |", hang_rows),
     ):
         begun = False
         for row in rows(args):

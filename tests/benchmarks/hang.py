@@ -63,12 +63,14 @@ OTHERS_WORDS = re.compile(
 class Case:
     """One run that hangs."""
 
-    def __init__(self, kind, style, shape):
+    def __init__(self, kind, style, shape, device="cpu"):
         self._folder = Path(tempfile.mkdtemp(prefix="launch-hang-"))
         shutil.copy(SCRIPT, self._folder)
         nodes, each = shape.split("x")
         spec = f"name: hangs\nrun: {{script: hangs.py, args: [{kind}, {style}]}}\n"
-        spec += f"resources: {{nodes: {nodes}, ranks_per_node: {each}}}\nqueue: {{now: true}}\n"
+        gpus = f", gpus_per_node: {each}" if device == "cuda" else ""
+        spec += f"resources: {{nodes: {nodes}, ranks_per_node: {each}{gpus}}}\nqueue: {{now: true}}\n"
+        spec += f"env: {{HANGS_DEVICE: {device}}}\n"
         (self._folder / "job.yaml").write_text(spec)
         self._environment = {**os.environ, "LAUNCH_RUNS": str(self._folder / "runs"), "OMP_NUM_THREADS": "1"}
         self._run = self._launch("submit", "job.yaml").stdout.split()[0]

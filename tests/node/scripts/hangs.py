@@ -1,6 +1,7 @@
 """A training of a few steps that then hangs: `hangs.py KIND STYLE`. Rank 1 is the culprit wherever there is one.
 
-The kinds of `PAUSES` never hang: their ranks pause now and then, as healthy trainings do.
+The kinds of `PAUSES` never hang: their ranks pause now and then, as healthy trainings do. With HANGS_DEVICE=cuda the styles
+`hand`, `ddp` and `fsdp` train on GPUs, by nccl.
 """
 
 import ctypes
@@ -20,6 +21,8 @@ HANG_AT, STEPS, BATCH = 5, 100_000, 4
 PAUSES = ("validation", "saving", "compile", "uneven")
 PAUSE_EVERY, PAUSE_S = 100, 20.0
 kind, style = sys.argv[1], sys.argv[2]
+on_gpu = os.environ.get("HANGS_DEVICE") == "cuda"
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
 
 
 class Numbers(Dataset):
@@ -42,23 +45,25 @@ def make_step():
     """Return what one step does with a batch: forward, backward, and the average of the gradients."""
     if style == "accelerate":
         return accelerated_step()
-    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 1)).to(device)
     if style == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model)
     if style == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        fully_shard(model, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step(batch):
         optimizer.zero_grad()
-        model(batch).mean().backward()
+        model(batch.to(device)).mean().backward()
         if style == "hand":
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
         optimizer.step()
+        if on_gpu:
+            torch.cuda.synchronize()  # as a training does that logs its loss
 
     return step
 
@@ -116,16 +121,16 @@ def compute(seconds):
 
 def hang():
     """What the ranks do instead of their next step."""
-    culprit = dist.get_rank() == 1
+    culprit, few = dist.get_rank() == 1, torch.zeros(4, device=device)
     if kind == "order":
-        dist.broadcast(torch.zeros(4), 0) if culprit else dist.all_reduce(torch.zeros(4))
+        dist.broadcast(few, 0) if culprit else dist.all_reduce(few)
     if kind == "receive" and culprit:
-        dist.recv(torch.zeros(4), 0)
+        dist.recv(few, 0)
     if kind == "shapes":
-        dist.all_reduce(torch.zeros(1 << 20 if culprit else 1 << 21))
+        dist.all_reduce(torch.zeros(1 << 20 if culprit else 1 << 21, device=device))
     if kind == "groups":
         other = PAIRS[1] if culprit else PAIRS[0]
-        dist.all_reduce(torch.zeros(4), group=other)
+        dist.all_reduce(few, group=other)
     if kind == "sleep" and culprit:
         time.sleep(3600)
     if kind == "lock" and culprit:
@@ -229,7 +234,9 @@ store = os.environ.get("HANGS_STORE")  # a file in which ranks meet that no laun
 where = {"init_method": f"file://{store}", "rank": int(os.environ["RANK"])} if store else {}
 if "HANGS_TIMEOUT_S" in os.environ:  # after which torch itself ends a collective
     where["timeout"] = dt.timedelta(seconds=float(os.environ["HANGS_TIMEOUT_S"]))
-dist.init_process_group("gloo", **where, world_size=int(os.environ["WORLD_SIZE"]))
+if on_gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if on_gpu else "gloo", **where, world_size=int(os.environ["WORLD_SIZE"]))
 PAIRS = [dist.new_group(list(range(dist.get_world_size()))) for _ in range(2)]
 {"trainer": train_with_trainer, "lightning": train_with_lightning}.get(style, train_plainly)()
 if kind == "left_early":
