@@ -758,7 +758,7 @@ def _file(spec: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a run has of one role, with records of its own: the run itself, a role, or a rank that restarts alone."""
+    """A part of a run with records of its own: the run itself, a role, or a rank that restarts alone."""
 
     run: Run  # whose path is the part's
     name: str

@@ -140,7 +140,7 @@ class RolesOfRun:
             self._agents.watch(deadline, bring_back=False)
 
     def close(self) -> None:
-        """Nothing runs any more: each has a last word then."""
+        """Write how each ended that is not known to have, now that nothing of them runs, and free their ports."""
         for part in self._parts:
             if part.attempt is not None:
                 self._close(part, part.attempt)
@@ -150,12 +150,12 @@ class RolesOfRun:
     def _draw(self, plans: Collection[Plan]) -> dict[str, tuple[str, ...]]:
         """Return the address of each rank by role; on this machine its port is kept free from now on, on others by the
         agent there from its start."""
-        addresses = dict[str, list[str]]()
+        addresses, taken = dict[str, list[str]](), set[str]()
         for plan in plans:
             for node in plan.nodes[: plan.nodes_max]:
                 for key in [*plan.address_keys.values()] * plan.ranks_per_node:
-                    taken = {address for some in addresses.values() for address in some}
                     addresses.setdefault(key, []).append(self._address(plan, node.address, taken))
+                    taken.add(addresses[key][-1])
         return {key: tuple(some) for key, some in addresses.items()}
 
     def _address(self, plan: Plan, address: str, taken: Collection[str]) -> str:
@@ -211,7 +211,7 @@ class RolesOfRun:
 
 
 def _ask(part: _Part, kind: str) -> None:
-    """Have this part stop, for this reason."""
+    """Ask a part to stop, for this reason."""
     part.is_asked = True
     if part.attempt is not None:
         ask_to_stop(part.attempt, kind)
@@ -229,7 +229,7 @@ def _resumed_since(whole: RunDir, role: RunDir) -> Event | None:
 
 
 def _make(whole: RunDir, run: RunDir, plan: Plan) -> None:
-    """Its run directory, with the code and the secrets of the run."""
+    """Make the role's run directory, with the code and the secrets of the run."""
     make_dir(whole.roles)
     make_dir(run.path)
     for ours, theirs in ((run.code, whole.code), (run.secrets, whole.secrets)):

@@ -33,7 +33,7 @@ class CopyMessage(msgspec.Struct, frozen=True, tag_field="what", tag="copy"):
 
 
 class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
-    """One operation with one size."""
+    """The times of one operation with one size."""
 
     operation: str
     ranks: int

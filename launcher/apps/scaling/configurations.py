@@ -52,7 +52,7 @@ def schedule_of(steps: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One training: its rows are those of several scalings, where it is what others are compared with.
+    """A training to measure. Several scalings have a row of it where others are compared with it.
 
     With dp, `ranks` counts the GPUs of nn.DataParallel; with mp, the devices that share the layers.
     """

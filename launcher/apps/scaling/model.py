@@ -36,7 +36,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One fit of the model: the times in seconds, none negative, and the shape of its all-reduce."""
+    """A fit of the model: the times in seconds, none negative, and the shape of its all-reduce."""
 
     serial: float
     divided: float

@@ -16,7 +16,7 @@ _LONGEST_RETRY_S = 60
 
 @dataclass(eq=False, slots=True)
 class WantedAnswer(Generic[Client]):
-    """One distinct input, and those who wait for its answer."""
+    """A distinct input, and the clients that wait for its answer."""
 
     key: Key
     payload: Any
@@ -25,7 +25,7 @@ class WantedAnswer(Generic[Client]):
 
 
 class Batcher(Generic[Client]):
-    """A batch is due when there are `size` distinct inputs, or when the first of them has waited `wait_s`."""
+    """Collects inputs; a batch is due with `size` distinct ones, or when the first of them has waited `wait_s`."""
 
     def __init__(self, size: int, wait_s: float, most_waiting: int) -> None:
         self._size, self._wait_s, self._most = size, wait_s, most_waiting
@@ -36,7 +36,7 @@ class Batcher(Generic[Client]):
 
     @property
     def waiting(self) -> int:
-        """Return the number of clients without an answer, including those that are being computed."""
+        """Return the number of clients without an answer, including those whose input is being computed."""
         return self._clients
 
     @property

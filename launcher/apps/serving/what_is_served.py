@@ -17,7 +17,7 @@ from trainer.checkpoint_files.choice import candidates
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """All that is needed to start a process that answers for a run."""
+    """Settings of a process that answers requests with the model of a run."""
 
     run: str
     app: str  # where the service is found: `module`, `module:name` or `/file.py:name`

@@ -25,7 +25,7 @@ script prints stays.
 
 
 class ListedMember(msgspec.Struct, frozen=True):
-    """One file of the archive."""
+    """A file of the archive, as it is listed."""
 
     name: str
     size_bytes: int

@@ -71,11 +71,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
-    from launcher.places.ssh import pool as crew  # late: paramiko
+    from launcher.places.ssh import pool as ssh_pool  # late: paramiko
 
     worst, told = Exit.OK, set[str]()
     for name, pool in pools.items():
-        found, troubles = crew.surveyed(pool)
+        found, troubles = ssh_pool.surveyed(pool)
         worst = worst if found or not troubles else Exit.UNREACHABLE
         order = [host.name for host in pool.hosts]
         if as_json:

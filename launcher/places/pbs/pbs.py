@@ -37,7 +37,7 @@ from launcher.plan.model import Plan
 from launcher.states import Cause, State
 
 CALLED = "PBS"
-MARK = "JOB_LAUNCH_TICKET"  # the variable of a job that has the submit_token: its account is the site's to charge
+MARK = "JOB_LAUNCH_TICKET"  # the variable of a job that has the submit token: its account is the site's to charge
 _NO_ANSWER = (
     "cannot connect to server", "connection refused", "connection timed out", "no route to host", "pbs_iff",
     "server shutting down", "unable to obtain", "errno=15010", "errno=111",

@@ -88,7 +88,7 @@ class AllRuns:
         self._listed = ListedRuns(clock)
         self._known: dict[str, SeenRun] = {}
         self._going: set[str] = set()  # of these: that have not ended
-        self._undrawn: set[str] = set()  # that were seen since their figures were made
+        self._outdated: set[str] = set()  # that were seen since their figures were made
         self._elsewhere: dict[str, tuple[str, api.Run]] = {}  # that a cluster knows more of: its kind
         self._asked: dict[str, Future[list[RunStatus]]] = {}
         self._asked_at: dict[str, float] = {}
@@ -146,18 +146,18 @@ class AllRuns:
             self._elsewhere.pop(run_id, None)
             self._measured.forget(run_id)
         self._going -= {*gone}
-        self._undrawn -= {*gone}
+        self._outdated -= {*gone}
         self._take([*self._heard(), *self._seen(self._due(runs))])
         self.complete = True
         return self._changes(gone)
 
     def draw(self, until: float) -> RowChanges:
         """Read on in the metrics, of those that go on first, until it is that late."""
-        undrawn = [self._known[run_id] for run_id in self._undrawn]
-        for known in sorted(undrawn, key=lambda one: (one.status.state.ended, -one.status.submitted_at)):
+        outdated = [self._known[run_id] for run_id in self._outdated]
+        for known in sorted(outdated, key=lambda one: (one.status.state.ended, -one.status.submitted_at)):
             if self._clock() >= until:
                 break
-            self._undrawn.discard(known.run.id)
+            self._outdated.discard(known.run.id)
             with logged_errors(known.run.id), contextlib.suppress(OSError):
                 self._draw(known)
         return self._changes([])
@@ -244,7 +244,7 @@ class AllRuns:
         else:
             self._going.add(one.id)
         self._touched.add(one.id)
-        self._undrawn.add(one.id)
+        self._outdated.add(one.id)
 
     def _draw(self, known: SeenRun) -> None:
         ended = known.status.state.ended

@@ -1,9 +1,9 @@
 """Define the messages between the supervisors of a run.
 
-Ask ─► SupervisorStatus            the state of the other one
+Ask ─► SupervisorStatus        the state of the other one
 Replica ─► Agreed              a record of the leader's, for hosts that do not share its disk
-Prepare ─► Agreed, Declined      prepare: keep what the host has, until all have prepared or one has not
-Commit ─► Agreed, Declined      commit: all have prepared and it begins; or not all, and it may let go again
+Prepare ─► Agreed, Declined    keep what the host has, until all have prepared or one has not
+Commit ─► Agreed, Declined     all have prepared and it begins; or not all, and it may let go again
 Vote ─► Agreed, Declined       promise that no older attempt writes here any more; one candidate per number
 OpenAttempt ─► Agreed, Declined  the next attempt, from the leader or from an elected candidate
 Settled ─► Agreed              enough voters have accepted the attempt
