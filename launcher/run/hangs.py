@@ -135,6 +135,7 @@ class RankLook(msgspec.Struct, frozen=True):
     stack: Frames = ()  # of the main thread, the innermost first
     threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all others
     native: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_FRAMES)] = ()  # or one line: why it is not seen
+    nccl: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # RAS's report, of one rank
     gpus_busy: Annotated[tuple[_Percent, ...], msgspec.Meta(max_length=1000)] = ()  # of each that it has memory on
     problem: _Line = ""  # why something of this is missing
     step: _Number | None = None

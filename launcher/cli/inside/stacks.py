@@ -124,6 +124,7 @@ def _shown_look(look: RankLook) -> str:
     lines = [paint(f"── rank {look.rank}, node {look.node}, process {look.pid} ──", "bold"), *frames, *look.threads]
     lines += _native(look)
     lines += [f"its GPUs: {', '.join(f'{one} % busy' for one in look.gpus_busy)}"] if look.gpus_busy else []
+    lines += ["NCCL's RAS:", *(f"  {line}" for line in look.nccl)] if look.nccl else []
     lines += [f"group {group.name}, newest #{group.entered}: {_call(group)}" for group in look.groups]
     return "\n".join(
         [lines[0], *map(safe, lines[1:]), *([paint(safe(look.problem), "yellow")] if look.problem else [])]

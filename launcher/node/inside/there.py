@@ -29,6 +29,7 @@ from launcher.node.inside.words import (
 )
 from launcher.node.ranks.looking import Subject, look_at
 from launcher.node.ranks.native import with_native
+from launcher.node.ranks.nccl_ras import ADDRESS, with_nccl
 from launcher.remote.rpc.server import take_stdio
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import become_subreaper, end_all, signal_process, tagged
@@ -64,6 +65,9 @@ class NodeHost:
                 ranks = ranks_here(self._attempt, self._node)
                 asked = [rank for number, rank in ranks.items() if wanted is None or number in wanted]
                 looks = with_native(look_at([self._subject(rank) for rank in asked]), _NATIVE_S)
+                if asked:
+                    address = environment_of(asked[0], self._run).get("NCCL_RAS_ADDR", ADDRESS)
+                    looks = with_nccl(looks, address, _NATIVE_S)
                 for look, rank in zip(looks, asked, strict=True):
                     self._talk.tell(replace(stacks_of(rank, self._run), look=look))
                 self._talk.tell(CommandEnded())

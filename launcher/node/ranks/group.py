@@ -21,6 +21,7 @@ from launcher.node.environment import hot_words, rank_environment, rank_of_role_
 from launcher.node.ranks.control import ControlPipe, control_of
 from launcher.node.ranks.looking import NO_ANSWER, Subject, look_at, times_of
 from launcher.node.ranks.native import with_native
+from launcher.node.ranks.nccl_ras import ADDRESS, with_nccl
 from launcher.node.ranks.reaper import Death
 from launcher.node.ranks.reports.behind import WriteBehind
 from launcher.node.ranks.reports.logfile import LogFile
@@ -283,7 +284,8 @@ class RankGroup:
         looks = await asyncio.to_thread(look_at, self._subjects())
         by_number = {rank.number: rank for rank in self._ranks}
         looks = await asyncio.gather(*(self._with_stack(by_number[look.rank], look) for look in looks))
-        return await asyncio.to_thread(with_native, looks)
+        looks = await asyncio.to_thread(with_native, looks)
+        return await asyncio.to_thread(with_nccl, looks, self._home.environment.get("NCCL_RAS_ADDR", ADDRESS))
 
     async def entered(self) -> dict[int, RankTimes]:
         """Return when each live rank that answers entered its newest collectives."""
