@@ -1,11 +1,12 @@
-"""Requests a second and their time, beside a plain FastAPI handler and BentoML; and of answers that are kept.
+"""Requests a second and their time, beside a plain FastAPI handler, BentoML and LitServe; and of answers that are kept.
 
-uv run python tests/benchmarks/serving.py [--peers plain BentoML] [--write]
+uv run python tests/benchmarks/serving.py [--peers plain BentoML LitServe] [--write]
 
 All have the model of one checkpoint and get the same inputs over loopback, taking turns. `plain` is what courses
 show: an `async def` that checks the body by a pydantic model, asks torch for this one input, and gives the answer.
 Torch has one thread for it, or as many as there are cores: the better one counts. BentoML batches as many inputs as
-`launch serve` does, and has one worker or two: the better one counts too. It is installed into a folder of its own.
+`launch serve` does, and has one worker or two: the better one counts too. So does LitServe, with the same wait for a
+batch. Both are installed into folders of their own.
 """
 
 import argparse
@@ -28,7 +29,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 from results import publish
 
 WAIT_S = 0.005
-PEERS = {"plain": ("a plain FastAPI handler", ">= 3"), "BentoML": ("BentoML", ">= 1")}  # and what is asked of launch
+PEERS = {
+    "plain": ("a plain FastAPI handler", ">= 3"),
+    "BentoML": ("BentoML", ">= 1"),
+    "LitServe": ("LitServe", ">= 1"),
+}  # and what is asked of launch
 BODIES_EACH = 4
 STARTS_S = 300.0
 HEAD = "POST /predict HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
@@ -99,6 +104,45 @@ class Served:
 """
 
 
+LITSERVE = """
+import os, sys
+from pathlib import Path
+
+import litserve, torch
+from trainer.tasks import resnet
+
+
+class Served(litserve.LitAPI):
+    def setup(self, device):
+        self.service = resnet.service(os.environ["BENCH_ARGS"].split())
+        self.model = self.service.load(Path(os.environ["BENCH_CHECKPOINT"]))
+
+    def decode_request(self, request):
+        return request
+
+    def batch(self, inputs):
+        return inputs
+
+    def predict(self, inputs):
+        with torch.inference_mode():
+            return self.service.predict(self.model, inputs)
+
+    def unbatch(self, output):
+        return output
+
+    def encode_response(self, output):
+        return output
+
+
+if __name__ == "__main__":
+    api = Served(max_batch_size=32, batch_timeout=WAIT_S)
+    workers = int(os.environ["BENCH_WORKERS"])
+    served = litserve.LitServer(api, accelerator="cpu", workers_per_device=workers, timeout=300)
+    how = {"generate_client_file": False, "log_level": "warning", "timeout_keep_alive": 75}
+    served.run(host="127.0.0.1", port=int(sys.argv[1]), **how)
+""".replace("WAIT_S", str(WAIT_S))
+
+
 def trained(folder, args):
     """A checkpoint of two steps: how fast it is does not depend on what it has learned."""
     words = ["--max-steps", "2", "--batch-size", "4", "--train-images", "16", "--validation-images", "4"]
@@ -107,15 +151,33 @@ def trained(folder, args):
     return folder / "checkpoints"
 
 
-def with_bentoml(folder):
-    """Its command, installed beside this project's trainer."""
-    made, root = folder / "with-bentoml", Path(__file__).parents[2]
+def installed(folder, package):
+    """The folder of programs of an environment that has a package beside this project's trainer."""
+    made, root = folder / f"with-{package}", Path(__file__).parents[2]
     uv = ["uv", "--quiet"]
     subprocess.run([*uv, "venv", "--python", sys.executable, str(made)], check=True)
     python = str(made / "bin" / "python")
-    subprocess.run([*uv, "pip", "install", "--python", python, "bentoml", f"{root}[train]"], check=True)
+    subprocess.run([*uv, "pip", "install", "--python", python, package, f"{root}[train]"], check=True)
+    return made / "bin"
+
+
+def with_bentoml(folder):
+    """Its command."""
     (folder / "by_bentoml.py").write_text(BENTOML)
-    return [str(made / "bin" / "bentoml"), "serve", "by_bentoml:Served", "--host", "127.0.0.1", "--port"]
+    return [
+        str(installed(folder, "bentoml") / "bentoml"),
+        "serve",
+        "by_bentoml:Served",
+        "--host",
+        "127.0.0.1",
+        "--port",
+    ]
+
+
+def with_litserve(folder):
+    """Its command."""
+    (folder / "by_litserve.py").write_text(LITSERVE)
+    return [str(installed(folder, "litserve") / "python"), "by_litserve.py"]
 
 
 @contextmanager
@@ -246,15 +308,22 @@ def main():
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         checkpoint = str(trained(folder, model))
         bentoml = with_bentoml(folder) if "BentoML" in args.peers else []
+        litserve = with_litserve(folder) if "LitServe" in args.peers else []
 
         def full(port, bodies):
             return asyncio.run(full_load(clients_of(port, bodies, args.clients), args.seconds))
 
-        def by_bentoml(workers):
+        def by_other(command, health, bodies, workers):
             told = {"BENCH_ARGS": " ".join(model), "BENCH_CHECKPOINT": checkpoint, "BENCH_WORKERS": workers}
             how = {"cwd": folder, "env": os.environ | told, "stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-            with server(bentoml, health="/readyz", **how) as port:
-                return full(port, batches)
+            with server(command, health=health, **how) as port:
+                return full(port, bodies)
+
+        def by_bentoml(workers):
+            return by_other(bentoml, "/readyz", batches, workers)
+
+        def by_litserve(workers):
+            return by_other(litserve, "/health", asked, workers)
 
         def by_hand(threads):
             with server([*python, PLAIN], checkpoint, threads, *model) as port:
@@ -275,6 +344,7 @@ def main():
             "launch": ours,
             "plain": lambda: max(by_hand("1"), by_hand(cores)),
             "BentoML": lambda: max(by_bentoml("1"), by_bentoml("2")),
+            "LitServe": lambda: max(by_litserve("1"), by_litserve("2")),
         }
         for pair in range(args.pairs):
             for side in reversed(rates) if pair % 2 else rates:
