@@ -64,7 +64,7 @@ def _agents_here(keep: Sequence[int], plan: Plan, attempt: AttemptDir) -> list[A
 
 class Allocation:
     """One attempt, supervised from this machine; `carry_out` returns how it ended, once all its processes here are
-    gone.
+    gone. If another attempt follows, the standby of each agent here waits in that agent's `place`.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class Allocation:
         prepare: Callable[[], AttemptEnd | None] = lambda: None,  # before agents; how it ended, where that was all
         agents_of: AgentsOf | None = None,  # of a role beside the main one; None: they are all on this machine
         told_within_s: float = 0.0,  # what ends everything here when the run has ended waits so long for the messenger
-        leave_standbys: bool = False,  # where another attempt follows, each agent's standby waits in its `place`
     ) -> None:
         self._run = run
         self._attempt = attempt
@@ -88,7 +87,7 @@ class Allocation:
         self._prepare = prepare
         self._told_within_s = told_within_s
         self._messenger = Messenger(run, attempt, told_within_s or LINGER_S)
-        self._own, self._leave_standbys = agents, leave_standbys
+        self._own = agents
         self._agents = AgentProcesses(agents, wakeup, spared=self._messenger.pids)
         agents_of = agents_of or partial(_agents_here, agents[0].keep if agents else ())
         self._roles = RolesOfRun(run, attempt, plan, self._agents, agents, agents_of)
@@ -115,7 +114,7 @@ class Allocation:
         if known is not None:
             self._agents.wait_for_others(self._own, _FAREWELL_S)
         self._roles.stop(_SURE_S, goes_on=State.QUEUED in {one.state for one in (self._by_roles, known) if one})
-        self._agents.end(standbys_of=self._own if self._leave_standbys else ())
+        self._agents.end(standbys_of=self._own)
         self._roles.close()
         if self._by_roles is not None and write_known_end(self._run, self._attempt, self._plan) is None:
             write_end(self._run, self._attempt, self._by_roles, self._plan, self._failure(self._by_roles))

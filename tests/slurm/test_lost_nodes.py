@@ -31,9 +31,15 @@ def test_an_agent_that_is_killed_is_back_at_once(desk, slurm):
 
 
 def test_the_coordinators_agent_is_followed_by_another_attempt_in_the_same_allocation(desk, slurm):
-    run = desk.submit(two_nodes(desk, STEPS, hold=STEPS - 1), "--on", "slurm")
+    """Its standby is the next attempt's agent, so the batch process's node imports nothing again."""
+    preload = "--set", "run.preload=[decimal]"  # with nothing to import a zygote leaves no standby
+    run = desk.submit(two_nodes(desk, STEPS, hold=STEPS - 1), "--on", "slurm", *preload)
     desk.until_step(run, 20)
-    strike(own(desk, run, f"launcher.node\0{desk.run_dir(run)}\0{1}\0{0}")[0])
+    agent = own(desk, run, f"launcher.node\0{desk.run_dir(run)}\0{1}\0{0}")[0]
+    standby = desk.until("its standby", lambda: len(found := desk.zygotes(agent)) == 2 and found)[1]
+    strike(agent)
+    again = f"launcher.node\0{desk.run_dir(run)}\0{2}\0{0}"
+    desk.until("the next attempt's agent", lambda: own(desk, run, again)[:1] == [standby])
     desk.let_go()
     status = desk.wait(run)
     assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])

@@ -35,16 +35,65 @@ def test_a_rank_killed_on_another_host(desk):
     assert status["fingerprint"] == desk.fingerprint_here(150)
 
 
-@pytest.mark.parametrize("host", [0, 1])
-def test_an_agent_killed(desk, host):
-    """The first one's brings a new attempt, which all hosts take up; another one's is back at once."""
+def test_an_agent_killed(desk):
+    """It is back at once, in the same attempt."""
     run, _ = at_work(desk, 200)
-    strike(agents(desk, host)[0])
+    strike(agents(desk, 1)[0])
     desk.let_go()
     status = desk.wait(run)
-    assert status["attempt"] == (2 if host == 0 else 1)
-    assert status["restarts"]["by_cause"] == {"node_lost": 1}
+    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"node_lost": 1})
     assert status["fingerprint"] == desk.fingerprint_here(200)
+
+
+def standbys(desk, count):
+    """The processes on the hosts that wait to be the next zygote or agent, once there are so many."""
+    found = lambda: [pid for pid in desk.own("zygote") if name_of(pid) == "launch-standby"]  # noqa: E731
+    return desk.until("the standbys", lambda: len(pids := found()) == count and pids)
+
+
+def name_of(pid):
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""  # it has just ended
+
+
+IMPORTS = "run.preload=[decimal]"  # with nothing to import a zygote leaves no standby
+
+
+@pytest.mark.daily
+def test_after_the_death_of_the_coordinator_s_agent_no_host_imports_again(desk):
+    """On each host the standby of the attempt before is the agent of the next one."""
+    run = desk.submit(desk.job(200, hold=25), "--on", "pool", "--set", IMPORTS)
+    desk.until_step_there(0, run, 20)
+    waiting = standbys(desk, 2)
+    strike(agents(desk, 0)[0])
+    desk.until("the next attempt", lambda: desk.state_there(0, run).get("attempt") == 2)
+    desk.until("their agents", lambda: {agents(desk, host)[0] for host in (0, 1) if agents(desk, host)} == {*waiting})
+    desk.let_go()
+    status = desk.wait(run)
+    assert (status["attempt"], status["restarts"]["by_cause"]) == (2, {"node_lost": 1})
+    assert status["fingerprint"] == desk.fingerprint_here(200)
+
+
+@pytest.mark.parametrize("fate", ["killed", "cancelled"])
+def test_standbys_that_wait_for_the_next_attempt_end_with_the_run(desk, fate):
+    """Also where a host's supervisor is killed while it has nothing else: the second attempt waits for a while."""
+    budget = "recovery: {node_lost: {restarts: 9, backoff: 1h..1h}}\n"
+    run = desk.submit(desk.job(200, more=budget, hold=25), "--on", "pool", "--set", IMPORTS)
+    for attempt in (1, 2):
+        desk.until_step_there(0, run, 20 if attempt == 1 else 0, attempt=attempt)
+        waiting = standbys(desk, 2)
+        strike(agents(desk, 0)[0])
+    desk.until("the end of the first host's agent", lambda: not agents(desk, 0))
+    assert standbys(desk, 2) == waiting
+    if fate == "killed":
+        for host in (0, 1):
+            strike(desk.own("ssh.host.host_supervisor", host)[0])
+        desk.until("their end", lambda: not [pid for pid in waiting if name_of(pid)])
+    desk.launch("cancel", run)
+    assert desk.left() == []
 
 
 def ended(desk, index, state):

@@ -77,7 +77,7 @@ class LocalSupervisor(Strategy):
             agent.place = place
         self._plan, stop = plan, StopSignal(self._wakeup, attempt, self._before)
         prepare = partial(have_code, run, attempt, plan, stop)
-        allocation = Allocation(run, attempt, plan, self._wakeup, stop, agents, prepare=prepare, leave_standbys=True)
+        allocation = Allocation(run, attempt, plan, self._wakeup, stop, agents, prepare=prepare)
         end = allocation.carry_out()
         self._places = [agent.place for agent in agents]
         return end

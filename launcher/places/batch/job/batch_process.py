@@ -39,6 +39,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import die_with, end_all, tagged_of_run
 from launcher.run.records import AttemptEnd, Handle
 from launcher.supervisor.__main__ import main
+from launcher.supervisor.agent_processes import AgentPlace
 from launcher.supervisor.allocation import Allocation
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
 from launcher.supervisor.strategy import Strategy
@@ -55,6 +56,7 @@ class BatchSupervisor(Strategy):
     """The supervisor of a run inside its batch job; its arguments are KIND [SIGNAL]."""
 
     stands_by = False
+    _place: AgentPlace | None = None  # the standby that is to be the next attempt's agent on this node
 
     def supervise(self, go: BinaryIO) -> int:
         """Run the attempts of this job's run, and return the exit code for the scheduler's records."""
@@ -89,11 +91,14 @@ class BatchSupervisor(Strategy):
         write_record(attempt.plan, plan)
         wishes = BatchWishes(queue, wakeup, attempt, plan, self._job)
         agents = queue.processes(plan, attempt)
+        agents[0].place, self._place = self._place, None
         with watched_for_drains(queue, attempt, plan):
-            return Allocation(
+            end = Allocation(
                 run, attempt, plan, wakeup, wishes, agents,
                 agents_of=partial(queue.role_processes, plan), told_within_s=_TOLD_WITHIN_S,
             ).carry_out()  # fmt: skip
+        self._place = agents[0].place
+        return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
         """Have the run go on in this process, in this job or in another one."""

@@ -38,10 +38,13 @@ class Follower:
     def carry_out(self) -> int | None:
         """Run the agent until the attempt has ended; return the number of the next one, or None if there is none."""
         self._agents.start()
+        following = None
         try:
-            return self._keep()
+            following = self._keep()
         finally:
-            self._agents.end()
+            self._agents.end(standbys_of=() if following is None else [self._agent])
+        self._supervisor.place = self._agent.place
+        return following
 
     def _keep(self) -> int | None:
         supervisor = self._supervisor

@@ -78,6 +78,8 @@ def to_its_end(supervisor: SupervisorState, work: Callable[[], int]) -> int:
         supervisor.here.log_to()
         return _done(supervisor, work)
     finally:
+        if supervisor.place is not None:
+            supervisor.place.leave()
         supervisor.rpc.close()
         late_messages.send(
             supervisor.run, "end", [supervisor.rpc.peer(number).host for number in supervisor.to_be_told]

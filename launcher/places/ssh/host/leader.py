@@ -121,6 +121,7 @@ class Leader:
             end = Allocation(
                 supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent]
             ).carry_out()
+            supervisor.place = agent.place
             exclude_lost_hosts(supervisor)
             if end.state.ended:
                 supervisor.ready.give_back()

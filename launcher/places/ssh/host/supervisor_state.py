@@ -37,7 +37,7 @@ from launcher.run.identity import boot_id
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, RunState
 from launcher.states import Cause
-from launcher.supervisor.agent_processes import AgentProcess
+from launcher.supervisor.agent_processes import AgentPlace, AgentProcess
 from launcher.supervisor.attempt_end import ask_to_stop
 from launcher.supervisor.slots.take import Alone, Slots
 from launcher.supervisor.wakeup import Wakeup
@@ -136,6 +136,7 @@ class SupervisorState:
         self.to_be_told: Sequence[int] = ()  # hosts without the record of the end when this supervisor leaves
         self.coordinator_due_at = inf  # `boottime` from when on our coordinator should speak
         self.starts_from = 0.0  # `boottime` from when on no ranks of the last attempt run anywhere
+        self.place: AgentPlace | None = None  # the standby that the attempt before has left to be the next one's agent
         self._alone = Alone(self.plan.run_id)
 
     @property
@@ -168,7 +169,10 @@ class SupervisorState:
         return self.plan.spec.recovery.wait_s
 
     def agent(self) -> AgentProcess:
-        return self.here.agent(self.ready.gpus, self.ready.fds)
+        """Return the attempt's agent here, which the standby of the attempt before becomes if there is one."""
+        agent = self.here.agent(self.ready.gpus, self.ready.fds)
+        agent.place, self.place = self.place, None
+        return agent
 
     def move(self, number: int) -> None:
         """Change to this attempt, whose plan is on disk."""
