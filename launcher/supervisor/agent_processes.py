@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from launcher.run.processes import (
     core_dumps_as_before,
     descendants,
     end_all,
+    is_stopped_by_signal,
     orphans,
     parent_of,
     runs,
@@ -42,6 +43,27 @@ _RETURN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # how long one is away after 
 _STEADY_S = 30.0  # a life of that length makes up for the deaths before it: one start in that time harms nothing
 _AFTER_WATCHDOG_S = ENDING_S / 2  # it ends what the watchdog did not, and before others take the places of those ranks
 _LEASE_LOOK_S = 1.0  # more often than a `WakingClock` takes for sleep
+_FROZEN_S, _FROZEN_LOOK_S = 1.0, 0.5  # until an agent that a signal has stopped is ended, and between looks at it
+
+
+class FrozenWatch:
+    """The time for which an agent has been frozen, for a caller that looks at it often."""
+
+    def __init__(self, clock: Callable[[], float] = boottime) -> None:
+        self._clock, self._looked_at, self._since = clock, 0.0, 0.0
+
+    def look(self, is_frozen: bool) -> float | None:
+        """Return the seconds for which it has been frozen, or None if it is not.
+
+        Time without looks does not count: the caller was stopped or suspended too, and may go on a moment earlier.
+        """
+        now, before = self._clock(), self._looked_at
+        self._looked_at = now if is_frozen else 0.0
+        if not is_frozen:
+            return None
+        if now - before > 2 * _FROZEN_LOOK_S:
+            self._since = now
+        return now - self._since
 
 
 @dataclass(slots=True)
@@ -60,6 +82,7 @@ class AgentProcess:
     returns_at: float | None = None
     slept: Slept | None = None  # what its lease is worth after a suspend; None: it has no lease that we can see
     lease: "SupervisedLease | None" = None  # that of the process which runs now
+    frozen: FrozenWatch = field(default_factory=FrozenWatch)
     leads: bool = False  # its end is that of its attempt: it is not brought back
     stops_by: int = signal.SIGTERM  # the signal at which it has its ranks end, and leaves
     gate: socket.socket | None = None  # where its zygote's standby is told to become the next agent
@@ -127,15 +150,21 @@ class AgentProcess:
         return self.lease.copies if self.lease is not None else None
 
     def enforce_lease(self) -> float | None:
-        """End what the agent's lease does not cover any more; return the seconds to the next look, None: none."""
+        """End what the agent's lease does not cover any more, and an agent that is frozen alone; return the seconds to
+        the next look, None: none.
+        """
         if not self.pid or self.lease is None:
             return None
         agent, due = self.pid, self.lease.due()
+        frozen_s = self.frozen.look(is_stopped_by_signal(agent) and any(map(runs, descendants(agent))))
+        is_frozen = frozen_s is not None and frozen_s >= _FROZEN_S
+        if is_frozen:
+            say(f"ended agent {agent}: a signal has stopped it for {frozen_s:.1f} s, and what it started runs on")
         if due.end:
             self.lease.end(lambda: descendants(agent))
-        if due.kill:
+        if due.kill or is_frozen:
             os.kill(agent, signal.SIGKILL)  # our own child, not reaped yet
-        return due.look_s
+        return due.look_s if frozen_s is None or due.look_s is None else min(due.look_s, _FROZEN_LOOK_S)
 
     def stay_away(self, now: float) -> None:
         """Set when the dead process is started again: the delay grows with each death in a row, until one lives

@@ -16,9 +16,10 @@ from launcher.clock import lease_of_places, lease_of_ranks
 from launcher.errors import Exit
 from launcher.node.ranks.lease import Lease, Slept
 from launcher.run.processes import become_subreaper, descendants, end_all, runs
-from launcher.supervisor.agent_processes import AgentProcess, SupervisedLease
+from launcher.supervisor.agent_processes import AgentProcess, FrozenWatch, SupervisedLease
 
 PR_SET_CHILD_SUBREAPER = 36
+PTRACE_ATTACH = 16
 
 
 def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_them():
@@ -273,6 +274,54 @@ def test_ranks_end_with_their_lease_where_agent_and_watchdog_are_frozen_or_the_w
         time.sleep(next_look_s)
     assert ended(rank), "which nobody else has ended"
     assert ended(os.pidfd_open(one.pid), 150.0), "and the agent, which did not leave"
+
+
+def test_an_agent_that_is_frozen_alone_is_ended_long_before_its_lease(agent):
+    one, (_, rank) = agent(600)
+    os.kill(one.pid, signal.SIGSTOP)
+    handle, deadline = os.pidfd_open(one.pid), time.monotonic() + 150.0
+    while not ended(handle, one.enforce_lease()):
+        assert time.monotonic() < deadline
+    signal.pidfd_send_signal(rank, signal.SIGKILL)  # it has nothing to end it with its agent, as a real one has
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_agent_that_is_stopped_with_all_of_its_node_or_by_a_debugger_is_left_alone(agent, traced):
+    one, handles = agent(600)
+    now = [1000.0]
+    one.frozen = FrozenWatch(lambda: now[0])
+    if traced:
+        trace(one.pid)
+    else:
+        for handle in handles:
+            signal.pidfd_send_signal(handle, signal.SIGSTOP)
+        os.kill(one.pid, signal.SIGSTOP)
+    while runs(one.pid):
+        time.sleep(0.01)
+    for _ in range(10):
+        one.enforce_lease()
+        now[0] += 0.5
+    assert not ended(os.pidfd_open(one.pid))
+
+
+def trace(pid):
+    """Stop a process as a debugger does, which ends when this thread does."""
+    assert ctypes.CDLL(None).ptrace(PTRACE_ATTACH, pid, None, None) == 0
+    os.waitpid(pid, os.WUNTRACED)
+
+
+def test_time_in_which_the_supervisor_did_not_look_is_none_in_which_the_agent_was_frozen():
+    """It was suspended together with the agent, and goes on first."""
+    now = [1000.0]
+    watch = FrozenWatch(lambda: now[0])
+    assert watch.look(is_frozen=True) == 0.0
+    now[0] += 3600.0
+    assert watch.look(is_frozen=True) == 0.0
+    now[0] += 0.5
+    assert watch.look(is_frozen=True) == 0.5
+    assert watch.look(is_frozen=False) is None
+    now[0] += 0.5
+    assert watch.look(is_frozen=True) == 0.0
 
 
 def test_a_supervisor_leaves_to_the_watchdog_what_that_can_do(agent):
