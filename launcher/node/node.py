@@ -86,6 +86,7 @@ class NodeAgent:
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
         self._fresh = asyncio.Event()
+        reaper.on_stop = self._fresh.set  # a rank that stands still is in the next heartbeat
         samples = home.run.system(home.attempt.number, home.node.index)
         kept = MetricsFile(samples, 0, kept_whole=KEPT_SAMPLES, spread=KEPT_SAMPLES)
         self._sampler = Sampler(home.node, self._rank_pids, kept=kept)

@@ -30,6 +30,7 @@ class Reaper:
         self._births = 0  # that are under way: of a child whose pid is not known yet
         self._early: dict[int, Death] = {}  # of children that nobody had asked about meanwhile
         self._loop = loop
+        self.on_stop: Callable[[], None] = lambda: None  # called when a signal has stopped a child
         loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
     def watch(self, pid: int, tell: Callable[[Death], None]) -> None:
@@ -52,11 +53,14 @@ class Reaper:
     def reap(self) -> None:
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):
+                self.on_stop()
+                continue
             death = Death(status, usage.ru_maxrss * 1024)
             tell = self._watched.pop(pid, None)
             if tell is not None:
