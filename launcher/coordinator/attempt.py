@@ -101,7 +101,9 @@ class Attempt:
         resumed = [event.attempt for event in history if event.kind == "resumed"]
         self.by_person = number == max(resumed, default=1)  # all hosts that the run was on have been asked
         self.start_by = inf
-        self.blame_at = inf  # a rank that lost its peer waits so long for the news of who that was
+        self.blame_at = (
+            inf  # a failure waits so long for its reason: the peer that was lost, or that the run is to stop
+        )
         limit_s = None if plan.limit_per_job else plan.spec.resources.time_s  # the cluster tells when it is near
         self.limit_at = inf if limit_s is None else now.mono + limit_s - used_s
 

@@ -49,7 +49,7 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
     """Return the verdict that names the first rank that failed by itself."""
     end = culprit(generation.failures)
     cause = classify(end)
-    if preempting and (end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME):
+    if preempting and foretells_stop(end):
         cause = Cause.PREEMPTED  # the cluster's signal reached this rank before our own
     exited = end.error is None and end.code is not None
     return Verdict(
@@ -144,6 +144,13 @@ def of_stop(kind: str) -> Verdict:
 
 def of_limit(plan: Plan) -> Verdict:
     return Verdict(Cause.TIME_LIMIT, f"the time limit of {plan.spec.resources.time_s:g} s is reached")
+
+
+def foretells_stop(end: RankExit) -> bool:
+    """Return whether the rank ended by a signal that batch systems send to all processes of a job, which our own agent
+    may take in after the rank has.
+    """
+    return end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME
 
 
 def is_by_itself(end: RankExit) -> bool:

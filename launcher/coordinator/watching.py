@@ -1,6 +1,7 @@
 """Watch the open generation: take in what its ranks report, and act on what is overdue."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import assert_never
 
 from launcher.coordinator import verdict
@@ -18,7 +19,7 @@ from launcher.run.records import KEPT, NODE_UNFIT
 from launcher.states import Cause, State
 from launcher.wire import messages
 
-BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who that was
+BLAME_S = 1.0  # how long a failure waits for its reason: which peer was lost, or that the run is to stop
 FRESH_S = 3.0  # no rank is called hung while a node has been silent for longer than this
 _LOOK_S = 0.5
 
@@ -112,7 +113,9 @@ class Watch:
             attempt.phase = AttemptPhase.RUNNING
             attempt.standing.state, attempt.standing.message = State.RUNNING, ""
             attempt.awaited = None
-            if (attempt.lost or attempt.current.failures) and not self._in_place.continue_in_place():
+            waits = self._may_be_stopping and attempt.blame_at < inf
+            failed = attempt.lost or (attempt.current.failures and not waits)
+            if failed and not self._in_place.continue_in_place():
                 self._closer.close(attempt.lost)
 
     # -- running
@@ -233,11 +236,28 @@ class Watch:
             return
         if generation.finished:
             self._finished()
-        elif fenced(end) or verdict.is_by_itself(end) or (generation.failures and not generation.live):
-            if fenced(end) or not self._in_place.continue_in_place():
-                self._closer.close()
-        elif generation.failures:
+        elif fenced(end):
+            self._closer.close()
+        elif generation.failures and (self._may_be_stopping or (generation.live and not verdict.is_by_itself(end))):
             attempt.blame_at = min(attempt.blame_at, attempt.mono + BLAME_S)
+        elif generation.failures and not self._in_place.continue_in_place():
+            self._closer.close()
+
+    @property
+    def _may_be_stopping(self) -> bool:
+        """Return whether ranks failed only as they do where the cluster stops the run, so that the agents may be about
+        to report that it does.
+        """
+        attempt = self._attempt
+        alone = [end for end in attempt.current.failures if verdict.is_by_itself(end)]
+        return not (attempt.leaving or attempt.lost) and bool(alone) and all(map(verdict.foretells_stop, alone))
+
+    def _blame(self) -> None:
+        """Take the failure for what it looks like, as nothing has explained it in time."""
+        attempt, killed = self._attempt, self._may_be_stopping
+        attempt.blame_at = inf
+        if not (killed and self._in_place.continue_in_place()):
+            self._closer.close(attempt.lost)
 
     def _finished(self) -> None:
         """Finish the run, or first wait until the last checkpoint has a copy on a second disk."""
@@ -280,7 +300,7 @@ class Watch:
         if attempt.mono >= attempt.limit_at:
             self._closer.close_gracefully(verdict.of_limit(attempt.plan), "the time limit is reached")
         elif attempt.mono >= attempt.blame_at:
-            self._closer.close(attempt.lost)
+            self._blame()
         elif (heard := attempt.outvoted()) is not None:
             text = f"{heard[0]} of the {heard[1]} voters are heard: the others may go on without them"
             self._closer.close(Verdict(Cause.NODE_LOST, text))

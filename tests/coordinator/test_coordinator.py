@@ -1127,10 +1127,41 @@ def test_the_clusters_signal_that_reaches_a_rank_first_is_a_preemption_all_the_s
     assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
 
 
+@pytest.mark.parametrize("number", [10, 12, 15])
+@pytest.mark.parametrize(
+    ("kind", "state", "restarts"),
+    [("cancel", State.CANCELLED, {}), ("restart", State.QUEUED, {}), ("preempt", State.QUEUED, {"preempted": 1})],
+)
+def test_ranks_that_a_signal_to_the_whole_job_ends_before_their_agent_counts_for_no_restart(
+    number: int, kind: str, state: State, restarts: dict[str, int]
+) -> None:
+    cluster = running(1, rules=Recovery(killed=Budget(0)))
+    for rank in (0, 1):
+        cluster.end_rank(rank, signal=number)
+    cluster.settle()  # its node has nothing left to stop: the generation could be over at once
+    cluster.advance(0.5)
+    cluster.ask_stop(kind)
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.state().restarts) == (state, restarts)
+    assert not cluster.starts(2)
+
+
+def test_a_rank_that_somebody_ends_by_a_signal_of_clusters_starts_again_once_no_stop_has_followed() -> None:
+    cluster = running(1)
+    cluster.end_rank(0, signal=15)
+    cluster.end_rank(1, code=1, error="RuntimeError: Connection closed by peer")
+    cluster.advance(0.9)
+    assert not cluster.starts(2)
+    cluster.advance(0.2)
+    assert cluster.starts(2)
+    assert cluster.state().restarts == {"killed": 1}
+
+
 def test_a_rank_that_was_asked_to_stop_and_asks_to_be_resumed_is_preempted() -> None:
     cluster = running(1)
     cluster.end_rank(0, code=75, asked=True)
-    cluster.settle()
+    cluster.advance(1.1)
     assert cluster.state().restarts == {"preempted": 1}
     assert cluster.state().generation == 2
 
@@ -1138,7 +1169,7 @@ def test_a_rank_that_was_asked_to_stop_and_asks_to_be_resumed_is_preempted() -> 
 def test_exit_code_75_of_a_rank_that_nobody_asked_to_stop_is_a_user_error_within_its_budget() -> None:
     cluster = running(1, rules=Recovery(user_error=Budget(0, explicit=True)))
     cluster.end_rank(0, code=75, left=True)
-    cluster.settle()
+    cluster.advance(1.1)
     assert cluster.end is not None
     assert (cluster.end.state, cluster.end.cause) == (State.FAILED, Cause.USER_ERROR)
 

@@ -140,9 +140,8 @@ def test_an_actor_and_its_agent_come_back_while_the_learner_goes_on(desk, three)
     desk.until("actor 0 again", lambda: said_by(desk, run, "actors-0")[1:])
     step = desk.read_state(run)["step"]
     desk.until_step(run, step + 3)
-    roles = desk.status(run)["roles"]  # at the end Slurm's signal for the job's step may reach a rank before its agent
-    assert [roles[name]["restarts"]["total"] for name in ("actors-0", "actors-1")] == [1, 1]
     status = finish(desk, run)
+    assert [status["roles"][name]["restarts"]["total"] for name in ("actors-0", "actors-1")] == [1, 1]
     assert (status["state"], status["restarts"]["total"], status["generation"]) == ("succeeded", 0, 1)
     nothing_is_left(desk, run)
 
