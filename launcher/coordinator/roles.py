@@ -37,6 +37,7 @@ class Roles:
         self._parts = {name: _Part(role) for name, role in parts.items()}
         self._ends_with_all = bool(roles) and not any(role.main for role in roles.values())
         self._failed: AttemptEnd | None = None  # the first that did, where the run goes on all the same
+        self.culprit = ""  # the part because of which the run, or this attempt of it, ends
 
     def due(self, now: float) -> list[str]:
         """Return who starts now, and take them for started."""
@@ -82,6 +83,7 @@ class Roles:
         part = self._parts[name]
         part.is_there = False
         if end.state is State.QUEUED and end.cause is not None and self._roles[part.role].restart == "all":
+            self.culprit = name
             text = f"all roles start again, because of {name}: {end.message}"
             return AttemptEnd(State.QUEUED, end.cause, end.exit_code, end.ended_at, text, end.delay_s)
         if end.state is State.QUEUED:
@@ -92,6 +94,7 @@ class Roles:
             part.is_ready = True
         else:
             text = f"role {part.role} has failed: {end.message}"
+            self.culprit = self.culprit or name
             self._failed = self._failed or AttemptEnd(State.FAILED, end.cause, end.exit_code, end.ended_at, text)
         if not self._ends_with_all:
             return self._failed

@@ -10,7 +10,7 @@ from launcher.plan.model import Plan
 from launcher.run.durable import create_record, readable
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd, Failure
+from launcher.run.records import AttemptEnd
 from launcher.states import State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, agent_process
 from launcher.supervisor.attempt_end import last_word, pass_on_stop, write_end, write_known_end
@@ -117,15 +117,11 @@ class Allocation:
         self._agents.end(standbys_of=self._own)
         self._roles.close()
         if self._by_roles is not None and write_known_end(self._run, self._attempt, self._plan) is None:
-            write_end(self._run, self._attempt, self._by_roles, self._plan, self._failure(self._by_roles))
+            write_end(self._run, self._attempt, self._by_roles, self._plan, self._roles.failure(self._by_roles))
         end = last_word(self._run, self._attempt, self._plan, status)
         if end.state is not State.QUEUED:
             self._agents.end()
         return end
-
-    def _failure(self, end: AttemptEnd) -> Failure | None:
-        """Return the failure to show for the role that ended the run, or None if it ended without a cause."""
-        return Failure(end.cause, end.message, self._attempt.number, 0, at=end.ended_at) if end.cause else None
 
     def _watch(self) -> int | None:
         """Wait until node 0's agent, the coordinator, has ended; return its wait status, or None if the wait

@@ -21,7 +21,7 @@ from launcher.run.durable import append_line, create_record, make_dir, read_line
 from launcher.run.fence import raise_fence
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd, Event, Handle, RunState
+from launcher.run.records import AttemptEnd, Event, Failure, Handle, RunState
 from launcher.spec.model import Readiness
 from launcher.states import State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
@@ -111,6 +111,22 @@ class RolesOfRun:
     def main_ended(self, end: AttemptEnd) -> AttemptEnd | None:
         """Take in how the run's own role ended; return how the run ends, where all others have."""
         return self._roles.ended(self._main, end, time.monotonic())
+
+    def failure(self, end: AttemptEnd) -> Failure | None:
+        """Return the failure to show for the role that ended the run, with its place and the end of its log, or None
+        if the run ended without a cause.
+        """
+        if end.cause is None:
+            return None
+        part = next((one for one in self._parts if one.name == self._roles.culprit), self._own)
+        state = readable(part.run.state, RunState)
+        found = state.failure if state is not None else None
+        known = found if found is not None else Failure(end.cause, end.message, 0, 0)
+        folder = part.run.path.relative_to(self._run.path)
+        log = None if known.log is None else str(folder / known.log)
+        return structs.replace(
+            known, cause=end.cause, summary=end.message, attempt=self._attempt.number, log=log, at=end.ended_at
+        )
 
     def _has_restarted(self, name: str) -> bool:
         """Return whether this one has a newer generation in its attempt than when it was last asked for."""

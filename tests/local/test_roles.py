@@ -175,6 +175,12 @@ while True:
     logged = lab.launch("logs", run, "--role", "actors", "--rank", "1").stdout
     assert "rank 1" in logged and "rank 0" not in logged
     assert f"{run}/reward" in lab.launch("top", run, "--once").stdout
+    now = json.loads(lab.launch("top", run, "--json").stdout)
+    assert {name: (one["state"], one["step"]) for name, one in now["roles"].items()} == {
+        "actors-0": ("running", 1),
+        "actors-1": ("running", 1),
+        "reward": ("running", None),
+    }
     refused = lab.launch("exec", run, "--role", "actors", "--rank", "2", "--", "true", check=2).stderr
     assert "role actors of" in refused and "hint: it has 0, 1" in refused
     assert "no such role" in lab.launch("top", run, "--role", "critics", check=2).stderr
@@ -198,7 +204,9 @@ def test_a_role_without_restarts_left_ends_the_run_and_is_named(lab, three):
     status = lab.wait(run, check=10)
     assert status["state"] == "failed"
     assert status["message"].startswith("role actors has failed: ")
-    assert status["failure"]["cause"] == "user_error"
+    failure = status["failure"]
+    assert (failure["cause"], failure["tail"][-1]) == ("user_error", "KeyError: 'mine'")
+    assert "KeyError" in (lab.run_dir(run) / failure["log"]).read_text()
     lab.until("the end of all roles", lambda: nothing_is_left(lab, run))
     shown = lab.launch("logs", run, "--role", "actors").stdout
     assert "KeyError: 'mine'" in shown

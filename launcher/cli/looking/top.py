@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from types import GenericAlias
 
 import msgspec
 
@@ -43,18 +44,15 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    node = merged("NodeNow", NodeLoad, host=str)
-    return {
-        "": merged(
-            "RunNow",
-            run=str,
-            state=State,
-            step=int | None,
-            rate=float | None,
-            nodes=list_of(node),
-            last_rank=LastRank | None,
-        )
+    now: dict[str, object] = {
+        "state": State,
+        "step": int | None,
+        "rate": float | None,
+        "nodes": list_of(merged("NodeNow", NodeLoad, host=str)),
+        "last_rank": LastRank | None,
     }
+    role = merged("RoleNow", **now)
+    return {"": merged("RunNow", run=str, **now, roles=GenericAlias(dict, (str, role)))}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
         raise Refused(f"{name} {state}: nothing of it runs", f"hint: launch status {run_id}")
     if options.json:
         refuse_several(parts, "--json")
-        print(to_json(_plain(statuses[0])))
+        roles = {name: _plain(one) for name, one in statuses[0].roles.items() if not one.state.ended}
+        print(to_json({"run": statuses[0].run, **_plain(statuses[0]), "roles": roles}))
     elif options.once or not is_terminal(sys.stdout):
         print("\n".join(_tables(parts, statuses)))
         if not any(status.loads for status in statuses):
@@ -99,7 +98,6 @@ def _plain(status: RunStatus) -> dict[str, object]:
     hosts = {node.node: node.host for node in status.nodes}
     nodes = [{"host": hosts.get(load.node, ""), **msgspec.structs.asdict(load)} for load in status.loads]
     return {
-        "run": status.run,
         "state": status.state,
         "step": status.step,
         "rate": status.rate,

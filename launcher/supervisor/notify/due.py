@@ -1,6 +1,6 @@
 """Decide which notifications are due, from a run's records and the time. Pure functions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -16,13 +16,15 @@ _WAITS = (State.QUEUED, State.STARTING, State.REGROUPING)
 
 
 class Glance(msgspec.Struct, frozen=True):
-    """The records of a run at one moment."""
+    """The records of a run, or of one of its roles, at one moment."""
 
     events: Sequence[Event]
     state: RunState | None
     end: AttemptEnd | None  # of the newest attempt
     still_s: float = 0.0  # for how long nothing has changed that `mark` looks at
     over: bool = False  # the run's supervisor has exited: nothing will be written any more
+    roles: Mapping[str, "Glance"] = {}  # beside the run's own, by the name of their folder
+    outlasts_roles: bool = False  # the run goes on until all roles have ended, also where one has failed
 
 
 def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
@@ -30,8 +32,7 @@ def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
     state = glance.state
     if state is None:
         return []
-    first = max((index for index, one in enumerate(glance.events) if one.kind in _OPENED), default=0)
-    life = glance.events[first:]
+    life = _since_opened(glance.events)
     number = life[0].attempt if life else state.attempt
     found = {
         "started": _started(f"started/{number}", life, state),
@@ -39,7 +40,8 @@ def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
         "stalled": _stalled(state, glance, what.stalled_after_s, at),
         "ended": _ended(f"ended/{number}", state, glance, at),
     }
-    return [one for kind, one in found.items() if one is not None and kind in what.on]
+    told = [*found.values(), *_of_roles(number, glance, what.restarts, at)]
+    return [one for one in told if one is not None and one.kind in what.on]
 
 
 def note_of(at: float, attempt: int, kind: str, one: Message, to: Recipient, problem: str) -> Event:
@@ -60,14 +62,32 @@ def mark(state: RunState | None) -> object:
     return state.attempt, state.generation, state.state, state.step, state.checkpoint, state.metrics
 
 
+def _since_opened(events: Sequence[Event]) -> Sequence[Event]:
+    """Return what has happened since a user submitted or resumed the run."""
+    return events[max((index for index, one in enumerate(events) if one.kind in _OPENED), default=0) :]
+
+
+def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Message | None]:
+    """Yield what there is to tell of each role while the run goes on."""
+    for name, of_role in glance.roles.items():
+        if of_role.state is None:
+            continue
+        yield _restarted(f"restarted/{number}/{name}", _since_opened(of_role.events), of_role.state, most, at, name)
+        goes_on = glance.outlasts_roles and not (glance.over or (glance.state is not None and glance.state.state.ended))
+        if goes_on and of_role.state.state is State.FAILED:
+            yield message.ended(f"ended/{number}/{name}", of_role.state, of_role.end, at, name)
+
+
 def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None:
     opened = next((one for one in life if one.kind == "generation_opened"), None)
     return None if opened is None else message.started(key, state, opened)
 
 
-def _restarted(key: str, life: Sequence[Event], state: RunState, most: int, at: float) -> Message | None:
+def _restarted(
+    key: str, life: Sequence[Event], state: RunState, most: int, at: float, role: str = ""
+) -> Message | None:
     restarts = restarts_by_cause(life)
-    return message.restarted(key, state, at, restarts) if sum(restarts.values()) > most else None
+    return message.restarted(key, state, at, restarts, role) if sum(restarts.values()) > most else None
 
 
 def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Message | None:

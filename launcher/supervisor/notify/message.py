@@ -45,6 +45,7 @@ class Message(msgspec.Struct, frozen=True):
     restarts: dict[str, int] = {}
     tail: tuple[str, ...] = ()  # the last lines of the log of the first rank that failed
     next: str = ""
+    role: str = ""  # beside the run's own, or one of its ranks that restart alone; "": it is about the run
 
     @property
     def lines(self) -> list[str]:
@@ -97,11 +98,13 @@ def _going_on(state: RunState) -> RunState:
     )
 
 
-def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int]) -> Message:
+def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int], role: str = "") -> Message:
+    """Return the message that the run, or a role of it, was restarted more often than it may be without a message."""
     state = _going_on(state) if state.state.ended else state
-    title = f"{state.run} was restarted {_many(sum(restarts.values()), 'time')}: {counted(restarts)}"
-    found = _of(key, "restarted", state, title, at)
-    return msgspec.structs.replace(found, restarts=dict(restarts), next=f"launch status {state.run}")
+    title = f"{_who(state, role)} was restarted {_many(sum(restarts.values()), 'time')}: {counted(restarts)}"
+    return msgspec.structs.replace(
+        _of(key, "restarted", state, title, at), restarts=dict(restarts), next=_look_at(state, role), role=role
+    )
 
 
 def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
@@ -110,15 +113,26 @@ def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
     return _of(key, "stalled", state, title, at)
 
 
-def ended(key: str, state: RunState, end: AttemptEnd | None, at: float) -> Message:
-    """Return the message of the run's end; if the state does not have the end yet, the end record decides."""
+def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: str = "") -> Message:
+    """Return the message of the end of the run, or of a role of it; if the state does not have the end yet, the end
+    record decides.
+    """
     if end is not None and not state.state.ended:
         state = msgspec.structs.replace(
             state, state=end.state, cause=end.cause, exit_code=end.exit_code, message=end.message
         )
     cause = f": {state.cause}" if state.state is State.FAILED and state.cause is not None else ""
-    title = f"{state.run} {_ENDED.get(state.state, state.state)}{cause}"
-    return _of(key, "ended", state, title, at)
+    title = f"{_who(state, role)} {_ENDED.get(state.state, state.state)}{cause}"
+    found = _of(key, "ended", state, title, at)
+    return msgspec.structs.replace(found, next=_look_at(state, role), role=role) if role else found
+
+
+def _who(state: RunState, role: str) -> str:
+    return f"role {role} of {state.run}" if role else state.run
+
+
+def _look_at(state: RunState, role: str) -> str:
+    return f"launch logs {state.run} --role {role}" if role else f"launch status {state.run}"
 
 
 def _of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:

@@ -15,12 +15,14 @@ from contextlib import ExitStack
 
 from launcher.clock import boottime
 from launcher.errors import Fenced
+from launcher.run.attempts import newest, read_plan
 from launcher.run.durable import Damaged, append_line, read_lines, readable
 from launcher.run.fence import check_fence
 from launcher.run.layout import RunDir
 from launcher.run.locks import locked
 from launcher.run.patience import say, waiting_for_disks
 from launcher.run.records import NOT_TOLD, TOLD, AttemptEnd, Event, RunState
+from launcher.status.facts import role_dirs
 from launcher.supervisor.notify.delivery import NotDelivered, deliver
 from launcher.supervisor.notify.due import Glance, due, mark, note_of, settled
 from launcher.supervisor.notify.message import Message, cleaned
@@ -131,6 +133,7 @@ class Sender:
     def __init__(self, run: RunDir, number: int, what: Notifying) -> None:
         self._run, self._attempt, self._what = run, run.attempt(number), what
         self._secrets = (*what.secrets(), *(readable(run.secrets, dict[str, str]) or {}).values())
+        self._outlasts_roles = _outlasts_roles(run, number)
         self._mark: object = None
         self._changed_at = boottime()
         self._threads = [RecipientThread(one, self._send_to(one), self._note) for one in what.recipients]
@@ -156,7 +159,9 @@ class Sender:
         if (now_is := mark(state)) != self._mark:
             self._mark, self._changed_at = now_is, now
         known = settled(events)
-        for message in due(self._what, Glance(events, state, end, now - self._changed_at, over), time.time()):
+        roles = {path.name: _glance_of(RunDir(path)) for path in role_dirs(self._run)}
+        glance = Glance(events, state, end, now - self._changed_at, over, roles, self._outlasts_roles)
+        for message in due(self._what, glance, time.time()):
             for thread in self._threads:
                 if (message.key, thread.recipient.id) not in known:
                     thread.put(cleaned(message, self._secrets))
@@ -184,6 +189,20 @@ class Sender:
             append_line(self._run.events, event)
         except (Fenced, Damaged, OSError) as error:
             say(f"not noted: {error}")
+
+
+def _outlasts_roles(run: RunDir, number: int) -> bool:
+    try:
+        return read_plan(run, number).ends_with_all
+    except (Damaged, OSError):
+        return False
+
+
+def _glance_of(role: RunDir) -> Glance:
+    """Return the records of a role beside the run's own."""
+    last = newest(role)
+    end = readable(last.end, AttemptEnd) if last is not None else None
+    return Glance(_events(role), readable(role.state, RunState), end)
 
 
 def _events(run: RunDir) -> list[Event]:

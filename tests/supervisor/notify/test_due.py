@@ -158,3 +158,30 @@ def test_what_was_told_and_what_never_will_be_is_settled():
         Event(5.0, 1, NOT_TOLD, "", brief="started/1", evidence="email-1"),
     ]
     assert settled(events) == {("started/1", "slack-1"), ("started/1", "email-1")}
+
+
+def of_roles(*, outlasts=False, state=State.RUNNING, **of_role):
+    role = Glance(
+        of_role.pop("events", ()), state_of("job-1", of_role.pop("state_of_role", State.RUNNING), **of_role), None
+    )
+    glance = Glance(
+        (SUBMITTED, OPENED), state_of("job-1", state), None, roles={"actors-1": role}, outlasts_roles=outlasts
+    )
+    return [one for one in due(ALL, glance, 9.0) if one.role]
+
+
+def test_restarts_of_a_role_are_told_with_its_name_and_count_anew_after_a_resume():
+    many = [one for number in range(1, 6) for one in (failure(number), Event(3.5, 1, "regroup", "", generation=number))]
+    [told] = of_roles(events=[*many, opened(6)])
+    assert (told.key, told.role) == ("restarted/1/actors-1", "actors-1")
+    assert told.title == "role actors-1 of job-1 was restarted 5 times: killed 5"
+    assert told.next == "launch logs job-1 --role actors-1"
+    assert of_roles(events=[*many, Event(9.0, 2, "resumed", "resumed"), failure(1, 2), opened(2, 2)]) == []
+
+
+def test_a_role_that_fails_is_told_where_the_others_go_on_and_else_the_end_of_the_run_names_it():
+    failed = {"state_of_role": State.FAILED, "cause": Cause.USER_ERROR, "failure": FAILED}
+    [told] = of_roles(outlasts=True, **failed)
+    assert (told.kind, told.title) == ("ended", "role actors-1 of job-1 failed: user_error")
+    assert "KeyError" in told.text
+    assert of_roles(outlasts=False, **failed) == of_roles(outlasts=True, state=State.FAILED, **failed) == []
